@@ -1,0 +1,128 @@
+"""Every option once: its name, default, range and one line of meaning.
+
+Options are pydantic models with `extra="forbid"`: an unknown option is an error that names it.
+Mathematics never sees these objects; callers pass the scalars.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .errors import ConfigError
+
+LossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
+LayoutName = Literal["auto", "tree", "leaf_rows", "call_rows"]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""Names become folders: letters, digits, dot, dash, underscore; no slash, no leading dot."""
+
+
+class Options(BaseModel):
+    """Base of all option sets: frozen, unknown fields refused, errors as ConfigError via `parse`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def parse(cls, **values: Any) -> Self:
+        """Build from user input; raises ConfigError naming each bad field, its value and what is allowed."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError(describe(error, cls.__name__)) from error
+
+
+def describe(error: ValidationError, where: str) -> str:
+    """One line per fault of a pydantic error: `TrainConfig.loss: Input should be ... (got 'x')`."""
+    lines: list[str] = []
+    for fault in error.errors(include_url=False):
+        field = ".".join(str(part) for part in fault["loc"]) or "(whole)"
+        lines.append(f"{where}.{field}: {fault['msg']} (got {fault['input']!r})")
+    return "\n".join(lines)
+
+
+class LoraOptions(Options):
+    """The shape of the adapter; fixed when a model is first registered."""
+
+    r: int = Field(8, ge=1, le=512, description="rank of the LoRA matrices")
+    alpha: float = Field(16.0, gt=0, description="scale: the update is alpha / r * B @ A")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapter's input; above 0 the learner is not exact")
+    target_modules: str | tuple[str, ...] = Field("all-linear", description="layers that get an adapter, as PEFT names them")
+    seed: int = Field(0, ge=0, description="seed of the adapter's first weights")
+
+
+class TrainConfig(Options):
+    """Options of one train request. Sources: PPO 1707.06347, GRPO 2402.03300, DAPO 2503.14476,
+    Dr. GRPO 2503.20783, GSPO 2507.18071, CISPO 2506.13585."""
+
+    learning_rate: float = Field(1e-5, gt=0, le=1, description="AdamW's rate after warm-up")
+    loss: LossName = Field("grpo", description="which policy-gradient loss")
+    epsilon: float = Field(0.2, ge=0, le=10, description="lower clip range of the ratio: 1 - epsilon")
+    epsilon_high: float | None = Field(
+        None, ge=0, le=1000, description="upper clip range; None: 0.28 for dapo, 4.0 for cispo, else epsilon"
+    )
+    scale_rewards: bool = Field(True, description="divide advantages by the group's standard deviation (never in dr_grpo)")
+    sequence: Literal["trajectory", "call"] = Field("trajectory", description="whose ratio gspo takes: the trajectory's or each call's")
+    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the k3 KL to the base model (adapter off)")
+    importance_cap: float | None = Field(
+        2.0, gt=0, description="C in min(old / sampler, C), the truncated importance weight; None switches it off"
+    )
+    max_tokens: int = Field(2048, ge=1, description="dr_grpo's constant denominator per trajectory, in tokens")
+    epochs: int = Field(1, ge=1, le=64, description="passes over the step's samples")
+    minibatches: int = Field(1, ge=1, le=1024, description="optimizer updates per epoch; trajectories are dealt to them by id order")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this global norm")
+    warmup_updates: int = Field(0, ge=0, description="optimizer updates of linear warm-up, counted over the model's life")
+    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's moment decay rates")
+    weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's weight decay")
+    min_group_size: int = Field(2, ge=2, description="groups with fewer scored rollouts are dropped and counted")
+    layout: LayoutName = Field("auto", description="how rows are computed; auto takes the cheapest by estimate")
+    row_tokens: int = Field(16_384, ge=64, description="token budget of one forward and backward; larger trees are split")
+    logits_chunk: int = Field(512, ge=1, description="targets whose logits are held at once")
+    kl_warn: float = Field(0.02, gt=0, description="sampler-to-learner KL per token above which the step warns")
+    seed: int = Field(0, ge=0, description="seed of anything random inside the step")
+
+    @property
+    def upper_clip(self) -> float:
+        """The upper clip range in force."""
+        if self.epsilon_high is not None:
+            return self.epsilon_high
+        return {"dapo": 0.28, "cispo": 4.0}.get(self.loss, self.epsilon)
+
+
+class EngineOptions(Options):
+    """What samples and what learns, for one base model."""
+
+    engine: Literal["embedded"] = Field("embedded", description="which inference engine")
+    loader: Literal["auto", "peft"] = Field("auto", description="who loads the base for the learner")
+    device: Device = Field("auto", description="torch device of both processes; auto takes cuda, then cpu")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="precision of the base; auto: float32 on cpu, bfloat16 on cuda")
+    max_model_len: int | None = Field(None, ge=16, description="longest prompt plus completion in tokens; None: the model's own")
+    max_batch: int = Field(64, ge=1, le=1024, description="calls decoded together")
+    threads: int | None = Field(None, ge=1, description="CPU threads of each engine process; None: torch's choice")
+    deterministic: bool = Field(False, description="torch's deterministic algorithms in the learner")
+
+
+class ServerOptions(Options):
+    """Options of `understudy serve`."""
+
+    model: str = Field("tiny", min_length=1, description="base model: `tiny`, a folder, or a Hugging Face name")
+    name: Name = Field("default", description="the trainable model that exists from the start")
+    project: Name = Field("default", description="its project")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    dir: Path = Field(default_factory=lambda: default_dir(), description="where checkpoints and records are kept")
+    store_url: str | None = Field(None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
+    api_key: str | None = Field(None, description="key that clients must send; made and kept in `dir` beyond loopback")
+    engine: EngineOptions = Field(default_factory=EngineOptions)
+    inference_only: bool = Field(False, description="serve without a learner; train requests are refused")
+    max_body: int = Field(32 * 2**20, ge=1024, description="largest request body in bytes")
+    unclaimed_ttl: float = Field(3600.0, gt=0, description="seconds until a recorded call that no trajectory claimed expires")
+    parent_pid: int | None = Field(None, ge=1, description="end with this process (set by LocalBackend)")
+
+
+def default_dir() -> Path:
+    """`UNDERSTUDY_DIR`, else `./.understudy`."""
+    return Path(os.environ.get("UNDERSTUDY_DIR") or ".understudy").absolute()

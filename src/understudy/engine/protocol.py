@@ -1,0 +1,266 @@
+"""What the server knows of the engine: how to start its processes, and the commands, jobs and events of the learner.
+
+The sampler speaks vLLM's HTTP dialect and needs no types here. The learner reads one command per line on stdin and
+writes one event per line on its original stdout (everything else it prints goes to stderr). Token arrays travel in a
+job directory: `job.json` and `tokens.safetensors`. No torch in this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from safetensors.numpy import load_file, save_file
+
+from ..config import LoraOptions, TrainConfig
+from ..types import Sampling, TrainResult
+from ..wire import RenderedHistory
+
+SAMPLER_MODULE = "understudy.engine.inference.embedded"
+"""python -m SAMPLER_MODULE --model DIR --served-model-name NAME --host H --port P --device D --dtype T
+[--max-model-len N] [--max-batch N] [--threads N] [--parent-pid PID]"""
+LEARNER_MODULE = "understudy.engine.learner"
+"""python -m LEARNER_MODULE --base DIR --loader auto|peft --device D --dtype T [--threads N] [--deterministic]"""
+
+
+class Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+# ---- commands: server -> learner
+
+
+class TrainCommand(Line):
+    """Apply the job at `job` to the model whose checkpoints are in `checkpoints`, going from `step` to `step + 1`."""
+
+    kind: Literal["train"] = "train"
+    request_id: str
+    model: str
+    job: Path
+    checkpoints: Path
+    step: int
+    lora: LoraOptions
+
+
+class MergeCommand(Line):
+    """Write base plus adapter as one plain model folder at `output`."""
+
+    kind: Literal["merge"] = "merge"
+    request_id: str
+    adapter: Path
+    output: Path
+
+
+class StopCommand(Line):
+    kind: Literal["stop"] = "stop"
+
+
+Command = Annotated[TrainCommand | MergeCommand | StopCommand, Field(discriminator="kind")]
+COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
+
+
+# ---- events: learner -> server
+
+
+class Ready(Line):
+    """The base is loaded. `facts` are shown by doctor: device, dtype, loader, parameters, mask probe."""
+
+    kind: Literal["ready"] = "ready"
+    facts: dict[str, str]
+
+
+class Progress(Line):
+    kind: Literal["progress"] = "progress"
+    request_id: str
+    phase: str  # plan, old_logprobs, update, save
+    done: int
+    total: int
+
+
+class Warned(Line):
+    kind: Literal["warning"] = "warning"
+    request_id: str
+    message: str
+
+
+class Trained(Line):
+    """The step was applied (checkpoint `result.step` exists) or had no signal (`result.applied` is False)."""
+
+    kind: Literal["trained"] = "trained"
+    request_id: str
+    result: TrainResult
+
+
+class Merged(Line):
+    kind: Literal["merged"] = "merged"
+    request_id: str
+    path: Path
+
+
+class Failed(Line):
+    """The command was not applied; state is that of the last checkpoint. `reason`: bad_job, no_scored_groups,
+    nan_gradient, out_of_memory, disk_full, failed."""
+
+    kind: Literal["failed"] = "failed"
+    request_id: str
+    reason: str
+    message: str
+
+
+Event = Annotated[Ready | Progress | Warned | Trained | Merged | Failed, Field(discriminator="kind")]
+EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+# ---- jobs
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled completion: one row of the reference layout.
+
+    prompt_ids int32 [P]; completion_ids int32 [C]; logprobs float32 [C], NaN where the engine gave none.
+    `constrained` says why recorded logprobs are unusable, else None. `trained=False`: context only.
+    """
+
+    call_id: str
+    index: int
+    prompt_ids: NDArray[np.int32]
+    completion_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    sampling: Sampling
+    step: int
+    constrained: str | None = None
+    trained: bool = True
+    tool_call: bool = False  # the answer held a parsed tool call
+    parse_failure: bool = False  # the answer looked like a tool call and was none
+
+
+@dataclass(frozen=True)
+class JobTrajectory:
+    """`reward=None`: unscored. `histories` are rendered by the learner with the base's chat template."""
+
+    id: str
+    reward: float | None
+    samples: tuple[Sample, ...]
+    histories: tuple[RenderedHistory, ...] = ()
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One train request. groups[g][i] is rollout i of scenario g."""
+
+    request_id: str
+    model: str
+    groups: tuple[tuple[JobTrajectory, ...], ...]
+    config: TrainConfig
+
+
+class _SampleHead(Line):
+    call_id: str
+    index: int
+    prompt: int  # tokens
+    completion: int
+    sampling: Sampling
+    step: int
+    constrained: str | None
+    trained: bool
+    tool_call: bool
+    parse_failure: bool
+
+
+class _TrajectoryHead(Line):
+    id: str
+    reward: float | None
+    failed: bool
+    samples: tuple[_SampleHead, ...]
+    histories: tuple[RenderedHistory, ...]
+
+
+class _JobHead(Line):
+    request_id: str
+    model: str
+    config: TrainConfig
+    groups: tuple[tuple[_TrajectoryHead, ...], ...]
+
+
+def write_job(folder: Path, job: TrainJob) -> None:
+    """Write `job.json` and `tokens.safetensors` into a new folder. Raises OSError."""
+    folder.mkdir(parents=True)
+    samples = [sample for group in job.groups for trajectory in group for sample in trajectory.samples]
+    save_file(
+        {
+            "prompts": _joined([sample.prompt_ids for sample in samples], np.int32),
+            "completions": _joined([sample.completion_ids for sample in samples], np.int32),
+            "logprobs": _joined([sample.logprobs for sample in samples], np.float32),
+        },
+        folder / "tokens.safetensors",
+    )
+    head = _JobHead(
+        request_id=job.request_id,
+        model=job.model,
+        config=job.config,
+        groups=tuple(tuple(_head(trajectory) for trajectory in group) for group in job.groups),
+    )
+    scratch = folder / "job.json.part"
+    scratch.write_text(head.model_dump_json(), encoding="utf-8")
+    os.replace(scratch, folder / "job.json")
+
+
+def read_job(folder: Path) -> TrainJob:
+    """The job that `write_job` wrote. Raises OSError, ValueError."""
+    head = _JobHead.model_validate(json.loads((folder / "job.json").read_text(encoding="utf-8")))
+    arrays = load_file(folder / "tokens.safetensors")
+    prompt_at = completion_at = 0
+    groups: list[tuple[JobTrajectory, ...]] = []
+    for group in head.groups:
+        trajectories: list[JobTrajectory] = []
+        for trajectory in group:
+            samples: list[Sample] = []
+            for item in trajectory.samples:
+                prompt_end, completion_end = prompt_at + item.prompt, completion_at + item.completion
+                samples.append(
+                    Sample(
+                        prompt_ids=arrays["prompts"][prompt_at:prompt_end],
+                        completion_ids=arrays["completions"][completion_at:completion_end],
+                        logprobs=arrays["logprobs"][completion_at:completion_end],
+                        **{name: getattr(item, name) for name in _KEPT},
+                    )
+                )
+                prompt_at, completion_at = prompt_end, completion_end
+            trajectories.append(
+                JobTrajectory(trajectory.id, trajectory.reward, tuple(samples), trajectory.histories, trajectory.failed)
+            )
+        groups.append(tuple(trajectories))
+    return TrainJob(head.request_id, head.model, tuple(groups), head.config)
+
+
+_KEPT = ("call_id", "index", "sampling", "step", "constrained", "trained", "tool_call", "parse_failure")
+
+
+def _head(trajectory: JobTrajectory) -> _TrajectoryHead:
+    return _TrajectoryHead(
+        id=trajectory.id,
+        reward=trajectory.reward,
+        failed=trajectory.failed,
+        histories=trajectory.histories,
+        samples=tuple(
+            _SampleHead(
+                prompt=len(sample.prompt_ids),
+                completion=len(sample.completion_ids),
+                **{name: getattr(sample, name) for name in _KEPT},
+            )
+            for sample in trajectory.samples
+        ),
+    )
+
+
+def _joined(arrays: Sequence[NDArray[np.int32] | NDArray[np.float32]], dtype: type) -> NDArray:
+    return np.concatenate([np.asarray(array, dtype) for array in arrays]) if arrays else np.zeros(0, dtype)

@@ -1,0 +1,89 @@
+"""Every error Understudy raises: one class per boundary.
+
+UnderstudyError
+├── ConfigError            an option, argument or file of the user's is wrong; names the field
+├── MissingExtraError      an optional package is not installed; the message is the pip command
+├── WrongLoopError         a sync method was called inside a running event loop; names its async twin
+├── RolloutError           rollouts failed: timeout, too many exceptions, a return value of the wrong kind
+├── CaptureError           a model call could not be captured, or leaked past the capture
+├── BackendError           the local server could not be started, found or kept alive
+├── ServerError            the server refused or failed a request (carries status, code and field)
+│   └── UnreachableError   no answer: nothing listens, the connection broke, or it timed out
+├── TrainError             a train request was not applied; carries the reason
+├── EngineError            the sampler or learner process failed
+│   └── OutOfMemory        with the setting to lower
+└── StoreError             records could not be written or read
+"""
+
+
+class UnderstudyError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConfigError(UnderstudyError, ValueError):
+    """An option, argument or file is wrong. The message names the field, the value and what is allowed."""
+
+
+class MissingExtraError(UnderstudyError, ImportError):
+    """An optional dependency is missing; the message is the command that installs it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f'{package} is not installed: pip install "understudy[{extra}]"')
+        self.package = package
+        self.extra = extra
+
+
+class WrongLoopError(UnderstudyError, RuntimeError):
+    """A sync method was called inside a running event loop."""
+
+    def __init__(self, method: str, twin: str) -> None:
+        super().__init__(f"{method}() cannot run inside a running event loop (a notebook?): use `await {twin}(...)`")
+
+
+class RolloutError(UnderstudyError, RuntimeError):
+    """Rollouts failed in a way that the caller must see."""
+
+
+class CaptureError(UnderstudyError, RuntimeError):
+    """A model call was not captured, or could not be."""
+
+
+class BackendError(UnderstudyError, RuntimeError):
+    """The local server could not be started, found or kept alive."""
+
+
+class ServerError(UnderstudyError, RuntimeError):
+    """The server refused or failed a request."""
+
+    def __init__(self, message: str, *, status: int = 500, code: str = "server_error", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+class UnreachableError(ServerError, ConnectionError):
+    """The server gave no answer."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=503, code="unreachable")
+
+
+class TrainError(UnderstudyError, RuntimeError):
+    """A train request was not applied. `reason` is a short code, the message says what to do."""
+
+    def __init__(self, message: str, *, reason: str = "failed") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class EngineError(UnderstudyError, RuntimeError):
+    """The sampler or the learner process failed."""
+
+
+class OutOfMemory(EngineError, MemoryError):
+    """The engine ran out of memory; the message names the setting to lower."""
+
+
+class StoreError(UnderstudyError, RuntimeError):
+    """Records could not be written or read."""

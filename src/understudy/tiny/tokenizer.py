@@ -1,0 +1,62 @@
+"""The tokenizer: byte-level BPE that gives a word the same tokens wherever it stands, so that copying is easy."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from understudy.tiny.episodes import episode
+from understudy.tiny.words import english, word
+
+VOCABULARY = 1024
+CONTEXT = 4096
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKUP = ["<tool_call>", "</tool_call>", "<tools>", "</tools>"]
+# Letters never take the space before them, digits stand alone, and JSON's punctuation forms runs such as `": "`.
+PIECES = r"""\p{L}+|\p{N}|["{}\[\]:, ]+|[^\p{L}\p{N}"{}\[\]:, ]"""
+
+
+def corpus(seed: int, episodes: int) -> Iterator[str]:
+    """Texts of training episodes, and words with and without a capital."""
+    rng = random.Random(seed)
+    for _ in range(episodes):
+        drawn = episode(rng)
+        for message in drawn.messages:
+            yield message.get("content") or json.dumps([call["function"] for call in message["tool_calls"]])
+        yield " ".join(word(rng, held_out=False) for _ in range(10))
+        yield " ".join(rng.choice(english(held_out=False)).capitalize() for _ in range(2))
+
+
+def make_tokenizer(seed: int, episodes: int = 3000) -> PreTrainedTokenizerFast:
+    """Trains the tokenizer; tool markup survives `skip_special_tokens`, as tool-call parsers need."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    special = [AddedToken(text, special=True, normalized=False) for text in CONTROL]
+    markup = [AddedToken(text, special=False, normalized=False) for text in MARKUP]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(MARKUP),
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(corpus(seed, episodes), trainer)
+    bpe.add_tokens(markup)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=CONTEXT,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = Path(__file__).with_name("chat_template.jinja").read_text()
+    return tokenizer

@@ -1,0 +1,100 @@
+"""Words and values that episodes are made of: English ones and invented ones, split into training and held-out."""
+
+import json
+import pydoc_data.topics
+import random
+import re
+import zlib
+from functools import cache
+
+type Value = str | int | float
+
+CONSONANTS = "b c d f g h j k l m n p r s t v w z br ch cl cr dr fl gr pl pr sh sl sp st th tr".split()
+VOWELS = "a e i o u ai ea ee ie oo ou".split()
+ENDINGS = ["", "", "", "n", "r", "s", "t", "l", "d", "m", "ck", "nt", "ng"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@cache
+def english(held_out: bool) -> tuple[str, ...]:
+    """Words of 3 to 9 letters from Python's own help topics; a tenth, chosen by checksum, is held out."""
+    found = set(re.findall(r"\b[a-z]{3,9}\b", " ".join(pydoc_data.topics.topics.values()).lower()))
+    return tuple(sorted(word for word in found if (zlib.crc32(word.encode()) % 10 == 0) == held_out))
+
+
+def word(rng: random.Random, held_out: bool) -> str:
+    """An English word half of the time, else one made of syllables or of random letters."""
+    draw = rng.random()
+    if draw < 0.5:
+        return rng.choice(english(held_out))
+    if draw < 0.82:
+        syllables = range(rng.choice([1, 2, 2, 2, 3]))
+        return "".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in syllables) + rng.choice(ENDINGS)
+    return "".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 7)))
+
+
+class Bag:
+    """Draws words that differ from each other: within one episode, a word that returns was meant to return."""
+
+    def __init__(self, rng: random.Random, held_out: bool, taken: frozenset[str] = frozenset()) -> None:
+        self.rng = rng
+        self.held_out = held_out
+        self._used = set(taken)
+
+    def draw(self) -> str:
+        """A word that was not drawn before."""
+        while (drawn := word(self.rng, self.held_out)) in self._used:
+            pass
+        self._used.add(drawn)
+        return drawn
+
+
+def number(rng: random.Random) -> int:
+    """An integer of one to five digits, each length equally likely."""
+    return rng.randint(0, 10 ** rng.randint(1, 5) - 1)
+
+
+def identifier(bag: Bag) -> str:
+    """A word-like value that shows where it ends: 4821, A-1042, #77, a date, an email, teal-42."""
+    rng = bag.rng
+    draw = rng.random()
+    if draw < 0.34:
+        return str(number(rng))
+    if draw < 0.58:
+        return "".join(rng.choice(LETTERS) for _ in range(rng.choice([1, 1, 2, 3]))).upper() + f"-{number(rng)}"
+    if draw < 0.70:
+        return f"#{number(rng)}"
+    if draw < 0.78:
+        return f"20{rng.randint(10, 39)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
+    if draw < 0.86:
+        return f"{bag.draw()}@{bag.draw()}.{rng.choice(['com', 'org', 'net', 'example'])}"
+    if draw < 0.94:
+        return f"{bag.draw()}-{rng.randint(0, 99)}"
+    return f"{rng.randint(0, 999)}.{rng.randint(0, 99):02}"
+
+
+def title(bag: Bag) -> str:
+    """Two or three capitalised words, as of a person or a place."""
+    return " ".join(bag.draw().capitalize() for _ in range(bag.rng.choice([1, 2, 2, 3])))
+
+
+def phrase(bag: Bag) -> str:
+    """One to three lower-case words."""
+    return " ".join(bag.draw() for _ in range(bag.rng.choice([1, 1, 1, 2, 2, 3])))
+
+
+def value(bag: Bag) -> str:
+    """Any value: an identifier, a phrase, a title, or a number with a unit."""
+    draw = bag.rng.random()
+    if draw < 0.45:
+        return identifier(bag)
+    if draw < 0.75:
+        return phrase(bag)
+    if draw < 0.88:
+        return title(bag)
+    return f"{number(bag.rng)} {bag.draw()}"
+
+
+def spoken(drawn: Value) -> str:
+    """A value as sentences show it: strings bare, numbers as JSON writes them."""
+    return drawn if isinstance(drawn, str) else json.dumps(drawn)

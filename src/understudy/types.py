@@ -1,0 +1,232 @@
+"""The nouns of Understudy: calls, trajectories, groups, scenarios and results.
+
+`Call` is what the server recorded and never changes. `Trajectory`, `TrajectoryGroup` and `History` are filled in by
+users, so they are mutable.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias
+
+from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat.chat_completion import Choice
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Json: TypeAlias = Any
+"""A JSON value. (Recursive aliases make pydantic and editors slow; the name says what is meant.)"""
+Message: TypeAlias = dict[str, Json]
+"""One chat message in OpenAI's shape."""
+Tool: TypeAlias = dict[str, Json]
+"""One tool in OpenAI's shape: {"type": "function", "function": {...}}."""
+MessageOrChoice: TypeAlias = Choice | ChatCompletionMessageParam | Message
+Metric: TypeAlias = float | int | bool
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id such as `traj-5f0c...`: sorts by nothing, unique everywhere."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+class CallStatus(StrEnum):
+    COMPLETE = "complete"  # ended by a stop token, a stop string or a tool call
+    TRUNCATED = "truncated"  # ended by max_tokens; still a target
+    CANCELLED = "cancelled"  # the client went away; never trained
+    FAILED = "failed"  # the engine gave no usable answer; never trained
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+class Sampling(Frozen):
+    """The settings that shaped the sampling distribution of a call."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+
+
+class CallOutput(Frozen):
+    """One choice of a call. `logprobs[i]` belongs to `token_ids[i]`; None where the engine gave none."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    message: Message
+    finish_reason: str | None
+    status: CallStatus = CallStatus.COMPLETE
+
+
+class CallOrigin(Frozen):
+    """Where in the user's app a call was made, as the adapter saw it."""
+
+    node: str | None = None
+    step: int | None = None
+    namespace: str | None = None
+    agent: str | None = None
+    thread: str | None = None
+    model: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+class Call(Frozen):
+    """One recorded model call: the unit of recording."""
+
+    id: str
+    trajectory_id: str
+    model: str
+    step: int
+    status: CallStatus
+    sampling: Sampling
+    constrained: str | None = None  # why the recorded logprobs are unusable (a grammar, a penalty ...)
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] | None
+    prompt_ids: tuple[int, ...]
+    outputs: tuple[CallOutput, ...]
+    origin: CallOrigin | None = None
+    error: str | None = None
+    late: bool = False  # recorded after its trajectory was sealed; never trained
+    started_at: float  # unix seconds
+    ended_at: float
+
+
+class CallRef(Frozen):
+    """One choice of one recorded call."""
+
+    call_id: str
+    index: int = 0
+
+
+class RolloutException(Frozen):
+    """The exception that ended a rollout."""
+
+    type: str
+    message: str
+    traceback: str
+
+
+class History(BaseModel):
+    """One conversation: messages, and the choices that were sampled in it."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    messages_and_choices: list[MessageOrChoice] = Field(default_factory=list[MessageOrChoice])
+    tools: list[Tool] | None = None
+
+    def messages(self) -> list[ChatCompletionMessageParam]:
+        """The conversation as plain messages, to be sent with the next request."""
+        return [as_message(item) for item in self.messages_and_choices]
+
+    def call_refs(self) -> list[CallRef]:
+        """The recorded calls that the choices remember, in order, each once."""
+        refs = [call_ref(item) for item in self.messages_and_choices if isinstance(item, Choice)]
+        return list(dict.fromkeys(ref for ref in refs if ref is not None))
+
+
+class Trajectory(History):
+    """What a rollout leaves: its conversation, calls, reward, metrics, metadata, logs, or its exception."""
+
+    id: str = Field(default_factory=lambda: new_id("traj"))
+    additional_histories: list[History] = Field(default_factory=list[History])
+    reward: float | None = None  # None: unscored, stays out of advantages
+    metrics: dict[str, Metric] = Field(default_factory=dict[str, Metric])
+    metadata: dict[str, Json] = Field(default_factory=dict[str, Json])
+    logs: list[str] = Field(default_factory=list[str])
+    exception: RolloutException | None = None
+    captured: bool = False  # its calls carry its id: every call recorded under it belongs to it
+    started_at: float = Field(default_factory=time.time)
+    ended_at: float | None = None
+
+    @field_validator("reward")
+    @classmethod
+    def _finite(cls, reward: float | None) -> float | None:
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"reward must be a finite number or None (unscored), got {reward!r}")
+        return reward
+
+    def log(self, message: str) -> None:
+        """Add a line to the trajectory's log."""
+        self.logs.append(message)
+
+    def finish(self) -> "Trajectory":
+        """Note the end and the `duration` metric in seconds; returns itself."""
+        self.ended_at = time.time()
+        self.metrics["duration"] = self.ended_at - self.started_at
+        return self
+
+    @asynccontextmanager
+    async def track_duration(self, name: str) -> AsyncIterator[None]:
+        """Add the seconds spent inside to the metric `{name}_duration`."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            key = f"{name}_duration"
+            self.metrics[key] = float(self.metrics.get(key, 0.0)) + time.monotonic() - started
+
+
+class TrajectoryGroup(BaseModel):
+    """Rollouts of the same scenario, compared with each other.
+
+    May be built from coroutines: `gather_trajectory_groups` then runs them.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    trajectories: list[Trajectory] = Field(default_factory=list[Trajectory])
+    exceptions: list[RolloutException] = Field(default_factory=list[RolloutException])
+    metadata: dict[str, Json] = Field(default_factory=dict[str, Json])
+    metrics: dict[str, Metric] = Field(default_factory=dict[str, Metric])
+    logs: list[str] = Field(default_factory=list[str])
+
+    def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]  # a group is its trajectories
+        return iter(self.trajectories)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+
+class Scenario(BaseModel):
+    """One task for the agent: an input, and what is needed to judge it. Extra fields are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str | None = None
+    prompt: str | None = None
+
+
+class TrainResult(Frozen):
+    """What a train request did. `step` is the model's step afterwards."""
+
+    model: str
+    step: int
+    applied: bool
+    reason: Literal["trained", "no_signal"] = "trained"
+    metrics: dict[str, float] = Field(default_factory=dict)
+    checkpoint: str | None = None  # folder on the server's machine
+    request_id: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def call_ref(choice: Choice) -> CallRef | None:
+    """The recorded call that a choice remembers; None for a choice of another endpoint."""
+    mark = (choice.model_extra or {}).get("understudy")
+    if not isinstance(mark, dict) or "call_id" not in mark:
+        return None
+    return CallRef(call_id=str(mark["call_id"]), index=int(mark.get("index", choice.index)))
+
+
+def as_message(item: MessageOrChoice) -> ChatCompletionMessageParam:
+    """A choice or message as a plain message; reasoning and tool calls are kept, nulls are left out."""
+    if isinstance(item, Choice):
+        message = item.message.model_dump(exclude_none=True)
+        message.setdefault("content", None if message.get("tool_calls") else "")
+        return message  # type: ignore[return-value]  # the SDK's own dump of its own message
+    return item  # type: ignore[return-value]

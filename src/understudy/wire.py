@@ -1,0 +1,181 @@
+"""What client and server say to each other over HTTP (besides OpenAI's own shapes).
+
+| call | body -> answer |
+|---|---|
+| GET    /health | -> Health |
+| GET    /api/models | -> list[ModelState] |
+| POST   /api/models | RegisterRequest -> ModelState |
+| GET    /api/models/{name} | -> ModelState |
+| POST   /api/models/{name}/fork | ForkRequest -> ModelState |
+| POST   /api/models/{name}/log | LogRequest -> {} |
+| GET    /api/models/{name}/checkpoints | -> list[CheckpointState] |
+| DELETE /api/models/{name}/checkpoints/{step} | -> {} |
+| POST   /api/models/{name}/checkpoints/{step}/export | ExportRequest -> ExportResult |
+| POST   /api/trajectories | FinishRequest -> FinishResult |
+| GET    /api/trajectories?model=&limit=&offset= | -> list[TrajectoryRecord] |
+| GET    /api/trajectories/{id} | -> TrajectoryWithCalls |
+| POST   /api/train | TrainRequest -> server-sent events, each a TrainEvent; the last is `result` or `error` |
+| GET    /api/train/{request id} | -> TrainStatus |
+
+Errors have OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from .config import LoraOptions, Name, TrainConfig
+from .types import Call, CallRef, Frozen, Json, Message, RolloutException, Tool, TrainResult, new_id
+
+TRAJECTORY_HEADER = "x-understudy-trajectory"
+RECORD_HEADER = "x-understudy-record"
+IDEMPOTENCY_HEADER = "idempotency-key"
+ORIGIN_HEADER = "x-understudy-origin"
+"""JSON of a CallOrigin, ASCII."""
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Health(Wire):
+    status: Literal["ok", "starting", "failed"]
+    version: str
+    base_model: str
+    engine: str
+    pid: int
+    detail: str | None = None
+
+
+class RegisterRequest(Wire):
+    """Make a trainable model, or find it. Another base model or LoRA shape under the same name is a 409."""
+
+    name: Name
+    project: Name = "default"
+    base_model: str = Field(min_length=1)
+    lora: LoraOptions | None = None  # None: whatever it has, or the defaults
+
+
+class ModelState(Wire):
+    name: str
+    project: str
+    base_model: str
+    step: int
+    lora: LoraOptions
+    checkpoint: str | None  # folder of the newest step; None at step 0
+
+
+class ForkRequest(Wire):
+    """Make model `name` start from step `from_step` (default: newest) of the model in the URL."""
+
+    name: Name
+    project: Name | None = None
+    from_step: int | None = Field(None, ge=0)
+
+
+class LogRequest(Wire):
+    """Metrics of the user's own, kept with the model."""
+
+    split: str = Field("val", min_length=1, max_length=64)
+    step: int | None = Field(None, ge=0)
+    metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
+    trajectory_ids: tuple[str, ...] = ()
+
+
+class CheckpointState(Wire):
+    step: int
+    path: str
+    created_at: float
+    request_id: str | None
+    metrics: dict[str, float]
+
+
+class ExportRequest(Wire):
+    format: Literal["peft", "merged"] = "peft"
+    output: str = Field(min_length=1)  # folder on the server's machine; must not exist
+
+
+class ExportResult(Wire):
+    path: str
+    format: str
+    step: int
+
+
+class RenderedHistory(Wire):
+    """A conversation without recorded calls: the learner renders it with the chat template.
+    `targets` are the indexes of the assistant messages to train on."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] | None = None
+    targets: tuple[int, ...]
+
+
+class TrajectoryRecord(Wire):
+    """A finished rollout. `calls=None`: every call recorded under `id`; else exactly these, which it claims."""
+
+    id: str = Field(min_length=1, max_length=200)
+    model: str
+    calls: tuple[CallRef, ...] | None = None
+    histories: tuple[RenderedHistory, ...] = ()
+    reward: FiniteFloat | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    metadata: dict[str, Json] = Field(default_factory=dict)
+    logs: tuple[str, ...] = ()
+    exception: RolloutException | None = None
+    started_at: float
+    ended_at: float
+
+
+class FinishRequest(Wire):
+    """Finishing seals: later calls under the id are answered, recorded as late and never trained.
+    Finishing the same id again replaces its reward, metrics, metadata and logs."""
+
+    trajectories: tuple[TrajectoryRecord, ...] = Field(min_length=1)
+
+
+class FinishResult(Wire):
+    calls: dict[str, int]  # recorded calls per trajectory id
+
+
+class TrajectoryWithCalls(Wire):
+    trajectory: TrajectoryRecord | None  # None: not finished yet
+    calls: tuple[Call, ...]
+
+
+class GroupRecord(Wire):
+    """Rollouts of one scenario, by the ids of finished trajectories."""
+
+    trajectory_ids: tuple[str, ...]
+    metadata: dict[str, Json] = Field(default_factory=dict)
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+
+class TrainRequest(Wire):
+    """Applied at most once per id: sent again, it joins the running step or returns the stored result."""
+
+    id: str = Field(default_factory=lambda: new_id("train"), min_length=1, max_length=200)
+    model: str
+    groups: tuple[GroupRecord, ...] = Field(min_length=1)
+    config: TrainConfig = Field(default_factory=TrainConfig)
+
+
+class TrainEvent(Wire):
+    """`phase` progress carries `done` of `total`; the last event has `result` or `error`."""
+
+    kind: Literal["progress", "warning", "result", "error"]
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    message: str = ""
+    result: TrainResult | None = None
+    error: dict[str, Json] | None = None  # {"message", "code", "param"}: code is TrainError.reason
+
+
+class TrainStatus(Wire):
+    id: str
+    model: str
+    state: Literal["queued", "running", "done", "failed", "interrupted"]
+    result: TrainResult | None = None
+    error: str | None = None

@@ -1,0 +1,20 @@
+# make quickstart   train a LangGraph agent on this machine, about five minutes after installation
+# make test         the tests
+# make check        lint, types and tests: the gate for every change
+# ARGS is passed to the command, PIP_ARGS to pip, for example:
+#   make quickstart ARGS="--seed 1" PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+.PHONY: quickstart test check
+export PIP_ARGS
+
+quickstart:
+	@scripts/bootstrap quickstart
+	@.venv/bin/understudy quickstart $(ARGS)
+
+test:
+	@scripts/bootstrap test
+	@.venv/bin/python -m pytest $(ARGS)
+
+check:
+	@scripts/bootstrap test
+	@scripts/check

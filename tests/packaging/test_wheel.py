@@ -1,0 +1,75 @@
+"""The wheel works where the checkout is not: its weights, its commands, its server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    (built,) = folder.glob("understudy-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a fresh environment that holds the wheel; what it needs comes from this one's site-packages."""
+    folder = tmp_path_factory.mktemp("fresh") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (here,) = Path(sys.prefix).glob("lib/python*/site-packages")
+    # Appended without running its .pth files, so that the editable checkout is not found.
+    (site / "zz_rest.pth").write_text(f"{here}\n")
+    return python
+
+
+def run(python: Path, *arguments: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(python), *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout)
+
+
+def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {item.filename: item.file_size for item in archive.infolist()}
+    assert "understudy/py.typed" in sizes
+    assert "understudy_langgraph/__init__.py" in sizes
+    policy = {name: size for name, size in sizes.items() if name.startswith("understudy/tiny/policy/")}
+    names = {name.rsplit("/", 1)[1] for name in policy}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
+    assert sum(policy.values()) < 20e6
+
+
+def test_the_installed_package_is_the_wheel_not_the_checkout(installed: Path, tmp_path: Path) -> None:
+    answer = run(installed, "-c", "import understudy, understudy.tiny as t; print(understudy.__file__, t.path())", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    for place in answer.stdout.split():
+        assert str(installed.parents[1]) in place
+
+
+def test_the_server_explains_itself(installed: Path, tmp_path: Path) -> None:
+    answer = run(installed, "-m", "understudy.server", "--help", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert "--model" in answer.stdout and "--port" in answer.stdout
+
+
+def test_the_quickstart_runs_one_step(installed: Path, tmp_path: Path) -> None:
+    command = str(installed.parent / "understudy")
+    answer = subprocess.run(
+        [command, "quickstart", "--steps", "1", "--dir", str(tmp_path / "run"), "--json", str(tmp_path / "out.json")],
+        cwd=tmp_path, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+    assert (tmp_path / "out.json").is_file()

@@ -1,0 +1,173 @@
+"""Finishing trajectories: which recorded choices belong to which trajectory, decided in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, and_, bindparam, delete, func, insert, not_, select, update
+
+from ..errors import UnderstudyError
+from ..types import CallRef
+from ..wire import TrajectoryRecord
+from .errors import ApiError
+from .tables import calls, outputs, trajectories
+
+CHUNK = 500
+_SHOWN = 10
+
+Finish = tuple[TrajectoryRecord, ...]
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """A recorded choice: the id it was recorded under, and the trajectory that claims it."""
+
+    recorded_under: str
+    claimed_by: str | None
+
+
+def finish(connection: Connection, batch: Sequence[Finish]) -> list[dict[str, int] | UnderstudyError]:
+    """Seal the trajectories of each request and claim their calls; recorded calls per trajectory id.
+
+    Refused whole, before any write: unknown calls (404), a choice in two trajectories (409).
+    """
+    results: list[dict[str, int] | UnderstudyError] = []
+    for records in batch:
+        try:
+            claims = _checked(connection, records)
+        except ApiError as refusal:
+            results.append(refusal)
+            continue
+        _claim(connection, records, claims)
+        _save(connection, records)
+        results.append(_counts(connection, records))
+    return results
+
+
+def _checked(connection: Connection, records: Finish) -> dict[CallRef, str]:
+    claims = _wanted(records)
+    ids = {record.id for record in records}
+    found = _owned(connection, sorted({ref.call_id for ref in claims}))
+    unknown = [ref for ref in claims if ref not in found]
+    if unknown:
+        shown = ", ".join(f"{ref.call_id}[{ref.index}]" for ref in unknown[:_SHOWN])
+        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+        raise ApiError(
+            404,
+            f"no recorded call {shown}{more}: it was never recorded here, or expired before a trajectory claimed it "
+            "(--unclaimed-ttl)",
+            "trajectories.calls",
+            "unknown_call",
+        )
+    whole = {record.id for record in records if record.calls is None}
+    for ref, wanted_by in claims.items():
+        owner = found[ref].recorded_under if found[ref].recorded_under in whole else found[ref].claimed_by
+        if owner is not None and owner != wanted_by and (owner in whole or owner not in ids):
+            raise _claimed_twice(ref, owner, wanted_by)
+    for ref, owned in _claimed_elsewhere(connection, sorted(whole)):
+        if owned.claimed_by not in ids:
+            raise _claimed_twice(ref, owned.claimed_by or "", owned.recorded_under)
+    return claims
+
+
+def _wanted(records: Finish) -> dict[CallRef, str]:
+    """Who wants which choice. A trajectory's further histories may name a choice again; another trajectory may not."""
+    claims: dict[CallRef, str] = {}
+    seen: set[str] = set()
+    for record in records:
+        if record.id in seen:
+            raise ApiError(400, f"trajectory {record.id!r} is in the request twice", "trajectories.id", "duplicate_id")
+        seen.add(record.id)
+        for ref in record.calls or ():
+            if claims.setdefault(ref, record.id) != record.id:
+                raise _claimed_twice(ref, claims[ref], record.id)
+    return claims
+
+
+def _claimed_twice(ref: CallRef, owner: str, wanted_by: str) -> ApiError:
+    return ApiError(
+        409,
+        f"choice {ref.index} of call {ref.call_id} belongs to trajectory {owner!r}, so {wanted_by!r} cannot have it: a "
+        "sampled choice is trained in one trajectory (sample again, or use one trajectory with additional histories)",
+        "trajectories.calls",
+        "claimed_twice",
+    )
+
+
+def _owned(connection: Connection, call_ids: Sequence[str]) -> dict[CallRef, _Owned]:
+    found: dict[CallRef, _Owned] = {}
+    for chunk in chunks(call_ids):
+        rows = connection.execute(
+            select(outputs.c.call_id, outputs.c.choice, outputs.c.claimed_by, calls.c.trajectory_id)
+            .join(calls, calls.c.id == outputs.c.call_id)
+            .where(outputs.c.call_id.in_(chunk))
+        )
+        for call_id, index, claimed_by, under in rows:
+            found[CallRef(call_id=call_id, index=index)] = _Owned(under, claimed_by)
+    return found
+
+
+def _claimed_elsewhere(connection: Connection, ids: Sequence[str]) -> Iterator[tuple[CallRef, _Owned]]:
+    """Choices recorded under one of the ids that another trajectory claims."""
+    for chunk in chunks(ids):
+        rows = connection.execute(
+            select(outputs.c.call_id, outputs.c.choice, outputs.c.claimed_by, calls.c.trajectory_id)
+            .join(calls, calls.c.id == outputs.c.call_id)
+            .where(calls.c.trajectory_id.in_(chunk), outputs.c.claimed_by != calls.c.trajectory_id)
+        )
+        for call_id, index, claimed_by, under in rows:
+            yield CallRef(call_id=call_id, index=index), _Owned(under, claimed_by)
+
+
+def _claim(connection: Connection, records: Finish, claims: dict[CallRef, str]) -> None:
+    for chunk in chunks([record.id for record in records]):
+        connection.execute(update(outputs).where(outputs.c.claimed_by.in_(chunk)).values(claimed_by=None))
+    if claims:
+        connection.execute(
+            update(outputs)
+            .where(outputs.c.call_id == bindparam("ref_call"), outputs.c.choice == bindparam("ref_index"))
+            .values(claimed_by=bindparam("owner")),
+            [{"ref_call": ref.call_id, "ref_index": ref.index, "owner": owner} for ref, owner in claims.items()],
+        )
+    for record in records:
+        if record.calls is None:
+            own = select(calls.c.id).where(calls.c.trajectory_id == record.id, not_(calls.c.late))
+            connection.execute(update(outputs).where(outputs.c.call_id.in_(own)).values(claimed_by=record.id))
+
+
+def _save(connection: Connection, records: Finish) -> None:
+    for chunk in chunks([record.id for record in records]):
+        connection.execute(delete(trajectories).where(trajectories.c.id.in_(chunk)))
+    connection.execute(
+        insert(trajectories),
+        [
+            {
+                "id": record.id,
+                "model": record.model,
+                "explicit": record.calls is not None,
+                "reward": record.reward,
+                "ended_at": record.ended_at,
+                "body": record.model_dump_json(),
+            }
+            for record in records
+        ],
+    )
+
+
+def _counts(connection: Connection, records: Finish) -> dict[str, int]:
+    counts = {record.id: len({ref.call_id for ref in record.calls or ()}) for record in records}
+    for chunk in chunks([record.id for record in records if record.calls is None]):
+        rows = connection.execute(
+            select(calls.c.trajectory_id, func.count())
+            .where(and_(calls.c.trajectory_id.in_(chunk), not_(calls.c.late)))
+            .group_by(calls.c.trajectory_id)
+        )
+        counts |= {trajectory_id: count for trajectory_id, count in rows}
+    return counts
+
+
+def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The ids in parts that fit into one statement."""
+    for start in range(0, len(ids), CHUNK):
+        yield ids[start : start + CHUNK]

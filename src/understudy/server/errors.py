@@ -1,0 +1,65 @@
+"""Errors as HTTP answers: one class, OpenAI's shape, and the table from the package's errors to statuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from ..config import describe
+from ..errors import ConfigError, EngineError, OutOfMemory, ServerError, StoreError, TrainError, UnderstudyError
+from ..types import Json
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(ServerError):
+    """A request is refused: HTTP status, what is wrong, the field (`param`) and a short `code`."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        default = "server_error" if status >= 500 else "invalid_request_error"
+        self.type = _TYPES.get(status, default)
+        super().__init__(message, status=status, code=code or self.type, param=param)
+
+    def body(self) -> dict[str, Json]:
+        """{"error": {"message", "type", "param", "code"}}, as OpenAI and vLLM answer."""
+        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        """The answer to send."""
+        return JSONResponse(self.body(), self.status, headers=headers)
+
+
+class StoreFullError(StoreError):
+    """Records could not be written because there is no space left."""
+
+
+def bad_request(error: ValidationError, where: str) -> ApiError:
+    """A 400 that names each bad field of `where`; `param` is the first one."""
+    faults = error.errors(include_url=False, include_context=False)
+    param = ".".join(str(part) for part in faults[0]["loc"]) or None
+    return ApiError(400, describe(error, where), param, "invalid_value")
+
+
+def as_api_error(error: UnderstudyError) -> ApiError:
+    """Any error of this package as an answer: 4xx where the request is at fault, 5xx where the server is."""
+    match error:
+        case ApiError():
+            return error
+        case ServerError():
+            return ApiError(error.status, str(error), error.param, error.code)
+        case StoreFullError():
+            return ApiError(507, str(error), code="disk_full")
+        case StoreError():
+            return ApiError(503, str(error), code="store_failed")
+        case OutOfMemory():
+            return ApiError(503, str(error), code="out_of_memory")
+        case EngineError():
+            return ApiError(502, str(error), code="engine_failed")
+        case TrainError():
+            return ApiError(409, str(error), code=error.reason)
+        case ConfigError():
+            return ApiError(400, str(error), code="invalid_value")
+        case _:
+            return ApiError(500, f"{type(error).__name__}: {error}")

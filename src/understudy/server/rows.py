@@ -1,0 +1,126 @@
+"""Calls as rows and back: int32 and float32 blobs for tokens, JSON text for what is nested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+import numpy as np
+import orjson
+from sqlalchemy import Row
+
+from ..types import Call, CallOutput, CallStatus, Json
+
+
+class CallRow(TypedDict):
+    id: str
+    trajectory_id: str
+    idempotency_key: str | None
+    model: str
+    step: int
+    status: str
+    late: bool
+    started_at: float
+    ended_at: float
+    prompt_ids: bytes
+    body: str
+
+
+class OutputRow(TypedDict):
+    call_id: str
+    choice: int
+    claimed_by: str | None
+    status: str
+    finish_reason: str | None
+    token_ids: bytes
+    logprobs: bytes
+    message: str
+
+
+def call_row(call: Call, idempotency_key: str | None) -> CallRow:
+    """The call without its outputs."""
+    origin = call.origin.model_dump() if call.origin is not None else None
+    body = {
+        "sampling": call.sampling.model_dump(),
+        "constrained": call.constrained,
+        "messages": call.messages,
+        "tools": call.tools,
+        "origin": origin,
+        "error": call.error,
+    }
+    return CallRow(
+        id=call.id,
+        trajectory_id=call.trajectory_id,
+        idempotency_key=idempotency_key,
+        model=call.model,
+        step=call.step,
+        status=call.status.value,
+        late=call.late,
+        started_at=call.started_at,
+        ended_at=call.ended_at,
+        prompt_ids=pack_ids(call.prompt_ids),
+        body=orjson.dumps(body).decode(),
+    )
+
+
+def output_rows(call: Call) -> list[OutputRow]:
+    """One row for each choice of the call."""
+    return [
+        OutputRow(
+            call_id=call.id,
+            choice=output.index,
+            claimed_by=None,
+            status=output.status.value,
+            finish_reason=output.finish_reason,
+            token_ids=pack_ids(output.token_ids),
+            logprobs=pack_logprobs(output.logprobs),
+            message=orjson.dumps(output.message).decode(),
+        )
+        for output in call.outputs
+    ]
+
+
+def call_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> Call:
+    """The call of a `calls` row with those of its `outputs` rows, in order of index."""
+    body = orjson.loads(row.body)
+    return Call(
+        id=row.id,
+        trajectory_id=row.trajectory_id,
+        model=row.model,
+        step=row.step,
+        status=CallStatus(row.status),
+        late=row.late,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        prompt_ids=unpack_ids(row.prompt_ids),
+        outputs=tuple(sorted((output_of(output) for output in outputs), key=lambda output: output.index)),
+        **body,
+    )
+
+
+def output_of(row: Row[Json]) -> CallOutput:
+    return CallOutput(
+        index=row.choice,
+        token_ids=unpack_ids(row.token_ids),
+        logprobs=unpack_logprobs(row.logprobs),
+        message=orjson.loads(row.message),
+        finish_reason=row.finish_reason,
+        status=CallStatus(row.status),
+    )
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, "<i4").tobytes()
+
+
+def unpack_ids(blob: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(blob, "<i4").tolist())
+
+
+def pack_logprobs(logprobs: Sequence[float | None]) -> bytes:
+    return np.asarray([np.nan if value is None else value for value in logprobs], "<f4").tobytes()
+
+
+def unpack_logprobs(blob: bytes) -> tuple[float | None, ...]:
+    values = np.frombuffer(blob, "<f4").tolist()
+    return tuple(None if value != value else value for value in values)

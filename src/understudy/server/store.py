@@ -1,0 +1,334 @@
+"""The records: calls, finished trajectories, train requests and logs, in SQLite (WAL) or PostgreSQL.
+
+The event loop awaits; one writer thread commits in groups, readers have connections of their own. A write that
+returned survives a killed process; power loss may cost the last commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, Row, delete, event, insert, or_, select, update
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from ..errors import StoreError, UnderstudyError
+from ..types import Call, Json
+from ..wire import LogRequest, TrainStatus, TrajectoryRecord, TrajectoryWithCalls
+from .claims import chunks, finish
+from .rows import call_of, call_row, output_rows
+from .tables import calls, logs, outputs, prepare, trains, trajectories
+from .writer import Writer, store_error
+
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+_READERS = 4
+NewCall = tuple[Call, str | None]
+"""A call and its idempotency key."""
+
+
+class Store:
+    """All records of one server. Raises StoreError where records cannot be read or written."""
+
+    def __init__(self, engine: Engine, where: str) -> None:
+        self._engine = engine
+        self._where = where
+        self._writer = Writer(engine, where)
+        self._readers = ThreadPoolExecutor(_READERS, "understudy-read")
+
+    @classmethod
+    async def open(cls, url: str) -> Store:
+        """Open or make the records at a SQLAlchemy URL. Raises StoreError: unreachable, not ours, or newer than us."""
+        return await asyncio.to_thread(cls._opened, url)
+
+    @classmethod
+    def _opened(cls, url: str) -> Store:
+        engine, where = _engine(url)
+        try:
+            with engine.begin() as connection:
+                prepare(connection, where)
+        except SQLAlchemyError as error:
+            engine.dispose()
+            raise store_error(error, "open", where) from error
+        except StoreError:
+            engine.dispose()
+            raise
+        return cls(engine, where)
+
+    async def close(self) -> None:
+        """Write what is queued, then let go of the database."""
+        await asyncio.to_thread(self._writer.close)
+        await asyncio.to_thread(self._readers.shutdown)
+        await asyncio.to_thread(self._engine.dispose)
+
+    @property
+    def where(self) -> str:
+        """The database, as shown in messages: a path, or a URL without its password."""
+        return self._where
+
+    # ---- calls
+
+    async def add_call(self, call: Call, idempotency_key: str | None = None) -> Call:
+        """Record a call; returns once it is durable. `late` is set when its trajectory is sealed.
+
+        With a key that its trajectory has already seen, nothing is written and the stored call is returned.
+        """
+        return await self._writer.write(_add_calls, (call, idempotency_key))
+
+    async def call_with_key(self, trajectory_id: str, idempotency_key: str) -> Call | None:
+        """The call that was recorded under the trajectory with this idempotency key."""
+        return await self._read(lambda connection: _with_key(connection, trajectory_id, idempotency_key))
+
+    async def calls_of(self, trajectory_ids: Sequence[str]) -> dict[str, tuple[Call, ...]]:
+        """The calls of each trajectory in order of start, with those of their choices that belong to it.
+
+        Late calls are included and say so: they are never trained.
+        """
+        return await self._read(lambda connection: _calls_of(connection, trajectory_ids))
+
+    async def expire_unclaimed(self, before: float) -> int:
+        """Delete the calls of unfinished trajectories whose newest call ended before this time (unix seconds) and of
+        which no trajectory claims a choice. Returns how many."""
+        count = await self._writer.write(_expire, before)
+        if count:
+            log.warning("%d recorded calls that no trajectory claimed have expired (--unclaimed-ttl)", count)
+        return count
+
+    # ---- trajectories
+
+    async def finish(self, records: Sequence[TrajectoryRecord]) -> dict[str, int]:
+        """Seal trajectories and claim their calls; recorded calls per trajectory id. All or nothing.
+
+        Raises ApiError: 404 names unknown calls, 409 names the two trajectories that want one choice.
+        """
+        return await self._writer.write(finish, tuple(records))
+
+    async def finished(self, ids: Sequence[str]) -> dict[str, TrajectoryRecord]:
+        """Those of the trajectories that are finished."""
+        return await self._read(lambda connection: _finished(connection, ids))
+
+    async def trajectories(self, model: str | None = None, limit: int = 100, offset: int = 0) -> list[TrajectoryRecord]:
+        """Finished trajectories, newest first."""
+        query = select(trajectories.c.body).order_by(trajectories.c.ended_at.desc(), trajectories.c.id)
+        query = query.where(trajectories.c.model == model) if model is not None else query
+        rows = await self._rows(query.limit(limit).offset(offset))
+        return [TrajectoryRecord.model_validate_json(row.body) for row in rows]
+
+    async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls | None:
+        """One trajectory with its calls; None where nothing is known of it."""
+
+        def read(connection: Connection) -> TrajectoryWithCalls | None:
+            record = _finished(connection, [trajectory_id]).get(trajectory_id)
+            found = _calls_of(connection, [trajectory_id])[trajectory_id]
+            return TrajectoryWithCalls(trajectory=record, calls=found) if record is not None or found else None
+
+        return await self._read(read)
+
+    # ---- train requests and logs
+
+    async def save_train(self, status: TrainStatus, request_json: str) -> None:
+        """Write a train request's state over what was known of it."""
+        await self._writer.write(_save_trains, (status, request_json))
+
+    async def train(self, request_id: str) -> TrainStatus | None:
+        """The state of a train request."""
+        rows = await self._rows(select(trains.c.status).where(trains.c.id == request_id))
+        return TrainStatus.model_validate_json(rows[0].status) if rows else None
+
+    async def train_request(self, request_id: str) -> str | None:
+        """The request as it was saved, JSON."""
+        rows = await self._rows(select(trains.c.request).where(trains.c.id == request_id))
+        return rows[0].request if rows else None
+
+    async def unfinished_trains(self) -> list[TrainStatus]:
+        """Requests that are queued or running, oldest first."""
+        query = select(trains.c.status).where(trains.c.state.in_(["queued", "running"])).order_by(trains.c.created_at)
+        return [TrainStatus.model_validate_json(row.status) for row in await self._rows(query)]
+
+    async def add_log(self, model: str, entry: LogRequest) -> None:
+        """Keep metrics of the user's own."""
+        await self._writer.write(_add_logs, (model, entry))
+
+    async def logs(self, model: str) -> list[LogRequest]:
+        """The user's metrics of a model, oldest first."""
+        rows = await self._rows(select(logs.c.body).where(logs.c.model == model).order_by(logs.c.id))
+        return [LogRequest.model_validate_json(row.body) for row in rows]
+
+    # ---- reading
+
+    async def _rows(self, query: sa.Select[Json]) -> Sequence[Row[Json]]:
+        return await self._read(lambda connection: connection.execute(query).all())
+
+    async def _read(self, read: Callable[[Connection], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._reading, read)
+
+    def _reading(self, read: Callable[[Connection], R]) -> R:
+        try:
+            with self._engine.connect() as connection:
+                return read(connection)
+        except SQLAlchemyError as error:
+            raise store_error(error, "read", self._where) from error
+
+
+def _engine(url: str) -> tuple[Engine, str]:
+    try:
+        parsed = sa.make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"store_url {url!r} is no SQLAlchemy URL, such as sqlite:////srv/records.db") from error
+    sqlite = parsed.get_backend_name() == "sqlite"
+    where = (parsed.database or "") if sqlite else parsed.render_as_string(hide_password=True)
+    if sqlite and where in ("", ":memory:"):
+        raise StoreError(f"store_url {url!r} keeps records in memory, where they would be lost: give a file")
+    try:
+        engine = sa.create_engine(parsed, pool_size=_READERS + 1, pool_pre_ping=not sqlite)
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"the driver of {where} is not installed ({error}): pip install it, such as "
+            "`pip install 'psycopg[binary]'` for postgresql+psycopg://"
+        ) from error
+    except SQLAlchemyError as error:
+        raise StoreError(f"store_url {where!r} cannot be used: {error}") from error
+    if sqlite:
+        event.listen(engine, "connect", _configure_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine, where
+
+
+def _configure_sqlite(connection: Json, entry: ConnectionPoolEntry) -> None:
+    """WAL, and transactions that we begin ourselves: the driver's own begin too late for DDL and reads."""
+    del entry
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
+# ---- writes: each takes a batch, see writer.Apply
+
+
+def _add_calls(connection: Connection, batch: Sequence[NewCall]) -> list[Call | UnderstudyError]:
+    ids = sorted({call.trajectory_id for call, _ in batch})
+    sealed: set[str] = set()
+    known: dict[tuple[str, str], Call] = {}
+    for chunk in chunks(ids):
+        sealed.update(connection.scalars(select(trajectories.c.id).where(trajectories.c.id.in_(chunk))))
+    for call, key in batch:
+        if key is not None and (found := _with_key(connection, call.trajectory_id, key)) is not None:
+            known[call.trajectory_id, key] = found
+    results: list[Call | UnderstudyError] = []
+    new: list[NewCall] = []
+    for call, key in batch:
+        slot = (call.trajectory_id, key or "")
+        if key is not None and slot in known:
+            results.append(known[slot])
+            continue
+        kept = call.model_copy(update={"late": True}) if call.trajectory_id in sealed else call
+        if key is not None:
+            known[slot] = kept
+        new.append((kept, key))
+        results.append(kept)
+    if new:
+        connection.execute(insert(calls), [call_row(call, key) for call, key in new])
+    choices = [row for call, _ in new for row in output_rows(call)]
+    if choices:
+        connection.execute(insert(outputs), choices)
+    return results
+
+
+def _expire(connection: Connection, batch: Sequence[float]) -> list[int | UnderstudyError]:
+    before = max(batch)
+    newer = calls.alias("newer")
+    claimed = select(outputs.c.call_id).where(outputs.c.claimed_by.is_not(None))
+    old = select(calls.c.id).where(
+        calls.c.ended_at < before,
+        ~sa.exists().where(trajectories.c.id == calls.c.trajectory_id),
+        ~sa.exists().where(newer.c.trajectory_id == calls.c.trajectory_id, newer.c.ended_at >= before),
+        calls.c.id.not_in(claimed),
+    )
+    ids = connection.scalars(old).all()
+    for chunk in chunks(ids):
+        connection.execute(delete(outputs).where(outputs.c.call_id.in_(chunk)))
+        connection.execute(delete(calls).where(calls.c.id.in_(chunk)))
+    return [len(ids), *(0 for _ in batch[1:])]
+
+
+def _save_trains(connection: Connection, batch: Sequence[tuple[TrainStatus, str]]) -> list[UnderstudyError | None]:
+    for status, request in batch:
+        row = {"model": status.model, "state": status.state, "status": status.model_dump_json(), "request": request}
+        changed = connection.execute(update(trains).where(trains.c.id == status.id).values(row))
+        if changed.rowcount == 0:
+            connection.execute(insert(trains).values(row | {"id": status.id, "created_at": time.time()}))
+    return [None] * len(batch)
+
+
+def _add_logs(connection: Connection, batch: Sequence[tuple[str, LogRequest]]) -> list[UnderstudyError | None]:
+    now = time.time()
+    rows = [{"model": model, "created_at": now, "body": entry.model_dump_json()} for model, entry in batch]
+    connection.execute(insert(logs), rows)
+    return [None] * len(batch)
+
+
+# ---- reads
+
+
+def _with_key(connection: Connection, trajectory_id: str, key: str) -> Call | None:
+    query = select(calls).where(calls.c.trajectory_id == trajectory_id, calls.c.idempotency_key == key)
+    row = connection.execute(query).first()
+    if row is None:
+        return None
+    return call_of(row, connection.execute(select(outputs).where(outputs.c.call_id == row.id)))
+
+
+def _finished(connection: Connection, ids: Sequence[str]) -> dict[str, TrajectoryRecord]:
+    found: dict[str, TrajectoryRecord] = {}
+    for chunk in chunks(ids):
+        rows = connection.execute(select(trajectories.c.id, trajectories.c.body).where(trajectories.c.id.in_(chunk)))
+        found |= {row.id: TrajectoryRecord.model_validate_json(row.body) for row in rows}
+    return found
+
+
+def _calls_of(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[Call, ...]]:
+    found: dict[str, tuple[Call, ...]] = {}
+    for chunk in chunks(list(dict.fromkeys(ids))):
+        found |= _calls_of_chunk(connection, chunk)
+    return found
+
+
+def _calls_of_chunk(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[Call, ...]]:
+    explicit = set(
+        connection.scalars(select(trajectories.c.id).where(trajectories.c.id.in_(ids), trajectories.c.explicit))
+    )
+    claimed = select(outputs.c.call_id).where(outputs.c.claimed_by.in_(ids))
+    either = or_(calls.c.trajectory_id.in_(ids), calls.c.id.in_(claimed))
+    rows = connection.execute(
+        select(calls).where(either).order_by(calls.c.started_at, calls.c.ended_at, calls.c.id)
+    ).all()
+    choices: dict[str, list[Row[Json]]] = defaultdict(list)
+    for row in connection.execute(select(outputs).join(calls, calls.c.id == outputs.c.call_id).where(either)):
+        choices[row.call_id].append(row)
+    found: dict[str, list[Call]] = {trajectory_id: [] for trajectory_id in ids}
+    for row in rows:
+        mine: dict[str, list[Row[Json]]] = defaultdict(list)
+        for choice in choices[row.id]:
+            mine[choice.claimed_by or row.trajectory_id].append(choice)
+        for trajectory_id in {row.trajectory_id, *mine} & found.keys():
+            taken = mine[trajectory_id]
+            own = row.trajectory_id == trajectory_id
+            if own and trajectory_id in explicit and not row.late:
+                taken = [choice for choice in taken if choice.claimed_by == trajectory_id]
+            # A call without any choice failed; it stays with the trajectory that it named.
+            if taken or (own and not choices[row.id] and trajectory_id not in explicit):
+                found[trajectory_id].append(call_of(row, taken))
+    return {trajectory_id: tuple(items) for trajectory_id, items in found.items()}

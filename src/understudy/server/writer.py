@@ -1,0 +1,133 @@
+"""One thread that owns all writes: whatever waits goes into one transaction, and is answered after its commit."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeAlias, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from ..errors import StoreError, UnderstudyError
+from .errors import StoreFullError
+
+A = TypeVar("A")
+R = TypeVar("R")
+Apply: TypeAlias = Callable[[Connection, Sequence[A]], Sequence[R | UnderstudyError]]
+"""Writes a batch of arguments and gives one result each; an error stands for a refusal that wrote nothing."""
+
+_BATCH = 512
+_SQLITE_FULL = 13
+_POSTGRES_FULL = "53100"
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    apply: Apply[Any, Any]
+    argument: Any
+    answer: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+class Writer:
+    """Group commits on one thread. `where` names the database in errors."""
+
+    def __init__(self, engine: Engine, where: str) -> None:
+        self._engine = engine
+        self._where = where
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="understudy-store", daemon=True)
+        self._thread.start()
+
+    async def write(self, apply: Apply[A, R], argument: A) -> R:
+        """Queue a write; returns once it is committed. Jobs with the same `apply` that wait together are one batch."""
+        if self._closed:
+            raise StoreError(f"the records at {self._where} are closed")
+        loop = asyncio.get_running_loop()
+        job = _Job(apply, argument, loop.create_future(), loop)
+        self._queue.put(job)
+        return await job.answer
+
+    def close(self) -> None:
+        """Finish what is queued, then end the thread. Blocks."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        ending = False
+        while not ending:
+            job = self._queue.get()
+            jobs: list[_Job] = []
+            while job is not None:
+                jobs.append(job)
+                if len(jobs) >= _BATCH or self._queue.empty():
+                    break
+                job = self._queue.get()
+            ending = job is None
+            if jobs:
+                self._settle(jobs)
+
+    def _settle(self, jobs: list[_Job]) -> None:
+        results = self._commit(jobs)
+        if len(jobs) > 1 and isinstance(results, StoreError):
+            # One bad row, or one that no longer fits, must not take the others with it.
+            for job in jobs:
+                self._settle([job])
+            return
+        answers = [results] * len(jobs) if isinstance(results, StoreError) else results
+        for loop, group in groupby(zip(jobs, answers, strict=True), key=lambda pair: pair[0].loop):
+            pairs = list(group)
+            try:
+                loop.call_soon_threadsafe(_answer, pairs)
+            except RuntimeError:  # that loop has ended: nobody waits, and the write is done
+                continue
+
+    def _commit(self, jobs: list[_Job]) -> list[Any] | StoreError:
+        results: list[Any] = []
+        try:
+            with self._engine.begin() as connection:
+                for _, group in groupby(jobs, key=lambda job: job.apply):
+                    batch = list(group)
+                    results.extend(batch[0].apply(connection, [job.argument for job in batch]))
+        except SQLAlchemyError as error:
+            return store_error(error, "write", self._where)
+        except Exception as error:  # noqa: BLE001  # the thread outlives any fault; the caller gets it
+            failure = StoreError(f"could not write records to {self._where}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return failure
+        return results
+
+
+def store_error(error: SQLAlchemyError, verb: str, where: str) -> StoreError:
+    """What a database error means, with the place and what to do."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    full = (
+        getattr(cause, "sqlite_errorcode", 0) & 0xFF == _SQLITE_FULL or getattr(cause, "sqlstate", "") == _POSTGRES_FULL
+    )
+    if full:
+        message = (
+            f"no space left to {verb} records at {where}: free some, or keep them elsewhere (--dir or --store-url)"
+        )
+        found: StoreError = StoreFullError(message)
+    else:
+        found = StoreError(f"could not {verb} records at {where}: {cause or error}")
+    found.__cause__ = error
+    return found
+
+
+def _answer(pairs: list[tuple[_Job, Any]]) -> None:
+    for job, answer in pairs:
+        if job.answer.done():
+            continue  # the caller was cancelled; the write stands
+        if isinstance(answer, UnderstudyError):
+            job.answer.set_exception(answer)
+        else:
+            job.answer.set_result(answer)

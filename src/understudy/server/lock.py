@@ -1,0 +1,66 @@
+"""One server per directory: a lock held as long as the process lives, and where the server can be found."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import IO
+
+from ..errors import ConfigError
+
+
+class DirectoryLock:
+    """Holds `{dir}/server.lock`; the kernel lets it go with the process, also after kill -9."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError naming pid and URL of the server that has the directory."""
+        self._folder = folder
+        self._file: IO[str] = self._acquire()
+        self._facts = folder / "server.json"
+        self._facts.unlink(missing_ok=True)
+        self._note({"pid": os.getpid(), "url": None})
+
+    def announce(self, url: str, base_model: str) -> None:
+        """Write `server.json`, by which clients on this machine find the server."""
+        self._note({"pid": os.getpid(), "url": url})
+        scratch = self._facts.with_name("server.json.part")
+        scratch.write_text(json.dumps({"url": url, "pid": os.getpid(), "base_model": base_model}) + "\n", "utf-8")
+        os.replace(scratch, self._facts)
+
+    def release(self) -> None:
+        self._facts.unlink(missing_ok=True)
+        self._file.close()
+
+    def _acquire(self) -> IO[str]:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = (self._folder / "server.lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--dir {self._folder}: cannot be written ({error}); name another folder") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            owner = file.read().strip()
+            file.close()
+            raise ConfigError(self._taken(owner)) from error
+        return file
+
+    def _taken(self, owner: str) -> str:
+        try:
+            facts = json.loads(owner)
+            who = f"pid {facts['pid']}, {facts['url'] or 'still starting'}"
+        except (ValueError, KeyError, TypeError):
+            who = "it has not said where it listens"
+        return (
+            f"--dir {self._folder}: another server has this directory ({who}). "
+            "Use that one, end it, or give this one another --dir"
+        )
+
+    def _note(self, facts: dict[str, int | str | None]) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(json.dumps(facts))
+        self._file.flush()

@@ -1,0 +1,5 @@
+"""LangGraph and LangChain apps: every chat model call captured, redirected and trained, with no edit to the app."""
+
+from .chat_model import ChatUnderstudy
+
+__all__ = ["ChatUnderstudy"]

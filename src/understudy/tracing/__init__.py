@@ -1,0 +1,1 @@
+"""Trace sinks: where finished rollouts and steps are shown."""

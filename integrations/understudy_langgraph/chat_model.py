@@ -1,0 +1,152 @@
+"""`ChatUnderstudy`: a LangChain chat model on an Understudy endpoint."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (langchain-openai's payload methods are typed as bare dicts)
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import openai
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_openai import ChatOpenAI
+from pydantic import Field, PrivateAttr
+
+from understudy.types import CallOrigin, Message
+from understudy.wire import ORIGIN_HEADER, TRAJECTORY_HEADER
+
+RAW_ARGUMENTS = "understudy_arguments"
+"""Key of `additional_kwargs`: tool call id -> the arguments exactly as they were sampled."""
+
+
+class ChatUnderstudy(ChatOpenAI):
+    """`ChatUnderstudy(model="agent-001", base_url="http://host:8000/v1", api_key=...)`.
+
+    Differs from ChatOpenAI: no hidden retries, one async client per event loop, calls labelled with their trajectory
+    and origin, and tool arguments sent back as they were sampled, so that the next prompt extends the last one.
+    """
+
+    use_responses_api: bool | None = False
+    max_retries: int | None = 0
+    trajectory_id: str | None = Field(None, description="the trajectory that owns the calls")
+    origin: CallOrigin | None = Field(None, description="where in the app the calls are made")
+    _async_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = PrivateAttr(
+        default_factory=lambda: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI]()
+    )
+
+    @property
+    def _llm_type(self) -> str:
+        return "understudy"
+
+    def _get_request_payload(
+        self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        payload: dict[str, Any] = super()._get_request_payload(input_, stop=stop, **kwargs)
+        messages = self._convert_input(input_).to_messages()
+        written: list[Message] = payload["messages"]
+        for message, sent in zip(messages, written, strict=True):
+            if isinstance(message, AIMessage) and sent.get("tool_calls"):
+                sent["tool_calls"] = as_sampled(message, sent["tool_calls"])
+        headers: dict[str, str] = {**(payload.get("extra_headers") or {})}
+        if self.trajectory_id is not None:
+            headers[TRAJECTORY_HEADER] = self.trajectory_id
+        if self.origin is not None:
+            headers[ORIGIN_HEADER] = json.dumps(self.origin.model_dump(exclude_defaults=True))
+        if headers:
+            payload["extra_headers"] = headers
+        return payload
+
+    def _create_chat_result(
+        self, response: dict[str, Any] | openai.BaseModel, generation_info: dict[str, Any] | None = None
+    ) -> ChatResult:
+        result = super()._create_chat_result(response, generation_info)
+        plain: dict[str, Any] = response if isinstance(response, dict) else response.model_dump(warnings=False)
+        for generation, choice in zip(result.generations, plain["choices"], strict=True):
+            calls: list[Message] = choice["message"].get("tool_calls") or []
+            if calls:
+                raw: dict[str, str] = {call["id"]: call["function"]["arguments"] for call in calls}
+                generation.message.additional_kwargs[RAW_ARGUMENTS] = raw
+        return result
+
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        raw = RawArguments()
+        for chunk in super()._stream(*args, **kwargs):
+            yield raw.note(chunk)
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        raw = RawArguments()
+        async for chunk in super(ChatUnderstudy, self._on_this_loop())._astream(*args, **kwargs):
+            yield raw.note(chunk)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return await super(ChatUnderstudy, self._on_this_loop())._agenerate(messages, stop, run_manager, **kwargs)
+
+    def _on_this_loop(self) -> ChatUnderstudy:
+        """A copy whose async client belongs to the running loop (langchain-openai's own is shared by all loops)."""
+        loop = asyncio.get_running_loop()
+        client = self._async_clients.get(loop)
+        if client is None:
+            shared = cast(openai.AsyncOpenAI, self.root_async_client)
+            client = shared.copy(http_client=openai.DefaultAsyncHttpxClient(base_url=shared.base_url))
+            self._async_clients[loop] = client
+        return self.model_copy(update={"root_async_client": client, "async_client": client.chat.completions})
+
+    async def aclose(self) -> None:
+        """Close the running loop's connections."""
+        client = self._async_clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.close()
+
+
+class RawArguments:
+    """Adds up the argument text of a stream's tool calls and puts it on the finishing chunk."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
+
+    def note(self, chunk: ChatGenerationChunk) -> ChatGenerationChunk:
+        if not isinstance(chunk.message, AIMessageChunk):
+            return chunk
+        for part in chunk.message.tool_call_chunks:
+            index = part.get("index") or 0
+            if part["id"]:
+                self._ids[index] = part["id"]
+            self._texts[index] = self._texts.get(index, "") + (part["args"] or "")
+        if self._ids and (chunk.generation_info or {}).get("finish_reason"):
+            chunk.message.additional_kwargs[RAW_ARGUMENTS] = {self._ids[i]: self._texts[i] for i in self._ids}
+        return chunk
+
+
+def as_sampled(message: AIMessage, calls: list[Message]) -> list[Message]:
+    """The calls in their sampled order and text, as long as the app left the arguments as they were."""
+    raw = cast(dict[str, str], message.additional_kwargs.get(RAW_ARGUMENTS, {}))
+    order = {call_id: place for place, call_id in enumerate(raw)}
+    return sorted(
+        (_with_raw_text(call, raw.get(call["id"])) for call in calls),
+        key=lambda call: order.get(call["id"], len(order)),
+    )
+
+
+def _with_raw_text(call: Message, raw: str | None) -> Message:
+    if raw is None:
+        return call
+    try:
+        if json.loads(raw) != json.loads(call["function"]["arguments"]):
+            return call
+    except ValueError:
+        return call
+    return {**call, "function": {**call["function"], "arguments": raw}}

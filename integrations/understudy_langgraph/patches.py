@@ -1,0 +1,97 @@
+"""The class-level wraps: chat models look for an active capture at each call, and threads carry the context."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import thread as pool
+from contextvars import copy_context
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables.config import ensure_config
+
+from .capture import Capture, active
+from .chat_model import ChatUnderstudy
+from .provider_formats import to_openai
+
+ENTRY_POINTS = (
+    "generate",
+    "agenerate",
+    "stream",
+    "astream",
+    "_chat_model_stream_v3",
+    "_achat_model_stream_v3",
+)
+"""Every call of a chat model passes through one of these."""
+
+_lock = threading.Lock()
+_wrapped = "__understudy_original__"
+_threads_carry_context = False
+
+
+def install() -> None:
+    """Wrap the entry points of all chat model classes that exist now, once each. Inactive, a wrap only looks."""
+    global _threads_carry_context
+    with _lock:
+        classes: list[type[BaseChatModel]] = [BaseChatModel]
+        while classes:
+            found = classes.pop()
+            classes += found.__subclasses__()
+            if not issubclass(found, ChatUnderstudy):
+                for name in ENTRY_POINTS:
+                    if name in found.__dict__ and not hasattr(found.__dict__[name], _wrapped):
+                        setattr(found, name, wrapped(name, found.__dict__[name]))
+        if not _threads_carry_context:
+            carry_context_into_threads()
+            _threads_carry_context = True
+
+
+def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The entry point that hands the call to the active capture's stand-in. Works for async methods, as it awaits nothing."""
+
+    @functools.wraps(original)
+    def entry_point(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
+        capture = active()
+        if capture is None or isinstance(self, ChatUnderstudy):
+            return original(self, *args, **kwargs)
+        stand_in = capture.stand_in(self, *_labels(name, capture, args, kwargs))
+        if stand_in is None:
+            return original(self, *args, **kwargs)
+        return getattr(stand_in, name)(*args, **to_openai(kwargs))
+
+    setattr(entry_point, _wrapped, original)
+    return entry_point
+
+
+def _labels(name: str, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Tags, metadata and callbacks of a call: `generate` takes them one by one, the streams in a config."""
+    if name in ("generate", "agenerate"):
+        return kwargs.get("tags"), kwargs.get("metadata"), kwargs.get("callbacks", args[2] if len(args) > 2 else None)
+    config = ensure_config(kwargs.get("config", args[1] if len(args) > 1 else None))
+    return config.get("tags"), config.get("metadata"), config.get("callbacks")
+
+
+def carry_context_into_threads() -> None:
+    """Plain threads and executors start without ContextVars before Python 3.14: hand them the submitter's context."""
+    submit, start = ThreadPoolExecutor.submit, threading.Thread.start
+
+    @functools.wraps(submit)
+    def submit_in_context(
+        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        if active() is None:
+            return submit(self, fn, *args, **kwargs)
+        return submit(self, copy_context().run, fn, *args, **kwargs)
+
+    @functools.wraps(start)
+    def start_in_context(self: threading.Thread) -> None:
+        if active() is not None and getattr(self, "_target", None) is not getattr(pool, "_worker", None):
+            run = self.run
+            self.run = functools.partial(copy_context().run, run)
+        start(self)
+
+    ThreadPoolExecutor.submit = submit_in_context
+    threading.Thread.start = start_in_context

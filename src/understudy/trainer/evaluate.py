@@ -1,0 +1,78 @@
+"""Evaluation: every scenario once, scored, with its spread; nothing is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from understudy.types import TrajectoryGroup
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over scenarios. `reward_error` is the standard error of the mean reward, `reward_spread` the standard
+    deviation over scenarios. `metrics` holds the mean of every metric that a scored rollout reported."""
+
+    step: int
+    temperature: float | None
+    scenarios: int
+    scored: int
+    failed: int
+    reward: float | None
+    reward_spread: float
+    reward_error: float
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def success(self) -> float | None:
+        """The mean of the metric `success`, where the reward reports one."""
+        return self.metrics.get("success")
+
+    def as_metrics(self) -> dict[str, float]:
+        """For sinks and `model.log`."""
+        named = {"scenarios": float(self.scenarios), "failed": float(self.failed), **self.metrics}
+        if self.reward is not None:
+            named |= {"reward": self.reward, "reward_spread": self.reward_spread, "reward_error": self.reward_error}
+        return named
+
+
+def summarise(groups: Sequence[TrajectoryGroup], step: int, temperature: float | None) -> Evaluation:
+    """One group per scenario. A scenario counts once: the mean of its scored rollouts. Failed rollouts are no zeros."""
+    rewards: list[float] = []
+    metrics: dict[str, list[float]] = {}
+    failed = 0
+    for group in groups:
+        scored = [trajectory for trajectory in group if trajectory.reward is not None and not trajectory.exception]
+        failed += len(group) + len(group.exceptions) - len(scored)
+        if not scored:
+            continue
+        rewards.append(mean([float(trajectory.reward or 0.0) for trajectory in scored]))
+        for name in {name for trajectory in scored for name in trajectory.metrics}:
+            reported = [float(trajectory.metrics[name]) for trajectory in scored if name in trajectory.metrics]
+            metrics.setdefault(name, []).append(mean(reported))
+    spread = deviation(rewards)
+    return Evaluation(
+        step=step,
+        temperature=temperature,
+        scenarios=len(groups),
+        scored=len(rewards),
+        failed=failed,
+        reward=mean(rewards) if rewards else None,
+        reward_spread=spread,
+        reward_error=spread / math.sqrt(len(rewards)) if rewards else 0.0,
+        metrics={name: mean(values) for name, values in sorted(metrics.items())},
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean of at least one value."""
+    return math.fsum(values) / len(values)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation; 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    centre = mean(values)
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))

@@ -1,0 +1,161 @@
+"""What a person sees while training runs: a live table in a terminal, one plain line per step elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+
+BARS = "▁▂▃▄▅▆▇█"
+SHOWN_STEPS = 12
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One iteration as the table shows it. `note` says why a step did not train, or what was evaluated after it."""
+
+    step: int
+    reward: float | None
+    success: float | None
+    rollout_seconds: float
+    train_seconds: float
+    tokens: float | None
+    kl: float | None
+    note: str = ""
+
+
+class Progress(Protocol):
+    """Where the trainer tells what it does."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def doing(self, what: str) -> None: ...
+
+    def finished(self, row: StepRow) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+
+class PlainProgress:
+    """One line per event, for logs and pipes."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._steps = steps
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is held open."""
+
+    def doing(self, what: str) -> None:
+        """Passing states are for the live table only."""
+
+    def finished(self, row: StepRow) -> None:
+        cells = [f"step {row.step}/{self._steps}", f"reward {number(row.reward)}", f"success {percent(row.success)}"]
+        cells += [f"rollouts {row.rollout_seconds:.1f} s", f"training {row.train_seconds:.1f} s"]
+        cells += [f"tokens {count(row.tokens)}", f"KL {number(row.kl, 4)}", *([row.note] if row.note else [])]
+        self.say("  ".join(cells))
+
+    def say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+class LiveProgress:
+    """A table of the last steps, a sparkline of the reward, and what is being done now."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._steps = steps
+        self._rows: list[StepRow] = []
+        self._rewards: list[float] = []
+        self._spinner = Spinner("dots", "starting")
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8, transient=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._spinner.update(text="")
+        self._live.stop()
+
+    def doing(self, what: str) -> None:
+        self._spinner.update(text=what)
+
+    def finished(self, row: StepRow) -> None:
+        self._rows.append(row)
+        if row.reward is not None:
+            self._rewards.append(row.reward)
+
+    def say(self, line: str) -> None:
+        self._live.console.print(line, highlight=False)
+
+    def _render(self) -> Group:
+        if not self._rows:
+            return Group(self._spinner)
+        parts: list[Table | Spinner] = [step_table(self._rows[-SHOWN_STEPS:], self._rewards, self._steps)]
+        if self._spinner.text:
+            parts.append(self._spinner)
+        return Group(*parts)
+
+
+def make_progress(steps: int, console: Console | None = None) -> Progress:
+    """The live table where there is a terminal, else plain lines."""
+    shown = console or Console()
+    return LiveProgress(shown, steps) if shown.is_terminal else PlainProgress(shown, steps)
+
+
+def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int) -> Table:
+    """The steps as a table, with the whole run's rewards as a sparkline in its title."""
+    table = Table(title=f"reward {sparkline(rewards)}", title_justify="left", title_style="bold", expand=False)
+    table.add_column("step", justify="right")
+    for name in ("reward", "success", "rollouts", "training", "tokens", "KL"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for row in rows:
+        seconds = (f"{row.rollout_seconds:.1f} s", f"{row.train_seconds:.1f} s")
+        cells = (number(row.reward), percent(row.success), *seconds, count(row.tokens), number(row.kl, 4), row.note)
+        table.add_row(f"{row.step}/{steps}", *cells)
+    return table
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The values as bars, the lowest the shortest; more than `width` of them are averaged in equal pieces."""
+    if not values:
+        return ""
+    pieces = min(width, len(values))
+    edges = [round(piece * len(values) / pieces) for piece in range(pieces + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    low, high = min(means), max(means)
+    span = high - low
+    return "".join(BARS[round((mean - low) / span * (len(BARS) - 1))] if span else BARS[0] for mean in means)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with fixed digits, or a dash."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share as a whole percentage, or a dash."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def count(value: float | None) -> str:
+    """A count with thousands marked, or a dash."""
+    return "-" if value is None else f"{value:,.0f}"

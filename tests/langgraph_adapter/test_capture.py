@@ -1,0 +1,167 @@
+"""Capture against a scripted endpoint: unchanged apps are redirected, and only while a capture is active."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fakes.scripted_server import ScriptedServer, calls, says, scripted_server
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+from understudy_langgraph import ChatUnderstudy
+from understudy_langgraph.capture import Capture, activated
+from understudy_langgraph.patches import install
+from understudy_langgraph.provider_formats import to_openai
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def script(body: dict[str, Any]) -> dict[str, Any]:
+    messages = body["messages"]
+    return (
+        calls("add", '{"a": 1, "b": 2}') if messages[-1]["role"] == "user" else says(f"it is {messages[-1]['content']}")
+    )
+
+
+@pytest.fixture
+def server() -> Generator[ScriptedServer]:
+    with scripted_server(script) as running:
+        yield running
+
+
+@pytest.fixture
+def app() -> Any:
+    """An app as its author wrote it; its own model would fail."""
+    return create_agent(ChatOpenAI(model="gpt-4.1-mini", api_key="unused", max_tokens=33), [add])
+
+
+def capture_to(server: ScriptedServer, trajectory: str, **options: Any) -> Any:
+    install()
+    return activated(Capture(ChatUnderstudy(model="agent", base_url=server.url, api_key="k"), trajectory, **options))
+
+
+QUESTION = {"messages": [("user", "1 + 2?")]}
+
+
+def test_an_unchanged_agent_is_redirected_when_invoked(server: ScriptedServer, app: Any) -> None:
+    with capture_to(server, "t1"):
+        state = app.invoke(QUESTION)
+    assert state["messages"][-1].text == "it is 3"
+    first = server.received[0]
+    assert first.body["model"] == "agent"
+    assert first.body["tools"][0]["function"]["name"] == "add"
+    assert first.body["max_completion_tokens"] == 33
+    assert [request.headers["x-understudy-trajectory"] for request in server.received] == ["t1", "t1"]
+    assert '"node": "model"' in first.headers["x-understudy-origin"]
+
+
+def test_an_unchanged_agent_is_redirected_when_streamed(server: ScriptedServer, app: Any) -> None:
+    with capture_to(server, "t1"):
+        text = "".join(
+            chunk.text for chunk, _ in app.stream(QUESTION, stream_mode="messages") if chunk.type == "AIMessageChunk"
+        )
+    assert text == "it is 3"
+    assert len(server.received) == 2
+    assert server.received[0].body["stream"] is True
+
+
+async def test_concurrent_rollouts_on_one_graph_stay_apart(server: ScriptedServer, app: Any) -> None:
+    targets: list[ChatUnderstudy] = []
+
+    async def rollout(number: int) -> None:
+        with capture_to(server, f"t{number}") as capture:
+            targets.append(capture.target)
+            state = await app.ainvoke({"messages": [("user", f"question {number}")]})
+            assert state["messages"][-1].text == "it is 3"
+
+    await asyncio.gather(*(rollout(number) for number in range(20)))
+    for target in targets:
+        await target.aclose()
+    owners = {
+        request.headers["x-understudy-trajectory"]: request.body["messages"][0]["content"]
+        for request in server.received
+    }
+    assert owners == {f"t{number}": f"question {number}" for number in range(20)}
+    assert len(server.received) == 40
+
+
+def test_tool_choice_and_stop_are_passed_on(server: ScriptedServer) -> None:
+    model = ChatOpenAI(model="gpt-4.1-mini", api_key="unused").bind_tools([add], tool_choice="any")
+    with capture_to(server, "t1"):
+        model.invoke("hi", stop=["END"])
+    assert server.received[0].body["tool_choice"] == "required"
+    assert server.received[0].body["stop"] == ["END"]
+
+
+def test_threads_and_executors_carry_the_capture(server: ScriptedServer) -> None:
+    model = ChatOpenAI(model="gpt-4.1-mini", api_key="unused")
+    with capture_to(server, "t1"), ThreadPoolExecutor(2) as pool:
+        pool.submit(model.invoke, "hi").result()
+        thread = threading.Thread(target=model.invoke, args=("hi",))
+        thread.start()
+        thread.join()
+    assert [request.headers["x-understudy-trajectory"] for request in server.received] == ["t1", "t1"]
+
+
+def test_calls_that_are_not_selected_stay_on_the_apps_own_model(server: ScriptedServer) -> None:
+    with scripted_server(lambda body: says("from the original")) as own:
+        titles = ChatOpenAI(model="titles", api_key="unused", base_url=own.url, tags=["title"])
+        with capture_to(server, "t1", select=lambda origin: "title" not in origin.tags):
+            assert titles.invoke("hi").text == "from the original"
+    assert server.received == []
+    assert "x-understudy-trajectory" not in own.received[0].headers
+
+
+def test_without_a_capture_the_app_runs_on_its_own_model() -> None:
+    install()
+    with scripted_server(lambda body: says("mine")) as own:
+        model = ChatOpenAI(model="gpt-4.1-mini", api_key="unused", base_url=own.url)
+        assert model.invoke([HumanMessage("hi")]).text == "mine"
+    assert own.received[0].body["model"] == "gpt-4.1-mini"
+
+
+def test_importing_the_adapter_patches_nothing() -> None:
+    code = (
+        "import understudy_langgraph, threading\n"
+        "from langchain_core.language_models import BaseChatModel\n"
+        "print(hasattr(BaseChatModel.generate, '__understudy_original__'), threading.Thread.start.__module__)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert printed.split() == ["False", "threading"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"type": "any"}, "required"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "tool", "name": "add"}, {"type": "function", "function": {"name": "add"}}),
+        ("any", "required"),
+        (True, "required"),
+        ("add", {"type": "function", "function": {"name": "add"}}),
+        ("none", "none"),
+    ],
+)
+def test_tool_choices_of_other_providers_become_openais(given: Any, expected: Any) -> None:
+    assert to_openai({"tool_choice": given, "thinking": {}}) == {"tool_choice": expected}
+
+
+def test_anthropic_tools_become_openais() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    tools = to_openai({"tools": [{"name": "add", "description": "Adds.", "input_schema": schema}]})["tools"]
+    assert tools == [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": schema}}]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import ConfigError
 
@@ -47,42 +47,83 @@ def describe(error: ValidationError, where: str) -> str:
 class LoraOptions(Options):
     """The shape of the adapter; fixed when a model is first registered."""
 
-    r: int = Field(8, ge=1, le=512, description="rank of the LoRA matrices")
-    alpha: float = Field(16.0, gt=0, description="scale: the update is alpha / r * B @ A")
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapter's input; above 0 the learner is not exact")
-    target_modules: str | tuple[str, ...] = Field("all-linear", description="layers that get an adapter, as PEFT names them")
-    seed: int = Field(0, ge=0, description="seed of the adapter's first weights")
+    r: int = Field(default=8, ge=1, le=512, description="rank of the LoRA matrices")
+    alpha: float = Field(default=16.0, gt=0, description="scale: the update is alpha / r * B @ A")
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="dropout on the adapter's input; above 0 the learner is not exact"
+    )
+    target_modules: str | tuple[str, ...] = Field(
+        default="all-linear", description="layers that get an adapter, as PEFT names them"
+    )
+    seed: int = Field(default=0, ge=0, description="seed of the adapter's first weights")
+
+
+ELSEWHERE = {
+    "beta": "kl_coef",
+    "kl_penalty_coef": "kl_coef",
+    "loss_fn": "loss",
+    "ppo": 'loss="grpo" (PPO\'s clip) or loss="cispo"',
+    "importance_sampling_level": 'loss="gspo" for a sequence-level ratio, with sequence="trajectory" or "call"',
+    "truncated_importance_sampling": "importance_cap",
+    "logprob_calculation_chunk_size": "logits_chunk",
+    "num_trajectories_learning_rate_multiplier_power": "learning_rate",
+    "grad_accumulation_sequences": "row_tokens (gradients are summed over rows of this many tokens)",
+    "normalize_advantages": "scale_rewards",
+}
+"""Options of other trainers, and what says the same here."""
 
 
 class TrainConfig(Options):
     """Options of one train request. Sources: PPO 1707.06347, GRPO 2402.03300, DAPO 2503.14476,
     Dr. GRPO 2503.20783, GSPO 2507.18071, CISPO 2506.13585."""
 
-    learning_rate: float = Field(1e-5, gt=0, le=1, description="AdamW's rate after warm-up")
-    loss: LossName = Field("grpo", description="which policy-gradient loss")
-    epsilon: float = Field(0.2, ge=0, le=10, description="lower clip range of the ratio: 1 - epsilon")
+    learning_rate: float = Field(default=1e-5, gt=0, le=1, description="AdamW's rate after warm-up")
+    loss: LossName = Field(default="grpo", description="which policy-gradient loss")
+    epsilon: float = Field(default=0.2, ge=0, le=10, description="lower clip range of the ratio: 1 - epsilon")
     epsilon_high: float | None = Field(
-        None, ge=0, le=1000, description="upper clip range; None: 0.28 for dapo, 4.0 for cispo, else epsilon"
+        default=None, ge=0, le=1000, description="upper clip range; None: 0.28 for dapo, 4.0 for cispo, else epsilon"
     )
-    scale_rewards: bool = Field(True, description="divide advantages by the group's standard deviation (never in dr_grpo)")
-    sequence: Literal["trajectory", "call"] = Field("trajectory", description="whose ratio gspo takes: the trajectory's or each call's")
-    kl_coef: float = Field(0.0, ge=0, le=100, description="weight of the k3 KL to the base model (adapter off)")
+    scale_rewards: bool = Field(
+        default=True, description="divide advantages by the group's standard deviation (never in dr_grpo)"
+    )
+    sequence: Literal["trajectory", "call"] = Field(
+        default="trajectory", description="whose ratio gspo takes: the trajectory's or each call's"
+    )
+    kl_coef: float = Field(default=0.0, ge=0, le=100, description="weight of the k3 KL to the base model (adapter off)")
     importance_cap: float | None = Field(
-        2.0, gt=0, description="C in min(old / sampler, C), the truncated importance weight; None switches it off"
+        default=2.0,
+        gt=0,
+        description="C in min(old / sampler, C), the truncated importance weight; None switches it off",
     )
-    max_tokens: int = Field(2048, ge=1, description="dr_grpo's constant denominator per trajectory, in tokens")
-    epochs: int = Field(1, ge=1, le=64, description="passes over the step's samples")
-    minibatches: int = Field(1, ge=1, le=1024, description="optimizer updates per epoch; trajectories are dealt to them by id order")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this global norm")
-    warmup_updates: int = Field(0, ge=0, description="optimizer updates of linear warm-up, counted over the model's life")
-    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's moment decay rates")
-    weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW's weight decay")
-    min_group_size: int = Field(2, ge=2, description="groups with fewer scored rollouts are dropped and counted")
-    layout: LayoutName = Field("auto", description="how rows are computed; auto takes the cheapest by estimate")
-    row_tokens: int = Field(16_384, ge=64, description="token budget of one forward and backward; larger trees are split")
-    logits_chunk: int = Field(512, ge=1, description="targets whose logits are held at once")
-    kl_warn: float = Field(0.02, gt=0, description="sampler-to-learner KL per token above which the step warns")
-    seed: int = Field(0, ge=0, description="seed of anything random inside the step")
+    max_tokens: int = Field(default=2048, ge=1, description="dr_grpo's constant denominator per trajectory, in tokens")
+    epochs: int = Field(default=1, ge=1, le=64, description="passes over the step's samples")
+    minibatches: int = Field(
+        default=1, ge=1, le=1024, description="optimizer updates per epoch; trajectories are dealt to them by id order"
+    )
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are scaled down to this global norm")
+    warmup_updates: int = Field(
+        default=0, ge=0, description="optimizer updates of linear warm-up, counted over the model's life"
+    )
+    betas: tuple[float, float] = Field(default=(0.9, 0.99), description="AdamW's moment decay rates")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW's weight decay")
+    min_group_size: int = Field(
+        default=2, ge=2, description="groups with fewer scored rollouts are dropped and counted"
+    )
+    layout: LayoutName = Field(default="auto", description="how rows are computed; auto takes the cheapest by estimate")
+    row_tokens: int = Field(
+        default=16_384, ge=64, description="token budget of one forward and backward; larger trees are split"
+    )
+    logits_chunk: int = Field(default=512, ge=1, description="targets whose logits are held at once")
+    kl_warn: float = Field(default=0.02, gt=0, description="sampler-to-learner KL per token above which the step warns")
+    seed: int = Field(default=0, ge=0, description="seed of anything random inside the step")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_equivalent(cls, values: Any) -> Any:
+        foreign = [name for name in ELSEWHERE if isinstance(values, dict) and name in values]
+        if foreign:
+            raise ValueError("; ".join(f"no option {name!r} here: use {ELSEWHERE[name]}" for name in foreign))
+        return cast(Any, values)
 
     @property
     def upper_clip(self) -> float:
@@ -95,32 +136,42 @@ class TrainConfig(Options):
 class EngineOptions(Options):
     """What samples and what learns, for one base model."""
 
-    engine: Literal["embedded"] = Field("embedded", description="which inference engine")
-    loader: Literal["auto", "peft"] = Field("auto", description="who loads the base for the learner")
-    device: Device = Field("auto", description="torch device of both processes; auto takes cuda, then cpu")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="precision of the base; auto: float32 on cpu, bfloat16 on cuda")
-    max_model_len: int | None = Field(None, ge=16, description="longest prompt plus completion in tokens; None: the model's own")
-    max_batch: int = Field(64, ge=1, le=1024, description="calls decoded together")
-    threads: int | None = Field(None, ge=1, description="CPU threads of each engine process; None: torch's choice")
-    deterministic: bool = Field(False, description="torch's deterministic algorithms in the learner")
+    engine: Literal["embedded"] = Field(default="embedded", description="which inference engine")
+    loader: Literal["auto", "peft"] = Field(default="auto", description="who loads the base for the learner")
+    device: Device = Field(default="auto", description="torch device of both processes; auto takes cuda, then cpu")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="precision of the base; auto: float32 on cpu, bfloat16 on cuda"
+    )
+    max_model_len: int | None = Field(
+        default=None, ge=16, description="longest prompt plus completion in tokens; None: the model's own"
+    )
+    max_batch: int = Field(default=64, ge=1, le=1024, description="calls decoded together")
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of each engine process; None: torch's choice"
+    )
+    deterministic: bool = Field(default=False, description="torch's deterministic algorithms in the learner")
 
 
 class ServerOptions(Options):
     """Options of `understudy serve`."""
 
-    model: str = Field("tiny", min_length=1, description="base model: `tiny`, a folder, or a Hugging Face name")
-    name: Name = Field("default", description="the trainable model that exists from the start")
-    project: Name = Field("default", description="its project")
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    model: str = Field(default="tiny", min_length=1, description="base model: `tiny`, a folder, or a Hugging Face name")
+    name: Name = Field(default="default", description="the trainable model that exists from the start")
+    project: Name = Field(default="default", description="its project")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     dir: Path = Field(default_factory=lambda: default_dir(), description="where checkpoints and records are kept")
-    store_url: str | None = Field(None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
-    api_key: str | None = Field(None, description="key that clients must send; made and kept in `dir` beyond loopback")
+    store_url: str | None = Field(default=None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
+    api_key: str | None = Field(
+        default=None, description="key that clients must send; made and kept in `dir` beyond loopback"
+    )
     engine: EngineOptions = Field(default_factory=EngineOptions)
-    inference_only: bool = Field(False, description="serve without a learner; train requests are refused")
-    max_body: int = Field(32 * 2**20, ge=1024, description="largest request body in bytes")
-    unclaimed_ttl: float = Field(3600.0, gt=0, description="seconds until a recorded call that no trajectory claimed expires")
-    parent_pid: int | None = Field(None, ge=1, description="end with this process (set by LocalBackend)")
+    inference_only: bool = Field(default=False, description="serve without a learner; train requests are refused")
+    max_body: int = Field(default=32 * 2**20, ge=1024, description="largest request body in bytes")
+    unclaimed_ttl: float = Field(
+        default=3600.0, gt=0, description="seconds until a recorded call that no trajectory claimed expires"
+    )
+    parent_pid: int | None = Field(default=None, ge=1, description="end with this process (set by LocalBackend)")
 
 
 def default_dir() -> Path:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion import Choice
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 Json: TypeAlias = Any
 """A JSON value. (Recursive aliases make pydantic and editors slow; the name says what is meant.)"""
@@ -155,14 +156,14 @@ class Trajectory(History):
         """Add a line to the trajectory's log."""
         self.logs.append(message)
 
-    def finish(self) -> "Trajectory":
+    def finish(self) -> Trajectory:
         """Note the end and the `duration` metric in seconds; returns itself."""
         self.ended_at = time.time()
         self.metrics["duration"] = self.ended_at - self.started_at
         return self
 
     @asynccontextmanager
-    async def track_duration(self, name: str) -> AsyncIterator[None]:
+    async def track_duration(self, name: str) -> AsyncGenerator[None]:
         """Add the seconds spent inside to the metric `{name}_duration`."""
         started = time.monotonic()
         try:
@@ -172,10 +173,15 @@ class Trajectory(History):
             self.metrics[key] = float(self.metrics.get(key, 0.0)) + time.monotonic() - started
 
 
+PendingRollout: TypeAlias = Awaitable[Trajectory] | Callable[[], Awaitable[Trajectory]]
+"""A rollout that has not run: a coroutine, or (so that it can be run again) a callable that gives one."""
+
+
 class TrajectoryGroup(BaseModel):
     """Rollouts of the same scenario, compared with each other.
 
-    May be built from coroutines: `gather_trajectory_groups` then runs them.
+    Built from trajectories, or from coroutines (or callables that give one): these stay `pending` until
+    `gather_trajectory_groups` runs them. Exceptions among the items go to `exceptions`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -186,11 +192,55 @@ class TrajectoryGroup(BaseModel):
     metrics: dict[str, Metric] = Field(default_factory=dict[str, Metric])
     logs: list[str] = Field(default_factory=list[str])
 
+    _pending: tuple[PendingRollout, ...] = PrivateAttr(default=())
+
+    def __init__(
+        self,
+        trajectories: Iterable[Trajectory | BaseException | PendingRollout] = (),
+        *,
+        exceptions: Iterable[RolloutException | BaseException] = (),
+        metadata: Mapping[str, Json] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        logs: Iterable[str] = (),
+    ) -> None:
+        finished: list[Json] = []
+        failed: list[Json] = [as_rollout_exception(item) for item in exceptions]
+        pending: list[PendingRollout] = []
+        for item in trajectories:
+            if isinstance(item, BaseException):
+                failed.append(as_rollout_exception(item))
+            elif isinstance(item, Awaitable) or callable(item):
+                pending.append(cast(PendingRollout, item))
+            else:
+                finished.append(item)
+        super().__init__(
+            trajectories=finished, exceptions=failed, metadata=metadata or {}, metrics=metrics or {}, logs=list(logs)
+        )
+        self._pending = tuple(pending)
+
+    @property
+    def pending(self) -> tuple[PendingRollout, ...]:
+        """The rollouts that have not run yet."""
+        return self._pending
+
+    def take_pending(self) -> tuple[PendingRollout, ...]:
+        """Hand the rollouts that have not run yet to whoever runs them; the group then has none."""
+        pending, self._pending = self._pending, ()
+        return pending
+
     def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]  # a group is its trajectories
         return iter(self.trajectories)
 
     def __len__(self) -> int:
         return len(self.trajectories)
+
+
+def as_rollout_exception(error: RolloutException | BaseException | Json) -> Json:
+    """An exception as it is kept; what is no exception is left for pydantic to check."""
+    if not isinstance(error, BaseException):
+        return error
+    text = "".join(traceback.format_exception(error))
+    return RolloutException(type=type(error).__name__, message=str(error), traceback=text)
 
 
 class Scenario(BaseModel):
@@ -220,6 +270,7 @@ def call_ref(choice: Choice) -> CallRef | None:
     mark = (choice.model_extra or {}).get("understudy")
     if not isinstance(mark, dict) or "call_id" not in mark:
         return None
+    mark = cast(dict[str, Json], mark)
     return CallRef(call_id=str(mark["call_id"]), index=int(mark.get("index", choice.index)))
 
 

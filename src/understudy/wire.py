@@ -8,6 +8,9 @@
 | GET    /api/models/{name} | -> ModelState |
 | POST   /api/models/{name}/fork | ForkRequest -> ModelState |
 | POST   /api/models/{name}/log | LogRequest -> {} |
+| GET    /api/models/{name}/log | -> list[LogRequest], oldest first |
+| GET    /api/models/{name}/state | -> UserState (empty when never written) |
+| PUT    /api/models/{name}/state | UserState -> UserState (replaces it) |
 | GET    /api/models/{name}/checkpoints | -> list[CheckpointState] |
 | DELETE /api/models/{name}/checkpoints/{step} | -> {} |
 | POST   /api/models/{name}/checkpoints/{step}/export | ExportRequest -> ExportResult |
@@ -27,7 +30,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from .config import LoraOptions, Name, TrainConfig
-from .types import Call, CallRef, Frozen, Json, Message, RolloutException, Tool, TrainResult, new_id
+from .types import Call, CallRef, Json, Message, RolloutException, Tool, TrainResult, new_id
 
 TRAJECTORY_HEADER = "x-understudy-trajectory"
 RECORD_HEADER = "x-understudy-record"
@@ -72,16 +75,22 @@ class ForkRequest(Wire):
 
     name: Name
     project: Name | None = None
-    from_step: int | None = Field(None, ge=0)
+    from_step: int | None = Field(default=None, ge=0)
 
 
 class LogRequest(Wire):
     """Metrics of the user's own, kept with the model."""
 
-    split: str = Field("val", min_length=1, max_length=64)
-    step: int | None = Field(None, ge=0)
+    split: str = Field(default="val", min_length=1, max_length=64)
+    step: int | None = Field(default=None, ge=0)
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
     trajectory_ids: tuple[str, ...] = ()
+
+
+class UserState(Wire):
+    """A JSON object of the user's own, kept with the model."""
+
+    value: dict[str, Json] = Field(default_factory=dict)
 
 
 class CheckpointState(Wire):

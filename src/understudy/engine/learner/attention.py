@@ -1,0 +1,188 @@
+"""Attention on a token tree, registered with transformers under `NAME`. Rows without a tree take torch's SDPA.
+
+On CPU the pieces of `pieces.py` run through torch's flash kernel. The softmax parts of a query are merged by their
+log-sum-exp; given the merged output and log-sum-exp, the kernel's backward yields each part's exact gradient (the
+identity of ring attention, 2310.01889). Elsewhere each run attends to its concatenated ancestors by SDPA.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeArgument=false
+# torch's custom operators and autograd functions carry no types.
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from .pieces import Kind, Piece
+from .token_tree import Ints, Segments
+
+NAME = "understudy_tree"
+"""The attention implementation's name. It has no mask function, so transformers builds no mask for it."""
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001  # returns the log-sum-exp
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001
+
+
+class TreeContext:
+    """What attention must know of one tree row: its runs, pieces and subtree ends. Masks are made once per row."""
+
+    def __init__(self, segments: Segments, pieces: tuple[Piece, ...], subtree_end: Ints) -> None:
+        self.segments = segments
+        self.pieces = pieces
+        self._subtree_end = torch.from_numpy(subtree_end)
+        self._masks: dict[tuple[int, int, torch.dtype], Tensor] = {}
+
+    def block_mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
+        """The additive mask [1, 1, n, n] of tokens start..end-1 among themselves."""
+        key = (start, end, dtype)
+        if key not in self._masks:
+            at = torch.arange(start, end)
+            seen = (at[None] <= at[:, None]) & (at[:, None] < self._subtree_end[start:end][None])
+            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+            self._masks[key] = mask[None, None]
+        return self._masks[key]
+
+
+def register() -> None:
+    """Make `attn_implementation=NAME` known to transformers; harmless when repeated."""
+    AttentionInterface.register(NAME, tree_attention)
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    understudy_tree: TreeContext | None = None,
+    **kwargs: Any,  # transformers' own protocol of attention functions
+) -> tuple[Tensor, None]:
+    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]. Raises ValueError for a mask or dropout."""
+    if understudy_tree is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    if attention_mask is not None or dropout:
+        raise ValueError("tree attention takes no mask and no dropout: the tree is the mask")
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if query.device.type == "cpu" and query.shape[-1] == value.shape[-1]:
+        out: Tensor = _TreeAttention.apply(query, key, value, understudy_tree, scale)
+    else:
+        out = by_runs(query, key, value, understudy_tree.segments, scale)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def by_runs(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
+    """The portable path, for any device: each run's queries against its concatenated ancestors and itself."""
+    lengths: list[int] = (segments.end - segments.start).tolist()
+    queries, keys, values = query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2)
+    parents: list[int] = segments.parent.tolist()
+    outs: list[Tensor] = []
+    for s, own in enumerate(lengths):
+        chain = [s]
+        while (above := parents[chain[0]]) >= 0:
+            chain.insert(0, above)
+        depth = int(segments.depth[s])
+        seen = torch.ones(own, depth + own, dtype=torch.bool, device=query.device).tril_(depth)
+        outs.append(
+            scaled_dot_product_attention(
+                queries[s],
+                torch.cat([keys[i] for i in chain], 2),
+                torch.cat([values[i] for i in chain], 2),
+                attn_mask=seen,
+                scale=scale,
+            )
+        )
+    return torch.cat(outs, 2)
+
+
+class _TreeAttention(torch.autograd.Function):
+    """query, key, value [1, H, T, D] of one tree row, on CPU -> [1, H, T, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tree: TreeContext, scale: float) -> Tensor:
+        _, heads, tokens, width = query.shape
+        out = query.new_empty(1, tokens, heads, width).transpose(1, 2)
+        lse_type = torch.float64 if query.dtype == torch.float64 else torch.float32
+        lse = query.new_empty(1, tokens, heads, dtype=lse_type).transpose(1, 2)
+        exact = out if out.dtype == lse_type else out.to(lse_type)  # half precision is merged in float32
+        for piece in tree.pieces:
+            part, part_lse = _flash(
+                _cut(query, piece.query, piece.batch),
+                _cut(key, piece.key, piece.batch),
+                _cut(value, piece.key, piece.batch),
+                attn_mask=_mask(tree, piece, query.dtype),
+                is_causal=piece.kind is Kind.CAUSAL,
+                scale=scale,
+            )
+            here = slice(*piece.query)
+            if piece.kind is Kind.ABOVE:
+                _merge(exact[:, :, here], lse[:, :, here], part, part_lse)
+            else:
+                _cut(exact, piece.query, piece.batch).copy_(part)
+                _cut(lse, piece.query, piece.batch).copy_(part_lse)
+        if exact is not out:
+            out.copy_(exact)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.tree, ctx.scale = tree, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        query, key, value, out, lse = ctx.saved_tensors
+        grad = grads[0]
+        grad_query, grad_key, grad_value = (_like(source) for source in (query, key, value))
+        for piece in ctx.tree.pieces:
+            parts = _flash_backward(
+                _cut(grad, piece.query, piece.batch),
+                _cut(query, piece.query, piece.batch),
+                _cut(key, piece.key, piece.batch),
+                _cut(value, piece.key, piece.batch),
+                _cut(out, piece.query, piece.batch),
+                _cut(lse, piece.query, piece.batch),
+                0.0,
+                piece.kind is Kind.CAUSAL,
+                attn_mask=_mask(ctx.tree, piece, query.dtype),
+                scale=ctx.scale,
+            )
+            places = ((grad_query, piece.query), (grad_key, piece.key), (grad_value, piece.key))
+            for part, (whole, span) in zip(parts, places, strict=True):
+                target = _cut(whole, span, piece.batch)
+                target.add_(part) if piece.kind is Kind.ABOVE else target.copy_(part)
+        return grad_query, grad_key, grad_value, None, None
+
+
+def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Merge a softmax part into `out` and `lse`, in place: out = sum of parts weighted by exp(their lse - total)."""
+    weight = torch.sigmoid(part_lse - lse)  # exp(part_lse) / (exp(part_lse) + exp(lse))
+    lse.copy_(torch.logaddexp(lse, part_lse))
+    out.lerp_(part.to(out.dtype), weight.unsqueeze(-1))
+
+
+def _cut(whole: Tensor, span: tuple[int, int], batch: int) -> Tensor:
+    """The slice of [1, H, T, ...] as [batch, H, T / batch, ...]: a view."""
+    piece = whole[:, :, span[0] : span[1]]
+    if batch == 1:
+        return piece
+    return piece[0].unflatten(1, (batch, -1)).transpose(0, 1)
+
+
+def _mask(tree: TreeContext, piece: Piece, dtype: torch.dtype) -> Tensor | None:
+    return tree.block_mask(*piece.query, dtype) if piece.kind is Kind.BLOCK else None
+
+
+def _like(source: Tensor) -> Tensor:
+    """An empty tensor [1, H, T, D] laid out as [1, T, H, D], as the projections need it."""
+    _, heads, tokens, width = source.shape
+    return source.new_empty(1, tokens, heads, width).transpose(1, 2)

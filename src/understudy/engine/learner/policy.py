@@ -1,0 +1,260 @@
+"""The policy that learns: one frozen base model with one LoRA adapter, and the logprobs of its rows."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# transformers and peft build their classes at run time and carry partial types.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ...config import LoraOptions
+from ...errors import ConfigError
+from . import attention
+from .cost import ModelShape
+from .layouts import ComputeRow
+from .target_logprobs import TargetSettings, target_logprobs
+
+CALL_FLOPS = {"cpu": 2e5, "cuda": 5e8}
+"""Operations done in one kernel launch: 4 us at 50 GFLOP/s, 5 us at 100 TFLOP/s. Other devices count as cuda."""
+ADAPTER_FILE = "adapter_model.safetensors"
+
+
+class Policy:
+    """One base model and its adapter. Not safe for threads."""
+
+    def __init__(
+        self,
+        model: PeftModel,
+        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        tree_refused: str | None,
+        lora: LoraOptions,
+    ) -> None:
+        self.tree_refused = tree_refused
+        self._model = model
+        self._tokenizer = tokenizer
+        self._lora = lora
+        self._read_model()
+
+    @classmethod
+    def load(
+        cls,
+        base: Path,
+        lora: LoraOptions,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        *,
+        threads: int | None = None,
+        deterministic: bool = False,
+        loader: Literal["auto", "peft"] = "peft",
+        name: str | None = None,
+    ) -> Policy:
+        """The base in folder `base`, with a fresh adapter. `name` is written into saved adapters as their base (default:
+        the folder). `threads` and `deterministic` hold for the whole process. Raises ConfigError, OSError."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if deterministic:
+            torch.use_deterministic_algorithms(True)
+        if loader not in ("auto", "peft"):
+            raise ConfigError(f"loader: unknown loader {loader!r}; allowed: auto, peft")
+        attention.register()
+        refused = _tree_refused(base)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, attn_implementation="sdpa" if refused else attention.NAME
+        )
+        model.to(torch.device(device))  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
+        _check_head(model)
+        model.config._name_or_path = name or str(base)  # noqa: SLF001  # what PEFT writes as the adapter's base
+
+        def tokenizer() -> PreTrainedTokenizerBase:
+            return AutoTokenizer.from_pretrained(base)
+
+        return cls(_with_adapter(model, lora), tokenizer, refused, lora)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The base's tokenizer, with its chat template."""
+        if not isinstance(self._tokenizer, PreTrainedTokenizerBase):
+            self._tokenizer = self._tokenizer()
+        return self._tokenizer
+
+    @property
+    def model(self) -> PeftModel:
+        """The wrapped model, for merging and export."""
+        return self._model
+
+    @property
+    def lora(self) -> LoraOptions:
+        """The adapter's options."""
+        return self._lora
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The base's precision."""
+        return self._head.weight.dtype
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the logits cover."""
+        return int(self._head.weight.shape[0])
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """The adapter's parameters by name, in the model's order. `reset_adapter` makes new ones."""
+        return {name: value for name, value in self._model.named_parameters() if value.requires_grad}
+
+    def reset_adapter(self, lora: LoraOptions) -> None:
+        """Replace the adapter by a fresh one: A drawn from `lora.seed`, B zero. Optimizers must be made again."""
+        self._model = _with_adapter(self._model.unload(), lora)  # pyright: ignore[reportCallIssue]  # PEFT types it as a Tensor
+        self._lora = lora
+        self._read_model()
+
+    def load_adapter(self, folder: Path) -> None:
+        """Take the weights of a saved adapter of the same shape. Raises ConfigError when it does not fit, OSError."""
+        saved = PeftConfig.from_pretrained(str(folder))
+        here = self._model.peft_config["default"]
+        for field in ("r", "lora_alpha"):
+            if getattr(saved, field, None) != getattr(here, field):
+                found, wanted = getattr(saved, field, None), getattr(here, field)
+                raise ConfigError(f"adapter {folder}: {field} is {found!r}, this model was registered with {wanted!r}")
+        weights = load_file(folder / ADAPTER_FILE)
+        expected = self.adapter_weights()
+        if {name: value.shape for name, value in weights.items()} != {n: v.shape for n, v in expected.items()}:
+            raise ConfigError(
+                f"adapter {folder}: its layers are not those of this base model and its target_modules "
+                f"({len(weights)} tensors in the file, {len(expected)} expected)"
+            )
+        set_peft_model_state_dict(self._model, weights)
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write adapter_config.json and adapter_model.safetensors, as PEFT and vLLM load them. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: value.detach().cpu().contiguous() for name, value in self.adapter_weights().items()}
+        save_file(weights, folder / ADAPTER_FILE, metadata={"format": "pt"})
+        config = self._model.peft_config["default"]
+        training, config.inference_mode = config.inference_mode, True
+        try:
+            config.save_pretrained(str(folder))
+        finally:
+            config.inference_mode = training
+
+    def adapter_weights(self) -> dict[str, Tensor]:
+        """The adapter's tensors under the names that PEFT saves."""
+        return get_peft_model_state_dict(self._model, save_embedding_layers=False)
+
+    def row_logprobs(
+        self, row: ComputeRow, targets: TargetSettings, *, adapter: bool = True, logits_chunk: int = 512
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """logprobs [n], entropy [n] (detached, nats), kept [n] bool of the row's targets, in the order of
+        `row.target_ids`, under their calls' sampling settings. Differentiable unless grad is off.
+
+        A token outside the kept set has logprob 0, no gradient and kept False. `adapter=False`: the base's.
+        """
+        if not adapter:
+            with self._model.disable_adapter():
+                return self._row_logprobs(row, targets, logits_chunk)
+        return self._row_logprobs(row, targets, logits_chunk)
+
+    def _row_logprobs(self, row: ComputeRow, targets: TargetSettings, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+        device = self._head.weight.device
+        ids = torch.from_numpy(row.token_ids).to(device)
+        positions = torch.from_numpy(row.positions).to(device)
+        if row.forest is None:
+            output = self._body(input_ids=ids, position_ids=positions, use_cache=False)
+        else:
+            if self.tree_refused is not None:
+                raise ConfigError(f"layout: this model cannot be trained on a tree: {self.tree_refused}")
+            forest = row.forest
+            tree = attention.TreeContext(forest.segments, forest.pieces, forest.subtree_end)
+            output = self._body(input_ids=ids, position_ids=positions, use_cache=False, understudy_tree=tree)
+        hidden: Tensor = output.last_hidden_state.flatten(0, 1)
+        return target_logprobs(
+            hidden,
+            row.target_predictors,
+            targets,
+            row.target_ids,
+            self._head,
+            chunk=chunk,
+            head_trains=any(value.requires_grad for value in self._head.parameters()),
+        )
+
+    def _read_model(self) -> None:
+        base = self._model.get_base_model()
+        self._body: nn.Module = getattr(base, base.base_model_prefix)
+        self._head: nn.Linear = base.get_output_embeddings()
+        self.shape = _shape(base, self.trainable_parameters(), self._head)
+
+
+def _with_adapter(model: PreTrainedModel, lora: LoraOptions) -> PeftModel:
+    """`model` with a fresh adapter, drawn from the seed on the CPU, whatever the device."""
+    modules = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    config = LoraConfig(
+        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=modules, task_type="CAUSAL_LM"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(lora.seed)
+        try:
+            wrapped = get_peft_model(model, config)
+        except ValueError as error:
+            raise ConfigError(f"lora.target_modules {lora.target_modules!r}: {error}") from error
+    wrapped.eval()
+    if lora.dropout:
+        for module in wrapped.modules():
+            if isinstance(module, nn.Dropout):
+                module.train()
+    if model.dtype == torch.float64:
+        wrapped.to(torch.float64)
+    return wrapped
+
+
+def _tree_refused(base: Path) -> str | None:
+    """Why the architecture forbids the tree, as far as its configuration says; None when it does not."""
+    config = AutoConfig.from_pretrained(base).get_text_config()
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    if others:
+        return f"layers of type {', '.join(others)}: a window or a state does not follow branches"
+    if getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True):
+        return f"a sliding window of {config.sliding_window} tokens does not follow branches"
+    return None
+
+
+@torch.no_grad()
+def _check_head(model: PreTrainedModel) -> None:
+    """Logits must be the output embedding of the body's last state: training computes them where targets are only."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"base model {model.config.model_type!r}: its output layer is {type(head).__name__}, not Linear"
+        )
+    ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
+    hidden = getattr(model, model.base_model_prefix)(input_ids=ids, use_cache=False).last_hidden_state
+    expected = model(input_ids=ids, use_cache=False).logits
+    if not torch.allclose(head(hidden), expected, rtol=1e-3, atol=1e-3):
+        raise ConfigError(
+            f"base model {model.config.model_type!r} transforms its logits (soft-capping or scaling), which the learner "
+            "does not reproduce: choose another base model"
+        )
+
+
+def _shape(base: PreTrainedModel, trainable: dict[str, nn.Parameter], head: nn.Linear) -> ModelShape:
+    config = base.config.get_text_config()
+    heads = int(config.num_attention_heads)
+    tables = {id(head.weight), *(id(m.weight) for m in base.modules() if isinstance(m, nn.Embedding))}
+    frozen = [p for p in base.parameters() if not p.requires_grad and p.ndim >= 2 and id(p) not in tables]
+    shape = ModelShape(
+        layers=int(config.num_hidden_layers),
+        heads=heads,
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        linear=sum(p.numel() for p in frozen),
+        lora=sum(p.numel() for p in trainable.values()),
+        head=head.weight.numel(),
+    )
+    return replace(shape, call_flops=CALL_FLOPS["cpu" if head.weight.device.type == "cpu" else "cuda"])

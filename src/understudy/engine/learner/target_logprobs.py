@@ -1,0 +1,192 @@
+"""Log-probabilities of sampled tokens under the settings they were sampled with.
+
+Order of the settings, as vLLM's `processed_logprobs`: temperature, min-p, top-k, top-p; then log-softmax.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+# torch's autograd functions carry no types.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+Head = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class TargetSettings:
+    """Per target of the step, arrays [N]: the sampled token and the sampling settings of its call.
+
+    top_p 1, top_k 0 and min_p 0 are off. A target at temperature 0 is never kept.
+    """
+
+    token_ids: NDArray[np.int64]
+    temperature: NDArray[np.float64]
+    top_p: NDArray[np.float64]
+    top_k: NDArray[np.int64]
+    min_p: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Settings of some targets as tensors [n]; None where no target of the chunk uses the setting."""
+
+    token_ids: Tensor
+    temperature: Tensor | None
+    top_p: Tensor | None
+    top_k: Tensor | None
+    min_p: Tensor | None
+    sampled: Tensor
+
+
+def target_logprobs(
+    hidden: Tensor,
+    predictors: NDArray[np.int64],
+    targets: TargetSettings,
+    target_ids: NDArray[np.int64],
+    head: Head,
+    *,
+    chunk: int,
+    head_trains: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """hidden [T, H]; target i is predicted at hidden[predictors[i]] -> logprobs, entropy (detached), kept, each [n].
+
+    Equal targets are computed once. Logits exist for `chunk` targets at a time, forward and backward.
+    `head_trains`: the head has trained weights, so its logits are computed again in the backward pass.
+    """
+    table = np.stack(
+        [
+            predictors.astype(np.float64),
+            targets.token_ids[target_ids].astype(np.float64),
+            targets.temperature[target_ids],
+            targets.top_p[target_ids],
+            targets.top_k[target_ids].astype(np.float64),
+            targets.min_p[target_ids],
+        ]
+    )
+    first, inverse = _distinct(table)
+    at = torch.from_numpy(predictors[first]).to(hidden.device)
+    chunks = [_settings(table[1:, first[i : i + chunk]], hidden) for i in range(0, len(first), chunk)]
+    places = at.split(chunk)
+    if head_trains or not torch.is_grad_enabled():
+        parts = [_plain(hidden, place, settings, head) for place, settings in zip(places, chunks, strict=True)]
+        logprobs, entropy, kept = (torch.cat(column) for column in zip(*parts, strict=True))
+    else:
+        logprobs, entropy, kept = _FrozenHead.apply(hidden, places, chunks, head)
+    back = torch.from_numpy(inverse).to(hidden.device)
+    return logprobs[back], entropy[back], kept[back]
+
+
+def _distinct(table: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Columns that differ: the index of each one's first appearance, ascending, and which of them each column is."""
+    _, first, inverse = np.unique(table, axis=1, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[inverse.reshape(-1)]
+
+
+def _settings(columns: NDArray[np.float64], like: Tensor) -> _Chunk:
+    tokens, temperature, top_p, top_k, min_p = columns
+    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
+
+    def tensor(values: NDArray[Any], off: NDArray[np.bool_], dtype: torch.dtype = exact) -> Tensor | None:
+        return None if off.all() else torch.from_numpy(values).to(like.device, dtype)
+
+    greedy = temperature <= 0
+    return _Chunk(
+        token_ids=torch.from_numpy(tokens.astype(np.int64)).to(like.device),
+        temperature=tensor(np.where(greedy, 1.0, temperature), greedy | (temperature == 1.0)),
+        top_p=tensor(top_p, top_p >= 1.0),
+        top_k=tensor(top_k, top_k <= 0, torch.int64),
+        min_p=tensor(min_p, min_p <= 0.0),
+        sampled=torch.from_numpy(~greedy).to(like.device),
+    )
+
+
+def _plain(hidden: Tensor, place: Tensor, chunk: _Chunk, head: Head) -> tuple[Tensor, Tensor, Tensor]:
+    def run(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _chunk_logprobs(head(states), chunk)
+
+    states = hidden[place]
+    if not torch.is_grad_enabled():
+        return run(states)
+    result: tuple[Tensor, Tensor, Tensor] = checkpoint(run, states, use_reentrant=False)
+    return result
+
+
+def _chunk_logprobs(logits: Tensor, chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
+    """logits [n, V] -> logprobs, entropy, kept [n]; a token outside the kept set has logprob 0 and no gradient."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if chunk.temperature is not None:
+        logits = logits / chunk.temperature[:, None]
+    kept = chunk.sampled
+    filtered = chunk.top_p is not None or chunk.top_k is not None or chunk.min_p is not None
+    if filtered:
+        outside = _outside(logits.detach(), chunk)
+        logits = logits.masked_fill(outside, float("-inf"))
+        kept = kept & ~outside.gather(1, chunk.token_ids[:, None])[:, 0]
+    logprobs = logits.log_softmax(-1)
+    detached = logprobs.detach()
+    finite = detached.masked_fill(detached == float("-inf"), 0.0) if filtered else detached
+    entropy = -(detached.exp() * finite).sum(-1)
+    chosen = logprobs.gather(1, chunk.token_ids[:, None])[:, 0]
+    return torch.where(kept, chosen, torch.zeros_like(chosen)), entropy, kept
+
+
+def _outside(logits: Tensor, chunk: _Chunk) -> Tensor:
+    """Which tokens [n, V] the call's min-p, top-k and top-p exclude, each after the one before it."""
+    outside = torch.zeros_like(logits, dtype=torch.bool)
+    if chunk.min_p is not None:
+        probs = logits.softmax(-1)
+        outside |= probs < probs.amax(-1, keepdim=True) * chunk.min_p[:, None]
+    if chunk.top_k is not None:
+        ranked = logits.masked_fill(outside, float("-inf")).sort(-1, descending=True).values
+        size = logits.shape[-1]
+        last = torch.where(chunk.top_k > 0, chunk.top_k, size).clamp(1, size) - 1
+        outside |= logits < ranked.gather(1, last[:, None])
+    if chunk.top_p is not None:
+        ranked, places = logits.masked_fill(outside, float("-inf")).sort(-1)
+        low = ranked.softmax(-1).cumsum(-1) <= 1 - chunk.top_p[:, None]
+        low[:, -1] = False
+        outside |= torch.zeros_like(outside).scatter_(1, places, low)
+    return outside
+
+
+class _FrozenHead(torch.autograd.Function):
+    """A target's logprob depends on one hidden state only, so the forward pass keeps d logprob / d hidden, [n, H], and the
+    backward pass scales it: logits are computed once and never kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, places: tuple[Tensor, ...], chunks: list[_Chunk], head: Head
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        slopes: list[Tensor] = []
+        columns: list[tuple[Tensor, Tensor, Tensor]] = []
+        for place, chunk in zip(places, chunks, strict=True):
+            with torch.enable_grad():
+                states = hidden[place].detach().requires_grad_()
+                logprobs, entropy, kept = _chunk_logprobs(head(states), chunk)
+                slopes.append(torch.autograd.grad(logprobs.sum(), states)[0])
+            columns.append((logprobs.detach(), entropy.detach(), kept))
+        ctx.save_for_backward(torch.cat(slopes), torch.cat(places))
+        ctx.shape = hidden.shape
+        logprobs, entropy, kept = (torch.cat(column) for column in zip(*columns, strict=True))
+        ctx.mark_non_differentiable(entropy, kept)
+        return logprobs, entropy, kept
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        slopes, places = ctx.saved_tensors
+        grad = slopes.new_zeros(ctx.shape)
+        grad.index_add_(0, places, (slopes * grads[0][:, None]).to(slopes.dtype))
+        return grad, None, None, None

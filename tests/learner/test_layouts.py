@@ -1,0 +1,123 @@
+"""Logprobs and gradients do not depend on layout, packing, splitting or order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from understudy.config import LayoutName
+from understudy.engine.learner.cost import ModelShape
+from understudy.engine.learner.layouts import plan
+from understudy.engine.learner.policy import Policy
+from understudy.engine.learner.target_logprobs import TargetSettings
+from understudy.engine.learner.token_tree import Row
+
+VOCABULARY = 29
+LAYOUTS = get_args(LayoutName)
+Policies = Callable[[str, torch.dtype], Policy]
+Calls = list[tuple[list[int], list[int]]]
+tokens = st.lists(st.integers(0, 3), min_size=1, max_size=9)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Calls:
+    """Calls of a step: turns that go on from earlier calls, branches inside them, repeats, and fresh starts."""
+    made: Calls = [(draw(tokens), draw(tokens))]
+    for _ in range(draw(st.integers(0, 7))):
+        prompt, completion = draw(st.sampled_from(made))
+        kind = draw(st.sampled_from(["turn", "sample", "repeat", "fork", "fresh"]))
+        if kind == "turn":
+            made.append((prompt + completion + draw(tokens), draw(tokens)))
+        elif kind == "sample":
+            made.append((prompt, draw(tokens)))
+        elif kind == "repeat":
+            made.append((prompt, completion))
+        elif kind == "fork":
+            whole = prompt + completion
+            made.append((whole[: draw(st.integers(1, len(whole)))], draw(tokens)))
+        else:
+            made.append((draw(tokens), draw(tokens)))
+    return draw(st.permutations(made))
+
+
+def as_rows(made: Calls) -> list[Row]:
+    offsets = np.cumsum([0, *(len(completion) for _, completion in made)])
+    return [
+        Row(np.array(p, np.int32), np.array(c, np.int32), int(o)) for (p, c), o in zip(made, offsets[:-1], strict=True)
+    ]
+
+
+def as_targets(rows: Sequence[Row], seed: int) -> TargetSettings:
+    """Sampled tokens with a temperature of their own each, and no filters."""
+    ids = np.concatenate([row.completion_ids for row in rows]).astype(np.int64)
+    draw = np.random.default_rng(seed)
+    ones = np.ones(len(ids))
+    return TargetSettings(ids, draw.choice([0.7, 1.0, 1.5], len(ids)), ones, np.zeros(len(ids), np.int64), 0 * ones)
+
+
+def computed(
+    policy: Policy, rows: Sequence[Row], layout: LayoutName, row_tokens: int, chunk: int = 512
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All logprobs by target number, and the gradient of a fixed random combination of them."""
+    targets = as_targets(rows, 3)
+    weights = torch.from_numpy(np.random.default_rng(4).normal(size=len(targets.token_ids)))
+    logprobs = torch.full((len(weights),), torch.nan, dtype=torch.float64)
+    parameters = list(policy.trainable_parameters().values())
+    total = [torch.zeros_like(value) for value in parameters]
+    for row in plan(rows, layout, row_tokens, policy.shape).rows:
+        values, _, _ = policy.row_logprobs(row, targets, logits_chunk=chunk)
+        at = torch.from_numpy(row.target_ids)
+        assert torch.isnan(logprobs[at]).all(), "a target was computed twice"
+        logprobs[at] = values.detach().double()
+        for part, grad in zip(total, torch.autograd.grad((values * weights[at]).sum(), parameters), strict=True):
+            part += grad
+    assert not torch.isnan(logprobs).any(), "a target was not computed"
+    return logprobs, torch.cat([part.flatten() for part in total]).double()
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The relative error in the 2-norm."""
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=calls(), row_tokens=st.sampled_from([1, 8, 20, 64, 4096]), chunk=st.sampled_from([1, 7, 512]))
+def test_every_layout_and_split_gives_the_reference_logprobs_and_gradients(
+    policies: Policies, family: str, made: Calls, row_tokens: int, chunk: int
+) -> None:
+    policy = policies(family, torch.float64)
+    rows = as_rows(made)
+    logprobs, gradient = computed(policy, rows, "call_rows", 1)  # one row at a time: no padding, no tree
+    for layout in LAYOUTS:
+        found, found_gradient = computed(policy, rows, layout, row_tokens, chunk)
+        assert distance(found, logprobs) < 1e-10, layout
+        assert distance(found_gradient, gradient) < 1e-9, layout
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=calls(), row_tokens=st.sampled_from([12, 4096]))
+def test_single_precision_agrees_with_the_reference_to_1e_4(policies: Policies, made: Calls, row_tokens: int) -> None:
+    rows = as_rows(made)
+    logprobs, gradient = computed(policies("qwen2", torch.float64), rows, "call_rows", 1)
+    for layout in LAYOUTS:
+        found, found_gradient = computed(policies("qwen2", torch.float32), rows, layout, row_tokens)
+        assert distance(found, logprobs) < 1e-4, layout
+        assert distance(found_gradient, gradient) < 1e-4, layout
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=calls(), data=st.data())
+def test_the_order_of_the_calls_changes_nothing(policies: Policies, made: Calls, data: st.DataObject) -> None:
+    policy, rows = policies("qwen2", torch.float64), as_rows(made)
+    shuffled = data.draw(st.permutations(rows))
+    first, second = (plan(order, "tree", 30, policy.shape) for order in (rows, shuffled))
+    for a, b in zip(first.rows, second.rows, strict=True):
+        assert a.token_ids.tolist() == b.token_ids.tolist()
+        assert sorted(a.target_ids.tolist()) == sorted(b.target_ids.tolist())

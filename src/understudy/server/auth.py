@@ -9,6 +9,7 @@ import ipaddress
 import os
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -28,17 +29,25 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def key_for(host: str, given: str | None, folder: Path) -> str | None:
-    """The key in force: the given one; beyond loopback the kept one, made if there is none (0600); else None."""
+@dataclass(frozen=True)
+class Key:
+    """The key in force. `made`: just now, so that it must be shown once; `kept`: the file that holds it."""
+
+    text: str
+    kept: Path | None = None
+    made: bool = False
+
+
+def key_for(host: str, given: str | None, folder: Path) -> Key | None:
+    """The given key; beyond loopback the kept one, made if there is none (0600); else None. Raises ConfigError."""
     if given is not None:
         if not given.strip() or not given.isascii() or not given.isprintable():
             raise ConfigError("--api-key: must be printable ASCII and not empty")
-        return given
-    return None if is_loopback(host) else kept_key(folder)
+        return Key(given)
+    return None if is_loopback(host) else _kept_key(folder)
 
 
-def kept_key(folder: Path) -> str:
-    """The key in `{dir}/key`, made when there is none."""
+def _kept_key(folder: Path) -> Key:
     path = folder / "key"
     try:
         kept = path.read_text("ascii").strip()
@@ -46,12 +55,12 @@ def kept_key(folder: Path) -> str:
         kept = ""
     if kept:
         path.chmod(0o600)
-        return kept
+        return Key(kept, path)
     key = "us-" + secrets.token_urlsafe(32)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(key + "\n")
-    return key
+    return Key(key, path, made=True)
 
 
 class Guard:
@@ -70,7 +79,11 @@ class Guard:
         if sent is None:
             return 401, "missing_api_key", "This server needs a key: send the header `Authorization: Bearer <key>`"
         if not hmac.compare_digest(sent, self._key):
-            return 401, "invalid_api_key", "The key is wrong; the server keeps its own in the file `key` of its directory"
+            return (
+                401,
+                "invalid_api_key",
+                "The key is wrong; the server keeps its own in the file `key` of its directory",
+            )
         return None
 
     def _host_refusal(self, host: str) -> tuple[int, str, str] | None:

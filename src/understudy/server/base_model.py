@@ -73,7 +73,7 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except LocalEntryNotFoundError as error:
         raise ConfigError(_not_found(name, "the hub cannot be reached and it is not in the local cache")) from error
-    except Exception as error:  # noqa: BLE001  # the hub's client raises many kinds; each means that there is no model
+    except Exception as error:  # the hub's client raises many kinds; each means that there is no model
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(_not_found(name, first)) from error
 

@@ -18,8 +18,8 @@ from ..engine.protocol import (
     LEARNER_MODULE,
     Event,
     Failed,
-    Merged,
     MergeCommand,
+    Merged,
     Ready,
     StopCommand,
     TrainCommand,
@@ -46,6 +46,7 @@ class LearnerClient:
         self._one_at_a_time = asyncio.Lock()
         self._early: asyncio.Task[None] | None = None
         self._ended = False
+        self._busy = False
         self.state: State = "stopped"
         self.facts: dict[str, str] = {}
 
@@ -67,7 +68,10 @@ class LearnerClient:
             except EngineError as error:
                 yield Failed(request_id=command.request_id, reason="failed", message=str(error))
                 return
+            self._busy = True
             async for event in self._events(child, command.request_id):
+                if isinstance(event, Trained | Merged | Failed):
+                    self._busy = False
                 yield event
 
     async def stop(self, deadline: float = 10.0) -> None:
@@ -80,7 +84,7 @@ class LearnerClient:
         child = self._child
         if child is None or child.returncode is not None:
             return
-        if not self._one_at_a_time.locked():
+        if not self._busy and self.state == "ready":
             with suppress(EngineError):
                 await _send(child, StopCommand())
             with suppress(TimeoutError):

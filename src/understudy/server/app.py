@@ -1,0 +1,153 @@
+"""The HTTP application: routes, who may call, how large a body may be, and one shape for every error."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .. import __version__
+from ..errors import UnderstudyError
+from ..types import Json
+from ..wire import Health
+from . import openai_api, status_page, training_api, trajectory_api
+from .auth import Guard
+from .errors import ApiError, as_api_error
+from .services import Given, Services
+
+log = logging.getLogger(__name__)
+
+
+def build(services: Services, guard: Guard) -> FastAPI:
+    """The application over services that are open; whoever opened them closes them."""
+    app = FastAPI(title="Understudy", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.services = services
+    for router in (openai_api.router, trajectory_api.router, training_api.router, status_page.router):
+        app.include_router(router)
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_exception_handler(UnderstudyError, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_body)
+    app.add_exception_handler(HTTPException, _refuse_route)
+    app.add_exception_handler(OSError, _refuse_disk)
+    app.add_exception_handler(Exception, _confess)
+    app.add_middleware(Gate, guard=guard, max_body=services.options.max_body)
+    return app
+
+
+async def health(given: Given) -> Health:
+    """`ok` once the sampler answers; `detail` says why not."""
+    state = given.sampler.state
+    status = "ok" if state == "ok" else "starting" if state == "starting" else "failed"
+    return Health(
+        status=status,
+        version=__version__,
+        base_model=given.base.name,
+        engine=given.options.engine.engine,
+        pid=os.getpid(),
+        detail=given.sampler.detail,
+    )
+
+
+class Gate:
+    """Before any route: the key or the Host header, and the body's size."""
+
+    def __init__(self, app: ASGIApp, guard: Guard, max_body: int) -> None:
+        self._app = app
+        self._guard = guard
+        self._max_body = max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        refusal = self._guard.refusal(scope["path"], headers)
+        if refusal is not None:
+            status, code, message = refusal
+            challenge = (
+                {"www-authenticate": 'Basic realm="understudy"'} if status == 401 and scope["path"] == "/" else None
+            )
+            return await ApiError(status, message, code=code).response(challenge)(scope, receive, send)
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > self._max_body:
+            return await self._too_large().response({"connection": "close"})(scope, receive, send)
+        return await self._app(scope, self._counted(receive), send)
+
+    def _counted(self, receive: Receive) -> Receive:
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b"")) if message["type"] == "http.request" else 0
+            if seen > self._max_body:
+                raise self._too_large()
+            return message
+
+        return counted
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"The request body is larger than {self._max_body} bytes; raise the server's --max-body",
+            code="body_too_large",
+        )
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, UnderstudyError)
+    answer = as_api_error(error)
+    if answer.status >= 500:
+        log.error("%s %s: %s", request.method, request.url.path, answer)
+    return answer.response()
+
+
+async def _refuse_body(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    lines: list[str] = []
+    params: list[str] = []
+    for fault in error.errors():
+        place = [str(part) for part in fault["loc"]]
+        field = ".".join(place[1:] if place[0] in ("body", "query", "path") else place) or "body"
+        params.append(field)
+        if fault["type"] == "json_invalid":
+            lines.append(f"The body is no JSON: {fault.get('ctx', {}).get('error', fault['msg'])}")
+        else:
+            lines.append(f"{field}: {fault['msg']} (got {_short(fault.get('input'))})")
+    return ApiError(400, "\n".join(lines), params[0], "invalid_value").response()
+
+
+def _short(value: Json) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        message = f"There is no {request.method} {request.url.path} here"
+    elif error.status_code == 405:
+        message = f"{request.method} is not allowed for {request.url.path}"
+    else:
+        message = str(error.detail)
+    return ApiError(error.status_code, message).response(error.headers)
+
+
+async def _refuse_disk(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OSError)
+    log.error("%s %s: %s", request.method, request.url.path, error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ApiError(507, f"No space left on the server's disk: {error}", code="disk_full").response()
+    return ApiError(500, f"The server could not read or write a file: {error}", code="file_error").response()
+
+
+async def _confess(request: Request, error: Exception) -> Response:
+    """A defect of ours: the traceback is in the log, its kind in the answer."""
+    return ApiError(
+        500, f"{type(error).__name__} in the server; the traceback is in its log", code="internal_error"
+    ).response()

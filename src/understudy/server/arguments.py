@@ -1,0 +1,79 @@
+"""The command line of the server, made from the option models: one flag per field."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from ..config import EngineOptions, ServerOptions
+from ..errors import ConfigError
+
+KEY_VARIABLE = "UNDERSTUDY_API_KEY"
+
+
+def parse(argv: Sequence[str]) -> ServerOptions:
+    """The options of a command line. Raises ConfigError naming the flag; --help and unknown flags exit."""
+    given = {name: value for name, value in vars(_parser().parse_args(argv)).items() if value is not None}
+    engine = {name: given.pop(name) for name in EngineOptions.model_fields if name in given}
+    if "api_key" not in given and os.environ.get(KEY_VARIABLE):
+        given["api_key"] = os.environ[KEY_VARIABLE]
+    try:
+        return ServerOptions.model_validate(given | {"engine": engine})
+    except ValidationError as error:
+        raise ConfigError("\n".join(_fault(fault) for fault in error.errors(include_url=False))) from error
+
+
+def _fault(fault: Any) -> str:
+    return f"{_flag(str(fault['loc'][-1]))}: {fault['msg']} (got {fault['input']!r})"
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m understudy.server",
+        description="Serve a model with OpenAI's API, record its calls, and train it.",
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
+    )
+    server = parser.add_argument_group("server")
+    for name, option in ServerOptions.model_fields.items():
+        if name != "engine":
+            _add(server, name, option)
+    engine = parser.add_argument_group("engine")
+    for name, option in EngineOptions.model_fields.items():
+        _add(engine, name, option)
+    return parser
+
+
+def _add(group: argparse._ArgumentGroup, name: str, option: FieldInfo) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse gives the type no public name
+    meaning = (option.description or "").replace("%", "%%")
+    default: object = option.get_default(call_default_factory=True, validated_data={})
+    shown = "" if default is None or default is PydanticUndefined else f" (default: {default})"
+    if name == "api_key":
+        shown = f" (default: {KEY_VARIABLE})"
+    if option.annotation is bool:
+        group.add_argument(
+            _flag(name), dest=name, action=argparse.BooleanOptionalAction, default=None, help=meaning + shown
+        )
+        return
+    group.add_argument(_flag(name), dest=name, default=None, metavar=_metavar(option), help=meaning + shown)
+
+
+def _metavar(option: FieldInfo) -> str:
+    text = str(option.annotation)
+    if "Literal" in text:
+        return "|".join(str(choice) for choice in getattr(option.annotation, "__args__", ()))
+    if option.annotation in (int, int | None):
+        return "N"
+    if option.annotation in (float, float | None):
+        return "SECONDS"
+    return "TEXT"

@@ -1,0 +1,43 @@
+"""What a person reads when the server is ready, and when it has ended."""
+
+from __future__ import annotations
+
+from .auth import Key
+from .services import Services
+
+
+def ready(services: Services, url: str, key: Key | None) -> str:
+    """Where everything is, and how to reach it from a client."""
+    options = services.options
+    rows = [
+        ("base model", f"{services.base.name} ({services.base.path})"),
+        ("directory", str(options.dir)),
+        ("models", _steps(services)),
+        ("logs", str(options.dir / "logs")),
+        ("training", "off (--inference-only)" if services.learner is None else "on"),
+    ]
+    if key is not None and key.kept is not None:
+        shown = f"{key.text} (shown once; kept in {key.kept})" if key.made else f"kept in {key.kept}"
+        rows.append(("key", shown))
+    elif key is not None:
+        rows.append(("key", "the one that was given"))
+    lines = [f"Understudy is ready at {url}", *(f"  {name:<11}{value}" for name, value in rows)]
+    return "\n".join([*lines, *_client(url, key)])
+
+
+def _client(url: str, key: Key | None) -> list[str]:
+    if key is None:
+        return [f'  {"client":<11}us.RemoteBackend("{url}"), or any OpenAI client with base_url="{url}/v1"']
+    text = key.text if key.made else "..."
+    return [f'  {"client":<11}us.RemoteBackend("{url}", api_key="{text}")']
+
+
+def ended(services: Services) -> str:
+    """Where the trained LoRAs lie."""
+    states = [model.state() for model in services.models.models()]
+    trained = [f"  {state.name}: step {state.step}, {state.checkpoint}" for state in states if state.checkpoint]
+    return "\n".join(["Ended. Everything recorded and trained is kept.", *trained])
+
+
+def _steps(services: Services) -> str:
+    return ", ".join(f"{model.facts.name} (step {model.step})" for model in services.models.models())

@@ -1,0 +1,48 @@
+"""Checkpoints as folders that other programs load: the LoRA alone, or merged into its base."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from ..engine.protocol import Failed, MergeCommand, Merged
+from ..errors import EngineError
+from ..types import new_id
+from ..wire import ExportRequest, ExportResult
+from .checkpoints import Checkpoint, export_adapter
+from .errors import ApiError
+from .services import Services
+
+
+async def export(services: Services, name: str, step: int, request: ExportRequest) -> ExportResult:
+    """Write step `step` of a model to `request.output`. Raises ApiError, EngineError, OSError."""
+    output = Path(request.output).expanduser()
+    if not output.is_absolute():
+        raise ApiError(
+            400, f"output must be an absolute path on the server's machine, not {request.output!r}", "output"
+        )
+    if output.exists():
+        raise ApiError(409, f"output {output} exists already; name a new folder", "output", "output_exists")
+    if step == 0:
+        raise ApiError(409, "Step 0 is the base model itself; there is no LoRA to export", "step", "no_checkpoint")
+    async with services.models.lease(f"{name}@{step}") as route:
+        checkpoint = services.models.model(route.model).checkpoints[step]
+        if request.format == "peft":
+            await asyncio.to_thread(export_adapter, checkpoint, output, services.base.reference)
+        else:
+            await _merge(services, checkpoint, output)
+    return ExportResult(path=str(output), format=request.format, step=step)
+
+
+async def _merge(services: Services, checkpoint: Checkpoint, output: Path) -> None:
+    if services.learner is None:
+        raise ApiError(
+            409, "This server was started with --inference-only and cannot merge", "format", "inference_only"
+        )
+    command = MergeCommand(request_id=new_id("merge"), adapter=checkpoint.path, output=output)
+    async for event in services.learner.run(command):
+        if isinstance(event, Failed):
+            raise EngineError(f"{checkpoint.path} was not merged: {event.message}")
+        if isinstance(event, Merged):
+            return
+    raise EngineError(f"{checkpoint.path} was not merged: the learner gave no answer")

@@ -1,0 +1,125 @@
+"""From a train request and its records to the job that the learner reads. Pure, but for the folder at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..engine.protocol import JobTrajectory, Sample, TrainJob
+from ..types import Call, CallOutput, CallStatus, Json
+from ..wire import TrainRequest, TrajectoryRecord
+from .errors import ApiError
+
+TOOL_CALL_TEXT = "<tool_call>"
+"""How a hermes tool call begins: one token of most vocabularies, or plain text."""
+TARGETS = frozenset({CallStatus.COMPLETE, CallStatus.TRUNCATED})
+_SHOWN = 5
+
+
+def job_folder(jobs: Path, request_id: str) -> Path:
+    """The job's folder: named by the request's id where that is a plain name, else by its hash."""
+    plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", request_id)
+    return jobs / (request_id if plain else "id-" + hashlib.sha256(request_id.encode()).hexdigest())
+
+
+def check_ids(request: TrainRequest) -> tuple[str, ...]:
+    """The trajectory ids of a request in order. Raises ApiError 400 for an empty group or an id that comes twice."""
+    for index, group in enumerate(request.groups):
+        if not group.trajectory_ids:
+            raise ApiError(400, f"Group {index} has no trajectories", f"groups.{index}.trajectory_ids", "empty_group")
+    ids = tuple(trajectory_id for group in request.groups for trajectory_id in group.trajectory_ids)
+    twice = [trajectory_id for trajectory_id, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise ApiError(400, f"Trajectories named more than once: {_some(twice)}", "groups", "duplicate_trajectory")
+    return ids
+
+
+def build_job(
+    request: TrainRequest,
+    records: Mapping[str, TrajectoryRecord],
+    calls: Mapping[str, Sequence[Call]],
+    tool_call_id: int | None,
+) -> TrainJob:
+    """The job of a request. Raises ApiError 400 naming trajectories that are unknown or have nothing to train on.
+
+    `tool_call_id`: the base's token for `<tool_call>`, None where it is plain text.
+    """
+    ids = check_ids(request)
+    unknown = [trajectory_id for trajectory_id in ids if trajectory_id not in records]
+    if unknown:
+        raise ApiError(
+            400,
+            f"Trajectories that were never finished here: {_some(unknown)}. Finish them first (POST /api/trajectories)",
+            "groups",
+            "unknown_trajectory",
+        )
+    built = {
+        trajectory_id: _trajectory(request.model, records[trajectory_id], calls.get(trajectory_id, ()), tool_call_id)
+        for trajectory_id in ids
+    }
+    empty = [each.id for each in built.values() if each.reward is not None and not each.samples and not each.histories]
+    if empty:
+        raise ApiError(400, _why_empty(empty, request.model, calls), "groups", "no_calls")
+    groups = tuple(tuple(built[trajectory_id] for trajectory_id in group.trajectory_ids) for group in request.groups)
+    return TrainJob(request.id, request.model, groups, request.config)
+
+
+def _why_empty(ids: Sequence[str], model: str, calls: Mapping[str, Sequence[Call]]) -> str:
+    others = sorted(
+        {call.model for trajectory_id in ids for call in calls.get(trajectory_id, ()) if call.model != model}
+    )
+    if others:
+        why = f"their calls went to {', '.join(others)}, and only calls to {model!r} train it"
+    elif any(calls.get(trajectory_id) for trajectory_id in ids):
+        why = "their calls were cancelled, failed or came after the end of the rollout"
+    else:
+        why = (
+            "no call was recorded for them: use model.openai_client() and keep its choices, or name the trajectory in "
+            "each call (header x-understudy-trajectory)"
+        )
+    return f"Trajectories with a reward but nothing to train on: {_some(ids)}: {why}"
+
+
+def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call], tool_call_id: int | None) -> JobTrajectory:
+    samples = [
+        _sample(call, output, tool_call_id)
+        for call in calls
+        if call.model == model and call.status in TARGETS and not call.late
+        for output in call.outputs
+        if output.status in TARGETS and output.token_ids
+    ]
+    failed = record.exception is not None
+    return JobTrajectory(record.id, record.reward, tuple(samples), record.histories, failed)
+
+
+def _sample(call: Call, output: CallOutput, tool_call_id: int | None) -> Sample:
+    parsed = bool(output.message.get("tool_calls"))
+    return Sample(
+        call_id=call.id,
+        index=output.index,
+        prompt_ids=np.asarray(call.prompt_ids, np.int32),
+        completion_ids=np.asarray(output.token_ids, np.int32),
+        logprobs=np.asarray([np.nan if value is None else value for value in output.logprobs], np.float32),
+        sampling=call.sampling,
+        step=call.step,
+        constrained=call.constrained,
+        tool_call=parsed,
+        parse_failure=not parsed and bool(call.tools) and _looks_like_tool_call(output, tool_call_id),
+    )
+
+
+def _looks_like_tool_call(output: CallOutput, tool_call_id: int | None) -> bool:
+    if tool_call_id is not None and tool_call_id in output.token_ids:
+        return True
+    content: Json = output.message.get("content")
+    return isinstance(content, str) and TOOL_CALL_TEXT in content
+
+
+def _some(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return ", ".join(repr(each) for each in ids[:_SHOWN]) + more

@@ -1,0 +1,39 @@
+"""What the routers work with: one set of services per server, handed to each route as `Given`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from ..config import ServerOptions
+from .base_model import BaseModel
+from .learner import LearnerClient
+from .models import ModelRegistry
+from .recorder import Recorder
+from .sampler import SamplerClient
+from .store import Store
+from .training import Training
+
+
+@dataclass(frozen=True)
+class Services:
+    """`learner` is None with --inference-only."""
+
+    options: ServerOptions
+    base: BaseModel
+    store: Store
+    models: ModelRegistry
+    sampler: SamplerClient
+    learner: LearnerClient | None
+    recorder: Recorder
+    training: Training
+
+
+def services(request: Request) -> Services:
+    """The services of the app that got this request."""
+    return request.app.state.services
+
+
+Given = Annotated[Services, Depends(services)]

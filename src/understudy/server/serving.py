@@ -1,0 +1,226 @@
+"""One server's life: its directory, its port, its children, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import psutil
+import uvicorn
+
+from ..config import ServerOptions
+from ..errors import ConfigError, EngineError, StoreError
+from . import app, banner
+from .auth import Guard, Key, is_loopback, key_for
+from .base_model import BaseModel, find
+from .jobs import TOOL_CALL_TEXT
+from .learner import LearnerClient
+from .lock import DirectoryLock
+from .models import ModelRegistry
+from .recorder import Recorder
+from .sampler import SamplerClient
+from .services import Services
+from .store import Store
+from .training import Training
+
+log = logging.getLogger(__name__)
+
+END_SECONDS = 120
+"""What runs when the server is told to end has so long to finish."""
+ORPHAN_SECONDS = 3
+"""The same when its parent is gone, so that nobody waits for the answers."""
+
+
+def run(options: ServerOptions) -> int:
+    """Serve until told to end; the exit code. Raises ConfigError, EngineError, StoreError."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for noisy in ("httpx", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    base = find(options.model)
+    lock = DirectoryLock(options.dir)
+    try:
+        key = key_for(options.host, options.api_key, options.dir)
+        with _listen(options.host, options.port) as listener:
+            return asyncio.run(_serve(options, base, lock, listener, key))
+    finally:
+        lock.release()
+
+
+async def open_services(options: ServerOptions, base: BaseModel) -> Services:
+    """Everything that the routes need, its children starting. Raises ConfigError, StoreError."""
+    logs = options.dir / "logs"
+    store = await Store.open(options.store_url or f"sqlite:///{options.dir / 'records.db'}")
+    sampler = SamplerClient(base.path, options.engine, logs / "sampler.log")
+    learner = None if options.inference_only else LearnerClient(base.path, options.engine, logs / "learner.log")
+    try:
+        models = ModelRegistry.open(options.dir, base, options.name, options.project, sampler)
+        training = Training(store, models, learner, options.dir / "jobs", base.token_id(TOOL_CALL_TEXT))
+        await training.open()
+    except BaseException:
+        await store.close()
+        raise
+    sampler.start()
+    return Services(options, base, store, models, sampler, learner, Recorder(store), training)
+
+
+async def close_services(services: Services, deadline: float) -> None:
+    """Finish what runs within `deadline` seconds, save, and end the children."""
+    await services.training.drain(deadline)
+    await services.recorder.drain(deadline)
+    await asyncio.gather(services.sampler.stop(), *([services.learner.stop()] if services.learner is not None else []))
+    await services.store.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handling: who ends it is decided here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Ending:
+    """The first request to end is orderly, the second immediate."""
+
+    def __init__(self, services: Services, server: Server, lock: DirectoryLock) -> None:
+        self._services = services
+        self._server = server
+        self._lock = lock
+        self._draining: asyncio.Task[None] | None = None
+        self.deadline = END_SECONDS
+
+    def on_signal(self) -> None:
+        if self._draining is not None:
+            self._at_once()
+        self.begin(END_SECONDS)
+        print(f"\nEnding: what runs has {END_SECONDS} s to finish. Ctrl-C again ends at once.", flush=True)
+
+    def begin(self, deadline: int) -> None:
+        """Stop accepting, and let the training queue run out while calls in flight finish."""
+        if self._draining is None:
+            self.deadline = deadline
+            self._draining = asyncio.create_task(self._services.training.drain(deadline))
+            self._server.config.timeout_graceful_shutdown = deadline
+            self._server.should_exit = True
+
+    def _at_once(self) -> None:
+        self._services.sampler.kill()
+        if self._services.learner is not None:
+            self._services.learner.kill()
+        self._lock.release()
+        os._exit(130)
+
+
+async def _serve(
+    options: ServerOptions, base: BaseModel, lock: DirectoryLock, listener: socket.socket, key: Key | None
+) -> int:
+    url = _url(options.host, listener)
+    services = await open_services(options, base)
+    config = uvicorn.Config(
+        app.build(services, Guard(key.text if key is not None else None)),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=75,
+    )
+    server = Server(config)
+    ending = Ending(services, server, lock)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ending.on_signal)
+    print(f"Loading {base.name} from {base.path}; log: {options.dir / 'logs' / 'sampler.log'}", flush=True)
+    failure: list[EngineError] = []
+    tasks = [
+        asyncio.create_task(_begin(services, server, ending, lock, url, key, failure)),
+        asyncio.create_task(_sweep(services)),
+    ]
+    if options.parent_pid is not None:
+        tasks.append(asyncio.create_task(_follow(options.parent_pid, ending)))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await close_services(services, ending.deadline)
+    if failure:
+        raise failure[0]
+    print(banner.ended(services), flush=True)
+    return 0
+
+
+async def _begin(
+    services: Services,
+    server: Server,
+    ending: Ending,
+    lock: DirectoryLock,
+    url: str,
+    key: Key | None,
+    failure: list[EngineError],
+) -> None:
+    """Say where the server is; when the sampler answers, say so; when it cannot be started, end with its reason."""
+    while not server.started:
+        await asyncio.sleep(0.01)
+    lock.announce(_local(url), services.base.name)
+    try:
+        await services.sampler.ready()
+    except EngineError as error:
+        failure.append(error)
+        ending.begin(ORPHAN_SECONDS)
+        return
+    if services.learner is not None:
+        services.learner.start()
+    print(banner.ready(services, url, key), flush=True)
+
+
+async def _sweep(services: Services) -> None:
+    """Let calls expire that no trajectory claimed within --unclaimed-ttl."""
+    ttl = services.options.unclaimed_ttl
+    while True:
+        await asyncio.sleep(min(ttl / 2, 60.0))
+        try:
+            await services.store.expire_unclaimed(time.time() - ttl)
+        except StoreError as error:
+            log.error("Unclaimed calls were not swept: %s", error)
+
+
+async def _follow(pid: int, ending: Ending) -> None:
+    """End with the process `pid`."""
+    try:
+        parent = psutil.Process(pid)
+        while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.5)
+    except psutil.NoSuchProcess:
+        log.debug("process %d is gone", pid)
+    log.warning("The process that started this server (pid %d) is gone; ending", pid)
+    ending.begin(ORPHAN_SECONDS)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = f"port {port} on {host} is taken by another program; give another --port (0 takes a free one)"
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            why = f"port {port} on {host} may not be used by this account; give a --port above 1023"
+        else:
+            why = f"--host {host}, --port {port}: this machine cannot listen there ({error})"
+        raise ConfigError(why) from error
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+    return f"http://{f'[{shown}]' if ':' in shown else shown}:{listener.getsockname()[1]}"
+
+
+def _local(url: str) -> str:
+    """The address for clients on this machine: loopback, also where all addresses are served."""
+    name, _, port = url.removeprefix("http://").rpartition(":")
+    return url if is_loopback(name) or name != socket.gethostname() else f"http://127.0.0.1:{port}"

@@ -1,0 +1,52 @@
+"""`GET /`: what this server serves, as one small page without scripts."""
+
+from __future__ import annotations
+
+from html import escape
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
+from .. import __version__
+from .models import Model
+from .services import Given
+
+router = APIRouter()
+
+_SHOWN = 12
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "x-content-type-options": "nosniff",
+}
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Understudy</title>
+<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}
+table{{border-collapse:collapse}}td,th{{padding:.2rem .8rem .2rem 0;text-align:left;vertical-align:top}}
+code{{font-size:.9em}}</style>
+<h1>Understudy</h1>
+<p>Version {version}, base model <code>{base}</code>, sampler: {sampler}, learner: {learner}, training: {running}.</p>
+<table><tr><th>model</th><th>project</th><th>step</th><th>metrics of its newest step</th></tr>
+{rows}</table>
+</html>
+"""
+
+
+@router.get("/")
+async def status_page(given: Given) -> HTMLResponse:
+    page = _PAGE.format(
+        version=escape(__version__),
+        base=escape(given.base.name),
+        sampler=escape(given.sampler.state),
+        learner=escape(given.learner.state if given.learner is not None else "off (--inference-only)"),
+        running=escape(given.training.running or "nothing"),
+        rows="\n".join(_row(model) for model in given.models.models()),
+    )
+    return HTMLResponse(page, headers=_HEADERS)
+
+
+def _row(model: Model) -> str:
+    newest = model.checkpoints.get(model.step)
+    metrics = newest.state().metrics if newest is not None else {}
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items())[:_SHOWN]) or "none yet"
+    cells = (model.facts.name, model.facts.project, str(model.step), shown)
+    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

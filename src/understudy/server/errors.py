@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from ..config import describe
 from ..errors import ConfigError, EngineError, OutOfMemory, ServerError, StoreError, TrainError, UnderstudyError
 from ..types import Json
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_SHOWN = 5
+_VALUE_SHOWN = 200
 
 
 class ApiError(ServerError):
@@ -36,10 +37,21 @@ class StoreFullError(StoreError):
 
 
 def bad_request(error: ValidationError, where: str) -> ApiError:
-    """A 400 that names each bad field of `where`; `param` is the first one."""
+    """A 400 with one line for each bad field of `where`, its value shortened; `param` is the first of them."""
     faults = error.errors(include_url=False, include_context=False)
-    param = ".".join(str(part) for part in faults[0]["loc"]) or None
-    return ApiError(400, describe(error, where), param, "invalid_value")
+    fields = [".".join(str(part) for part in fault["loc"]) for fault in faults]
+    lines = [
+        f"{field or where}: {fault['msg']} (got {shortened(fault['input'])})"
+        for field, fault in zip(fields, faults, strict=True)
+    ]
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return ApiError(400, "\n".join([*lines[:_SHOWN], *more]), fields[0] or None, "invalid_value")
+
+
+def shortened(value: Json) -> str:
+    """The value as it is shown in a message."""
+    text = repr(value)
+    return text if len(text) <= _VALUE_SHOWN else f"{text[:_VALUE_SHOWN]}..."
 
 
 def as_api_error(error: UnderstudyError) -> ApiError:

@@ -1,0 +1,100 @@
+"""What the client sees of a sampler's answer: the name it asked for, what it asked for, and the mark of its call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from ..types import Call, CallOutput, Json
+from .chat_request import ChatRequest
+
+Answer = dict[str, Json]
+Mark = dict[str, Json]
+
+UNKNOWN_LOGPROB = -9999.0
+"""What OpenAI's shape says of a logprob that is not known."""
+
+
+def mark(call: Call, index: int) -> Mark:
+    """The `understudy` field of a choice: by it alone the choice's call can be found."""
+    return {"trajectory_id": call.trajectory_id, "call_id": call.id, "index": index, "step": call.step}
+
+
+def shown(answer: Answer, request: ChatRequest, call: Call | None) -> Answer:
+    """An answer or chunk without what the client did not ask for. With a call, its finished choices are marked."""
+    seen = {name: value for name, value in answer.items() if name != "prompt_token_ids" or request.wants_token_ids}
+    seen["model"] = request.model
+    seen["choices"] = [_choice(item, request, call) for item in answer.get("choices") or ()]
+    return seen
+
+
+def split(chunk: Answer) -> tuple[Answer | None, Answer | None]:
+    """A chunk's choices that go on, and those that finish: two chunks, None where there is nothing to say."""
+    choices = cast(list[Answer], chunk.get("choices") or [])
+    finishing = [item for item in choices if item.get("finish_reason") is not None]
+    if not finishing:
+        return chunk, None
+    if len(finishing) == len(choices):
+        return None, chunk
+    going_on = [item for item in choices if item.get("finish_reason") is None]
+    return {**chunk, "choices": going_on}, {**chunk, "choices": finishing}
+
+
+def replayed(call: Call, request: ChatRequest) -> Answer:
+    """The answer of a recorded call, for a repeated idempotency key. Logprobs name tokens as `token_id:N`."""
+    choices = [_replayed_choice(output, request) | {"message": output.message} for output in call.outputs]
+    return shown(_head(call, "chat.completion") | {"choices": choices, "usage": _usage(call)}, request, call)
+
+
+def replayed_chunks(call: Call, request: ChatRequest) -> Iterator[Answer]:
+    """The same as a stream: one chunk of text and one that finishes for each choice, then the usage when asked for."""
+    head = _head(call, "chat.completion.chunk")
+    for output in call.outputs:
+        delta = dict(output.message)
+        if tool_calls := delta.get("tool_calls"):
+            delta["tool_calls"] = [{"index": at, **tool_call} for at, tool_call in enumerate(tool_calls)]
+        choice = _replayed_choice(output, request)
+        yield shown(head | {"choices": [choice | {"delta": delta, "finish_reason": None}]}, request, call)
+        last: Answer = {"index": output.index, "delta": {}, "finish_reason": output.finish_reason}
+        yield shown({**head, "prompt_token_ids": None, "choices": [last]}, request, call)
+    if request.wants_usage:
+        yield shown({**head, "prompt_token_ids": None, "choices": [], "usage": _usage(call)}, request, call)
+
+
+def _choice(item: Answer, request: ChatRequest, call: Call | None) -> Answer:
+    seen = {name: value for name, value in item.items() if name != "token_ids" or request.wants_token_ids}
+    if not request.wants_logprobs:
+        seen["logprobs"] = None
+    if call is not None and item.get("finish_reason") is not None:
+        seen["understudy"] = mark(call, int(item["index"]))
+    return seen
+
+
+def _head(call: Call, kind: str) -> Answer:
+    return {
+        "id": f"chatcmpl-{call.id}",
+        "object": kind,
+        "created": int(call.started_at),
+        "prompt_token_ids": call.prompt_ids,
+    }
+
+
+def _replayed_choice(output: CallOutput, request: ChatRequest) -> Answer:
+    choice: Answer = {"index": output.index, "finish_reason": output.finish_reason, "token_ids": output.token_ids}
+    if request.wants_logprobs:
+        content = [
+            {
+                "token": f"token_id:{token}",
+                "logprob": UNKNOWN_LOGPROB if value is None else value,
+                "bytes": None,
+                "top_logprobs": list[Json](),
+            }
+            for token, value in zip(output.token_ids, output.logprobs, strict=True)
+        ]
+        choice["logprobs"] = {"content": content, "refusal": None}
+    return choice
+
+
+def _usage(call: Call) -> Answer:
+    prompt, completion = len(call.prompt_ids), sum(len(output.token_ids) for output in call.outputs)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,0 +1,191 @@
+"""One chat completion request: checked, its trajectory found, and the sampler's payload made of it."""
+
+from __future__ import annotations
+
+import difflib
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar, cast
+
+import orjson
+from pydantic import ValidationError
+
+from ..types import CallOrigin, Json, Message, Sampling, Tool, new_id
+from ..wire import IDEMPOTENCY_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
+from .chat_fields import CONSTRAINTS, OURS, REFUSED, WITHOUT_EFFECT, ChatFields, Named
+from .errors import ApiError, bad_request, shortened
+
+V = TypeVar("V")
+
+_MAX_KEY = 300
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A request that may be sampled. `trajectory_id=None`: answered, not recorded."""
+
+    body: dict[str, Json]
+    fields: ChatFields
+    trajectory_id: str | None
+    idempotency_key: str | None
+    origin: CallOrigin | None
+
+    @classmethod
+    def parse(cls, raw: bytes, headers: Mapping[str, str], url_trajectory: str | None = None) -> ChatRequest:
+        """Read body, headers and base URL. Raises ApiError 400 naming the field."""
+        body = _json_object(raw)
+        _known(body)
+        try:
+            fields = ChatFields.model_validate(body)
+        except ValidationError as error:
+            raise bad_request(error, "body") from error
+        if fields.top_logprobs and not fields.logprobs:
+            raise ApiError(400, "top_logprobs needs `logprobs: true`", "top_logprobs", "invalid_value")
+        if fields.stream_options is not None and not fields.stream:
+            raise ApiError(400, "stream_options needs `stream: true`", "stream_options", "invalid_value")
+        key = headers.get(IDEMPOTENCY_HEADER) or None
+        if key is not None and len(key) > _MAX_KEY:
+            raise ApiError(400, f"{IDEMPOTENCY_HEADER} is longer than {_MAX_KEY} characters", IDEMPOTENCY_HEADER)
+        trajectory = _trajectory(fields, headers, url_trajectory, key)
+        return cls(body, fields, trajectory, key, _origin(headers))
+
+    @property
+    def model(self) -> str:
+        """The name that the client asked for."""
+        return self.fields.model
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.fields.stream)
+
+    @property
+    def choices(self) -> int:
+        return self.fields.n or 1
+
+    @property
+    def recorded(self) -> bool:
+        return self.trajectory_id is not None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.fields.logprobs)
+
+    @property
+    def wants_token_ids(self) -> bool:
+        return bool(self.fields.return_token_ids)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return bool(self.fields.stream_options and self.fields.stream_options.include_usage)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(self.body["messages"])
+
+    @property
+    def tools(self) -> tuple[Tool, ...] | None:
+        tools = self.body.get("tools")
+        return None if tools is None else tuple(tools)
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """The settings as sent; what was left out is off, whatever the base model's generation_config says."""
+        fields = self.fields
+        return Sampling(
+            temperature=_or(fields.temperature, 1.0),
+            top_p=_or(fields.top_p, 1.0),
+            top_k=max(_or(fields.top_k, 0), 0),
+            min_p=_or(fields.min_p, 0.0),
+        )
+
+    @cached_property
+    def constrained(self) -> str | None:
+        """Why recorded logprobs are unusable, or None."""
+        fields, reasons = self.fields, list[str]()
+        if fields.tool_choice is not None and fields.tool_choice not in ("none", "auto"):
+            reasons.append("tool_choice")
+        if fields.response_format is not None and fields.response_format.type != "text":
+            reasons.append("response_format")
+        for name, harmless in CONSTRAINTS.items():
+            value = self.body.get(name)
+            if value not in (None, [], {}) and value not in harmless:
+                reasons.append(name)
+        return ", ".join(reasons) or None
+
+    def payload(self, adapter: str) -> dict[str, Json]:
+        """What the sampler is sent: the client's own JSON, the adapter's name, every sampling default spelled out."""
+        sent = {name: value for name, value in self.body.items() if name not in OURS and name not in WITHOUT_EFFECT}
+        sent |= {"model": adapter, "repetition_penalty": _or(self.fields.repetition_penalty, 1.0)}
+        sent |= self.sampling.model_dump()
+        if self.recorded:
+            top = self.fields.top_logprobs or 0
+            sent |= {"return_token_ids": True, "logprobs": True, "top_logprobs": top}
+        return sent
+
+
+def _json_object(raw: bytes) -> dict[str, Json]:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", None, "invalid_json") from error
+    if not isinstance(body, dict):
+        raise ApiError(400, f"the body must be a JSON object, got {shortened(body)}", None, "invalid_json")
+    return cast(dict[str, Json], body)
+
+
+def _known(body: dict[str, Json]) -> None:
+    for name in body.keys() - ChatFields.model_fields.keys():
+        if name in REFUSED:
+            raise ApiError(400, f"{name} is not supported: {REFUSED[name]}", name, "unsupported_field")
+        close = difflib.get_close_matches(name, ChatFields.model_fields, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ApiError(400, f"unknown field {name!r}{hint}", name, "unknown_field")
+
+
+def _trajectory(
+    fields: ChatFields, headers: Mapping[str, str], url_trajectory: str | None, key: str | None
+) -> str | None:
+    """The trajectory that header, body and base URL name, or one of the call's own, or None."""
+
+    def of(named: Named | None) -> str | None:
+        return named.trajectory_id if named is not None else None
+
+    named = {
+        f"header {TRAJECTORY_HEADER}": headers.get(TRAJECTORY_HEADER) or None,
+        "field understudy.trajectory_id": of(fields.understudy),
+        "field art.trajectory_id": of(fields.art),
+        "base URL": url_trajectory,
+    }
+    found = {place: trajectory for place, trajectory in named.items() if trajectory is not None}
+    if len(set(found.values())) > 1:
+        places = ", ".join(f"{place} {trajectory!r}" for place, trajectory in found.items())
+        raise ApiError(400, f"the call names several trajectories: {places}", TRAJECTORY_HEADER, "two_trajectories")
+    for trajectory in found.values():
+        if len(trajectory) > 200 or not trajectory.isprintable():
+            shown = shortened(trajectory)
+            raise ApiError(400, f"a trajectory id has 1 to 200 printable characters, got {shown}", TRAJECTORY_HEADER)
+        return trajectory
+    record = headers.get(RECORD_HEADER, "0")
+    if record not in ("0", "1"):
+        raise ApiError(400, f"{RECORD_HEADER} must be 1 or 0, got {shortened(record)}", RECORD_HEADER, "invalid_value")
+    if record == "0":
+        return None
+    # A retry of the same call must find the trajectory that the call opened.
+    return f"traj-{uuid.uuid5(uuid.NAMESPACE_URL, key).hex}" if key is not None else new_id("traj")
+
+
+def _origin(headers: Mapping[str, str]) -> CallOrigin | None:
+    raw = headers.get(ORIGIN_HEADER)
+    if not raw:
+        return None
+    try:
+        return CallOrigin.model_validate_json(raw)
+    except ValidationError as error:
+        raise bad_request(error, ORIGIN_HEADER) from error
+
+
+def _or(value: V | None, default: V) -> V:
+    return default if value is None else value

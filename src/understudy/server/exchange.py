@@ -1,0 +1,237 @@
+"""One chat completion as an HTTP exchange: sampled, recorded, and only then answered.
+
+It runs in a task of its own: a client that goes away cancels it, which frees the engine's slot and records what came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import string
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+from urllib.parse import quote
+
+import httpx
+import orjson
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from ..errors import EngineError, UnderstudyError
+from ..types import Call, Json
+from ..wire import TRAJECTORY_HEADER
+from .chat_answer import Answer, replayed, replayed_chunks, shown, split
+from .chat_request import ChatRequest
+from .errors import ApiError, as_api_error, shortened
+from .models import ModelRegistry, Route
+from .recorder import OpenCall, Recorder
+from .sampled import Sampled
+from .sampler import SamplerClient
+
+log = logging.getLogger(__name__)
+
+CALL_HEADER = "x-understudy-call"
+_DONE = b"data: [DONE]\n\n"
+
+
+class ChatExchange(Response):
+    """Answers one request. Errors are answered too: as a status before the first byte, as an event after it."""
+
+    def __init__(self, request: ChatRequest, models: ModelRegistry, sampler: SamplerClient, recorder: Recorder) -> None:
+        super().__init__()
+        self._request = request
+        self._models = models
+        self._sampler = sampler
+        self._recorder = recorder
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        serving = self._recorder.run(self._serve(scope, receive, send))
+        gone = asyncio.create_task(_until_gone(receive))
+        try:
+            await asyncio.wait({serving, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not serving.done():
+                serving.cancel()
+        if serving.done() and not serving.cancelled():
+            serving.result()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, recorder = self._request, self._recorder
+        try:
+            async with recorder.turn(request):
+                if (earlier := await recorder.earlier(request)) is not None:
+                    await self._replay(earlier, send)
+                    return
+                async with self._models.lease(request.model) as route:
+                    call = _opened(request, route)
+                    sampled = Sampled()
+                    try:
+                        await self._sample(route, call, sampled, send)
+                    except asyncio.CancelledError:
+                        if call is not None and not call.settled:
+                            await recorder.keep_cancelled(call, sampled)
+                        raise
+                    except (EngineError, ApiError) as error:
+                        if call is not None and not call.settled:
+                            await recorder.keep_failed(call, sampled, str(error))
+                        raise
+        except UnderstudyError as error:
+            await self._refuse(as_api_error(error), scope, receive, send)
+
+    async def _sample(self, route: Route, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
+        payload = self._request.payload(route.adapter)
+        if self._request.stream:
+            async with self._sampler.stream(payload) as response:
+                if response.status_code != 200:
+                    raise _refusal(response.status_code, await response.aread())
+                await self._relay(response, call, sampled, send)
+        else:
+            await self._whole(await self._sampler.post(payload), call, sampled, send)
+
+    async def _whole(self, response: httpx.Response, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
+        if response.status_code != 200:
+            raise _refusal(response.status_code, response.content)
+        answer = _object(response.content)
+        kept = None
+        if call is not None:
+            _understood(sampled.add_answer, answer)
+            sampled.check(self._request.choices)
+            kept = await self._recorder.keep(call, sampled)
+        await self._send_json(shown(answer, self._request, kept), kept, send)
+
+    async def _relay(self, response: httpx.Response, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
+        """Pass chunks on as they come; those that finish a choice wait until the call is durable."""
+        held: list[Answer] = []
+        async for events in _events(response):
+            ready: list[Answer] = []
+            for chunk in events:
+                if "error" in chunk:
+                    raise _engine_error(chunk)
+                if call is None or call.settled:
+                    ready.append(shown(chunk, self._request, None))
+                    continue
+                _understood(sampled.add_chunk, chunk)
+                going_on, finishing = split(chunk)
+                if going_on is not None:
+                    ready.append(shown(going_on, self._request, None))
+                if finishing is not None:
+                    held.append(finishing)
+                if sampled.finished(self._request.choices):
+                    sampled.check(self._request.choices)
+                    kept = await self._recorder.keep(call, sampled)
+                    ready.extend(shown(item, self._request, kept) for item in held)
+            await self._send_chunks(ready, call, send)
+        if call is not None and not call.settled:
+            raise EngineError(
+                f"the sampler's stream ended after {len(sampled.choices)} choices of {self._request.choices}, "
+                "not all of them finished"
+            )
+        await send({"type": "http.response.body", "body": _DONE, "more_body": False})
+
+    async def _replay(self, call: Call, send: Send) -> None:
+        if not self._request.stream:
+            await self._send_json(replayed(call, self._request), call, send)
+            return
+        again = OpenCall(self._request, call.trajectory_id, call.model, call.step, call.id)
+        await self._send_chunks(list(replayed_chunks(call, self._request)), again, send)
+        await send({"type": "http.response.body", "body": _DONE, "more_body": False})
+
+    async def _send_json(self, answer: Answer, call: Call | None, send: Send) -> None:
+        body = orjson.dumps(answer)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if call is not None:
+            headers += _call_headers(call.id, call.trajectory_id)
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _send_chunks(self, chunks: list[Answer], call: OpenCall | None, send: Send) -> None:
+        if not chunks:
+            return
+        if not self._started:
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            if call is not None:
+                headers += _call_headers(call.id, call.trajectory_id)
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks)
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        if error.status >= 500:
+            log.error("chat completion for %r failed: %s", self._request.model, error)
+        if not self._started:
+            await error.response()(scope, receive, send)
+            return
+        body = b"data: " + orjson.dumps(error.body()) + b"\n\n" + _DONE
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _opened(request: ChatRequest, route: Route) -> OpenCall | None:
+    if request.trajectory_id is None:
+        return None
+    return OpenCall(request, request.trajectory_id, route.model, route.step)
+
+
+def _call_headers(call_id: str, trajectory_id: str) -> list[tuple[bytes, bytes]]:
+    name = quote(trajectory_id, safe=string.punctuation + " ")
+    return [(CALL_HEADER.encode(), call_id.encode()), (TRAJECTORY_HEADER.encode(), name.encode())]
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Returns when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[list[Answer]]:
+    """The JSON events of a stream, those that arrived together as one list. Ends at [DONE]."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        events = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        if b"[DONE]" in events:
+            yield [_object(event) for event in events[: events.index(b"[DONE]")]]
+            return
+        yield [_object(event) for event in events]
+
+
+def _object(raw: bytes) -> Answer:
+    try:
+        answer = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise EngineError(f"the sampler answered what is not JSON: {raw[:200]!r}") from error
+    if not isinstance(answer, dict):
+        raise EngineError(f"the sampler answered what is no object: {raw[:200]!r}")
+    return cast(Answer, answer)
+
+
+def _understood(take: Callable[[Answer], None], answer: Answer) -> None:
+    try:
+        take(answer)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        shape = f"{type(error).__name__}: {error}"
+        raise EngineError(f"the sampler's answer is not of vLLM's dialect ({shape}): {shortened(answer)}") from error
+
+
+def _refusal(status: int, raw: bytes) -> ApiError | EngineError:
+    try:
+        answer = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        answer = None
+    if isinstance(answer, dict) and "error" in answer:
+        return _engine_error(cast(Answer, answer), status)
+    return EngineError(f"the sampler answered with status {status}: {raw[:500].decode(errors='replace')}")
+
+
+def _engine_error(answer: Answer, status: int | None = None) -> ApiError | EngineError:
+    """The sampler's own error: the client's fault stays the client's (400, 413, 422, 429), all else is the engine's."""
+    found = answer["error"]
+    error = cast(dict[str, Json], found) if isinstance(found, dict) else {"message": str(found)}
+    message, code = str(error.get("message")), error.get("code")
+    status = status or (code if isinstance(code, int) else 500)
+    if status in (400, 413, 422, 429):
+        return ApiError(status, message, error.get("param"), code if isinstance(code, str) else None)
+    return EngineError(f"the sampler answered with status {status}: {message}")

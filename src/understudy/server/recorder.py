@@ -1,0 +1,140 @@
+"""The one recorder: a sampler's answer becomes a Call, and the answer may leave once the Call is durable."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from ..errors import StoreError
+from ..types import Call, CallStatus, new_id
+from .chat_request import ChatRequest
+from .errors import ApiError
+from .sampled import Sampled, status_of
+from .store import Store
+
+log = logging.getLogger(__name__)
+
+USABLE = frozenset({CallStatus.COMPLETE, CallStatus.TRUNCATED})
+
+
+@dataclass
+class OpenCall:
+    """A call that is being sampled: who asks, for which trajectory, from which policy. `settled`: its answer has been
+    handed to the store, and nothing else may be recorded for it."""
+
+    request: ChatRequest
+    trajectory_id: str
+    model: str
+    step: int
+    id: str = field(default_factory=lambda: new_id("call"))
+    started_at: float = field(default_factory=time.time)
+    settled: bool = False
+
+
+class Recorder:
+    """Writes calls, and lets only one call of an idempotency key run at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._turns: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def keep(self, call: OpenCall, sampled: Sampled) -> Call:
+        """Record an answer that came whole; returns once it is durable. Raises StoreError."""
+        return await self._write(call, sampled, CallStatus.FAILED, None)
+
+    async def keep_failed(self, call: OpenCall, sampled: Sampled, reason: str) -> None:
+        """Record a call that the engine did not finish, as far as it came. A store that cannot is logged: the client
+        already gets an error."""
+        await self._write_or_log(call, sampled, CallStatus.FAILED, reason)
+
+    async def keep_cancelled(self, call: OpenCall, sampled: Sampled) -> None:
+        """Record a call whose client went away, as far as it came. A store that cannot is logged: nobody listens."""
+        await self._write_or_log(call, sampled, CallStatus.CANCELLED, "the client went away")
+
+    async def earlier(self, request: ChatRequest) -> Call | None:
+        """The call that was recorded with the request's idempotency key. Raises ApiError 409 where it asked for
+        something else."""
+        if request.trajectory_id is None or request.idempotency_key is None:
+            return None
+        call = await self._store.call_with_key(request.trajectory_id, request.idempotency_key)
+        if call is not None and (call.messages, call.tools) != (request.messages, request.tools):
+            raise ApiError(
+                409,
+                f"idempotency key {request.idempotency_key!r} belongs to call {call.id}, which had other messages or "
+                "tools: use a new key for a new call",
+                "idempotency-key",
+                "idempotency_key_reused",
+            )
+        return call
+
+    @asynccontextmanager
+    async def turn(self, request: ChatRequest) -> AsyncGenerator[None]:
+        """Wait until no other call with the request's idempotency key is running."""
+        if request.trajectory_id is None or request.idempotency_key is None:
+            yield
+            return
+        key = (request.trajectory_id, request.idempotency_key)
+        lock, waiting = self._turns.get(key, (asyncio.Lock(), 0))
+        self._turns[key] = (lock, waiting + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            waiting = self._turns[key][1] - 1
+            if waiting:
+                self._turns[key] = (lock, waiting)
+            else:
+                del self._turns[key]
+
+    def run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run the serving of a call as a task that outlives its client; `drain` waits for it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def drain(self, deadline: float = 10.0) -> None:
+        """Wait for the calls that are being served; those that run after `deadline` seconds are cancelled, which
+        records them. Call it before the store closes."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=deadline)
+        running = tuple(self._tasks)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+    async def _write(self, call: OpenCall, sampled: Sampled, unfinished: CallStatus, error: str | None) -> Call:
+        call.settled = True
+        outputs = sampled.outputs(unfinished)
+        status = unfinished if error is not None else status_of(outputs)
+        request = call.request
+        record = Call(
+            id=call.id,
+            trajectory_id=call.trajectory_id,
+            model=call.model,
+            step=call.step,
+            status=status,
+            sampling=request.sampling,
+            constrained=request.constrained,
+            messages=request.messages,
+            tools=request.tools,
+            prompt_ids=tuple(sampled.prompt_ids or ()),
+            outputs=outputs,
+            origin=request.origin,
+            error=error,
+            started_at=call.started_at,
+            ended_at=time.time(),
+        )
+        return await self._store.add_call(record, request.idempotency_key if status in USABLE else None)
+
+    async def _write_or_log(self, call: OpenCall, sampled: Sampled, status: CallStatus, reason: str) -> None:
+        try:
+            await self._write(call, sampled, status, reason)
+        except StoreError as error:
+            log.error("call %s of trajectory %r is not recorded: %s", call.id, call.trajectory_id, error)

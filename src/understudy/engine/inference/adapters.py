@@ -1,0 +1,176 @@
+"""LoRA adapters from standard PEFT folders, and how the model wears one at a time."""
+
+# pyright: reportUnknownMemberType=false
+# torch's modules are only partly typed.
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ...config import describe
+from ...errors import ConfigError
+
+_PREFIX = "base_model.model."
+_MERGED_KEPT = 2
+
+
+class AdapterConfig(BaseModel):
+    """The part of `adapter_config.json` that shapes the forward pass; variants that we do not compute are refused."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    peft_type: str
+    r: int = Field(ge=1)
+    lora_alpha: float
+    use_rslora: bool = False
+    use_dora: bool = False
+    bias: str = "none"
+    fan_in_fan_out: bool = False
+    modules_to_save: list[str] | None = None
+    rank_pattern: dict[str, int] = Field(default_factory=dict)
+    alpha_pattern: dict[str, float] = Field(default_factory=dict)
+
+    def refused(self) -> str | None:
+        """The first setting that this engine does not compute, as `field=value`."""
+        wrong: dict[str, bool] = {
+            f"peft_type={self.peft_type!r}": self.peft_type != "LORA",
+            "use_dora=True": self.use_dora,
+            f"bias={self.bias!r}": self.bias != "none",
+            "fan_in_fan_out=True": self.fan_in_fan_out,
+            f"modules_to_save={self.modules_to_save!r}": bool(self.modules_to_save),
+            f"rank_pattern={self.rank_pattern!r}": bool(self.rank_pattern),
+            f"alpha_pattern={self.alpha_pattern!r}": bool(self.alpha_pattern),
+        }
+        return next((name for name, is_wrong in wrong.items() if is_wrong), None)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One layer's update: W + scale * b @ a. a float32 [r, in]; b float32 [out, r]."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A loaded adapter: its served name, where it came from, and its deltas by module name."""
+
+    name: str
+    path: Path
+    deltas: dict[str, Delta]
+
+
+def load_adapter(name: str, path: Path, layers: dict[str, nn.Linear]) -> Adapter:
+    """Read a PEFT folder (safetensors only). Raises ConfigError naming the file and what is wrong with it."""
+    config_file, weights_file = path / "adapter_config.json", path / "adapter_model.safetensors"
+    for file in (config_file, weights_file):
+        if not file.is_file():
+            raise ConfigError(f"No adapter found for {path}: {file.name} is missing")
+    try:
+        config = AdapterConfig.model_validate_json(config_file.read_bytes())
+    except ValidationError as error:
+        raise ConfigError(describe(error, str(config_file))) from error
+    if refused := config.refused():
+        raise ConfigError(f"{config_file}: {refused} is not supported by the embedded engine; train a plain LoRA")
+    try:
+        tensors = load_file(weights_file)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{weights_file} cannot be read as safetensors: {error}") from error
+    scale = config.lora_alpha / (config.r**0.5 if config.use_rslora else config.r)
+    return Adapter(name, path, _deltas(tensors, layers, scale, weights_file))
+
+
+def _deltas(tensors: dict[str, Tensor], layers: dict[str, nn.Linear], scale: float, file: Path) -> dict[str, Delta]:
+    halves: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        module, _, rest = key.removeprefix(_PREFIX).rpartition(".lora_")
+        if rest not in ("A.weight", "B.weight"):
+            raise ConfigError(f"{file}: {key!r} is no LoRA weight of a linear layer")
+        if module not in layers:
+            raise ConfigError(f"{file}: {key!r} names no linear layer of the base model")
+        if not torch.isfinite(tensor).all():
+            raise ConfigError(f"{file}: {key!r} holds NaN or infinite values")
+        halves.setdefault(module, {})[rest[0]] = tensor
+    if not halves:
+        raise ConfigError(f"{file} holds no weights")
+    deltas: dict[str, Delta] = {}
+    for module, half in halves.items():
+        if half.keys() != {"A", "B"}:
+            raise ConfigError(f"{file}: {module!r} has only lora_{next(iter(half))}")
+        layer = layers[module]
+        shape = (half["B"].shape[0], half["A"].shape[-1])
+        if shape != (layer.out_features, layer.in_features) or half["A"].shape[0] != half["B"].shape[-1]:
+            raise ConfigError(
+                f"{file}: {module!r} is {tuple(half['B'].shape)} x {tuple(half['A'].shape)}, "
+                f"but the base's layer is {layer.out_features} x {layer.in_features}"
+            )
+        device = layer.weight.device
+        deltas[module] = Delta(half["A"].to(device, torch.float32), half["B"].to(device, torch.float32), scale)
+    return deltas
+
+
+class Wardrobe:
+    """Dresses the model's linear layers in one adapter at a time; the base weights are never written.
+
+    In float32 an adapter is merged into copies of the weights (two sets are kept): as fast as the base, and within
+    rounding of the learner's forward. In lower precision merging would lose the update, so it is added to the outputs.
+    """
+
+    def __init__(self, layers: dict[str, nn.Linear]) -> None:
+        self._layers = layers
+        self._base = {name: layer.weight for name, layer in layers.items()}
+        self._merging = all(weight.dtype == torch.float32 for weight in self._base.values())
+        self._merged: OrderedDict[Adapter, dict[str, nn.Parameter]] = OrderedDict()
+        self._worn: Adapter | None = None
+        if not self._merging:
+            for name, layer in layers.items():
+                layer.register_forward_hook(self._adding(name))
+
+    def wear(self, adapter: Adapter | None) -> None:
+        """Make the next forward pass that of the base with `adapter` (None: the base alone)."""
+        if adapter is self._worn:
+            return
+        if self._merging:
+            weights = self._base if adapter is None else self._base | self._merge(adapter)
+            for name, layer in self._layers.items():
+                layer._parameters["weight"] = weights[name]  # pyright: ignore[reportPrivateUsage]  # no copy, no hooks
+        self._worn = adapter
+
+    def forget(self, adapter: Adapter) -> None:
+        """Free what is kept for an adapter that will not be worn again."""
+        if self._worn is adapter:
+            self.wear(None)
+        self._merged.pop(adapter, None)
+
+    def _merge(self, adapter: Adapter) -> dict[str, nn.Parameter]:
+        found = self._merged.get(adapter)
+        if found is None:
+            found = {
+                name: nn.Parameter(torch.addmm(self._base[name], delta.b, delta.a, alpha=delta.scale), False)
+                for name, delta in adapter.deltas.items()
+            }
+            self._merged[adapter] = found
+            while len(self._merged) > _MERGED_KEPT:
+                self._merged.popitem(last=False)
+        self._merged.move_to_end(adapter)
+        return found
+
+    def _adding(self, name: str):  # the hook's type is torch's own
+        def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            delta = self._worn.deltas.get(name) if self._worn else None
+            if delta is None:
+                return output
+            low = nn.functional.linear(inputs[0].to(torch.float32), delta.a)
+            return (output + nn.functional.linear(low, delta.b) * delta.scale).to(output.dtype)
+
+        return add

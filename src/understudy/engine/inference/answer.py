@@ -1,0 +1,179 @@
+"""Answers in vLLM's dialect: whole, or as chunks of a stream."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+
+from ...types import Json
+from .dialect import ChatRequest
+from .generation import Update
+from .hermes import HermesParser, ToolCall
+from .text import Decoder, StopCutter, TextStream
+
+_LEAST_LOGPROB = -9999.0
+"""JSON has no infinity; vLLM shows this instead."""
+
+Pieces = list[str | ToolCall]
+
+
+class ChoiceReader:
+    """Reads the updates of one choice as content and tool calls."""
+
+    def __init__(self, request: ChatRequest, decoder: Decoder) -> None:
+        self._request = request
+        self._decoder = decoder
+        self._stream = TextStream(decoder, skip_special=request.skip_special_tokens)
+        self._cutter = StopCutter(request.stops, include=request.include_stop_str_in_output)
+        parsing = bool(request.tools) and request.tool_choice != "none"
+        self._parser = HermesParser(None if request.parallel_tool_calls else 1) if parsing else None
+
+    @property
+    def called(self) -> bool:
+        """Whether a tool call was read."""
+        return bool(self._parser and self._parser.calls)
+
+    @property
+    def parse_failure(self) -> bool | None:
+        """Whether something looked like a tool call and was none; None when no tools were offered."""
+        return None if self._parser is None else self._parser.failures > 0
+
+    def read(self, update: Update) -> Pieces:
+        """What this update makes certain; everything, when it is the last one."""
+        text = self._text(update)
+        if self._parser is None:
+            return [text] if text else []
+        pieces = self._parser.push(text)
+        if update.finish:
+            pieces += self._parser.finish(truncated=update.finish == "length")
+        return pieces
+
+    def finish_reason(self, update: Update) -> str | None:
+        """OpenAI's finish reason: tool calls are named as such unless the answer was cut."""
+        return "tool_calls" if update.finish == "stop" and self.called else update.finish
+
+    def _text(self, update: Update) -> str:
+        shown = list(update.token_ids)
+        stop = update.stop_reason if isinstance(update.stop_reason, str) else None
+        if update.finish == "stop" and stop is None:
+            shown = shown[:-1]  # the end token has no text
+        if update.finish and not self._request.stream and not self._request.stops:
+            return self._decoder.decode(shown, skip_special=self._request.skip_special_tokens)
+        if not update.finish:
+            return self._cutter.push("".join(map(self._stream.push, shown)))
+        before, last = shown[:-1], shown[-1:]
+        text = self._cutter.push("".join(map(self._stream.push, before)))
+        ending = "".join(map(self._stream.push, last)) + self._stream.finish()
+        return text + self._cutter.finish(ending, stop)
+
+
+class AnswerWriter:
+    """Writes the answer to one request."""
+
+    def __init__(self, request: ChatRequest, prompt_ids: tuple[int, ...], decoder: Decoder) -> None:
+        self._request = request
+        self._prompt_ids = prompt_ids
+        self._decoder = decoder
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._readers = [ChoiceReader(request, decoder) for _ in range(request.n)]
+        self._calls = [0] * request.n
+        self._sampled = 0
+
+    def whole(self, updates: Sequence[Update]) -> dict[str, Json]:
+        """The answer from each choice's only update."""
+        choices = [self._choice(index, update) for index, update in enumerate(updates)]
+        return self._frame("chat.completion", choices, {"usage": self._usage()})
+
+    def opening(self, index: int) -> dict[str, Json]:
+        """The first chunk of a choice: its role, and the prompt's ids."""
+        choice = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return self._frame("chat.completion.chunk", [choice], {})
+
+    def chunk(self, index: int, update: Update) -> dict[str, Json]:
+        """A chunk with an update's text, calls, ids and logprobs."""
+        self._sampled += len(update.token_ids)
+        reader = self._readers[index]
+        pieces = reader.read(update)
+        delta: dict[str, Json] = {}
+        if content := "".join(piece for piece in pieces if isinstance(piece, str)):
+            delta["content"] = content
+        if calls := self._tool_calls(index, pieces):
+            delta["tool_calls"] = [{"index": at, **call} for at, call in calls]
+        return self._frame("chat.completion.chunk", [self._facts(index, update, {"delta": delta})], {}, first=False)
+
+    def usage_chunk(self) -> dict[str, Json]:
+        """The last chunk when usage was asked for."""
+        return self._frame("chat.completion.chunk", [], {"usage": self._usage()}, first=False)
+
+    def _choice(self, index: int, update: Update) -> dict[str, Json]:
+        self._sampled += len(update.token_ids)
+        pieces = self._readers[index].read(update)
+        content = "".join(piece for piece in pieces if isinstance(piece, str))
+        calls = [call for _, call in self._tool_calls(index, pieces)]
+        message: dict[str, Json] = {"role": "assistant", "content": content or (None if calls else "")}
+        if calls:
+            message["tool_calls"] = calls
+        return self._facts(index, update, {"message": message})
+
+    def _facts(self, index: int, update: Update, said: dict[str, Json]) -> dict[str, Json]:
+        """What a choice carries besides its message or delta."""
+        request, reader = self._request, self._readers[index]
+        choice: dict[str, Json] = {"index": index, **said}
+        choice["logprobs"] = {"content": self._logprobs(update)} if request.logprobs else None
+        choice["finish_reason"] = reader.finish_reason(update)
+        if update.finish:
+            choice["stop_reason"] = update.stop_reason
+            if reader.parse_failure is not None:
+                choice["parse_failure"] = reader.parse_failure
+        if request.return_token_ids:
+            choice["token_ids"] = list(update.token_ids)
+        return choice
+
+    def _tool_calls(self, index: int, pieces: Pieces) -> list[tuple[int, dict[str, Json]]]:
+        calls: list[tuple[int, dict[str, Json]]] = []
+        for piece in pieces:
+            if isinstance(piece, ToolCall):
+                function = {"name": piece.name, "arguments": piece.arguments}
+                call = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+                calls.append((self._calls[index], call))
+                self._calls[index] += 1
+        return calls
+
+    def _logprobs(self, update: Update) -> list[dict[str, Json]]:
+        top = update.top or [()] * len(update.token_ids)
+        return [
+            {**self._token(token, logprob), "top_logprobs": [self._token(*pair) for pair in best]}
+            for token, logprob, best in zip(update.token_ids, update.logprobs, top, strict=True)
+        ]
+
+    def _token(self, token: int, logprob: float) -> dict[str, Json]:
+        text, utf8 = self._decoder.token(token)
+        if self._request.return_tokens_as_token_ids:
+            text = f"token_id:{token}"
+        return {"token": text, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": utf8}
+
+    def _usage(self) -> dict[str, int]:
+        prompt = len(self._prompt_ids)
+        return {"prompt_tokens": prompt, "completion_tokens": self._sampled, "total_tokens": prompt + self._sampled}
+
+    def _frame(
+        self, kind: str, choices: list[dict[str, Json]], more: dict[str, Json], *, first: bool = True
+    ) -> dict[str, Json]:
+        frame: dict[str, Json] = {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._request.model,
+            "choices": choices,
+            **more,
+        }
+        if self._request.return_token_ids and first:
+            frame["prompt_token_ids"] = list(self._prompt_ids)
+        return frame

@@ -1,0 +1,268 @@
+"""One sampling batch: the calls of one adapter that are decoded together."""
+
+# pyright: reportUnknownMemberType=false
+# torch's indexing is only partly typed.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import sampling
+from .generation import FinishReason, Generation, Update
+from .policy import Policy, Prefill
+from .prefixes import BLOCK, Prefix, PrefixStore, common
+from .rows import Rows
+from .slots import Slots
+
+PREFILL_TOKENS = 8192
+"""New tokens of one prefill pass; longer prompts take several."""
+PREFIX_BYTES = 256 * 2**20
+"""Memory for the prefixes kept per adapter."""
+
+Updates = list[tuple[Generation, Update]]
+
+
+class NotFinite(ArithmeticError):
+    """The model gave NaN."""
+
+
+@dataclass
+class _Prompt:
+    """A distinct prompt among calls that enter together. `done`: its first tokens that `prefix` already knows."""
+
+    tokens: tuple[int, ...]
+    generations: list[Generation]
+    done: int = 0
+    prefix: Prefix | None = None
+
+
+class Batch:
+    """Rows [0, B) of the cache are calls in flight; they enter by `admit`, advance by `step`, and leave when done.
+
+    The adapter must be worn by the model before `admit` and `step`.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._slots = Slots(policy.shape)
+        self._rows = Rows(policy.device)
+        self._prefixes = PrefixStore(PREFIX_BYTES // policy.shape.token_bytes)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def generations(self) -> Sequence[Generation]:
+        """The calls in flight."""
+        return self._rows.generations
+
+    @torch.inference_mode()
+    def admit(self, generations: Sequence[Generation]) -> Updates:
+        """Compute the prompts of new calls (equal ones once) and sample each call's first token."""
+        by_tokens: dict[tuple[int, ...], _Prompt] = {}
+        for generation in generations:
+            by_tokens.setdefault(generation.prompt_ids, _Prompt(generation.prompt_ids, [])).generations.append(
+                generation
+            )
+        prompts = list(by_tokens.values())
+        first = len(self._rows)
+        self._slots.reserve(first + len(generations), max(len(prompt.tokens) for prompt in prompts) + 1)
+        self._look_up(prompts, first)
+        prompts.sort(key=_left)
+        logits = self._prefill(prompts, first)
+        entering = [prompt.generations[0] for prompt in prompts]
+        order = list(range(len(prompts)))
+        for at, prompt in enumerate(prompts):
+            others = prompt.generations[1:]
+            if others:
+                rows = torch.arange(first + len(entering), first + len(entering) + len(others), device=logits.device)
+                self._slots.copy(first + at, rows, len(prompt.tokens))
+                entering += others
+                order += [at] * len(others)
+        self._rows.append(entering, self._policy.max_model_len)
+        return self._advance(logits[order], first)
+
+    @torch.inference_mode()
+    def step(self) -> Updates:
+        """Sample one token for every call in flight."""
+        rows = self._rows
+        logits = self._policy.decode(self._slots, rows.tokens, rows.lengths)
+        rows.lengths += 1
+        return self._advance(logits, 0)
+
+    @torch.inference_mode()
+    def remove(self, generations: Iterable[Generation]) -> None:
+        """Free the rows of calls that nobody waits for any more."""
+        gone = set(generations)
+        self._leave([row for row, generation in enumerate(self._rows.generations) if generation in gone])
+
+    def _look_up(self, prompts: Sequence[_Prompt], first: int) -> None:
+        """Find what is known of each prompt's beginning; at least its last token stays to be computed."""
+        shared = self._shared(prompts)
+        if shared:
+            self._compute([_Prompt(shared, [])], first)
+            self._prefixes.put(Prefix(shared, self._slots.read(first, len(shared))))
+        for prompt in prompts:
+            found = self._prefixes.find(prompt.tokens)
+            if found:
+                prompt.prefix, prompt.done = found[0], min(found[1], len(prompt.tokens) - 1)
+
+    def _shared(self, prompts: Sequence[_Prompt]) -> tuple[int, ...]:
+        """The beginning that all prompts share, when computing it once spares more than a block per prompt."""
+        if len(prompts) < 2:
+            return ()
+        tokens = [prompt.tokens for prompt in prompts]
+        length = min(common(min(tokens), max(tokens)), min(map(len, tokens)) - 1)
+        found = self._prefixes.find(tokens[0])
+        known = found[1] if found else 0
+        return tokens[0][:length] if length - known >= BLOCK else ()
+
+    def _prefill(self, prompts: Sequence[_Prompt], first: int) -> Tensor:
+        """Logits [P, V] of each prompt's last token. Rows are laid out in the order of `prompts`."""
+        for row, prompt in enumerate(prompts, first):
+            if prompt.prefix:
+                held = prompt.prefix.held[:, :, :, : prompt.done]
+                self._slots.write(torch.tensor([row], device=held.device), held)
+        logits: list[Tensor] = []
+        at = 0
+        while at < len(prompts):
+            end = at + 1
+            while end < len(prompts) and (end + 1 - at) * _left(prompts[end]) <= PREFILL_TOKENS:
+                end += 1
+            logits.append(self._compute(prompts[at:end], first + at))
+            at = end
+        for row, prompt in enumerate(prompts, first):
+            if self._prefixes.wants(prompt.tokens):
+                self._prefixes.put(Prefix(prompt.tokens, self._slots.read(row, len(prompt.tokens))))
+        return torch.cat(logits)
+
+    def _compute(self, prompts: Sequence[_Prompt], first: int) -> Tensor:
+        """Run what is left of some prompts, in passes of bounded size when there is one long prompt."""
+        while _left(prompts[0]) > PREFILL_TOKENS:
+            prompt = prompts[0]
+            part = prompt.tokens[prompt.done : prompt.done + PREFILL_TOKENS]
+            self._policy.prefill(self._slots, first, [Prefill(part, prompt.done)])
+            prompt.done += len(part)
+        parts = [Prefill(prompt.tokens[prompt.done :], prompt.done) for prompt in prompts]
+        return self._policy.prefill(self._slots, first, parts)
+
+    def _advance(self, logits: Tensor, first: int) -> Updates:
+        """Sample one token for the rows from `first` on, tell who must know, and let the finished leave."""
+        rows = self._rows
+        for row in rows.adjusted:
+            if row >= first:
+                logits[row - first] = self._adjusted(logits[row - first], row)
+        shape = rows.shape(first)
+        logprobs = sampling.processed_logprobs(logits, shape.temperature, shape.min_p, shape.top_k, shape.top_p)
+        tokens = sampling.draw(logprobs, rows.draws(first), shape.greedy)
+        chosen = logprobs.gather(1, tokens[:, None])[:, 0]
+        if not bool(torch.isfinite(chosen).all()):
+            raise NotFinite("the model's logits are NaN: the adapter or the base is broken")
+        ended = rows.record(first, tokens, chosen)
+        reasons: dict[int, tuple[FinishReason, int | str | None]] = {}
+        for row in (ended.nonzero()[:, 0] + first).tolist() if bool(ended.any()) else ():
+            reasons[row] = self._reason(row)
+        updates: Updates = []
+        for row in rows.watched:
+            if row >= first:
+                self._watch(row, logprobs[row - first], reasons, updates)
+        updates += [self._last(row, *reason) for row, reason in reasons.items()]
+        self._leave(sorted(reasons))
+        return updates
+
+    def _adjusted(self, logits: Tensor, row: int) -> Tensor:
+        """One row's logits [V] after grammar, min_tokens, logit bias and penalties, in vLLM's order."""
+        generation, count = self._rows.generations[row], int(self._rows.counts[row])
+        settings = generation.settings
+        if generation.mask:
+            logits = generation.mask.apply(logits)
+        if count < settings.min_tokens:
+            logits[sorted(generation.end_ids | generation.eos)] = -torch.inf
+        for token, bias in settings.logit_bias:
+            logits[token] += bias
+        if settings.penalised:
+            seen = torch.zeros_like(logits, dtype=torch.bool)
+            seen[list(generation.prompt_ids)] = True
+            counts = torch.bincount(self._rows.ids[row, :count], minlength=len(logits)).to(logits.dtype)
+            repetition, frequency = settings.repetition_penalty, settings.frequency_penalty
+            logits = sampling.penalised(logits, seen, counts, repetition, frequency, settings.presence_penalty)
+        return logits
+
+    def _reason(self, row: int) -> tuple[FinishReason, int | str | None]:
+        generation, token = self._rows.generations[row], int(self._rows.tokens[row])
+        if token in generation.end_ids and self._rows.counts[row] >= self._rows.minimum[row]:
+            return "stop", None if token in generation.eos else token
+        return "length", None
+
+    def _watch(
+        self,
+        row: int,
+        logprobs: Tensor,
+        reasons: dict[int, tuple[FinishReason, int | str | None]],
+        updates: Updates,
+    ) -> None:
+        """What one token means to a call that is streamed, masked, or has stop strings or top logprobs."""
+        rows, generation = self._rows, self._rows.generations[row]
+        token, settings = int(rows.tokens[row]), generation.settings
+        if settings.top_logprobs:
+            best = logprobs.topk(min(settings.top_logprobs, len(logprobs)))
+            generation.top.append(tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+        if generation.mask:
+            generation.mask.accept(token)
+        stop = reasons.get(row, ("length", None))[0] == "stop"
+        if generation.stop_watch and not stop:
+            found = generation.stop_watch.push(token, armed=bool(rows.counts[row] >= rows.minimum[row]))
+            if found is not None:
+                reasons[row] = ("stop", found)
+        if generation.streamed and row not in reasons:
+            updates.append((generation, self._since(row)))
+
+    def _since(self, row: int) -> Update:
+        """What was sampled since the last update of this row."""
+        generation = self._rows.generations[row]
+        start, end = generation.sent, int(self._rows.counts[row])
+        generation.sent = end
+        ids, logprobs = self._rows.ids[row, start:end], self._rows.logprobs[row, start:end]
+        return Update(tuple(ids.tolist()), tuple(logprobs.tolist()), tuple(generation.top[start:end]))
+
+    def _last(self, row: int, finish: FinishReason, stop_reason: int | str | None) -> tuple[Generation, Update]:
+        update = self._since(row)
+        return self._rows.generations[row], Update(
+            update.token_ids, update.logprobs, update.top, finish=finish, stop_reason=stop_reason
+        )
+
+    def _leave(self, leaving: Sequence[int]) -> None:
+        """Close the gaps: the last rows move into the places of those that leave, whose tokens stay known."""
+        if not leaving:
+            return
+        rows, count = self._rows, len(self._rows)
+        self._remember(leaving)
+        left = count - len(leaving)
+        gone = set(leaving)
+        holes = [row for row in leaving if row < left]
+        movers = [row for row in range(left, count) if row not in gone]
+        order = list(range(left))
+        for hole, mover in zip(holes, movers, strict=True):
+            order[hole] = mover
+        if holes:
+            device = self._policy.device
+            length = int(rows.lengths[movers].max())
+            self._slots.move(torch.tensor(movers, device=device), torch.tensor(holes, device=device), length)
+        rows.keep(order)
+
+    def _remember(self, leaving: Sequence[int]) -> None:
+        """Keep the finished rows' keys and values: the next turn of the same conversation begins with them."""
+        rows = self._rows
+        for row in leaving:
+            length, prompt = int(rows.lengths[row]), rows.generations[row].prompt_ids
+            tokens = (*prompt, *rows.ids[row, : length - len(prompt)].tolist())
+            if self._prefixes.wants(tokens):
+                self._prefixes.put(Prefix(tokens, self._slots.read(row, length)))
+
+
+def _left(prompt: _Prompt) -> int:
+    return len(prompt.tokens) - prompt.done

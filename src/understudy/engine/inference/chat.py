@@ -1,0 +1,103 @@
+"""Messages to prompt tokens, through the model's own chat template."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers' tokenizers are only partly typed.
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from ...errors import ConfigError
+from ...types import Json, Message
+from .dialect import ChatRequest, DialectError
+
+_TELLS_STRINGS = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
+_RESERVED = frozenset(
+    {"conversation", "messages", "tools", "tokenize", "return_dict", "return_tensors", "chat_template"}
+)
+_KEPT = 512
+
+
+class ChatRenderer:
+    """Renders chats; the newest prompts are kept, since rollouts of one scenario begin alike. One thread uses it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        template = tokenizer.chat_template
+        if not isinstance(template, str):
+            raise ConfigError("the model's folder has no chat template (chat_template.jinja or tokenizer_config.json)")
+        self._tokenizer = tokenizer
+        self._raw_arguments = bool(_TELLS_STRINGS.search(template))
+        self._prompts: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+
+    def prompt_ids(self, request: ChatRequest) -> tuple[int, ...]:
+        """The prompt's tokens; raises DialectError when the messages do not fit the template."""
+        options = {
+            "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
+            "continue_final_message": request.continue_final_message,
+        }
+        if clash := _RESERVED & request.chat_template_kwargs.keys():
+            raise DialectError(f"chat_template_kwargs may not set {sorted(clash)}", param="chat_template_kwargs")
+        options |= request.chat_template_kwargs
+        key = json.dumps([request.messages, request.tools or None, options])
+        found = self._prompts.get(key)
+        if found is None:
+            messages = [self._message(message, at) for at, message in enumerate(request.messages)]
+            found = self._prompts[key] = self._rendered(messages, request.tools or None, options)
+            if len(self._prompts) > _KEPT:
+                self._prompts.popitem(last=False)
+        self._prompts.move_to_end(key)
+        return found
+
+    def _rendered(self, messages: list[Message], tools: list[Json] | None, options: dict[str, Json]) -> tuple[int, ...]:
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            raise DialectError(f"messages do not fit the chat template: {error}", param="messages") from error
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tuple(ids)  # pyright: ignore[reportArgumentType]  # of one text, not of a batch
+
+    def _message(self, message: Message, at: int) -> Message:
+        """A message as templates expect it: text instead of parts, and arguments as the template reads them."""
+        if not isinstance(message.get("role"), str):
+            raise DialectError(f"messages.{at}.role must be a string (got {message.get('role')!r})", param="messages")
+        shown = {name: value for name, value in message.items() if value is not None or name == "content"}
+        shown["content"] = _text(message.get("content"), at)
+        calls = message.get("tool_calls")
+        if calls:
+            shown["tool_calls"] = [self._call(call, f"messages.{at}.tool_calls") for call in calls]
+        elif "tool_calls" in shown:
+            del shown["tool_calls"]
+        return shown
+
+    def _call(self, call: Json, where: str) -> Json:
+        """Templates that tell a string from a mapping get the arguments as the model wrote them; others get a mapping."""
+        try:
+            function = call["function"]
+            arguments = function.get("arguments") or "{}"
+            if isinstance(arguments, str) and not self._raw_arguments:
+                arguments = json.loads(arguments)
+            return {**call, "function": {**function, "name": str(function["name"]), "arguments": arguments}}
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise DialectError(f"{where}: {call!r} is no tool call ({error!r})", param="messages") from error
+
+
+def _text(content: Json, at: int) -> str:
+    """Content as one text; parts are joined by newlines, as vLLM does."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list):
+        parts: list[str] = []
+        for part in content:
+            text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+            if not isinstance(text, str):
+                raise DialectError(
+                    f"messages.{at}.content: only text parts are supported (got {part!r})", param="messages"
+                )
+            parts.append(text)
+        return "\n".join(parts)
+    raise DialectError(f"messages.{at}.content must be text or a list of parts (got {content!r})", param="messages")

@@ -1,0 +1,204 @@
+"""Requests in vLLM's dialect of OpenAI's chat API, and its errors.
+
+A field that this engine cannot honour is refused by name; one that changes nothing about sampling is accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, field_validator
+
+from ...types import Json, Message, Tool
+
+BAD_REQUEST = "BadRequestError"
+NOT_FOUND = "NotFoundError"
+INTERNAL = "InternalServerError"
+
+_WITHOUT_EFFECT = frozenset(
+    [
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+        "request_id",
+        "priority",
+        "cache_salt",
+        "spaces_between_special_tokens",
+    ]
+)
+"""Accepted and ignored: they say nothing about what is sampled."""
+
+
+class DialectError(Exception):
+    """A request that is answered with an error in OpenAI's shape."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = BAD_REQUEST,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code or status
+        self.kind = kind
+        self.param = param
+
+    def body(self) -> dict[str, Json]:
+        """The error as JSON."""
+        return error_body(str(self), self.kind, self.param, self.code)
+
+
+def error_body(message: str, kind: str, param: str | None, code: int | str) -> dict[str, Json]:
+    """OpenAI's error shape, with vLLM's types and codes."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StreamOptions(Part):
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+
+
+class JsonSchema(Part):
+    name: str = "answer"
+    description: str | None = None
+    schema_: Json = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Part):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class NamedFunction(Part):
+    name: str
+
+
+class NamedTool(Part):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(BaseModel):
+    """POST /v1/chat/completions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Json] = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    n: int = Field(1, ge=1, le=256)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    temperature: FiniteFloat = Field(1.0, ge=0, le=1e6)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    ignore_eos: bool = False
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    logit_bias: dict[int, Annotated[FiniteFloat, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        if stop is not None and "" in ([stop] if isinstance(stop, str) else stop):
+            raise ValueError("a stop string must not be empty")
+        return stop
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class LoadAdapter(Part):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: str = Field(min_length=1)
+    lora_path: str = Field(min_length=1)
+    load_inplace: bool = False
+
+
+class UnloadAdapter(Part):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str = Field(min_length=1)
+    lora_int_id: int | None = None
+
+
+M = TypeVar("M", bound=BaseModel)
+_OBJECT: TypeAdapter[dict[str, Json]] = TypeAdapter(dict[str, Json])
+
+
+def read_object(body: bytes) -> dict[str, Json]:
+    """The body as a JSON object without its nulls (a null is an absent field)."""
+    try:
+        fields = _OBJECT.validate_json(body)
+    except ValidationError as error:
+        raise DialectError(f"the body is no JSON object: {error.errors(include_url=False)[0]['msg']}") from error
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def read_chat(body: bytes) -> ChatRequest:
+    """A chat request; raises DialectError naming the first bad field."""
+    fields = {name: value for name, value in read_object(body).items() if name not in _WITHOUT_EFFECT}
+    request = checked(ChatRequest, fields)
+    if request.stream_options and not request.stream:
+        raise DialectError("stream_options needs stream=true", param="stream_options")
+    if request.top_logprobs and not request.logprobs:
+        raise DialectError("top_logprobs needs logprobs=true", param="top_logprobs")
+    if request.add_generation_prompt and request.continue_final_message and "add_generation_prompt" in fields:
+        raise DialectError(
+            "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+        )
+    return request
+
+
+def checked(model: type[M], fields: dict[str, Json]) -> M:
+    """Validate a body; raises DialectError naming the first bad field, its value and what is allowed."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = [str(part) for part in fault["loc"]]
+        field = ".".join(where) or "(whole)"
+        if fault["type"] == "extra_forbidden":
+            message = f"{field} is not supported by the embedded engine: leave it out"
+        else:
+            message = f"{field}: {fault['msg']} (got {fault['input']!r})"
+        raise DialectError(message, param=where[0] if where else None) from error

@@ -1,0 +1,115 @@
+"""The embedded inference engine: `python -m understudy.engine.inference.embedded --model DIR ...`.
+
+A process of its own that speaks vLLM's HTTP dialect. Exit codes: 0 ended, 2 wrong option or model, 3 address taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import torch
+import uvicorn
+from transformers.utils import logging as transformers_logging
+
+from ...errors import ConfigError, UnderstudyError
+from .app import build_app
+from .policy import load_policy
+from .service import SamplingService
+
+_log = logging.getLogger("understudy.sampler")
+_PARENT_CHECK = 0.5  # seconds
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Load the model and serve it until told to stop."""
+    options = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    transformers_logging.disable_progress_bar()
+    if options.parent_pid is not None:
+        _end_with(options.parent_pid)
+    try:
+        listener = _bound(options.host, options.port)
+    except OSError as error:
+        _log.error("cannot listen on --host %s --port %d: %s; choose another port", options.host, options.port, error)
+        return 3
+    try:
+        service = _service(options)
+    except UnderstudyError as error:
+        _log.error("%s", error)
+        return 2
+    config = uvicorn.Config(
+        build_app(service), log_config=None, access_log=False, timeout_graceful_shutdown=3, lifespan="on"
+    )
+    _log.info("serving %s on http://%s:%d", options.served_model_name, *listener.getsockname()[:2])
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="understudy-sampler", description="The embedded inference engine.")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
+    parser.add_argument("--served-model-name", required=True, help="the base model's name in requests")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True, help="0 takes a free one (see the log)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")
+    parser.add_argument("--max-batch", type=int, default=64, help="calls decoded together")
+    parser.add_argument("--threads", type=int, help="CPU threads of the model")
+    parser.add_argument("--parent-pid", type=int, help="end when this process is gone")
+    return parser
+
+
+def _service(options: argparse.Namespace) -> SamplingService:
+    if options.threads is not None:
+        if options.threads < 1:
+            raise ConfigError(f"--threads must be at least 1 (got {options.threads})")
+        torch.set_num_threads(options.threads)
+    if options.max_batch < 1:
+        raise ConfigError(f"--max-batch must be at least 1 (got {options.max_batch})")
+    policy = load_policy(options.model, device=options.device, dtype=options.dtype, max_model_len=options.max_model_len)
+    difference = policy.probe()
+    _log.info("probe: logits differ from a plain forward pass by at most %.3g", difference)
+    return SamplingService(policy, name=options.served_model_name, max_batch=options.max_batch)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A bound socket, taken before the model is loaded: a taken port fails at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    if os.name == "posix":
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _end_with(pid: int) -> None:
+    """End this process at once when process `pid` is gone, whatever else it does."""
+    try:
+        parent = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        _log.error("--parent-pid %d is no process: ending", pid)
+        os._exit(0)
+
+    def watch() -> None:
+        while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(_PARENT_CHECK)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Grammars that a completion must follow: a JSON object, a JSON schema, or tool calls in hermes format."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# xgrammar is only partly typed.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+import xgrammar
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ...errors import ConfigError
+from ...types import Json, Tool
+from .hermes import CLOSE, OPEN
+
+
+class GrammarError(ConfigError):
+    """A schema that cannot be compiled."""
+
+
+class GrammarMask:
+    """A compiled grammar's state in one completion. See `generation.TokenMask`."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, eos: Sequence[int], vocabulary: int) -> None:
+        self._matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(eos))
+        self._bitmask = xgrammar.allocate_token_bitmask(1, vocabulary)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Logits [V] with -inf where the grammar allows no token."""
+        self._matcher.fill_next_token_bitmask(self._bitmask)
+        words = self._bitmask[0].to(logits.device)
+        bits = (words[:, None] >> torch.arange(32, device=logits.device, dtype=torch.int32)) & 1
+        return logits.masked_fill(bits.view(-1)[: logits.shape[-1]] == 0, -torch.inf)
+
+    def accept(self, token: int) -> None:
+        """Advance by a sampled token."""
+        if not self._matcher.is_terminated() and not self._matcher.accept_token(token):
+            raise RuntimeError(f"token {token} was sampled although the grammar refuses it")
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer; compiled ones are kept. Thread-safe."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos: frozenset[int], vocabulary: int) -> None:
+        self._eos = sorted(eos)
+        self._vocabulary = vocabulary
+        facts = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary, stop_token_ids=self._eos)
+        self._compiler = xgrammar.GrammarCompiler(facts, cache_limit_bytes=64 * 2**20)
+
+    def json_object(self) -> GrammarMask:
+        """Any JSON object."""
+        return self._mask(self._compiler.compile_json_schema('{"type": "object"}', strict_mode=False))
+
+    def json_schema(self, schema: Json, field: str) -> GrammarMask:
+        """JSON that follows a schema. `field` names it in errors."""
+        try:
+            return self._mask(self._compiler.compile_json_schema(json.dumps(schema)))
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise GrammarError(f"{field} cannot be compiled: {_brief(error)}") from error
+
+    def tool_calls(self, tools: Sequence[Tool], *, parallel: bool) -> GrammarMask:
+        """One call of one of these tools, or several when `parallel`."""
+        tags = [_tag(tool["function"]) for tool in tools]
+        wanted = {
+            "type": "structural_tag",
+            "format": {
+                "type": "tags_with_separator",
+                "tags": tags,
+                "separator": "\n",
+                "at_least_one": True,
+                "stop_after_first": not parallel,
+            },
+        }
+        try:
+            return self._mask(self._compiler.compile_structural_tag(wanted))
+        except (RuntimeError, ValueError, TypeError) as error:
+            names = [tool["function"]["name"] for tool in tools]
+            raise GrammarError(f"tools: the parameters of {names} cannot be compiled: {_brief(error)}") from error
+
+    def _mask(self, compiled: xgrammar.CompiledGrammar) -> GrammarMask:
+        return GrammarMask(compiled, self._eos, self._vocabulary)
+
+
+def _tag(function: Json) -> dict[str, Json]:
+    """One tool's call as a structural tag."""
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    return {
+        "type": "tag",
+        "begin": OPEN + '\n{"name": ' + json.dumps(function["name"], ensure_ascii=False) + ', "arguments": ',
+        "content": {"type": "json_schema", "json_schema": parameters},
+        "end": "}\n" + CLOSE,
+    }
+
+
+def _brief(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:500] if lines else type(error).__name__

@@ -1,0 +1,59 @@
+"""From logits to one token per row: pure functions over [rows, vocabulary], in float32, in vLLM's order:
+bias and penalties, temperature, min-p, top-k, top-p, log-softmax."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def penalised(
+    logits: Tensor, prompt_seen: Tensor, counts: Tensor, repetition: float, frequency: float, presence: float
+) -> Tensor:
+    """One row's logits [V] after the penalties. prompt_seen bool [V]; counts [V]: how often each token was sampled.
+
+    Repetition (1909.05858, section 4.1) sees prompt and completion; frequency and presence the completion only.
+    """
+    seen = prompt_seen | (counts > 0)
+    scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(seen, scaled, logits)
+    return logits - frequency * counts - presence * (counts > 0).to(logits.dtype)
+
+
+def processed_logprobs(
+    logits: Tensor, temperature: Tensor, min_p: Tensor | None, top_k: Tensor | None, top_p: Tensor | None
+) -> Tensor:
+    """Logprobs [B, V] of the distribution that is sampled from. temperature [B] (1 where greedy); min_p [B] (0 off);
+    top_k int64 [B] (0 off); top_p [B] (1 off); None: off for every row."""
+    logits = logits / temperature[:, None]
+    if min_p is not None:
+        floor = logits.max(-1, keepdim=True).values + min_p.log()[:, None]
+        logits = logits.masked_fill(logits < floor, -torch.inf)
+    if top_k is not None or top_p is not None:
+        logits = _kept(logits, top_k, top_p)
+    return torch.log_softmax(logits, -1)
+
+
+def _kept(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+    """Logits outside top-k (ties kept) and then outside the nucleus (1904.09751) become -inf."""
+    ordered, order = logits.sort(-1)
+    vocabulary = logits.shape[-1]
+    if top_k is not None:
+        width = torch.where(top_k > 0, top_k.clamp(max=vocabulary), vocabulary)
+        threshold = ordered.gather(-1, (vocabulary - width)[:, None])
+        ordered = ordered.masked_fill(ordered < threshold, -torch.inf)
+    if top_p is not None:
+        outside = ordered.softmax(-1).cumsum(-1) <= 1 - top_p[:, None]
+        outside[:, -1] = False
+        ordered = ordered.masked_fill(outside, -torch.inf)
+    return torch.empty_like(logits).scatter_(-1, order, ordered)
+
+
+def draw(logprobs: Tensor, uniforms: Tensor, greedy: Tensor | None) -> Tensor:
+    """One token per row [B] by inverting the cumulative distribution at `uniforms` float64 [B] in [0, 1);
+    the likeliest where `greedy` (bool [B]; None: nowhere). A token of probability 0 is never drawn."""
+    cumulative = logprobs.to(torch.float64).exp_().cumsum_(-1)
+    total = cumulative[:, -1:]
+    at = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(cumulative, at, right=True)[:, 0].clamp_(max=logprobs.shape[-1] - 1)
+    return tokens if greedy is None else torch.where(greedy, logprobs.argmax(-1), tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,6 +24,8 @@ def parse(argv: Sequence[str]) -> ServerOptions:
     engine = {name: given.pop(name) for name in EngineOptions.model_fields if name in given}
     if "api_key" not in given and os.environ.get(KEY_VARIABLE):
         given["api_key"] = os.environ[KEY_VARIABLE]
+    if "dir" in given:
+        given["dir"] = Path(given["dir"]).expanduser().absolute()
     try:
         return ServerOptions.model_validate(given | {"engine": engine})
     except ValidationError as error:
@@ -72,8 +75,4 @@ def _metavar(option: FieldInfo) -> str:
     text = str(option.annotation)
     if "Literal" in text:
         return "|".join(str(choice) for choice in getattr(option.annotation, "__args__", ()))
-    if option.annotation in (int, int | None):
-        return "N"
-    if option.annotation in (float, float | None):
-        return "SECONDS"
-    return "TEXT"
+    return "N" if "int" in text else "SECONDS" if "float" in text else "TEXT"

@@ -63,7 +63,7 @@ def _checked(folder: Path, name: str) -> Path:
 
 def _from_hub(name: str) -> Path:
     try:
-        from huggingface_hub import snapshot_download  # a download tool that only this path needs
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # untyped in part; a download tool that only this path needs
         from huggingface_hub.errors import LocalEntryNotFoundError
     except ImportError as error:
         raise ConfigError(

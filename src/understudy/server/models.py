@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,7 +174,7 @@ class ModelRegistry:
     # ---- calls in flight
 
     @asynccontextmanager
-    async def lease(self, name: str) -> AsyncIterator[Route]:
+    async def lease(self, name: str) -> AsyncGenerator[Route]:
         """The route of one call: its checkpoint is loaded, and neither unloaded nor deleted until the call ends."""
         route = self.resolve(name)
         self._leases[route.adapter] += 1

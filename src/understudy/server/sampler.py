@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -105,7 +105,7 @@ class SamplerClient:
         return await self._with_retry(lambda client: client.post("/v1/chat/completions", json=payload))
 
     @asynccontextmanager
-    async def stream(self, payload: Mapping[str, Json]) -> AsyncIterator[httpx.Response]:
+    async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[httpx.Response]:
         """A streamed chat completion, open at its first bytes. Leaving the context cancels it in the engine."""
 
         async def opened(client: httpx.AsyncClient) -> httpx.Response:
@@ -175,7 +175,8 @@ class SamplerClient:
                 await self._launch()
             except EngineError as error:
                 failures += 1
-                log.error("%s", error)
+                if self.restarts:
+                    log.error("%s", error)
                 if failures < MAX_STARTS and self.restarts:
                     await asyncio.sleep(failures)
                     continue

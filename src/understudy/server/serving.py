@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import psutil
 import uvicorn
@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
     """uvicorn without its signal handling: who ends it is decided here."""
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         yield
 
 

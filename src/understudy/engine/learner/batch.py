@@ -1,0 +1,122 @@
+"""The batch of a step: which sampled tokens are targets, with their settings, advantages and recorded logprobs. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..protocol import JobTrajectory, Sample
+from .advantage import Advantages
+from .target_logprobs import TargetSettings
+from .token_tree import Row
+
+Number = TypeVar("Number", bound=np.generic)
+Groups = Sequence[Sequence[JobTrajectory]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The targets of a step, numbered 0..N-1: trained samples in order, their completion tokens in order.
+
+    `rows[c]` and `samples[c]` are trained call c; arrays are [N]: `trajectory` indexes `trajectories`, `call` indexes
+    `rows`, `sampler` is the recorded logprob, NaN where it cannot be used (none given, or the call was constrained).
+    """
+
+    trajectories: tuple[str, ...]
+    samples: tuple[Sample, ...]
+    rows: tuple[Row, ...]
+    settings: TargetSettings
+    trajectory: NDArray[np.int64]
+    call: NDArray[np.int64]
+    advantages: NDArray[np.float64]
+    sampler: NDArray[np.float64]
+    left_out: Counter[str]  # why calls of trained trajectories are context only: greedy, not_trained, empty
+    without_targets: tuple[str, ...]  # trajectories with an advantage and nothing to train
+
+    def __len__(self) -> int:
+        return len(self.trajectory)
+
+    def minibatches(self, count: int) -> tuple[tuple[Row, ...], ...]:
+        """The rows dealt by trajectory, in the order of trajectory ids; never an empty one."""
+        order = sorted(range(len(self.trajectories)), key=lambda t: self.trajectories[t])
+        share = {t: place % count for place, t in enumerate(order)}
+        owner = [share[int(self.trajectory[row.offset])] for row in self.rows]
+        dealt = (tuple(r for r, o in zip(self.rows, owner, strict=True) if o == m) for m in range(count))
+        return tuple(rows for rows in dealt if rows)
+
+
+def make_batch(groups: Groups, advantages: Advantages) -> Batch:
+    """The targets of every trajectory that has an advantage."""
+    trajectories: list[str] = []
+    without: list[str] = []
+    left_out: Counter[str] = Counter()
+    kept: list[tuple[int, float, Sample]] = []
+    for group, values in zip(groups, advantages.values, strict=True):
+        for trajectory, advantage in zip(group, values, strict=True):
+            if advantage is None:
+                continue
+            before = len(kept)
+            for sample in trajectory.samples:
+                reason = _context_only(sample)
+                if reason is None:
+                    kept.append((len(trajectories), advantage, sample))
+                else:
+                    left_out[reason] += 1
+            if len(kept) == before:
+                without.append(trajectory.id)
+            else:
+                trajectories.append(trajectory.id)
+    return _joined(tuple(trajectories), kept, left_out, tuple(without))
+
+
+def _context_only(sample: Sample) -> str | None:
+    """Why none of the call's tokens is a target; None when they are."""
+    if not sample.trained:
+        return "not_trained"  # cancelled, failed or late
+    if not len(sample.completion_ids):
+        return "empty"
+    return "greedy" if sample.sampling.temperature <= 0 else None
+
+
+def _joined(
+    trajectories: tuple[str, ...],
+    kept: Sequence[tuple[int, float, Sample]],
+    left_out: Counter[str],
+    without: tuple[str, ...],
+) -> Batch:
+    samples = tuple(sample for _, _, sample in kept)
+    lengths = np.array([len(sample.completion_ids) for sample in samples], np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    call = np.repeat(np.arange(len(samples)), lengths)
+
+    def spread(values: Sequence[float], dtype: type[Number]) -> NDArray[Number]:
+        return np.array(values, dtype)[call]
+
+    def chain(arrays: Sequence[NDArray[np.generic]], dtype: type[Number]) -> NDArray[Number]:
+        return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
+
+    recorded = chain([sample.logprobs for sample in samples], np.float64)
+    constrained = spread([sample.constrained is not None for sample in samples], np.bool_)
+    return Batch(
+        trajectories=trajectories,
+        samples=samples,
+        rows=tuple(Row(s.prompt_ids, s.completion_ids, int(o)) for s, o in zip(samples, offsets[:-1], strict=True)),
+        settings=TargetSettings(
+            token_ids=chain([sample.completion_ids for sample in samples], np.int64),
+            temperature=spread([sample.sampling.temperature for sample in samples], np.float64),
+            top_p=spread([sample.sampling.top_p for sample in samples], np.float64),
+            top_k=spread([sample.sampling.top_k for sample in samples], np.int64),
+            min_p=spread([sample.sampling.min_p for sample in samples], np.float64),
+        ),
+        trajectory=spread([t for t, _, _ in kept], np.int64),
+        call=call,
+        advantages=spread([advantage for _, advantage, _ in kept], np.float64),
+        sampler=np.where(constrained, np.nan, recorded),
+        left_out=left_out,
+        without_targets=without,
+    )

@@ -1,0 +1,64 @@
+# pyright: reportUnknownMemberType=false
+# torch's own annotations are partial
+"""What a failure means to the server: one of the reasons of protocol.Failed, and a message that says what to do."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from ...errors import ConfigError, EngineError, TrainError
+from .step import NotFiniteError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+def describe_failure(error: Exception, place: Path) -> tuple[str, str]:
+    """(reason, message). `place` is where the command was writing. Unexpected failures leave their traceback in the log."""
+    if isinstance(error, TrainError):
+        return error.reason, str(error)
+    if isinstance(error, ConfigError):
+        return "bad_job", str(error)
+    if isinstance(error, NotFiniteError):
+        return "nan_gradient", str(error)
+    if _is_out_of_memory(error):
+        return "out_of_memory", (
+            "the learner ran out of memory; the step was not applied. Lower row_tokens in the train config (tokens of one "
+            f"forward and backward), then logits_chunk, or split the request into smaller ones ({_first_line(error)})"
+        )
+    if _is_disk_full(error):
+        where = getattr(error, "filename", None) or place
+        return (
+            "disk_full",
+            f"no space left while writing {where}: the step was not applied. Free space and send it again ({error})",
+        )
+    if isinstance(error, EngineError):
+        return "failed", str(error)
+    traceback.print_exception(error, file=sys.stderr)
+    return "failed", f"{type(error).__name__}: {error} (traceback in the learner's log)"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+
+
+def _is_disk_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    if isinstance(error, SafetensorError):  # its message carries the number of the system error
+        found = re.search(r"os error (\d+)", str(error))
+        return found is not None and int(found.group(1)) in _FULL
+    return False
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,92 @@
+"""Forks: later prompts that do not go on from the call before them, and why. Pure numpy.
+
+The tree copes with every fork; counting them per cause shows what a template or an app does to its own history.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..protocol import Sample
+from .token_tree import Row, common_prefix, left_at
+
+Cause = Literal["template", "tools", "history_edited", "retokenised", "truncated", "retried", "other_prompt"]
+CAUSES: tuple[Cause, ...] = (
+    "template",  # only white space or hidden reasoning differs from what was sampled
+    "tools",  # a sampled tool call came back as other text with the same meaning, or lost
+    "history_edited",  # the answer came back as other words, or an earlier message changed
+    "retokenised",  # the same text came back as other tokens
+    "truncated",  # the answer had no end-of-turn token, and the text differs
+    "retried",  # the same prompt, sampled again
+    "other_prompt",  # a new conversation, or other tools: the first message differs already
+)
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def count_forks(samples: Sequence[Sample], decode: Decode, end_id: int | None) -> Counter[Cause]:
+    """The forks among one trajectory's calls, in the order they began. Each call is held against the earlier call with
+    which it shares most."""
+    causes: Counter[Cause] = Counter()
+    for later in range(1, len(samples)):
+        prompt = samples[later].prompt_ids
+        earlier = max(samples[:later], key=lambda sample: (_shared(sample, prompt), -len(sample.completion_ids)))
+        at = left_at(Row(earlier.prompt_ids, earlier.completion_ids, 0), prompt)
+        if at is not None:
+            causes[_cause(earlier, prompt, at, decode, end_id)] += 1
+    return causes
+
+
+def _shared(sample: Sample, prompt: NDArray[np.int32]) -> int:
+    return common_prefix(np.concatenate([sample.prompt_ids, sample.completion_ids]), prompt)
+
+
+def _cause(earlier: Sample, prompt: NDArray[np.int32], at: int, decode: Decode, end_id: int | None) -> Cause:
+    start = len(earlier.prompt_ids)
+    if at < start:
+        if end_id is None or end_id not in earlier.prompt_ids[:at]:
+            return "other_prompt"
+        return "history_edited"
+    if len(prompt) == start:
+        return "retried"
+    completion = [int(token) for token in earlier.completion_ids]
+    ended = bool(completion) and completion[-1] == end_id
+    sampled = decode(completion[:-1] if ended else completion)
+    rest = [int(token) for token in prompt[start:]]
+    turn = rest[: rest.index(end_id)] if end_id in rest else rest
+    returned = decode(turn)
+    if returned == sampled or (not ended and returned.startswith(sampled)):
+        return "retokenised"
+    if _plain(returned) == _plain(sampled):
+        return "template"
+    if "<tool_call>" in sampled or earlier.tool_call:
+        same_words = _without_calls(returned) == _without_calls(sampled)
+        return "tools" if same_words or _calls(returned) == _calls(sampled) else "history_edited"
+    return "history_edited" if ended else "truncated"
+
+
+def _plain(text: str) -> str:
+    """Without hidden reasoning and white space."""
+    return re.sub(r"\s+", "", re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL))
+
+
+def _without_calls(text: str) -> str:
+    return _plain(re.sub(r"<tool_call>.*?(</tool_call>|$)", "", text, flags=re.DOTALL))
+
+
+def _calls(text: str) -> list[str]:
+    """The tool calls of a text, each as JSON with sorted keys where it is JSON."""
+    found: list[str] = []
+    for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|$)", text, flags=re.DOTALL):
+        try:
+            found.append(json.dumps(json.loads(body), sort_keys=True))
+        except ValueError:
+            found.append(_plain(body))
+    return found

@@ -1,0 +1,345 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# torch's own annotations are partial
+"""The learner: applies train jobs to models that share one base. A step is applied whole or not at all."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...config import LoraOptions
+from ...errors import TrainError, UnderstudyError
+from ...types import TrainResult
+from ..protocol import JobTrajectory, Progress, TrainCommand, TrainJob, Warned, read_job
+from . import checkpoints
+from .advantage import Advantages, group_advantages
+from .batch import Batch, make_batch
+from .checkpoints import Checkpoint, Draft, Note, OptimizerState
+from .forks import Cause, count_forks
+from .metrics import Groups, batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
+from .policy import Policy
+from .render import end_token, render_trajectory
+from .step import Outcome, Step
+
+Emit = Callable[[Progress | Warned], None]
+SAVE_STAGES = 5  # adapter, optimizer, generators, on the disk, in place
+
+
+@dataclass(frozen=True)
+class _State:
+    """Which checkpoint adapter, optimizer and generators are at. `made`: its request and time, None at step 0."""
+
+    folder: Path
+    step: int
+    lora: LoraOptions
+    made: tuple[str | None, float] | None
+
+
+class Learner:
+    """Holds one policy; `base_model` is written into checkpoints. `emit` gets progress and warnings as they happen."""
+
+    def __init__(self, policy: Policy, base_model: str, emit: Emit) -> None:
+        self._policy = policy
+        self._base_model = base_model
+        self._emit = emit
+        self._state: _State | None = None
+        self._optimizer: torch.optim.AdamW | None = None
+        self._updates = 0
+        self._warnings: list[str] = []
+
+    def train(self, command: TrainCommand) -> TrainResult:
+        """Apply the job, or return the stored result when this request was applied before. Any exception means that
+        nothing was applied, and that adapter, optimizer and generators are those of checkpoint `command.step` again.
+
+        Raises TrainError (bad_job, no_scored_groups), NotFiniteError, ConfigError, OSError, torch's errors."""
+        self._warnings = []
+        warn = self._warner(command.request_id)
+        checkpoints.remove_scratch(command.checkpoints)
+        stored = checkpoints.made_by(command.checkpoints, command.model, command.request_id)
+        if stored is not None:
+            return self._stored(stored)
+        newest = checkpoints.newest(command.checkpoints, warn)
+        self._check_step(command, newest)
+        job = _read(command)
+        try:
+            self._bring(command, newest)
+            return self._step(command, job)
+        except BaseException:
+            self._state = None
+            stored = checkpoints.made_by(command.checkpoints, command.model, command.request_id)
+            if stored is not None:  # it failed after the rename: the step is applied
+                return self._stored(stored)
+            self._bring(command, newest)
+            raise
+
+    @staticmethod
+    def _stored(checkpoint: Checkpoint) -> TrainResult:
+        return checkpoint.note.result.model_copy(update={"checkpoint": str(checkpoint.path)})
+
+    # ---- state
+
+    def _check_step(self, command: TrainCommand, newest: Checkpoint | None) -> None:
+        on_disk = newest.note.step if newest is not None else 0
+        if on_disk != command.step:
+            raise TrainError(
+                f"model {command.model!r} is at step {on_disk} in {command.checkpoints}, and the request expects step "
+                f"{command.step}: restart the server, which reads the steps from the disk",
+                reason="bad_job",
+            )
+
+    def _bring(self, command: TrainCommand, newest: Checkpoint | None) -> None:
+        """Adapter, optimizer and generators of the model's newest checkpoint, or of step 0; nothing when they are here."""
+        made = (newest.note.request_id, newest.note.created_at) if newest is not None else None
+        wanted = _State(command.checkpoints.absolute(), command.step, command.lora, made)
+        if self._state == wanted and self._optimizer is not None:
+            return
+        self._state = self._optimizer = None
+        if newest is None or self._policy.lora != command.lora:
+            self._policy.reset_adapter(command.lora)
+        parameters = self._policy.trainable_parameters()
+        optimizer = torch.optim.AdamW(parameters.values())
+        self._updates = 0
+        if newest is None:
+            torch.manual_seed(command.lora.seed)
+        else:
+            self._policy.load_adapter(newest.path)
+            saved = checkpoints.load_optimizer(newest.path)
+            _restore(optimizer, parameters, saved.tensors)
+            self._updates = saved.updates
+            checkpoints.set_rng_states(checkpoints.load_rng(newest.path))
+        self._optimizer, self._state = optimizer, wanted
+
+    # ---- the step
+
+    def _step(self, command: TrainCommand, job: TrainJob) -> TrainResult:
+        started = time.monotonic()
+        config = job.config
+        advantages = _advantages(job)
+        groups = self._rendered(job, advantages, command.step)
+        metrics = reward_metrics(groups, advantages)
+        if advantages.trained_groups == 0:
+            return self._no_signal(command, metrics)
+        batch = make_batch(groups, advantages)
+        self._check_batch(batch, command.request_id)
+        metrics |= batch_metrics(batch, command.step) | fork_metrics(self._forks(groups, advantages))
+        assert self._optimizer is not None  # brought before the step
+        for group in self._optimizer.param_groups:
+            group.update(betas=config.betas, weight_decay=config.weight_decay)
+        # The step's randomness goes on from the checkpoint's and depends on the request's seed.
+        torch.manual_seed(int(torch.randint(2**62, (1,))) ^ config.seed)
+
+        def report(phase: str, done: int, total: int) -> None:
+            self._emit(Progress(request_id=command.request_id, phase=phase, done=done, total=total))
+
+        outcome = Step(self._policy, self._optimizer, batch, config, self._updates, report).run()
+        self._check_outcome(outcome)
+        self._updates += outcome.updates
+        mismatch = sampler_mismatch(batch, outcome)
+        metrics |= step_metrics(batch, outcome, mismatch, config.importance_cap, self._updates)
+        if mismatch.kl > config.kl_warn:
+            self._warner(command.request_id)(
+                f"sampler and learner disagree: KL {mismatch.kl:.3g} nats per token over {mismatch.tokens} tokens, above "
+                f"kl_warn={config.kl_warn:g} (largest logprob difference {mismatch.max_difference:.3g}; "
+                f"{metrics['calls/stale_share']:.0%} of the calls are from earlier steps): give both the same dtype"
+            )
+        return self._save(command, job, metrics, started, report)
+
+    def _rendered(self, job: TrainJob, advantages: Advantages, step: int) -> Groups:
+        """The job's groups; histories of trajectories that have an advantage are samples."""
+        return tuple(
+            tuple(
+                trajectory if value is None else render_trajectory(self._policy.tokenizer, trajectory, step)
+                for trajectory, value in zip(group, values, strict=True)
+            )
+            if any(trajectory.histories for trajectory in group)
+            else group
+            for group, values in zip(job.groups, advantages.values, strict=True)
+        )
+
+    def _no_signal(self, command: TrainCommand, metrics: dict[str, float]) -> TrainResult:
+        return TrainResult(
+            model=command.model,
+            step=command.step,
+            applied=False,
+            reason="no_signal",
+            metrics=metrics,
+            request_id=command.request_id,
+            warnings=tuple(self._warnings),
+        )
+
+    def _check_batch(self, batch: Batch, request_id: str) -> None:
+        if not len(batch):
+            causes = ", ".join(f"{count} {_LEFT_OUT[why]}" for why, count in sorted(batch.left_out.items()))
+            raise TrainError(
+                f"nothing to train: {len(batch.without_targets)} trajectories have an advantage, and none of them a sampled "
+                f"token ({causes or 'they have no calls'}): sample through this server at a temperature above 0",
+                reason="bad_job",
+            )
+        largest = max(
+            int(max(row.prompt_ids.max(), row.completion_ids.max())) for row in batch.rows if len(row.prompt_ids)
+        )
+        if largest >= self._policy.vocabulary:
+            raise TrainError(
+                f"token id {largest} is outside the base model's vocabulary of {self._policy.vocabulary}: the calls were "
+                "recorded with another base model",
+                reason="bad_job",
+            )
+        if batch.without_targets:
+            names = ", ".join(batch.without_targets[:3])
+            self._warner(request_id)(
+                f"{len(batch.without_targets)} trajectories have a reward and nothing to train ({names}"
+                f"{', ...' if len(batch.without_targets) > 3 else ''}): did their calls go through this server?"
+            )
+
+    def _check_outcome(self, outcome: Outcome) -> None:
+        if not outcome.entered:
+            raise TrainError(
+                f"nothing to train: all {len(outcome.first.kept)} sampled tokens are outside the learner's own top-k, "
+                "top-p or min-p set: the calls were recorded with another base model, or sampling is too narrow",
+                reason="bad_job",
+            )
+
+    def _forks(self, groups: Groups, advantages: Advantages) -> Counter[Cause]:
+        tokenizer = self._policy.tokenizer
+        end_id = end_token(tokenizer)
+
+        def decode(ids: Sequence[int]) -> str:
+            return str(tokenizer.decode(list(ids)))
+
+        forks: Counter[Cause] = Counter()
+        for group, values in zip(groups, advantages.values, strict=True):
+            for trajectory, value in zip(group, values, strict=True):
+                if value is not None and len(trajectory.samples) > 1:
+                    forks += count_forks(trajectory.samples, decode, end_id)
+        return forks
+
+    # ---- saving
+
+    def _save(
+        self,
+        command: TrainCommand,
+        job: TrainJob,
+        metrics: dict[str, float],
+        started: float,
+        report: Callable[[str, int, int], None],
+    ) -> TrainResult:
+        assert self._optimizer is not None  # brought before the step
+        saving, step = time.monotonic(), command.step + 1
+        report("save", 0, SAVE_STAGES)
+        with Draft(command.checkpoints, step) as draft:
+            self._policy.save_adapter(draft.path)
+            report("save", 1, SAVE_STAGES)
+            tensors = _saved(self._optimizer, self._policy.trainable_parameters())
+            draft.write_optimizer(OptimizerState(tensors, self._updates))
+            report("save", 2, SAVE_STAGES)
+            draft.write_rng(checkpoints.rng_states())
+            report("save", 3, SAVE_STAGES)
+            draft.sync()
+            now = time.monotonic()
+            metrics |= {"seconds/save": now - saving, "seconds/total": now - started}
+            result = TrainResult(
+                model=command.model,
+                step=step,
+                applied=True,
+                metrics=metrics,
+                checkpoint=str(draft.target),
+                request_id=command.request_id,
+                warnings=tuple(self._warnings),
+            )
+            note = Note(
+                step=step,
+                request_id=command.request_id,
+                model=command.model,
+                base_model=self._base_model,
+                lora=command.lora,
+                config=job.config,
+                metrics=metrics,
+                result=result,
+                created_at=time.time(),
+            )
+            report("save", 4, SAVE_STAGES)
+            draft.commit(note)
+        made = (note.request_id, note.created_at)
+        self._state = _State(command.checkpoints.absolute(), step, command.lora, made)
+        report("save", 5, SAVE_STAGES)
+        return result
+
+    def _warner(self, request_id: str) -> Callable[[str], None]:
+        def warn(message: str) -> None:
+            self._warnings.append(message)
+            self._emit(Warned(request_id=request_id, message=message))
+
+        return warn
+
+
+_LEFT_OUT = {
+    "greedy": "calls at temperature 0",
+    "not_trained": "calls cancelled, failed or late",
+    "empty": "calls without a sampled token",
+}
+
+
+def _read(command: TrainCommand) -> TrainJob:
+    try:
+        return read_job(command.job)
+    except (OSError, ValueError, KeyError) as error:
+        raise TrainError(f"the job in {command.job} cannot be read: {error}", reason="bad_job") from error
+
+
+def _advantages(job: TrainJob) -> Advantages:
+    """Advantages of the job. Raises TrainError when a reward is not finite or no group has enough scored rollouts."""
+    config = job.config
+    rewards = [[None if t.failed else t.reward for t in group] for group in job.groups]
+    try:
+        advantages = group_advantages(
+            rewards,
+            min_group_size=config.min_group_size,
+            divide_by_std=config.scale_rewards and config.loss != "dr_grpo",
+        )
+    except ValueError as error:
+        raise TrainError(str(error), reason="bad_job") from error
+    if advantages.too_few == len(job.groups):
+        raise _no_scored_groups(job)
+    return advantages
+
+
+def _no_scored_groups(job: TrainJob) -> TrainError:
+    every: list[JobTrajectory] = [trajectory for group in job.groups for trajectory in group]
+    failed = sum(t.failed for t in every)
+    unscored = sum(t.reward is None and not t.failed for t in every)
+    sizes = sorted({len(group) for group in job.groups})
+    return TrainError(
+        f"none of the {len(job.groups)} groups has min_group_size={job.config.min_group_size} scored rollouts (group sizes: "
+        f"{', '.join(map(str, sizes))}; of {len(every)} rollouts {failed} failed and {unscored} have no reward): run more "
+        "rollouts of each scenario, repair the failing ones, or return a reward",
+        reason="no_scored_groups",
+    )
+
+
+def _saved(optimizer: torch.optim.AdamW, parameters: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:
+    """AdamW's state by `{parameter name}|{field}`, on the CPU."""
+    return {
+        f"{name}|{key}": value.detach().cpu().contiguous()
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _restore(
+    optimizer: torch.optim.AdamW, parameters: dict[str, torch.nn.Parameter], tensors: dict[str, Tensor]
+) -> None:
+    """The inverse of `_saved`. Raises UnderstudyError when a tensor belongs to no parameter."""
+    for place, tensor in tensors.items():
+        name, _, key = place.rpartition("|")
+        parameter = parameters.get(name)
+        if parameter is None or (key != "step" and tensor.shape != parameter.shape):
+            raise UnderstudyError(
+                f"the saved optimizer state {place!r} {tuple(tensor.shape)} fits no adapter parameter"
+            )
+        optimizer.state[parameter][key] = tensor if key == "step" else tensor.to(parameter.device)

@@ -1,0 +1,32 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# transformers and peft carry partial types
+"""Base plus adapter as one plain model folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ...errors import ConfigError
+
+
+def merge(base: Path, adapter: Path, output: Path, dtype: torch.dtype) -> Path:
+    """Write the merged model and its tokenizer to `output`, a folder that must not exist; it appears whole. A copy of
+    the base is loaded on the CPU, so that a learner's own weights stay as they are. Raises ConfigError, OSError."""
+    if output.exists():
+        raise ConfigError(f"output: {output} exists already; name a new folder")
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), str(adapter))
+    merged = model.merge_and_unload()  # pyright: ignore[reportCallIssue]  # PEFT types it as a Tensor
+    scratch = output.with_name(f".{output.name}.part-{os.getpid()}")
+    try:
+        merged.save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(base).save_pretrained(scratch)
+        os.rename(scratch, output)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # already renamed, or half written and of no use
+    return output

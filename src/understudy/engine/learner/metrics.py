@@ -1,0 +1,179 @@
+# pyright: reportUnknownMemberType=false
+# torch's own annotations are partial
+"""The metrics of a step, all floats. This table is the list; docs/learner.md explains how to read them.
+
+| name | meaning |
+|---|---|
+| reward/mean, std, min, max | of the scored rollouts; std is the population's over the whole step |
+| reward/group_std | mean over groups of the standard deviation inside a group |
+| groups/total, trained | groups of the request; groups that entered the loss |
+| groups/dropped_too_few | fewer scored rollouts than min_group_size |
+| groups/no_spread | all scored rollouts have the same reward |
+| trajectories/total, trained, failed, unscored | unscored does not count the failed |
+| trajectories/without_targets | had an advantage and nothing to train |
+| calls/total | recorded and rendered calls of the request |
+| calls/trained, greedy, not_trained, empty | of trajectories with an advantage: trained; context only because of T = 0; because cancelled, failed or late; because nothing was sampled |
+| calls/tool_call_rate, parse_failure_rate | share of all calls with a parsed tool call; that looked like one and were none |
+| calls/constrained_share, rendered_share | share of trained calls without usable recorded logprobs; rendered from messages |
+| calls/stale_share | share of trained calls sampled at an earlier step |
+| tokens/trained, outside_kept | targets that entered the loss; sampled tokens that the learner's own top-k, top-p or min-p excludes |
+| tokens/computed, plain_rows | tokens of one pass over the rows; what one row per call would compute |
+| flops/share | estimated operations of the layout taken, divided by one row per call |
+| kl/sampler_learner | KL(sampler, learner at the start of the step) per token, k3; unconstrained recorded calls only |
+| kl/sampler_learner_max_diff | largest absolute logprob difference between them |
+| kl/base | k3 to the base per token, when kl_coef > 0 |
+| importance/mean, capped_share | the truncated importance weight; share of weights at the cap |
+| loss/value | mean over the step's updates |
+| loss/updates, loss/updates_total, loss/learning_rate | updates of this step; of the model's life; rate of the last update |
+| grad_norm, grad_norm_max | before clipping: mean and largest over the updates |
+| clip_fraction | share of targets that the ratio's clip touched |
+| entropy | mean over targets at the start of the step, nats, under the call's sampling settings |
+| forks/{template, tools, history_edited, retokenised, truncated, retried, other_prompt} | see forks.py |
+| layout/{tree, leaf_rows, call_rows} | share of minibatches computed so |
+| layout/tree_refused | 1 when the model must not be trained on trees |
+| seconds/{plan, old_logprobs, base_logprobs, update, save, total} | wall time per phase; save ends before the last rename |
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..protocol import JobTrajectory
+from .advantage import Advantages
+from .batch import Batch
+from .forks import CAUSES, Cause
+from .loss import importance_weights, k3
+from .render import RENDERED
+from .step import Outcome
+
+Groups = Sequence[Sequence[JobTrajectory]]
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """How far sampler and learner are apart on unconstrained recorded calls; zeros when there are none."""
+
+    kl: float  # nats per token, k3
+    max_difference: float  # nats
+    tokens: int
+
+
+def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
+    """What is known before any pass."""
+    every = [trajectory for group in groups for trajectory in group]
+    inside = [[t.reward for t in group if t.reward is not None and not t.failed] for group in groups]
+    rewards = [reward for group in inside for reward in group]
+    calls = [sample for trajectory in every for sample in trajectory.samples]
+    metrics = {
+        "groups/total": len(groups),
+        "groups/trained": advantages.trained_groups,
+        "groups/dropped_too_few": advantages.too_few,
+        "groups/no_spread": advantages.no_spread,
+        "trajectories/total": len(every),
+        "trajectories/failed": sum(t.failed for t in every),
+        "trajectories/unscored": sum(t.reward is None and not t.failed for t in every),
+        "calls/total": len(calls),
+        "calls/tool_call_rate": _mean([sample.tool_call for sample in calls]),
+        "calls/parse_failure_rate": _mean([sample.parse_failure for sample in calls]),
+    }
+    if rewards:
+        metrics |= {
+            "reward/mean": _mean(rewards),
+            "reward/std": float(np.std(rewards)),
+            "reward/min": min(rewards),
+            "reward/max": max(rewards),
+            "reward/group_std": _mean([float(np.std(group)) for group in inside if len(group) > 1]),
+        }
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def batch_metrics(batch: Batch, step: int) -> dict[str, float]:
+    """What the step trains, and what stays out of it."""
+    samples = batch.samples
+    return {
+        "trajectories/trained": float(len(batch.trajectories)),
+        "trajectories/without_targets": float(len(batch.without_targets)),
+        "calls/trained": float(len(samples)),
+        **{f"calls/{reason}": float(batch.left_out[reason]) for reason in ("greedy", "not_trained", "empty")},
+        "calls/constrained_share": _mean([sample.constrained is not None for sample in samples]),
+        "calls/rendered_share": _mean([sample.constrained == RENDERED for sample in samples]),
+        "calls/stale_share": _mean([sample.step < step for sample in samples]),
+    }
+
+
+def step_metrics(
+    batch: Batch, outcome: Outcome, mismatch: Mismatch, importance_cap: float | None, updates_total: int
+) -> dict[str, float]:
+    """What the passes and updates showed."""
+    kept, plans = outcome.first.kept, outcome.plans
+    layouts = Counter(plan.layout for plan in plans)
+    flops = [plan.flops[plan.layout] for plan in plans]
+    plain = [plan.flops["call_rows"] for plan in plans]
+    metrics = {
+        "tokens/trained": float(kept.sum()),
+        "tokens/outside_kept": float((~kept).sum()),
+        "tokens/computed": float(sum(plan.tokens for plan in plans)),
+        "tokens/plain_rows": float(sum(plan.plain_tokens for plan in plans)),
+        "flops/share": sum(flops) / max(sum(plain), 1.0),
+        "kl/sampler_learner": mismatch.kl,
+        "kl/sampler_learner_max_diff": mismatch.max_difference,
+        "loss/value": _mean(outcome.losses),
+        "loss/updates": float(outcome.updates),
+        "loss/updates_total": float(updates_total),
+        "loss/learning_rate": outcome.learning_rate,
+        "grad_norm": _mean(outcome.grad_norms),
+        "grad_norm_max": max(outcome.grad_norms, default=0.0),
+        "clip_fraction": outcome.clipped / max(outcome.entered, 1),
+        "entropy": _mean_of(outcome.first.entropy[kept]),
+        "layout/tree_refused": float(any(plan.refused is not None for plan in plans)),
+    }
+    if outcome.base_scored:
+        metrics["kl/base"] = outcome.kl_sum / max(outcome.entered, 1)
+    for name in ("tree", "leaf_rows", "call_rows"):
+        metrics[f"layout/{name}"] = layouts[name] / max(len(plans), 1)
+    metrics |= _importance(batch, outcome, importance_cap)
+    return metrics | {f"seconds/{phase}": seconds for phase, seconds in outcome.seconds.items()}
+
+
+def fork_metrics(forks: Counter[Cause]) -> dict[str, float]:
+    """Forks per cause, over the trained trajectories."""
+    return {f"forks/{cause}": float(forks[cause]) for cause in CAUSES}
+
+
+def sampler_mismatch(batch: Batch, outcome: Outcome) -> Mismatch:
+    """Compares recorded logprobs with the learner's at the start of the step."""
+    sampler, old = _recorded(batch, outcome)
+    if not len(old):
+        return Mismatch(0.0, 0.0, 0)
+    # Tokens come from the sampler, so k3 takes it as the current policy and the learner as the reference.
+    return Mismatch(_mean_of(k3(old, sampler)), float((old - sampler).abs().max()), len(old))
+
+
+def _importance(batch: Batch, outcome: Outcome, cap: float | None) -> dict[str, float]:
+    sampler, old = _recorded(batch, outcome)
+    if cap is None or not len(old):
+        return {}
+    weights = importance_weights(old, sampler, cap)
+    return {"importance/mean": _mean_of(weights), "importance/capped_share": _mean_of((weights >= cap).double())}
+
+
+def _recorded(batch: Batch, outcome: Outcome) -> tuple[Tensor, Tensor]:
+    """Sampler's and old logprobs of the kept targets that have both."""
+    sampler = torch.from_numpy(batch.sampler)
+    both = ~torch.isnan(sampler) & outcome.first.kept
+    return sampler[both], outcome.first.logprobs[both]
+
+
+def _mean(values: Sequence[float] | Sequence[bool]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _mean_of(values: Tensor) -> float:
+    return float(values.double().mean()) if len(values) else 0.0

@@ -1,0 +1,130 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# transformers carries partial types
+"""Conversations without recorded calls, rendered with the base's chat template into samples.
+
+This is the only place where tokens are made from messages. Such samples have no recorded logprobs and are marked
+`constrained="rendered"`, which the metrics show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ...errors import ConfigError
+from ...types import Json, Message, Sampling, Tool
+from ...wire import RenderedHistory
+from ..protocol import JobTrajectory, Sample
+
+RENDERED = "rendered"
+
+
+def render_trajectory(tokenizer: PreTrainedTokenizerBase, trajectory: JobTrajectory, step: int) -> JobTrajectory:
+    """The trajectory with a sample for every target message of its histories, after its recorded ones."""
+    if not trajectory.histories:
+        return trajectory
+    made = tuple(
+        sample
+        for i, history in enumerate(trajectory.histories)
+        for sample in render_history(tokenizer, history, f"{trajectory.id}/history-{i}", step)
+    )
+    return JobTrajectory(trajectory.id, trajectory.reward, trajectory.samples + made, (), trajectory.failed)
+
+
+def render_history(
+    tokenizer: PreTrainedTokenizerBase, history: RenderedHistory, name: str, step: int
+) -> tuple[Sample, ...]:
+    """One sample per target message: the prompt as the sampler would see it, the message as it would have said it, up to
+    and including the end-of-turn token. Raises ConfigError when the template cannot render them so."""
+    return tuple(_sample(tokenizer, history, target, name, step) for target in history.targets)
+
+
+def _sample(tokenizer: PreTrainedTokenizerBase, history: RenderedHistory, target: int, name: str, step: int) -> Sample:
+    if not 0 <= target < len(history.messages) or history.messages[target].get("role") != "assistant":
+        raise ConfigError(
+            f"{name}: target {target} is not an assistant message of its {len(history.messages)} messages"
+        )
+    messages = [_for_template(message) for message in history.messages[: target + 1]]
+    prompt = _text(tokenizer, messages[:-1], history.tools, name, generate=True)
+    whole = _text(tokenizer, messages, history.tools, name, generate=False)
+    if not whole.startswith(prompt):
+        shared = len(_shared(prompt, whole))
+        raise ConfigError(
+            f"{name}: message {target} cannot be trained, because the chat template renders the conversation before it "
+            f"differently once it is answered (at {prompt[shared : shared + 40]!r}): record the call at our endpoint "
+            "instead of loading its transcript"
+        )
+    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    completion_ids = _until_end(tokenizer.encode(whole[len(prompt) :], add_special_tokens=False), end_token(tokenizer))
+    return Sample(
+        call_id=f"{name}/{target}",
+        index=0,
+        prompt_ids=np.array(prompt_ids, np.int32),
+        completion_ids=np.array(completion_ids, np.int32),
+        logprobs=np.full(len(completion_ids), np.nan, np.float32),
+        sampling=Sampling(),
+        step=step,
+        constrained=RENDERED,
+        tool_call=bool(history.messages[target].get("tool_calls")),
+    )
+
+
+def _text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    name: str,
+    *,
+    generate: bool,
+) -> str:
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) if tools else None, add_generation_prompt=generate, tokenize=False
+            )
+        )
+    except Exception as error:  # a template is a program of the model's author and may raise anything
+        raise ConfigError(f"{name}: the chat template failed: {type(error).__name__}: {error}") from error
+
+
+def _for_template(message: Message) -> Message:
+    """Tool arguments as objects, as chat templates expect them (OpenAI sends JSON text); no content is an empty text."""
+    changed: Message = dict(message)
+    if changed.get("content") is None:
+        changed["content"] = ""
+    if changed.get("tool_calls"):
+        changed["tool_calls"] = [_call_for_template(call) for call in changed["tool_calls"]]
+    return changed
+
+
+def _call_for_template(call: Json) -> Json:
+    function = call.get("function", {})
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return call  # not JSON: the template gets the text as it is
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The id of the end-of-turn token."""
+    found = tokenizer.eos_token_id
+    return int(found) if isinstance(found, int) else None
+
+
+def _until_end(ids: Sequence[int], eos: int | None) -> list[int]:
+    """The ids up to the last end token: what the template adds after it was never sampled."""
+    for i in range(len(ids) - 1, -1, -1):
+        if ids[i] == eos:
+            return list(ids[: i + 1])
+    return list(ids)
+
+
+def _shared(a: str, b: str) -> str:
+    size = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return a[:size]

@@ -1,3 +1,93 @@
 """Understudy trains a small open model to play the LLM's part in the agent you already have."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .client.async_client import AsyncClient
+    from .client.backend import RemoteBackend
+    from .client.capture import auto_trajectory, capture_auto_trajectory, current_trajectory
+    from .client.dataset import iterate_dataset
+    from .client.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
+    from .client.local import LocalBackend
+    from .client.model import Model, TrainableModel
+    from .client.retry import limit_concurrency, retry
+    from .config import EngineOptions, LoraOptions, TrainConfig
+    from .contracts import TraceSink
+    from .errors import UnderstudyError
+    from .trainer.trainer import Trainer
+    from .types import History, Scenario, TrainResult, Trajectory, TrajectoryGroup
+
+__all__ = [
+    "AsyncClient",
+    "EngineOptions",
+    "History",
+    "LocalBackend",
+    "LoraOptions",
+    "Model",
+    "RemoteBackend",
+    "Scenario",
+    "TraceSink",
+    "TrainConfig",
+    "TrainResult",
+    "TrainableModel",
+    "Trainer",
+    "Trajectory",
+    "TrajectoryGroup",
+    "UnderstudyError",
+    "auto_trajectory",
+    "capture_auto_trajectory",
+    "current_trajectory",
+    "gather_trajectories",
+    "gather_trajectory_groups",
+    "iterate_dataset",
+    "limit_concurrency",
+    "retry",
+    "trajectory_group_batches",
+]
+
+_MODULE_OF = {
+    "AsyncClient": "client.async_client",
+    "EngineOptions": "config",
+    "History": "types",
+    "LocalBackend": "client.local",
+    "LoraOptions": "config",
+    "Model": "client.model",
+    "RemoteBackend": "client.backend",
+    "Scenario": "types",
+    "TraceSink": "contracts",
+    "TrainConfig": "config",
+    "TrainResult": "types",
+    "TrainableModel": "client.model",
+    "Trainer": "trainer.trainer",
+    "Trajectory": "types",
+    "TrajectoryGroup": "types",
+    "UnderstudyError": "errors",
+    "auto_trajectory": "client.capture",
+    "capture_auto_trajectory": "client.capture",
+    "current_trajectory": "client.capture",
+    "gather_trajectories": "client.gather",
+    "gather_trajectory_groups": "client.gather",
+    "iterate_dataset": "client.dataset",
+    "limit_concurrency": "client.retry",
+    "retry": "client.retry",
+    "trajectory_group_batches": "client.gather",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULE_OF:
+        value: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    elsewhere: dict[str, str] = import_module(f"{__name__}.compat.art.names").ELSEWHERE
+    hint = f": {elsewhere[name]}" if name in elsewhere else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

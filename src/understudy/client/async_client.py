@@ -1,0 +1,92 @@
+"""An OpenAI client for people who bring only a URL: its completions become trajectories."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletion
+from pydantic import PrivateAttr
+
+from ..config import TrainConfig
+from ..errors import ConfigError
+from ..types import Json, Message, MessageOrChoice, Tool, TrainResult, Trajectory, TrajectoryGroup
+from ..wire import TrainEvent
+from .backend import train_config, train_groups
+from .http import Api
+from .inference import TIMEOUT, LabellingTransport, httpx_client
+
+
+class RecordedCompletion(ChatCompletion):
+    """A chat completion that knows the request it answers."""
+
+    _messages: list[Message] = PrivateAttr(default_factory=list[Message])
+    _tools: list[Tool] | None = PrivateAttr(default=None)
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The conversation with its first choice, ready for a reward: a new one at each access."""
+        items: list[MessageOrChoice] = [*self._messages, self.choices[0]]
+        return Trajectory(messages_and_choices=items, tools=self._tools)
+
+    def answers(self, body: Json) -> None:
+        """Remember the request's messages and tools."""
+        self._messages = list(body["messages"])
+        self._tools = list(body["tools"]) if isinstance(body.get("tools"), list) else None
+
+
+class AsyncClient(AsyncOpenAI):
+    """An AsyncOpenAI for an Understudy server: calls are recorded, completions have `.trajectory`, and
+    `submit_trajectories` is one train request. Without `api_key`, UNDERSTUDY_API_KEY is used."""
+
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+        self.api = Api(base_url, api_key or os.environ.get("UNDERSTUDY_API_KEY"))
+        super().__init__(
+            base_url=f"{self.api.url}/v1",
+            api_key=self.api.key or "none",
+            max_retries=0,
+            timeout=TIMEOUT,
+            http_client=httpx_client(LabellingTransport(self._find, self.api.url)),
+        )
+
+    async def _find(self) -> Api:
+        return self.api
+
+    async def post(self, path: str, *, cast_to: Any, body: Any = None, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # the SDK's overloads, passed through
+        """The SDK's own request; chat completions come back as RecordedCompletion."""
+        if cast_to is not ChatCompletion:
+            return await super().post(path, cast_to=cast_to, body=body, **options)
+        answer: object = await super().post(path, cast_to=RecordedCompletion, body=body, **options)
+        if isinstance(answer, RecordedCompletion):  # pyright: ignore[reportUnnecessaryIsInstance]  # a raw response is none
+            answer.answers(body)
+        return answer
+
+    async def submit_trajectories(
+        self,
+        groups: Iterable[TrajectoryGroup],
+        *,
+        model: str | None = None,
+        config: TrainConfig | dict[str, Json] | None = None,
+        request_id: str | None = None,
+        on_event: Callable[[TrainEvent], None] | None = None,
+        timeout: float | None = None,
+    ) -> TrainResult:
+        """One step on these groups. `model=None`: the server's only model, or `default` beside none other."""
+        return await train_groups(
+            self.api,
+            model or await self._only_model(),
+            groups,
+            train_config(config, {}),
+            request_id=request_id,
+            on_event=on_event,
+            timeout=timeout,
+        )
+
+    async def _only_model(self) -> str:
+        names = [state.name for state in await self.api.models()]
+        others = [name for name in names if name != "default"]
+        if len(others) > 1 or not names:
+            raise ConfigError(f"model: name one of the server's models, it has {names}")
+        return (others or names)[0]

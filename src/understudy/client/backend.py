@@ -1,0 +1,116 @@
+"""Where inference and training run, as seen from the user's process."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from ..config import TrainConfig
+from ..errors import ConfigError
+from ..types import Json, TrainResult, TrajectoryGroup, new_id
+from ..wire import TrainEvent, TrainRequest
+from .http import Api, checked_url
+from .progress import TrainBar
+from .records import group_wires, require_calls
+from .train_stream import train
+
+if TYPE_CHECKING:
+    from .model import TrainableModel
+
+
+class Backend(ABC):
+    """A server that samples and trains. `LocalBackend` starts one here, `RemoteBackend` uses one elsewhere."""
+
+    @abstractmethod
+    async def connect(self, base_model: str | None = None) -> Api:
+        """The server, up and answering; `base_model` is what it loads when it has to be started."""
+
+    async def register(self, model: TrainableModel) -> None:
+        """Make the model known to the server. Idempotent; another base model under its name is a ServerError."""
+        await model.register(self)
+
+    async def train(
+        self,
+        model: TrainableModel,
+        groups: Iterable[TrajectoryGroup],
+        config: TrainConfig | dict[str, Json] | None = None,
+        *,
+        request_id: str | None = None,
+        on_event: Callable[[TrainEvent], None] | None = None,
+        pbar_desc: str | None = "train",
+        timeout: float | None = None,
+        **options: Json,
+    ) -> TrainResult:
+        """One step of the model on these groups. `options` are TrainConfig's fields, instead of `config`.
+
+        The same `request_id` is applied once. `on_event` sees progress; `pbar_desc=None` shows no bar. Raises
+        ConfigError, TrainError, ServerError, TimeoutError (after `timeout` seconds).
+        """
+        settings = train_config(config, options)
+        await model.register(self)
+        return await train_groups(
+            await self.connect(model.base_model),
+            model.name,
+            groups,
+            settings,
+            request_id=request_id,
+            on_event=on_event,
+            pbar_desc=pbar_desc,
+            timeout=timeout,
+        )
+
+
+class RemoteBackend(Backend):
+    """The server at `url`. Without `api_key`, the environment variable UNDERSTUDY_API_KEY is sent, if set."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.url = checked_url(url)
+        self._api = Api(self.url, api_key or os.environ.get("UNDERSTUDY_API_KEY"))
+
+    async def connect(self, base_model: str | None = None) -> Api:
+        """The server; its first request tells whether it answers."""
+        return self._api
+
+    def __repr__(self) -> str:
+        return f"RemoteBackend({self.url!r})"
+
+
+def train_config(config: TrainConfig | dict[str, Json] | None, options: dict[str, Json]) -> TrainConfig:
+    """Options as given, as one TrainConfig; raises ConfigError naming what is wrong."""
+    if config is not None and options:
+        raise ConfigError(f"give either config= or single options, not both (got config and {sorted(options)})")
+    if isinstance(config, TrainConfig):
+        return config
+    if config is not None and not isinstance(config, dict):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+        raise ConfigError(f"config: expected a TrainConfig or a dict of its options, got {config!r}")
+    return TrainConfig.parse(**(config or options))
+
+
+async def train_groups(
+    api: Api,
+    model: str,
+    groups: Iterable[TrajectoryGroup],
+    config: TrainConfig,
+    *,
+    request_id: str | None = None,
+    on_event: Callable[[TrainEvent], None] | None = None,
+    pbar_desc: str | None = None,
+    timeout: float | None = None,
+) -> TrainResult:
+    """Finish every rollout, then train on the groups in one request."""
+    wires = group_wires(groups, model)
+    recorded = await api.finish([record for records, _ in wires for record in records])
+    require_calls(wires, recorded)
+    request = TrainRequest(
+        id=request_id or new_id("train"), model=model, groups=tuple(record for _, record in wires), config=config
+    )
+    with TrainBar(pbar_desc) as bar:
+
+        def seen(event: TrainEvent) -> None:
+            bar.show(event)
+            if on_event is not None:
+                on_event(event)
+
+        return await train(api, request, on_event=seen, timeout=timeout)

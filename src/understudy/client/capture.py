@@ -1,0 +1,123 @@
+"""Which trajectory owns the model calls made here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, overload
+
+from openai.types.chat.chat_completion import Choice
+
+from ..errors import CaptureError
+from ..types import Call, History, Json, Message, Trajectory
+from .http import Api
+
+
+class Capture:
+    """A trajectory, and the servers that recorded calls for it."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.trajectory = trajectory
+        self.seen_by: list[Api] = []
+
+    def sent_through(self, api: Api) -> None:
+        """Note that a call of this trajectory goes to this server."""
+        if api not in self.seen_by:
+            self.seen_by.append(api)
+
+
+_capture: ContextVar[Capture | None] = ContextVar("understudy_capture", default=None)
+
+
+def active_capture() -> Capture | None:
+    """The innermost capture of this context."""
+    return _capture.get()
+
+
+def current_trajectory() -> Trajectory | None:
+    """The trajectory that owns the calls made here; None outside a capture."""
+    capture = _capture.get()
+    return capture.trajectory if capture else None
+
+
+@contextmanager
+def capturing(trajectory: Trajectory) -> Generator[Trajectory]:
+    """Calls to our endpoints made inside, in this context and in tasks started from it, belong to `trajectory`."""
+    trajectory.captured = True
+    token = _capture.set(Capture(trajectory))
+    try:
+        yield trajectory
+    finally:
+        _capture.reset(token)
+
+
+@overload
+def auto_trajectory(*, required: Literal[True]) -> Trajectory: ...
+@overload
+def auto_trajectory(*, required: bool = False) -> Trajectory | None: ...
+def auto_trajectory(*, required: bool = False) -> Trajectory | None:
+    """The trajectory of the enclosing `capture_auto_trajectory`; None outside of one, or CaptureError if `required`."""
+    trajectory = current_trajectory()
+    if trajectory is None and required:
+        raise CaptureError("no trajectory is being captured here: run this inside `capture_auto_trajectory(...)`")
+    return trajectory
+
+
+async def capture_auto_trajectory(rollout: Awaitable[object]) -> Trajectory:
+    """Run a coroutine and return the trajectory of the calls it made through `openai_client()` or `AsyncClient`.
+
+    The coroutine finds it with `auto_trajectory()` to set its reward. Calls that continue one another form one
+    history; the first is the trajectory's own, others are additional.
+    """
+    trajectory = Trajectory()
+    with capturing(trajectory):
+        capture = _capture.get()
+        await rollout
+    calls: list[Call] = []
+    for api in capture.seen_by if capture else []:
+        calls += (await api.trajectory(trajectory.id)).calls
+    histories = histories_of(calls)
+    if histories:
+        trajectory.messages_and_choices, trajectory.tools = histories[0].messages_and_choices, histories[0].tools
+        trajectory.additional_histories = histories[1:]
+    return trajectory.finish()
+
+
+def histories_of(calls: list[Call]) -> list[History]:
+    """Recorded calls as conversations: a call whose messages begin with an earlier one's continues it."""
+    histories: list[History] = []
+    for call in sorted(calls, key=lambda call: call.started_at):
+        sent = [_plain(message) for message in call.messages]
+        tools = list(call.tools) if call.tools is not None else None
+        at = next((i for i, history in enumerate(histories) if history.tools == tools and _begins(sent, history)), None)
+        if at is None:
+            histories.append(History(messages_and_choices=list(call.messages), tools=tools))
+            at = len(histories) - 1
+        else:
+            histories[at].messages_and_choices += call.messages[len(histories[at].messages_and_choices) :]
+        histories[at].messages_and_choices.append(_choice(call))
+    return histories
+
+
+def _begins(sent: list[Message], history: History) -> bool:
+    known = [_plain(dict(message)) for message in history.messages()]
+    return sent[: len(known)] == known
+
+
+def _plain(message: Message) -> Message:
+    """A message without what clients drop or fill in: empty fields."""
+    return {key: value for key, value in message.items() if value not in (None, "", [])}
+
+
+def _choice(call: Call) -> Choice:
+    output = call.outputs[0]
+    mark: Json = {"call_id": call.id, "trajectory_id": call.trajectory_id, "index": output.index, "step": call.step}
+    return Choice.model_validate(
+        {
+            "index": output.index,
+            "finish_reason": output.finish_reason or "stop",
+            "message": {"role": "assistant", **output.message},
+            "understudy": mark,
+        }
+    )

@@ -1,0 +1,54 @@
+"""Walking over a list of scenarios in steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ..errors import ConfigError
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Batch(Generic[Item]):
+    """One step's items. `step` counts from the first epoch on, `epoch_step` inside the epoch; both from 0."""
+
+    items: list[Item]
+    step: int
+    epoch: int
+    epoch_step: int
+
+
+def iterate_dataset(
+    dataset: Sequence[Item],
+    groups_per_step: int = 1,
+    num_epochs: int = 1,
+    initial_step: int = 0,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+) -> Generator[Batch[Item]]:
+    """Batches of `groups_per_step` items (the last of an epoch may be smaller), each epoch in its own fixed order.
+
+    `initial_step` skips what earlier steps have used: `initial_step=await model.get_step()` resumes.
+    """
+    if groups_per_step < 1 or num_epochs < 1 or initial_step < 0:
+        raise ConfigError(
+            "iterate_dataset: groups_per_step and num_epochs must be at least 1, initial_step at least 0; got "
+            f"{groups_per_step!r}, {num_epochs!r}, {initial_step!r}"
+        )
+    if not dataset:
+        raise ConfigError("iterate_dataset: the dataset is empty")
+    per_epoch = -(-len(dataset) // groups_per_step)
+    for epoch in range(initial_step // per_epoch, num_epochs):
+        order = list(range(len(dataset)))
+        if shuffle:
+            random.Random(f"{seed}-{epoch}").shuffle(order)
+        for epoch_step in range(per_epoch):
+            step = epoch * per_epoch + epoch_step
+            if step >= initial_step:
+                chosen = order[epoch_step * groups_per_step : (epoch_step + 1) * groups_per_step]
+                yield Batch([dataset[i] for i in chosen], step, epoch, epoch_step)

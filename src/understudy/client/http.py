@@ -1,0 +1,205 @@
+"""The server's training API over HTTP: typed requests, errors of ours, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from ..config import Name
+from ..errors import ConfigError, ServerError, UnreachableError
+from ..types import Json
+from ..wire import (
+    CheckpointState,
+    ExportRequest,
+    ExportResult,
+    FinishRequest,
+    FinishResult,
+    ForkRequest,
+    Health,
+    LogRequest,
+    ModelState,
+    RegisterRequest,
+    TrainStatus,
+    TrajectoryRecord,
+    TrajectoryWithCalls,
+    UserState,
+)
+from .transport import LoopTransport
+
+Answer = TypeVar("Answer")
+BATCH_BYTES = 4 * 2**20
+"""Finished trajectories are sent in bodies of about this size, well below the server's limit."""
+TIMEOUT = httpx.Timeout(120.0, connect=30.0)
+RETRY_SECONDS = 20.0
+"""How long a request that is safe to repeat is repeated while the server gives no answer."""
+
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+_MODELS = TypeAdapter(list[ModelState])
+_LOGS = TypeAdapter(list[LogRequest])
+_CHECKPOINTS = TypeAdapter(list[CheckpointState])
+
+
+class Api:
+    """One server: its URL, its key, and a method per request. Usable from any event loop.
+
+    `alive` may raise to say that the server is gone for good; it is asked before a request is repeated.
+    """
+
+    def __init__(self, url: str, key: str | None = None, *, alive: Callable[[], None] | None = None) -> None:
+        self.url = checked_url(url)
+        self.key = key or None
+        self.transport = LoopTransport(secure=self.url.startswith("https"))
+        self.alive = alive or (lambda: None)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=TIMEOUT, transport=self.transport)
+
+    async def health(self) -> Health:
+        """What runs there; raises ServerError."""
+        return Health.model_validate(await self._ask("GET", "/health"))
+
+    async def register(self, request: RegisterRequest) -> ModelState:
+        """Make a trainable model, or find it."""
+        return ModelState.model_validate(await self._ask("POST", "/api/models", request))
+
+    async def models(self) -> list[ModelState]:
+        """Every registered model."""
+        return _MODELS.validate_python(await self._ask("GET", "/api/models"))
+
+    async def model(self, name: str) -> ModelState:
+        """One registered model, with its newest step."""
+        return ModelState.model_validate(await self._ask("GET", _path(name)))
+
+    async def fork(self, name: str, request: ForkRequest) -> ModelState:
+        """Make another model start from a step of this one."""
+        return ModelState.model_validate(await self._ask("POST", f"{_path(name)}/fork", request))
+
+    async def log(self, name: str, request: LogRequest) -> None:
+        """Keep metrics of the user's own."""
+        await self._ask("POST", f"{_path(name)}/log", request, repeat=False)
+
+    async def logs(self, name: str) -> list[LogRequest]:
+        """Everything logged with the model, oldest first."""
+        return _LOGS.validate_python(await self._ask("GET", f"{_path(name)}/log"))
+
+    async def state(self, name: str) -> dict[str, Json]:
+        """The JSON of the user's own that is kept with the model."""
+        return UserState.model_validate(await self._ask("GET", f"{_path(name)}/state")).value
+
+    async def set_state(self, name: str, value: dict[str, Json]) -> None:
+        """Replace the JSON that is kept with the model."""
+        await self._ask("PUT", f"{_path(name)}/state", UserState(value=value))
+
+    async def checkpoints(self, name: str) -> list[CheckpointState]:
+        """The checkpoints that exist, by step."""
+        found = _CHECKPOINTS.validate_python(await self._ask("GET", f"{_path(name)}/checkpoints"))
+        return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+    async def delete_checkpoint(self, name: str, step: int) -> None:
+        """Delete one checkpoint; the newest is refused."""
+        await self._ask("DELETE", f"{_path(name)}/checkpoints/{step}", repeat=False)
+
+    async def export(self, name: str, step: int, request: ExportRequest) -> ExportResult:
+        """Write a checkpoint to a folder on the server's machine."""
+        path = f"{_path(name)}/checkpoints/{step}/export"
+        return ExportResult.model_validate(await self._ask("POST", path, request, repeat=False, timeout=3600))
+
+    async def finish(self, records: Sequence[TrajectoryRecord]) -> dict[str, int]:
+        """Finish trajectories, in bodies below the server's limit -> recorded calls per trajectory id."""
+        calls: dict[str, int] = {}
+        for batch in _batches(records):
+            answer = await self._ask("POST", "/api/trajectories", FinishRequest(trajectories=tuple(batch)))
+            calls.update(FinishResult.model_validate(answer).calls)
+        return calls
+
+    async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls:
+        """A trajectory and the calls recorded under it."""
+        return TrajectoryWithCalls.model_validate(await self._ask("GET", f"/api/trajectories/{trajectory_id}"))
+
+    async def train_status(self, request_id: str) -> TrainStatus:
+        """What became of a train request."""
+        return TrainStatus.model_validate(await self._ask("GET", f"/api/train/{request_id}"))
+
+    async def _ask(
+        self,
+        method: Literal["GET", "POST", "PUT", "DELETE"],
+        path: str,
+        body: BaseModel | None = None,
+        *,
+        repeat: bool = True,
+        timeout: float | None = None,
+    ) -> Json:
+        """Send, repeat while nothing answers (when that is safe), and give the answer's JSON or raise ServerError."""
+        content = body.model_dump_json().encode() if body is not None else None
+        headers = {"content-type": "application/json"} if content else {}
+        wait = TIMEOUT if timeout is None else httpx.Timeout(timeout, connect=30.0)
+        deadline, pause = time.monotonic() + RETRY_SECONDS, 0.1
+        while True:
+            try:
+                answer = await self.http.request(method, path, content=content, headers=headers, timeout=wait)
+            except httpx.TransportError as error:
+                self.alive()
+                if not repeat or time.monotonic() + pause > deadline:
+                    raise unreachable(self.url, error) from error
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 2.0)
+                continue
+            if answer.is_error:
+                raise server_error(self.url, answer)
+            return answer.json() if answer.content else None
+
+
+def checked_url(url: str) -> str:
+    """The server's root URL; raises ConfigError for anything that is none."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ConfigError(f"url: {url!r} is no URL; expected one such as 'http://127.0.0.1:8000'") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"url: {url!r} must begin with http:// or https://, such as 'http://127.0.0.1:8000'")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def unreachable(url: str, error: httpx.TransportError) -> UnreachableError:
+    """No answer came: what was tried and what to look at."""
+    cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return UnreachableError(f"no answer from the server at {url} ({cause}): is it running, and is the URL right?")
+
+
+def server_error(url: str, answer: httpx.Response) -> ServerError:
+    """The server's own error, with its status, code and field."""
+    message, code, param = answer.text[:2000] or answer.reason_phrase, "server_error", None
+    try:
+        fault: Json = answer.json()["error"]
+        message, code, param = str(fault["message"]), str(fault.get("code") or code), fault.get("param")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message = f"{url} answered {answer.status_code}, not in the shape of an Understudy server: {message!r}"
+    if answer.status_code == 401:
+        message += " (pass api_key=, or set UNDERSTUDY_API_KEY)"
+    return ServerError(message, status=answer.status_code, code=code, param=param)
+
+
+def _path(name: str) -> str:
+    try:
+        return f"/api/models/{_NAME.validate_python(name)}"
+    except ValidationError as error:
+        raise ConfigError(
+            f"name: {name!r} must be letters, digits, dots, dashes and underscores, at most 128, beginning with a letter or digit"
+        ) from error
+
+
+def _batches(records: Sequence[TrajectoryRecord]) -> list[list[TrajectoryRecord]]:
+    batches: list[list[TrajectoryRecord]] = []
+    room = 0
+    for record in records:
+        size = len(record.model_dump_json())
+        if not batches or size > room:
+            batches.append([])
+            room = BATCH_BYTES
+        batches[-1].append(record)
+        room -= size
+    return batches

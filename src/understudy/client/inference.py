@@ -1,0 +1,92 @@
+"""OpenAI clients of our endpoint: found at the time of the call, labelled with the trajectory that owns it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+
+import httpx
+from openai import AsyncOpenAI
+
+from ..errors import ServerError, UnderstudyError
+from ..types import Json
+from ..wire import RECORD_HEADER, TRAJECTORY_HEADER
+from .capture import active_capture
+from .http import Api, unreachable
+from .sampling import forced_temperature
+
+PLACE = "http://model.understudy.invalid"
+"""Stands for the server in requests; replaced by its address when they are sent."""
+TIMEOUT = httpx.Timeout(1800.0, connect=30.0)
+
+
+def openai_client(find: Callable[[], Awaitable[Api]], url: str | None = None) -> AsyncOpenAI:
+    """A plain AsyncOpenAI for the server that `find` gives, usable from any event loop.
+
+    It never retries: a retry would be one more generation. `url` is what `client.base_url` shows.
+    """
+    shown = url or PLACE
+    http = httpx_client(LabellingTransport(find, shown))
+    return AsyncOpenAI(base_url=f"{shown}/v1", api_key="set-when-sent", max_retries=0, http_client=http)
+
+
+def httpx_client(transport: httpx.AsyncBaseTransport) -> httpx.AsyncClient:
+    """An HTTP client for the SDK; a model call may take long."""
+    return httpx.AsyncClient(transport=transport, timeout=TIMEOUT)
+
+
+class LabellingTransport(httpx.AsyncBaseTransport):
+    """Sends to the server of the moment what was addressed to `shown`: its address, its key, and whose call this is."""
+
+    def __init__(self, find: Callable[[], Awaitable[Api]], shown: str) -> None:
+        self._find = find
+        self._root = httpx.URL(shown).raw_path.rstrip(b"/")
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """The server's answer; what prevents one is an answer too, since the SDK would hide an exception's text."""
+        try:
+            api = await self._find()
+        except UnderstudyError as error:
+            return _refusal(request, error)
+        sent = await self._rewritten(request, api)
+        label(sent, api)
+        try:
+            return await api.transport.handle_async_request(sent)
+        except httpx.ConnectError as error:
+            try:
+                api.alive()
+            except UnderstudyError as gone:
+                return _refusal(request, gone)
+            return _refusal(request, unreachable(api.url, error))
+
+    async def _rewritten(self, request: httpx.Request, api: Api) -> httpx.Request:
+        home = httpx.URL(api.url)
+        path = home.raw_path.rstrip(b"/") + request.url.raw_path.removeprefix(self._root)
+        headers = httpx.Headers([(name, value) for name, value in request.headers.raw if name.lower() != b"host"])
+        headers["authorization"] = f"Bearer {api.key or 'none'}"
+        content = await request.aread()
+        temperature = forced_temperature()
+        if temperature is not None and request.url.path.endswith("/chat/completions"):
+            body: Json = json.loads(content)
+            content = json.dumps(body | {"temperature": temperature}).encode()
+        del headers["content-length"]
+        url = home.copy_with(raw_path=path)
+        return httpx.Request(request.method, url, headers=headers, content=content, extensions=request.extensions)
+
+
+def label(request: httpx.Request, api: Api) -> None:
+    """Name the trajectory that owns the call, or ask for it to be recorded under one of its own."""
+    if TRAJECTORY_HEADER in request.headers:
+        return
+    capture = active_capture()
+    if capture is not None:
+        capture.sent_through(api)
+        request.headers[TRAJECTORY_HEADER] = capture.trajectory.id
+    else:
+        request.headers[RECORD_HEADER] = "1"
+
+
+def _refusal(request: httpx.Request, error: UnderstudyError) -> httpx.Response:
+    status = error.status if isinstance(error, ServerError) else 503
+    fault = {"message": str(error), "type": type(error).__name__, "param": None, "code": "unreachable"}
+    return httpx.Response(status, json={"error": fault}, request=request)

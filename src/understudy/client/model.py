@@ -1,0 +1,325 @@
+"""The names that agents call: any model to compare with, and the one that is trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
+
+from openai import AsyncOpenAI
+
+from ..config import LoraOptions, TrainConfig
+from ..errors import ConfigError
+from ..types import Json, Metric, TrainResult, Trajectory, TrajectoryGroup, new_id
+from ..wire import (
+    RECORD_HEADER,
+    TRAJECTORY_HEADER,
+    CheckpointState,
+    ExportRequest,
+    ForkRequest,
+    LogRequest,
+    RegisterRequest,
+    TrainEvent,
+)
+from .backend import Backend, RemoteBackend
+from .capture import current_trajectory
+from .checkpoints import spared_steps
+from .foreign import MODEL_OPTIONS, refuse_foreign
+from .http import Api
+from .inference import httpx_client, openai_client
+from .local import LocalBackend
+from .records import trajectory_record
+from .transport import LoopTransport
+
+Rollouts = Iterable[Trajectory] | Iterable[TrajectoryGroup]
+
+
+class Model:
+    """Any model that agents can call, to compare with. `config` is the user's own."""
+
+    def __init__(
+        self,
+        name: str,
+        project: str = "default",
+        config: Json = None,
+        *,
+        inference_api_key: str | None = None,
+        inference_base_url: str | None = None,
+        inference_model_name: str | None = None,
+    ) -> None:
+        self.name = name
+        self.project = project
+        self.config = config
+        self.inference_model_name = inference_model_name
+        self._inference_api_key = inference_api_key
+        self._inference_base_url = inference_base_url
+        self._backend: Backend | None = None
+
+    trainable = False
+
+    @property
+    def inference_base_url(self) -> str | None:
+        """Where its OpenAI-compatible endpoint is; None: where the OpenAI SDK looks by itself."""
+        return self._inference_base_url
+
+    @property
+    def inference_api_key(self) -> str | None:
+        """The key of that endpoint; None: the OpenAI SDK's environment variable."""
+        return self._inference_api_key
+
+    async def register(self, backend: Backend) -> None:
+        """Keep this model's logs with that backend's server."""
+        self._backend = backend
+
+    def inference_name(self, step: int | None = None) -> str:
+        """The name to send in requests. Only trainable models have steps."""
+        if step is not None:
+            raise ConfigError(f"step={step!r}: {self.name!r} is not trained here and has no steps")
+        return self.inference_model_name or self.name
+
+    def get_inference_name(self, step: int | None = None) -> str:
+        """The same as `inference_name`, under the name that other libraries give it."""
+        return self.inference_name(step)
+
+    def openai_client(self) -> AsyncOpenAI:
+        """A plain AsyncOpenAI for this model, usable from any event loop."""
+        secure = not (self.inference_base_url or "").startswith("http://")
+        http = LoopTransport(secure=secure)
+        return AsyncOpenAI(
+            base_url=self.inference_base_url, api_key=self.inference_api_key, http_client=httpx_client(http)
+        )
+
+    def litellm_completion_params(self, step: int | None = None) -> dict[str, Json]:
+        """What `litellm.acompletion` needs to call this model."""
+        params: dict[str, Json] = {"model": self.inference_name(step)}
+        if self.inference_base_url is not None:
+            params |= {"model": f"openai/{self.inference_name(step)}", "base_url": self.inference_base_url}
+        return params | ({"api_key": self.inference_api_key} if self.inference_api_key else {})
+
+    async def log(
+        self,
+        trajectories: Rollouts | None = None,
+        *,
+        split: str = "val",
+        metrics: Mapping[str, Metric] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Keep rollouts and metrics with the model. The mean reward and the means of the rollouts' own metrics are
+        added as `{split}/reward` and `{split}/{name}`."""
+        rollouts = _flat(trajectories or ())
+        records = [trajectory_record(rollout, self.name, f"trajectory {rollout.id}") for rollout in rollouts]
+        values = _means(rollouts) | {name: float(value) for name, value in (metrics or {}).items()}
+        api = await self.api()
+        if records:
+            await api.finish(records)
+        request = LogRequest(
+            split=split,
+            step=step if step is not None else await self._log_step(),
+            metrics={name if "/" in name else f"{split}/{name}": value for name, value in values.items()},
+            trajectory_ids=tuple(record.id for record in records),
+        )
+        await api.log(self.name, request)
+
+    async def overwrite_state(self, state: Mapping[str, Json]) -> None:
+        """Replace the JSON object of the user's own that is kept with the model."""
+        await (await self.api()).set_state(self.name, dict(state))
+
+    async def merge_state(self, state: Mapping[str, Json]) -> dict[str, Json]:
+        """Replace single keys of it; returns the whole."""
+        merged = await self.read_state() | dict(state)
+        await self.overwrite_state(merged)
+        return merged
+
+    async def read_state(self) -> dict[str, Json]:
+        """The JSON object kept with the model; empty when there is none."""
+        return await (await self.api()).state(self.name)
+
+    async def api(self) -> Api:
+        """The server that keeps what is logged."""
+        if self._backend is None:
+            raise ConfigError(
+                f"model {self.name!r} has no server to keep its logs: `await model.register(backend)` first"
+            )
+        return await self._backend.connect()
+
+    async def _log_step(self) -> int | None:
+        return None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, project={self.project!r})"
+
+
+class TrainableModel(Model):
+    """A base model plus the newest LoRA of this name. Made without `await`; the first use registers it, with `backend`,
+    else the server at UNDERSTUDY_URL, else a LocalBackend. `lora=None` takes what the model has, or the defaults."""
+
+    trainable = True
+
+    def __init__(
+        self,
+        name: str,
+        project: str = "default",
+        base_model: str = "",
+        backend: Backend | None = None,
+        lora: LoraOptions | dict[str, Json] | None = None,
+        config: Json = None,
+        **foreign: Json,
+    ) -> None:
+        refuse_foreign(foreign, MODEL_OPTIONS, "TrainableModel")
+        if foreign:
+            raise TypeError(f"TrainableModel() got an unexpected keyword argument {next(iter(foreign))!r}")
+        if not base_model:
+            raise ConfigError(
+                'base_model: name a base, such as "Qwen/Qwen2.5-7B-Instruct", or "tiny" for the bundled one'
+            )
+        super().__init__(name, project, config)
+        self.base_model = base_model
+        self.lora = LoraOptions.parse(**lora) if isinstance(lora, dict) else lora
+        self._backend = backend
+        self._registered: tuple[Api, str] | None = None
+        self._recording = new_id("open")
+
+    @property
+    def backend(self) -> Backend:
+        """Where it runs; chosen at the first use when none was given."""
+        if self._backend is None:
+            url = os.environ.get("UNDERSTUDY_URL")
+            self._backend = RemoteBackend(url) if url else LocalBackend()
+        return self._backend
+
+    @property
+    def inference_base_url(self) -> str:
+        """For an OpenAI client of one's own: calls made there are recorded, and claimed by the trajectory that keeps
+        their choices. Known once the model is registered; `openai_client()` needs no waiting."""
+        return f"{self._known_api().url}/t/{self._recording}/v1"
+
+    @property
+    def inference_api_key(self) -> str:
+        """The server's key."""
+        return self._known_api().key or "none"
+
+    async def register(self, backend: Backend | None = None) -> None:
+        """Make the model known to the backend's server. Idempotent; raises ServerError for another base model or LoRA
+        shape under the same name, BackendError when the server cannot be started."""
+        if backend is not None and backend is not self._backend:
+            self._backend = backend
+            self._registered = None
+        await self.api()
+
+    async def api(self) -> Api:
+        """The server, up, with this model registered."""
+        api = await self.backend.connect(self.base_model)
+        if self._registered is None or self._registered[0] is not api:
+            await api.register(
+                RegisterRequest(name=self.name, project=self.project, base_model=self.base_model, lora=self.lora)
+            )
+            self._registered = (api, self.name)
+        return api
+
+    def openai_client(self) -> AsyncOpenAI:
+        """A plain AsyncOpenAI without retries, usable from any event loop, whose calls are recorded: under the
+        trajectory whose capture is active here, else under one of their own until a trajectory keeps their choices."""
+        return openai_client(self.api, self._registered[0].url if self._registered else None)
+
+    def inference_name(self, step: int | None = None) -> str:
+        """The name to send: the newest step, or a fixed one."""
+        return self.name if step is None else f"{self.name}@{step}"
+
+    def litellm_completion_params(self, step: int | None = None) -> dict[str, Json]:
+        """What `litellm.acompletion` needs to call this model, recorded and without retries."""
+        trajectory = current_trajectory()
+        label = {RECORD_HEADER: "1"} if trajectory is None else {TRAJECTORY_HEADER: trajectory.id}
+        return {
+            "model": f"hosted_vllm/{self.inference_name(step)}",
+            "base_url": f"{self._known_api().url}/v1",
+            "api_key": self.inference_api_key,
+            "extra_headers": label,
+            "num_retries": 0,
+        }
+
+    async def get_step(self) -> int:
+        """The newest step: the number of train requests applied."""
+        return (await (await self.api()).model(self.name)).step
+
+    async def train(
+        self,
+        groups: Iterable[TrajectoryGroup],
+        config: TrainConfig | dict[str, Json] | None = None,
+        *,
+        request_id: str | None = None,
+        on_event: Callable[[TrainEvent], None] | None = None,
+        pbar_desc: str | None = "train",
+        timeout: float | None = None,
+        **options: Json,
+    ) -> TrainResult:
+        """One step on these groups; see `Backend.train`."""
+        return await self.backend.train(
+            self,
+            groups,
+            config,
+            request_id=request_id,
+            on_event=on_event,
+            pbar_desc=pbar_desc,
+            timeout=timeout,
+            **options,
+        )
+
+    async def checkpoints(self) -> list[CheckpointState]:
+        """The checkpoints that exist, by step. Step 0, the base, has none."""
+        return await (await self.api()).checkpoints(self.name)
+
+    async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[int]:
+        """Delete all but the newest and the best step by a logged metric (`train/...`: of the rollouts that were
+        trained on); returns the deleted steps."""
+        api = await self.api()
+        found = await api.checkpoints(self.name)
+        spared = spared_steps(found, await api.logs(self.name), best_checkpoint_metric)
+        deleted = [state.step for state in found if state.step not in spared]
+        for step in deleted:
+            await api.delete_checkpoint(self.name, step)
+        return deleted
+
+    async def fork(self, name: str, *, from_step: int | None = None, project: str | None = None) -> TrainableModel:
+        """A new model that starts from a step of this one (default: the newest)."""
+        request = ForkRequest(name=name, project=project, from_step=from_step)
+        state = await (await self.api()).fork(self.name, request)
+        return TrainableModel(state.name, state.project, self.base_model, self.backend, state.lora)
+
+    async def export(self, output: str | os.PathLike[str], *, step: int | None = None, format: str = "peft") -> str:
+        """Write a step's LoRA (`peft`), or base and LoRA as one model (`merged`), to a new folder on the server's
+        machine; returns its path."""
+        if format not in ("peft", "merged"):
+            raise ConfigError(f"format: {format!r} must be 'peft' or 'merged'")
+        api = await self.api()
+        at = step if step is not None else await self.get_step()
+        folder = os.path.abspath(output) if isinstance(self.backend, LocalBackend) else os.fspath(output)
+        return (await api.export(self.name, at, ExportRequest(format=format, output=folder))).path
+
+    async def _log_step(self) -> int | None:
+        return await self.get_step()
+
+    def _known_api(self) -> Api:
+        if self._registered is None:
+            raise ConfigError(
+                f"model {self.name!r} is not registered yet: `await model.register()` before asking for its URL"
+            )
+        return self._registered[0]
+
+
+def _flat(rollouts: Rollouts) -> list[Trajectory]:
+    found: list[Trajectory] = []
+    for item in rollouts:
+        found += item.trajectories if isinstance(item, TrajectoryGroup) else [item]
+    return found
+
+
+def _means(rollouts: list[Trajectory]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            values.setdefault("reward", []).append(float(rollout.reward))
+        for name, value in rollout.metrics.items():
+            values.setdefault(name, []).append(float(value))
+    if rollouts:
+        values["exception_rate"] = [float(rollout.exception is not None) for rollout in rollouts]
+    return {name: fmean(found) for name, found in values.items()}

@@ -1,0 +1,90 @@
+"""Progress bars on a terminal; nothing elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from ..types import Trajectory
+from ..wire import TrainEvent
+
+log = logging.getLogger("understudy")
+
+
+class Bar:
+    """One line with a count and a note behind it. `description=None`, or no terminal, shows nothing."""
+
+    def __init__(self, description: str | None, total: int | None = None) -> None:
+        console = Console(stderr=True)
+        self._shown = description is not None and console.is_terminal and not console.is_jupyter
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, disable=not self._shown)
+        self._description = description or ""
+        self._task: TaskID = self._progress.add_task(self._description, total=total, note="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def update(self, done: int, total: int | None, note: str = "", phase: str = "") -> None:
+        """Show `done` of `total` with a note."""
+        description = f"{self._description} {phase}".strip()
+        self._progress.update(self._task, completed=done, total=total, note=note, description=description)
+
+
+class TrainBar(Bar):
+    """A train request's progress; warnings go to the log in any case."""
+
+    def show(self, event: TrainEvent) -> None:
+        """Show one event of the stream."""
+        if event.kind == "warning":
+            log.warning("%s", event.message)
+        else:
+            self.update(event.done, event.total or None, event.message, event.phase)
+
+
+class RolloutBar(Bar):
+    """Finished rollouts, with the mean of the reward and of the first `max_metrics` metrics."""
+
+    def __init__(self, description: str | None, total: int | None, max_metrics: int | None) -> None:
+        super().__init__(description, total)
+        self._total = total
+        self._max_metrics = max_metrics
+        self._done = self._failed = 0
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def expect(self, more: int) -> None:
+        """Rollouts that became known after the start."""
+        self._total = (self._total or 0) + more
+
+    def succeeded(self, trajectory: Trajectory) -> None:
+        """One more rollout has ended."""
+        found = {name: float(value) for name, value in trajectory.metrics.items()}
+        if trajectory.reward is not None:
+            found = {"reward": float(trajectory.reward), **found}
+        for name, value in found.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value, count + 1)
+        self._done += 1
+        self._show()
+
+    def failed(self) -> None:
+        """One more rollout has failed."""
+        self._failed += 1
+        self._done += 1
+        self._show()
+
+    def _show(self) -> None:
+        names = ["reward", *[name for name in self._sums if name != "reward"]]
+        kept = [name for name in names if name in self._sums][
+            : 1 + (4 if self._max_metrics is None else self._max_metrics)
+        ]
+        note = " ".join(f"{name}={self._sums[name][0] / self._sums[name][1]:.3g}" for name in kept)
+        self.update(self._done, self._total, f"{note} failed={self._failed}" if self._failed else note)

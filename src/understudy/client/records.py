@@ -1,0 +1,147 @@
+"""Rollouts as the server takes them: pure, and the place where bad ones are refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+from openai.types.chat.chat_completion import Choice
+
+from ..errors import ConfigError
+from ..types import History, Json, Message, Metric, RolloutException, Trajectory, TrajectoryGroup, call_ref, new_id
+from ..wire import GroupRecord, RenderedHistory, TrajectoryRecord
+
+GroupWire = tuple[tuple[TrajectoryRecord, ...], GroupRecord]
+
+
+def group_wires(groups: Iterable[TrajectoryGroup], model: str) -> list[GroupWire]:
+    """Every group as its finished trajectories and its record.
+
+    Raises ConfigError naming group and trajectory for a rollout that cannot be trained: no call, a reward that is no
+    finite number, the same rollout twice, a group that has not been gathered.
+    """
+    wires: list[GroupWire] = []
+    seen: dict[str, str] = {}
+    for at, group in enumerate(checked_groups(groups)):
+        if group.pending:
+            raise ConfigError(f"group {at} has rollouts that have not run: pass it to gather_trajectory_groups first")
+        records: list[TrajectoryRecord] = []
+        for number, trajectory in enumerate(group.trajectories):
+            where = f"trajectory {trajectory.id} (group {at}, rollout {number})"
+            if trajectory.id in seen:
+                raise ConfigError(f"{where} is the same rollout as {seen[trajectory.id]}: each may be trained once")
+            seen[trajectory.id] = f"group {at}, rollout {number}"
+            record = trajectory_record(trajectory, model, where)
+            if not _can_be_trained(record):
+                raise ConfigError(
+                    f"{where} has no model call: append `completion.choices[0]` to messages_and_choices (plain "
+                    "assistant messages are context, not targets), or make the calls inside a capture"
+                )
+            records.append(record)
+        records += [_failed_record(error, model) for error in group.exceptions]
+        ids = tuple(record.id for record in records)
+        metrics = _metrics(group.metrics, f"group {at}")
+        metadata = _metadata(group.metadata, f"group {at}")
+        wires.append((tuple(records), GroupRecord(trajectory_ids=ids, metadata=metadata, metrics=metrics)))
+    return wires
+
+
+def checked_groups(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """The groups as a list; raises ConfigError for anything else, or for none."""
+    if isinstance(groups, TrajectoryGroup):
+        raise ConfigError("groups: got one TrajectoryGroup; pass a list of groups, `[group]`")
+    found = list(groups)
+    for at, group in enumerate(found):
+        if not isinstance(group, TrajectoryGroup):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+            raise ConfigError(f"groups[{at}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts")
+    if not found:
+        raise ConfigError("groups: the list is empty; a step needs at least one group")
+    return found
+
+
+def trajectory_record(trajectory: Trajectory, model: str, where: str) -> TrajectoryRecord:
+    """One rollout: the calls that its choices remember, or every call under its id when it was captured.
+
+    A choice of another endpoint has no recorded tokens: its history is rendered with the chat template.
+    """
+    histories = [trajectory, *trajectory.additional_histories]
+    refs = dict.fromkeys(ref for history in histories for ref in history.call_refs())
+    rendered = [found for history in histories if (found := _rendered(history)) is not None]
+    return TrajectoryRecord(
+        id=trajectory.id,
+        model=model,
+        calls=None if trajectory.captured else tuple(refs),
+        histories=() if trajectory.captured else tuple(rendered),
+        reward=_reward(trajectory.reward, where),
+        metrics=_metrics(trajectory.metrics, where),
+        metadata=_metadata(trajectory.metadata, where),
+        logs=tuple(trajectory.logs),
+        exception=trajectory.exception,
+        started_at=trajectory.started_at,
+        ended_at=time.time() if trajectory.ended_at is None else trajectory.ended_at,
+    )
+
+
+def require_calls(groups: Iterable[GroupWire], recorded: Mapping[str, int]) -> None:
+    """Raise ConfigError for a captured rollout under whose id the server recorded nothing."""
+    for at, (records, _) in enumerate(groups):
+        for record in records:
+            if record.calls is None and record.exception is None and recorded.get(record.id, 0) == 0:
+                raise ConfigError(
+                    f"trajectory {record.id} (group {at}) was captured, but the server recorded no call under it: "
+                    "make the calls with model.openai_client() inside the capture"
+                )
+
+
+def _can_be_trained(record: TrajectoryRecord) -> bool:
+    return record.calls is None or bool(record.calls or record.histories) or record.exception is not None
+
+
+def _failed_record(error: RolloutException, model: str) -> TrajectoryRecord:
+    now = time.time()
+    return TrajectoryRecord(id=new_id("traj"), model=model, calls=(), exception=error, started_at=now, ended_at=now)
+
+
+def _rendered(history: History) -> RenderedHistory | None:
+    targets = tuple(
+        at
+        for at, item in enumerate(history.messages_and_choices)
+        if isinstance(item, Choice) and call_ref(item) is None
+    )
+    if not targets:
+        return None
+    messages = tuple(cast(Message, message) for message in history.messages())
+    tools = tuple(history.tools) if history.tools else None
+    return RenderedHistory(messages=messages, tools=tools, targets=targets)
+
+
+def _reward(reward: Json, where: str) -> float | None:
+    if reward is None:
+        return None
+    try:
+        value = float(reward)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: reward must be a number or None (unscored), got {reward!r}") from error
+    if not math.isfinite(value):
+        raise ConfigError(f"{where}: reward must be finite or None (unscored), got {value!r}")
+    return value
+
+
+def _metrics(metrics: Mapping[str, Metric], where: str) -> dict[str, float]:
+    values = {name: float(value) for name, value in metrics.items()}
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise ConfigError(f"{where}: metrics[{name!r}] must be finite, got {value!r}")
+    return values
+
+
+def _metadata(metadata: Mapping[str, Json], where: str) -> dict[str, Json]:
+    for name, value in metadata.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{where}: metadata[{name!r}] is no JSON ({error}), got {value!r}") from error
+    return dict(metadata)

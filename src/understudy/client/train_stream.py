@@ -1,0 +1,114 @@
+"""A train request over server-sent events: sent again under the same id until its result is known."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import NoReturn
+
+import httpx
+from pydantic import ValidationError
+
+from ..errors import ServerError, TrainError, UnreachableError
+from ..types import TrainResult
+from ..wire import TrainEvent, TrainRequest
+from .http import Api, server_error, unreachable
+
+SILENCE_SECONDS = 60.0
+"""Without an event or a ping for this long, the connection is given up and made anew."""
+LOST_SECONDS = 120.0
+"""Without any contact for this long, the server is given up."""
+
+
+async def train(
+    api: Api,
+    request: TrainRequest,
+    *,
+    on_event: Callable[[TrainEvent], None] | None = None,
+    timeout: float | None = None,
+    lost_after: float = LOST_SECONDS,
+) -> TrainResult:
+    """Apply one train request and wait for its result.
+
+    A broken stream is joined again under the same id: the server applies an id once. Raises TrainError (not applied),
+    ServerError (refused), UnreachableError (no contact for `lost_after` seconds), TimeoutError (after `timeout`).
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            return await _until_result(api, request, on_event or (lambda event: None), lost_after)
+    except TimeoutError as error:
+        raise TimeoutError(
+            f"train request {request.id} gave no result within timeout={timeout} s; the server may still apply it: "
+            f"send it again with request_id={request.id!r}"
+        ) from error
+
+
+async def _until_result(
+    api: Api, request: TrainRequest, on_event: Callable[[TrainEvent], None], lost_after: float
+) -> TrainResult:
+    contact, pause = time.monotonic(), 0.1
+    while True:
+        broken: httpx.TransportError | ServerError
+        try:
+            async with aclosing(_events(api, request)) as events:
+                async for event in events:
+                    contact, pause = time.monotonic(), 0.1
+                    if event is None:
+                        continue
+                    if event.kind == "result" and event.result is not None:
+                        return event.result
+                    if event.kind == "error":
+                        raise _train_error(event, request)
+                    on_event(event)
+            broken = httpx.RemoteProtocolError("the stream ended before its result")
+        except httpx.TransportError as error:
+            broken = error
+        except ServerError as error:
+            if error.status not in (502, 503, 504):
+                raise
+            broken = error
+        api.alive()
+        if time.monotonic() - contact > lost_after:
+            _give_up(api, request, broken)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 5.0)
+
+
+async def _events(api: Api, request: TrainRequest) -> AsyncGenerator[TrainEvent | None]:
+    """The events of one connection; None for a ping."""
+    headers = {"content-type": "application/json", "accept": "text/event-stream"}
+    wait = httpx.Timeout(SILENCE_SECONDS, connect=30.0)
+    body = request.model_dump_json().encode()
+    async with api.http.stream("POST", "/api/train", content=body, headers=headers, timeout=wait) as answer:
+        if answer.is_error:
+            await answer.aread()
+            raise server_error(api.url, answer)
+        async for line in answer.aiter_lines():
+            if line.startswith("data:"):
+                yield _parsed(line[5:].strip(), api.url)
+            else:
+                yield None
+
+
+def _parsed(text: str, url: str) -> TrainEvent:
+    try:
+        return TrainEvent.model_validate_json(text)
+    except ValidationError as error:
+        raise ServerError(f"{url} sent an event that this version does not know: {text[:500]!r}") from error
+
+
+def _train_error(event: TrainEvent, request: TrainRequest) -> TrainError:
+    fault = event.error or {}
+    message = str(fault.get("message") or event.message or "no reason given")
+    return TrainError(
+        f"step of {request.model!r} was not applied: {message}", reason=str(fault.get("code") or "failed")
+    )
+
+
+def _give_up(api: Api, request: TrainRequest, broken: httpx.TransportError | ServerError) -> NoReturn:
+    said = str(broken if isinstance(broken, ServerError) else unreachable(api.url, broken))
+    raise UnreachableError(
+        f"{said}; train request {request.id} may have been applied: send it again with request_id={request.id!r}"
+    ) from broken

@@ -1,0 +1,16 @@
+"""What the server's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from fakes.gateway import Gateway, gateway_over
+from fakes.scripted_sampler import scripted_sampler
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with scripted_sampler() as scripted, gateway_over(scripted, tmp_path) as made:
+        yield made

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-READY_SECONDS = 180.0
+READY_SECONDS = 400.0
 """Generous: two engine processes import torch on a machine that tests share."""
 
 
@@ -46,7 +46,11 @@ class RunningServer:
         if key is not None:
             self.http.headers["authorization"] = f"Bearer {key}"
         if ready:
-            self.wait_ready()
+            try:
+                self.wait_ready()
+            except BaseException:
+                self.__exit__(None, None, None)
+                raise
 
     def __enter__(self) -> RunningServer:
         return self
@@ -61,7 +65,7 @@ class RunningServer:
         return self.log.read_text("utf-8", "replace")
 
     def wait_ready(self) -> None:
-        until(self._ready, f"the server is ready; its output:\n{self.log}", READY_SECONDS)
+        until(self._ready, f"the server is ready; its output is in {self.log}", READY_SECONDS)
         self.http.base_url = httpx.URL(self.url)
 
     def _ready(self) -> bool:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import signal
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-
-from tests.server.servers import RunningServer, chat_body, command, until
+from servers import RunningServer, chat_body, command, until
 
 
 @pytest.fixture(scope="module")
@@ -285,21 +282,26 @@ def test_ctrl_c_lets_a_running_call_finish_and_ends_with_code_0(tmp_path: Path) 
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    with RunningServer(tmp_path / "dir", "--inference-only") as running:
+    with RunningServer(tmp_path / "dir", "--inference-only") as running, ThreadPoolExecutor() as threads:
         sampler = running.child("inference")
-        sampler.suspend()  # its call cannot finish
-        with (
-            pytest.raises(httpx.HTTPError),
-            running.http.stream("POST", "/v1/chat/completions", json=chat_body(stream=True)) as answer,
-        ):
-            assert answer.status_code != 200
-        running.kill()
+        sampler.suspend()  # so that the call cannot finish
+        call = threads.submit(running.chat)
+        until(lambda: psutil.Process(running.process.pid).net_connections(kind="tcp"), "the call has arrived")
+        running.interrupt()
+        until(lambda: "Ending:" in running.output(), "the first Ctrl-C is noticed")
+        assert running.process.poll() is None
+        running.interrupt()
+        assert running.process.wait(5) == 130
+        until(lambda: not sampler.is_running() or sampler.status() == psutil.STATUS_ZOMBIE, "the sampler has ended")
+        assert isinstance(call.exception(10), httpx.HTTPError)
 
 
 def test_the_server_ends_with_its_parent(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
-        with RunningServer(tmp_path / "dir", "--inference-only", "--parent-pid", str(parent.pid)) as running:
-            sampler = running.child("inference")
-            parent.kill()
-            until(lambda: running.process.poll() is not None, "the server has ended", 20)
-            until(lambda: not sampler.is_running(), "the sampler has ended", 20)
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent,
+        RunningServer(tmp_path / "dir", "--inference-only", "--parent-pid", str(parent.pid)) as running,
+    ):
+        sampler = running.child("inference")
+        parent.kill()
+        until(lambda: running.process.poll() is not None, "the server has ended", 20)
+        until(lambda: not sampler.is_running(), "the sampler has ended", 20)

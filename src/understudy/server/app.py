@@ -76,10 +76,11 @@ class Gate:
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max_body:
             return await self._too_large().response({"connection": "close"})(scope, receive, send)
-        return await self._app(scope, self._counted(receive), send)
+        return await self._bounded(scope, receive, send)
 
-    def _counted(self, receive: Receive) -> Receive:
-        seen = 0
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the body as it comes; past the limit the refusal is the answer, whatever the route makes of it."""
+        seen, answering = 0, False
 
         async def counted() -> Message:
             nonlocal seen
@@ -89,7 +90,19 @@ class Gate:
                 raise self._too_large()
             return message
 
-        return counted
+        async def answer(message: Message) -> None:
+            nonlocal answering
+            if answering or seen <= self._max_body:
+                answering = True
+                await send(message)
+
+        try:
+            await self._app(scope, counted, answer)
+        except Exception:  # what a route makes of a body that is cut off is of no interest
+            if answering or seen <= self._max_body:
+                raise
+        if not answering and seen > self._max_body:
+            await self._too_large().response({"connection": "close"})(scope, receive, send)
 
     def _too_large(self) -> ApiError:
         return ApiError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+
+import understudy as us
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +22,11 @@ def require() -> Callable[[bool, str], None]:
         pytest.skip(f"enable with: {command}")
 
     return check
+
+
+@pytest.fixture(scope="session")
+def local_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[us.LocalBackend]:
+    """One server with the tiny policy for all tests that need a real one; give each test its own model name."""
+    backend = us.LocalBackend(tmp_path_factory.mktemp("understudy"), threads=1)
+    yield backend
+    backend.close()

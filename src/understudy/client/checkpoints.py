@@ -21,7 +21,10 @@ def spared_steps(found: Sequence[CheckpointState], logs: Sequence[LogRequest], m
     if metric.startswith("train/"):
         # A checkpoint's metrics are those of the step that made it: of rollouts by the step before.
         name = metric.removeprefix("train/")
-        values |= {state.step - 1: state.metrics[name] for state in found if name in state.metrics}
+        for state in found:
+            value = state.metrics.get(name, state.metrics.get(f"{name}/mean"))
+            if value is not None:
+                values[state.step - 1] = value
     scored = {step: value for step, value in values.items() if step in existing}
     if not scored:
         log.warning("no checkpoint has the metric %r: only the newest step, %d, is kept", metric, newest)

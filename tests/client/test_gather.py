@@ -1,0 +1,231 @@
+"""Many rollouts at once: what is kept, what fails, and how it is said."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import understudy as us
+from understudy.errors import ConfigError, RolloutError
+
+
+async def scored(reward: float) -> us.Trajectory:
+    return us.Trajectory(reward=reward)
+
+
+async def broken(message: str = "no luck") -> us.Trajectory:
+    raise ValueError(message)
+
+
+async def test_groups_of_coroutines_are_run_and_keep_order_and_metadata() -> None:
+    groups = await us.gather_trajectory_groups(
+        us.TrajectoryGroup((scored(10 * g + i) for i in range(3)), metadata={"scenario": g}) for g in range(2)
+    )
+    assert [[t.reward for t in group] for group in groups] == [[0, 1, 2], [10, 11, 12]]
+    assert [group.metadata for group in groups] == [{"scenario": 0}, {"scenario": 1}]
+    assert all(t.ended_at is not None and t.metrics["duration"] >= 0 for group in groups for t in group)
+
+
+async def test_the_siblings_of_a_failed_rollout_go_on_and_the_exception_is_kept_with_its_traceback() -> None:
+    [group] = await us.gather_trajectory_groups(
+        [us.TrajectoryGroup([scored(1), broken(), scored(2)])], max_exceptions=1
+    )
+    assert [t.reward for t in group] == [1, 2]
+    [error] = group.exceptions
+    assert (error.type, error.message) == ("ValueError", "no luck")
+    assert "in broken" in error.traceback
+
+
+async def test_too_many_exceptions_are_an_error_that_lists_the_causes_with_counts() -> None:
+    rollouts = [broken("a"), broken("a"), broken("b"), scored(1)]
+    with pytest.raises(RolloutError) as caught:
+        await us.gather_trajectory_groups([us.TrajectoryGroup(rollouts)], max_exceptions=2)
+    assert "3 of 4 rollouts failed, more than max_exceptions=2" in str(caught.value)
+    assert "2 x ValueError: a" in str(caught.value) and "1 x ValueError: b" in str(caught.value)
+
+
+async def test_beyond_the_limit_the_other_rollouts_are_ended_and_awaited() -> None:
+    ended: list[str] = []
+
+    async def long() -> us.Trajectory:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("long")
+        raise AssertionError
+
+    with pytest.raises(RolloutError, match="no luck"):
+        await us.gather_trajectory_groups([us.TrajectoryGroup([long(), broken()])])
+    assert ended == ["long"]
+
+
+@pytest.mark.parametrize(("limit", "fails"), [(0.5, False), (0.4, True)])
+async def test_max_exceptions_below_one_is_a_fraction_of_all_rollouts(limit: float, fails: bool) -> None:
+    group = us.TrajectoryGroup([broken(), scored(1), broken(), scored(2)])
+    if not fails:
+        assert len((await us.gather_trajectory_groups([group], max_exceptions=limit))[0]) == 2
+        return
+    with pytest.raises(RolloutError, match="2 of 4"):
+        await us.gather_trajectory_groups([group], max_exceptions=limit)
+
+
+async def test_a_rollout_that_takes_too_long_is_a_failure_that_names_the_timeout() -> None:
+    async def endless() -> us.Trajectory:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    [group] = await us.gather_trajectory_groups(
+        [us.TrajectoryGroup([endless(), scored(1)])], timeout=0.05, max_exceptions=1
+    )
+    assert [error.type for error in group.exceptions] == ["TimeoutError"]
+    assert "timeout=0.05 s" in group.exceptions[0].message
+
+
+async def test_a_timeout_inside_a_rollout_is_that_rollouts_own() -> None:
+    async def impatient() -> us.Trajectory:
+        raise TimeoutError("the tool was slow")
+
+    [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([impatient()])], timeout=60, max_exceptions=1)
+    assert group.exceptions[0].message == "the tool was slow"
+
+
+async def test_cancelling_the_gathering_cancels_the_rollouts_and_is_no_exception_of_theirs() -> None:
+    started, cancelled = asyncio.Event(), []
+
+    async def waiting() -> us.Trajectory:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+        raise AssertionError
+
+    group = us.TrajectoryGroup([waiting()])
+    task = asyncio.create_task(us.gather_trajectory_groups([group], max_exceptions=1))
+    await asyncio.wait_for(started.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cancelled == [True] and group.exceptions == []
+
+
+async def test_a_rollout_that_cancels_itself_is_a_failed_rollout() -> None:
+    async def suicidal() -> us.Trajectory:
+        raise asyncio.CancelledError("a library's scope leaked")
+
+    [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([suicidal(), scored(1)])], max_exceptions=1)
+    assert len(group) == 1 and "cancelled from inside" in group.exceptions[0].message
+
+
+async def test_at_most_so_many_rollouts_run_at_once() -> None:
+    running = most = 0
+
+    async def counted() -> us.Trajectory:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        running -= 1
+        return us.Trajectory(reward=1)
+
+    await us.gather_trajectory_groups([us.TrajectoryGroup(counted() for _ in range(9))] * 1, concurrency=2)
+    assert most == 2
+
+
+async def test_a_callable_is_run_again_and_only_its_last_failure_counts() -> None:
+    tries: list[int] = []
+
+    async def third_time() -> us.Trajectory:
+        tries.append(len(tries))
+        if len(tries) < 3:
+            raise ValueError("not yet")
+        return us.Trajectory(reward=1)
+
+    [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([third_time])], retries=2)
+    assert len(group) == 1 and len(tries) == 3 and group.exceptions == []
+
+
+async def test_retries_of_coroutines_are_refused_before_anything_runs() -> None:
+    rollout = scored(1)
+    with pytest.raises(ConfigError, match="pass callables"):
+        await us.gather_trajectory_groups([us.TrajectoryGroup([rollout])], retries=1)
+    rollout.close()
+
+
+async def test_a_rollout_that_returns_no_trajectory_says_what_it_returned() -> None:
+    async def forgetful() -> us.Trajectory:
+        return None  # type: ignore[return-value]
+
+    with pytest.raises(RolloutError, match="returned None; it must return a Trajectory"):
+        await us.gather_trajectories([forgetful()])
+
+
+async def test_after_each_may_replace_split_or_drop_a_group_and_its_failure_drops_the_group_counted() -> None:
+    async def after(group: us.TrajectoryGroup) -> us.TrajectoryGroup | list[us.TrajectoryGroup] | None:
+        kind = group.metadata["kind"]
+        if kind == "bad":
+            raise ValueError("the judge failed")
+        return {"same": group, "none": None, "two": [group, group]}[kind]
+
+    def groups() -> list[us.TrajectoryGroup]:
+        return [us.TrajectoryGroup([scored(1)], metadata={"kind": kind}) for kind in ("same", "none", "two", "bad")]
+
+    kept = await us.gather_trajectory_groups(groups(), after_each=after, max_exceptions=1)
+    assert [group.metadata["kind"] for group in kept] == ["same", "two", "two"]
+    with pytest.raises(RolloutError, match="the judge failed"):
+        await us.gather_trajectory_groups(groups(), after_each=after)
+
+
+async def test_groups_may_come_from_coroutines_and_trajectories_from_a_flat_list() -> None:
+    async def group() -> us.TrajectoryGroup:
+        return us.TrajectoryGroup([scored(1), us.Trajectory(reward=2), KeyError("gone")])
+
+    [found] = await us.gather_trajectory_groups([group()])
+    assert sorted(t.reward or 0 for t in found) == [1, 2]
+    assert [error.type for error in found.exceptions] == ["KeyError"]
+    assert [t.reward for t in await us.gather_trajectories([scored(3), broken(), scored(4)], max_exceptions=1)] == [
+        3,
+        4,
+    ]
+
+
+async def test_batches_come_in_order_while_the_next_one_is_already_running() -> None:
+    started: list[int] = []
+
+    async def noted(g: int) -> us.Trajectory:
+        started.append(g)
+        return us.Trajectory(reward=g)
+
+    groups = (us.TrajectoryGroup([noted(g)]) for g in range(7))
+    seen: list[list[float | None]] = []
+    async for batch in us.trajectory_group_batches(groups, batch_size=2, prefetch=1):
+        seen.append([group.trajectories[0].reward for group in batch])
+        assert max(started) <= 2 * len(seen) + 1
+    assert seen == [[0, 1], [2, 3], [4, 5], [6]]
+
+
+async def test_leaving_the_batches_early_ends_what_was_prefetched() -> None:
+    ended: list[bool] = []
+
+    async def waiting() -> us.Trajectory:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+        raise AssertionError
+
+    batches = us.trajectory_group_batches(
+        [us.TrajectoryGroup([scored(1)]), us.TrajectoryGroup([waiting()])], batch_size=1
+    )
+    await anext(batches)
+    await asyncio.sleep(0)
+    await batches.aclose()
+    assert ended == [True]
+
+
+def test_a_saved_group_comes_back_as_it_was() -> None:
+    group = us.TrajectoryGroup([us.Trajectory(reward=1), ValueError("x")], metadata={"a": 1}, metrics={"m": 2.0})
+    assert us.TrajectoryGroup.model_validate_json(group.model_dump_json()) == group

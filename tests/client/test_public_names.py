@@ -1,0 +1,79 @@
+"""`import understudy`: exact names, and nothing loaded before it is used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import understudy as us
+
+NAMES = [
+    "AsyncClient",
+    "EngineOptions",
+    "History",
+    "LocalBackend",
+    "LoraOptions",
+    "Model",
+    "RemoteBackend",
+    "Scenario",
+    "TraceSink",
+    "TrainConfig",
+    "TrainResult",
+    "TrainableModel",
+    "Trainer",
+    "Trajectory",
+    "TrajectoryGroup",
+    "UnderstudyError",
+    "auto_trajectory",
+    "capture_auto_trajectory",
+    "current_trajectory",
+    "gather_trajectories",
+    "gather_trajectory_groups",
+    "iterate_dataset",
+    "limit_concurrency",
+    "retry",
+    "trajectory_group_batches",
+]
+HEAVY = ["torch", "transformers", "langgraph", "langchain", "langchain_core", "mcp", "litellm", "langfuse"]
+
+
+def in_fresh_process(code: str) -> dict[str, object]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return json.loads(done.stdout)
+
+
+def test_the_public_names_are_exactly_these_and_sorted_and_each_can_be_loaded() -> None:
+    assert us.__all__ == NAMES == sorted(NAMES)
+    assert all(getattr(us, name).__name__ == name for name in NAMES)
+    assert set(NAMES) | {"__version__"} == set(dir(us))
+
+
+def test_importing_understudy_loads_nothing_else_and_takes_well_under_a_second() -> None:
+    code = (
+        "import sys, time, json; before = set(sys.modules); start = time.process_time(); import understudy; "
+        "seconds = time.process_time() - start; loaded = sorted({n.split('.')[0] for n in set(sys.modules) - before});"
+        "print(json.dumps({'seconds': seconds, 'loaded': loaded, 'own': sorted(n for n in sys.modules if n.startswith('understudy'))}))"
+    )
+    found = in_fresh_process(code)
+    assert found["own"] == ["understudy"]
+    assert not set([*HEAVY, "openai", "pydantic", "httpx", "rich", "numpy"]) & set(found["loaded"])
+    assert found["seconds"] < 0.3
+
+
+def test_using_every_public_name_loads_no_engine_and_no_framework() -> None:
+    code = (
+        "import sys, json, understudy; [getattr(understudy, name) for name in understudy.__all__]; "
+        "print(json.dumps({'loaded': sorted(sys.modules)}))"
+    )
+    loaded = {name.split(".")[0] for name in in_fresh_process(code)["loaded"]}
+    assert not set(HEAVY) & loaded
+
+
+def test_a_name_of_another_library_is_answered_with_ours() -> None:
+    with pytest.raises(AttributeError, match=r"'dev': engine and adapter options are LocalBackend\(max_model_len"):
+        us.dev  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+        us.nonsense  # noqa: B018

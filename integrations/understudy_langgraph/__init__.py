@@ -1,5 +1,6 @@
 """LangGraph and LangChain apps: every chat model call captured, redirected and trained, with no edit to the app."""
 
 from .chat_model import ChatUnderstudy
+from .trainable import trainable
 
-__all__ = ["ChatUnderstudy"]
+__all__ = ["ChatUnderstudy", "trainable"]

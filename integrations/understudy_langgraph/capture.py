@@ -56,6 +56,11 @@ def active() -> Capture | None:
     return _active.get()
 
 
+def activate(capture: Capture) -> None:
+    """Make `capture` the active one in this context, for good: for contexts that are thrown away."""
+    _active.set(capture)
+
+
 @contextmanager
 def activated(capture: Capture) -> Generator[Capture]:
     """Make `capture` the active one in this context; the patches must be installed."""

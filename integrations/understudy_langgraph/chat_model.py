@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
+import httpx
 import openai
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
-from pydantic import Field, PrivateAttr
+from pydantic import Field, model_validator
 
+from understudy.client.transport import LoopTransport
 from understudy.types import CallOrigin, Message
 from understudy.wire import ORIGIN_HEADER, TRAJECTORY_HEADER
 
@@ -29,17 +28,25 @@ RAW_ARGUMENTS = "understudy_arguments"
 class ChatUnderstudy(ChatOpenAI):
     """`ChatUnderstudy(model="agent-001", base_url="http://host:8000/v1", api_key=...)`.
 
-    Differs from ChatOpenAI: no hidden retries, one async client per event loop, calls labelled with their trajectory
+    Differs from ChatOpenAI: no hidden retries, usable from any event loop, calls labelled with their trajectory
     and origin, and tool arguments sent back as they were sampled, so that the next prompt extends the last one.
     """
 
     use_responses_api: bool | None = False
     max_retries: int | None = 0
-    trajectory_id: str | None = Field(None, description="the trajectory that owns the calls")
-    origin: CallOrigin | None = Field(None, description="where in the app the calls are made")
-    _async_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = PrivateAttr(
-        default_factory=lambda: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI]()
-    )
+    trajectory_id: str | None = Field(default=None, description="the trajectory that owns the calls")
+    origin: CallOrigin | None = Field(default=None, description="where in the app the calls are made")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _connect_per_loop(cls, values: Any) -> Any:
+        """langchain-openai's own async client is shared by all event loops, and fails in the second one."""
+        given = cast(dict[str, Any], values)
+        if given.get("http_async_client") is not None:
+            return given
+        url = str(given.get("base_url") or given.get("openai_api_base") or "")
+        transport = LoopTransport(secure=not url.startswith("http://"))
+        return {**given, "http_async_client": httpx.AsyncClient(transport=transport)}
 
     @property
     def _llm_type(self) -> str:
@@ -82,33 +89,8 @@ class ChatUnderstudy(ChatOpenAI):
 
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
         raw = RawArguments()
-        async for chunk in super(ChatUnderstudy, self._on_this_loop())._astream(*args, **kwargs):
+        async for chunk in super()._astream(*args, **kwargs):
             yield raw.note(chunk)
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return await super(ChatUnderstudy, self._on_this_loop())._agenerate(messages, stop, run_manager, **kwargs)
-
-    def _on_this_loop(self) -> ChatUnderstudy:
-        """A copy whose async client belongs to the running loop (langchain-openai's own is shared by all loops)."""
-        loop = asyncio.get_running_loop()
-        client = self._async_clients.get(loop)
-        if client is None:
-            shared = cast(openai.AsyncOpenAI, self.root_async_client)
-            client = shared.copy(http_client=openai.DefaultAsyncHttpxClient(base_url=shared.base_url))
-            self._async_clients[loop] = client
-        return self.model_copy(update={"root_async_client": client, "async_client": client.chat.completions})
-
-    async def aclose(self) -> None:
-        """Close the running loop's connections."""
-        client = self._async_clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.close()
 
 
 class RawArguments:

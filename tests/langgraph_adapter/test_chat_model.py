@@ -40,7 +40,6 @@ async def test_streamed_tool_arguments_are_sent_back_exactly_as_they_were_sample
         assert whole is not None
         answer = AIMessage(whole.content, tool_calls=whole.tool_calls, additional_kwargs=whole.additional_kwargs)
         await model.ainvoke(second_prompt(answer))
-        await model.aclose()
     assert server.received[1].body["messages"][1]["tool_calls"][0]["function"]["arguments"] == RAW
 
 
@@ -74,9 +73,7 @@ def test_one_model_works_in_a_second_event_loop() -> None:
         model = chat(server.url)
 
         async def ask() -> str:
-            answer = await model.ainvoke("hi")
-            await model.aclose()
-            return answer.text
+            return (await model.ainvoke("hi")).text
 
         assert [asyncio.run(ask()), asyncio.run(ask())] == ["hello", "hello"]
 

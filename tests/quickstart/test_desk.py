@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
@@ -38,7 +36,12 @@ def test_a_right_first_call_earns_a_fifth() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [("order_status", {"order": "4821"}), ("order_customer", {"order": "4812"}), ("customer_city", {"customer": "4821"})]
+    "first",
+    [
+        ("order_status", {"order": "4821"}),
+        ("order_customer", {"order": "4812"}),
+        ("customer_city", {"customer": "4821"}),
+    ],
 )
 def test_a_wrong_first_call_earns_nothing(first: tuple[str, dict[str, str]]) -> None:
     assert reward(TOWN, conversation(first, answer="The answer is lost.")) == {"reward": 0.0, "success": 0.0}

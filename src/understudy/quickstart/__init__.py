@@ -1,0 +1,1 @@
+"""`understudy quickstart`: a LangGraph agent over a real database, trained on this machine in minutes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -140,7 +141,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
         return ""
     pieces = min(width, len(values))
     edges = [round(piece * len(values) / pieces) for piece in range(pieces + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
     span = high - low
     return "".join(BARS[round((mean - low) / span * (len(BARS) - 1))] if span else BARS[0] for mean in means)

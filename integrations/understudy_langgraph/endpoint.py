@@ -1,0 +1,36 @@
+"""The chat model of a TrainableModel: its server's endpoint, under its name."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakKeyDictionary
+
+from pydantic import SecretStr
+
+from understudy.client.http import Api
+from understudy.client.model import TrainableModel
+from understudy.client.sampling import forced_temperature
+
+from .chat_model import ChatUnderstudy
+
+_of_server: WeakKeyDictionary[Api, ChatUnderstudy] = WeakKeyDictionary()
+
+
+async def chat_model(model: TrainableModel, temperature: float | None, step: int | None = None) -> ChatUnderstudy:
+    """A chat model on the newest step, or on step `step`. Registers the model when it is not. An evaluation's
+    temperature goes before `temperature`."""
+    api = await model.api()
+    shared = _of_server.get(api)
+    if shared is None:
+        shared = ChatUnderstudy(model=model.name, base_url=f"{api.url}/v1", api_key=SecretStr(api.key or "none"))
+        _of_server[api] = shared
+    forced = forced_temperature()
+    chosen = temperature if forced is None else forced
+    return shared.model_copy(update={"model_name": model.inference_name(step), "temperature": chosen})
+
+
+def chat_model_now(model: TrainableModel, temperature: float | None, step: int | None = None) -> ChatUnderstudy:
+    """The same for sync code, also inside a running event loop."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, chat_model(model, temperature, step)).result()

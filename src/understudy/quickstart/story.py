@@ -1,0 +1,107 @@
+"""What the quickstart shows at the end: the reward curve, and one conversation before and after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+
+from understudy.errors import MissingExtraError
+from understudy.types import Json, Message, TrajectoryGroup
+
+try:
+    import plotext  # pyright: ignore[reportMissingTypeStubs]  # it has none
+    from matplotlib.figure import Figure
+except ImportError:  # the extra `plot`; asked for in `require_plots`
+    plotext = Figure = None
+
+
+class Transcripts:
+    """A trace sink that keeps the greedy evaluations' conversations: (scenario id, step) -> messages and success."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, int], tuple[list[Message], bool]] = {}
+
+    def groups_finished(self, groups: list[TrajectoryGroup], step: int, split: str) -> None:
+        if split != "eval":
+            return
+        for group in groups:
+            for trajectory in group:
+                messages = cast(list[Message], trajectory.messages())
+                key = str(group.metadata["scenario_id"]), step
+                self.kept[key] = messages, bool(trajectory.metrics.get("success"))
+
+    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Steps have no conversation of their own."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def learned(self) -> tuple[list[Message], list[Message]] | None:
+        """The longest conversation that was wrong at the first step and right at the last, before and after."""
+        first, last = min(step for _, step in self.kept), max(step for _, step in self.kept)
+        pairs = [
+            (before, self.kept[scenario, last][0])
+            for (scenario, step), (before, right) in self.kept.items()
+            if step == first and not right and self.kept.get((scenario, last), ([], False))[1]
+        ]
+        return max(pairs, key=lambda pair: len(pair[1]), default=None)
+
+
+def require_plots() -> None:
+    """Raise MissingExtraError when the plotting packages are not installed."""
+    if plotext is None:
+        raise MissingExtraError("matplotlib or plotext", "plot")
+
+
+def conversation(messages: Sequence[Message]) -> str:
+    """A conversation as a person reads it."""
+    lines: list[str] = []
+    for message in messages:
+        said = message.get("content")
+        calls: Sequence[Json] = message.get("tool_calls") or []
+        for call in calls:
+            arguments = ", ".join(f"{name}={value!r}" for name, value in arguments_of(call).items())
+            lines.append(f"  agent  calls {call['function']['name']}({arguments})")
+        if said:
+            speaker = {"user": "you", "assistant": "agent", "tool": "tool"}.get(
+                str(message["role"]), str(message["role"])
+            )
+            lines.append(f"  {speaker:6} {said}")
+    return "\n".join(lines)
+
+
+def arguments_of(call: Json) -> dict[str, Any]:
+    """A tool call's arguments; text that is no JSON object is shown as it is."""
+    text = call["function"]["arguments"]
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return {"": text}
+    return cast(dict[str, Any], parsed) if isinstance(parsed, dict) else {"": parsed}
+
+
+def print_curve(console: Console, rewards: Sequence[float]) -> None:
+    """The mean reward of each step, drawn with characters."""
+    figure: Any = plotext
+    figure.clear_figure()
+    figure.theme("clear")
+    figure.plot_size(min(console.width, 90), 16)
+    figure.plot(list(range(1, len(rewards) + 1)), list(rewards), marker="braille")
+    figure.ylim(0, 1)
+    figure.title("mean reward of each step")
+    console.print(figure.build(), highlight=False, markup=False)
+
+
+def write_curve(rewards: Sequence[float], path: Path) -> None:
+    """The same as a PNG."""
+    make: Any = Figure
+    figure = make(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, len(rewards) + 1), rewards, color="#2563eb")
+    axes.set(xlabel="step", ylabel="mean reward", ylim=(0, 1.02), title="The order desk, trained on this machine")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,53 @@
+"""The command line: bad input is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from understudy.errors import ConfigError
+from understudy.trainer.target import load_target
+
+
+def understudy(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from understudy.cli import main; sys.argv[0] = 'understudy'; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=cwd, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train", "app:agent", "--scenarios", "none.jsonl"), "none.jsonl cannot be read"),
+        (("train", "app:agent", "--scenarios", "data.jsonl", "--loss", "ppo"), "TrainConfig.loss"),
+        (("eval", "nowhere:agent", "--scenarios", "data.jsonl"), "there is no module 'nowhere'"),
+        (("checkpoints", "agent", "--dir", "."), "there is no model 'agent'"),
+        (("export", "agent", "--output", "lora", "--format", "gguf"), "'gguf' must be one of peft, merged"),
+        (("quickstart", "--steps", "0"), "--steps"),
+        (("tran",), "tran"),
+    ],
+)
+def test_bad_input_is_named_and_ends_with_2(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    (tmp_path / "data.jsonl").write_text('{"prompt": "hi"}\n')
+    done = understudy(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_targets_are_looked_for_in_the_given_folder(tmp_path: Path) -> None:
+    (tmp_path / "desk_app.py").write_text(
+        "class Agent:\n    def train(self): ...\n    def evaluate(self): ...\nagent = Agent()\nplain = 3\n"
+    )
+    assert type(load_target("desk_app:agent", tmp_path)).__name__ == "Agent"
+    for text, message in [
+        ("desk_app", "not of the form module:name"),
+        ("desk_app:other", "it has .*Agent, agent, plain"),
+        ("desk_app:plain", "is int, which has no train"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            load_target(text, tmp_path)

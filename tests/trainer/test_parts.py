@@ -1,0 +1,171 @@
+"""The trainer's pure parts: order, splits, scenario files, summaries, sinks and the progress view."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from understudy import Trajectory, TrajectoryGroup
+from understudy.errors import ConfigError, RolloutError
+from understudy.rewards.outcome import RewardResult, as_reward
+from understudy.scenarios.identity import scenario_id, scenario_text
+from understudy.scenarios.loading import load_scenarios
+from understudy.scenarios.ordering import batch, split
+from understudy.tracing.fanout import FanOut
+from understudy.tracing.jsonl import JsonlSink
+from understudy.trainer.evaluate import summarise
+from understudy.trainer.progress import LiveProgress, PlainProgress, StepRow, sparkline
+
+
+def scored(*rewards: float | None, **metrics: float) -> TrajectoryGroup:
+    return TrajectoryGroup([Trajectory(reward=reward, metrics=dict(metrics)) for reward in rewards])
+
+
+def test_every_scenario_comes_once_per_epoch_in_an_order_of_seed_and_iteration_alone() -> None:
+    scenarios = list(range(12))
+    taken = [batch(scenarios, 4, iteration, seed=1) for iteration in range(6)]
+    assert sorted(chain.from_iterable(taken[:3])) == scenarios
+    assert sorted(chain.from_iterable(taken[3:])) == scenarios
+    assert taken[:3] != taken[3:]
+    assert [batch(scenarios, 4, iteration, seed=1) for iteration in (4, 5)] == taken[4:]
+    assert batch(scenarios, 4, 0, seed=2) != taken[0]
+
+
+def test_a_batch_holds_nothing_twice_even_where_two_epochs_meet() -> None:
+    for iteration in range(20):
+        taken = batch(range(5), 3, iteration, seed=0)
+        assert len(set(taken)) == 3
+    assert sorted(batch(range(3), 8, 2, seed=0)) == [0, 1, 2]
+
+
+def test_a_split_is_decided_by_each_scenario_alone() -> None:
+    names = [f"scenario {number}" for number in range(400)]
+    kept, held_out = split(names, 0.25)
+    assert sorted(kept + held_out) == sorted(names)
+    assert 70 <= len(held_out) <= 130
+    assert set(split(names[:100], 0.25)[1]) <= set(held_out)
+    with pytest.raises(ConfigError, match=r"share.*1\.5"):
+        split(names, 1.5)
+
+
+def test_a_scenarios_id_is_its_own_or_follows_from_its_content() -> None:
+    @dataclass
+    class Task:
+        question: str
+        id: str | None = None
+
+    assert scenario_id({"id": 7}) == "7"
+    assert scenario_id(Task("why?", "a")) == "a"
+    assert scenario_id({"question": "why?", "n": 1}) == scenario_id({"n": 1, "question": "why?"})
+    assert scenario_id("why?") != scenario_id("who?")
+    assert scenario_text(Task("why?")) == "why?"
+    with pytest.raises(ConfigError, match="its keys are task"):
+        scenario_text({"task": "why?"})
+
+
+def test_a_scenario_file_with_faults_names_each_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"prompt": "a"}\n\n{"prompt": \n[1]\n{"prompt": "a"}\n{"prompt": 3}\n')
+    with pytest.raises(ConfigError) as caught:
+        load_scenarios(file)
+    lines = str(caught.value).splitlines()
+    assert [line.removeprefix(str(file)).split(":")[1] for line in lines] == ["3", "4", "5", "6"]
+    assert "line 1" in lines[2]
+
+
+def test_scenarios_load_from_jsonl_and_csv(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"id": "x", "prompt": "b"}\n')
+    (tmp_path / "a.csv").write_text("id,prompt,answer\n1,a,yes\n,b,no\n")
+    first, second = load_scenarios(tmp_path / "a.jsonl")
+    assert (first.prompt, first.model_extra, second.id) == ("a", {"answer": 1}, "x")
+    rows = load_scenarios(tmp_path / "a.csv")
+    assert [(row.prompt, row.model_extra) for row in rows] == [("a", {"answer": "yes"}), ("b", {"answer": "no"})]
+    assert rows[0].id == "1"
+    with pytest.raises(ConfigError, match=r"\.jsonl, \.csv"):
+        load_scenarios(tmp_path / "a.txt")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_scenarios(tmp_path / "none.csv")
+
+
+def test_an_evaluation_counts_each_scenario_once_and_failed_rollouts_not_as_zero() -> None:
+    groups = [scored(1.0, 0.0, success=1.0), scored(1.0, success=0.0), scored(None)]
+    found = summarise(groups, step=3, temperature=0.0)
+    assert (found.scenarios, found.scored, found.failed) == (3, 2, 1)
+    assert found.reward == pytest.approx(0.75)
+    assert found.reward_spread == pytest.approx(0.3535533905932738)
+    assert found.reward_error == pytest.approx(0.25)
+    assert found.success == pytest.approx(0.5)
+
+
+def test_rewards_are_numbers_or_dicts_of_numbers() -> None:
+    assert as_reward(True, "reward=") == RewardResult(1.0)
+    assert as_reward({"reward": 0.5, "length": 3}, "reward=") == RewardResult(0.5, {"length": 3.0})
+    for wrong in ("1", None, [1.0], float("nan"), {"score": 1.0}, {"reward": "x"}):
+        with pytest.raises(RolloutError, match="reward="):
+            as_reward(wrong, "reward=")
+
+
+class Broken:
+    """A sink whose server is away."""
+
+    def groups_finished(self, groups: list[TrajectoryGroup], step: int, split: str) -> None:
+        raise ConnectionError("away")
+
+    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+        raise ConnectionError("away")
+
+    def close(self) -> None:
+        raise ValueError("never opened")
+
+
+def test_a_broken_sink_is_named_once_per_kind_and_stops_nothing(tmp_path: Path) -> None:
+    sinks = FanOut([Broken(), JsonlSink(tmp_path)])
+    with pytest.warns(UserWarning, match="Broken") as warned:
+        sinks.groups_finished([scored(1.0)], 0, "train")
+        sinks.step_finished(1, {"reward": 1.0})
+        sinks.close()
+    assert [str(warning.message).split(": ")[1].split("(")[0] for warning in warned] == [
+        "ConnectionError",
+        "ValueError",
+    ]
+    [rollout] = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    assert (rollout["reward"], rollout["step"], rollout["split"]) == (1.0, 0, "train")
+    assert json.loads((tmp_path / "steps.jsonl").read_text()) == {"step": 1, "metrics": {"reward": 1.0}}
+
+
+ROW = StepRow(3, 0.5, 0.25, 1.25, 2.0, 1234.0, 0.00012, "2 rollouts failed")
+
+
+def test_away_from_a_terminal_each_step_is_one_line() -> None:
+    out = io.StringIO()
+    progress = PlainProgress(Console(file=out, width=40), 9)
+    with progress:
+        progress.doing("rollouts")
+        progress.finished(ROW)
+    assert out.getvalue() == (
+        "step 3/9  reward 0.500  success 25%  rollouts 1.2 s  training 2.0 s  tokens 1,234  KL 0.0001  2 rollouts failed\n"
+    )
+
+
+def test_in_a_terminal_a_table_is_drawn() -> None:
+    out = io.StringIO()
+    progress = LiveProgress(Console(file=out, width=100, force_terminal=True), 9)
+    with progress:
+        progress.doing("rollouts with step 3")
+        progress.finished(ROW)
+    assert "3/9" in out.getvalue()
+    assert "1,234" in out.getvalue()
+
+
+def test_a_sparkline_spans_lowest_to_highest_and_averages_what_does_not_fit() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([0.0, 0.0, 1.0, 1.0], width=2) == "▁█"
+    assert sparkline([0.3, 0.3]) == "▁▁"

@@ -1,0 +1,142 @@
+"""The trainer against a real server: steps, resumption, early ends, failures, evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from understudy import TrainableModel, TrainConfig, Trainer, Trajectory
+from understudy.errors import ConfigError, RolloutError, WrongLoopError
+from understudy.trainer.progress import PlainProgress
+from understudy.trainer.report import Stopped
+
+SCENARIOS = [
+    {"id": str(number), "prompt": f"say the word {word}"} for number, word in enumerate(("blue", "teal", "pink"))
+]
+SMALL = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}
+
+
+async def rollout(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+    """One call; the reward is the share of vowels, which differs from sample to sample."""
+    trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": scenario["prompt"]}])
+    answer = await model.openai_client().chat.completions.create(
+        model=model.name, messages=trajectory.messages(), max_tokens=8
+    )
+    trajectory.messages_and_choices.append(answer.choices[0])
+    text = answer.choices[0].message.content or ""
+    trajectory.reward = sum(letter in "aeiou" for letter in text) / (1 + len(text))
+    trajectory.metrics["success"] = float(bool(text))
+    return trajectory
+
+
+def quiet() -> tuple[PlainProgress, io.StringIO]:
+    out = io.StringIO()
+    return PlainProgress(Console(file=out, width=400), 9), out
+
+
+def test_steps_are_a_total_and_a_second_run_goes_on(model: TrainableModel) -> None:
+    progress, out = quiet()
+    first = Trainer(model, rollout, SCENARIOS, eval=SCENARIOS, progress=progress, **SMALL).train(1)
+    assert (first.started, first.step, first.stopped) == (0, 1, Stopped.FINISHED)
+    assert first.checkpoint is not None
+    assert (Path(first.checkpoint) / "adapter_model.safetensors").exists()
+    assert [evaluation.step for evaluation in first.evaluations] == [0, 1]
+    assert f"The LoRA is in {first.checkpoint}" in out.getvalue()
+
+    second = Trainer(model, rollout, SCENARIOS, progress=progress, **SMALL).train(2)
+    assert (second.started, second.step, len(second.iterations)) == (1, 2, 1)
+
+    third = Trainer(model, rollout, SCENARIOS, progress=progress, **SMALL).train(2)
+    assert (third.stopped, third.iterations) == (Stopped.NOTHING_LEFT, ())
+    assert "step 2 of 2: nothing is left to train" in out.getvalue()
+
+
+@pytest.mark.parametrize(("reward", "verdict"), [(1.0, Stopped.SOLVED), (0.5, Stopped.NO_SIGNAL)])
+def test_equal_rewards_train_nothing_and_end_the_run(model: TrainableModel, reward: float, verdict: Stopped) -> None:
+    progress, out = quiet()
+    trainer = Trainer(
+        model, rollout, SCENARIOS, reward=lambda scenario, trajectory: reward, patience=2, progress=progress, **SMALL
+    )
+    report = trainer.train(5)
+    assert (report.step, report.stopped, len(report.iterations)) == (0, verdict, 2)
+    assert report.checkpoint is None
+    assert "no signal" in out.getvalue()
+
+
+def test_failed_rollouts_stay_unscored_and_the_others_train(model: TrainableModel) -> None:
+    turns = iter(range(100))
+
+    async def flaky(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        if next(turns) % 4 == 0:
+            raise ValueError("the tool is away")
+        return await rollout(model, scenario)
+
+    report = Trainer(model, flaky, SCENARIOS, progress=quiet()[0], **SMALL).train(1)
+    assert report.step == 1
+    assert report.iterations[0].failed == 2
+
+
+def test_a_step_without_any_scored_rollout_is_an_error_that_names_the_causes(model: TrainableModel) -> None:
+    async def broken(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        raise ValueError("the tool is away")
+
+    with pytest.raises(RolloutError, match="8 x ValueError: the tool is away"):
+        Trainer(model, broken, SCENARIOS, progress=quiet()[0], **SMALL).train(1)
+
+
+def test_a_greedy_evaluation_gives_the_same_twice(model: TrainableModel) -> None:
+    trainer = Trainer(model, rollout, SCENARIOS, eval=SCENARIOS, progress=quiet()[0])
+    first, second = trainer.evaluate(), trainer.evaluate()
+    assert first.reward == second.reward
+    assert first.temperature == 0.0
+
+
+async def test_a_sync_method_in_a_running_loop_names_its_twin(model: TrainableModel) -> None:
+    trainer = Trainer(model, rollout, SCENARIOS)
+    with pytest.raises(WrongLoopError, match="await atrain"):
+        trainer.train(1)
+    with pytest.raises(WrongLoopError, match="await aevaluate"):
+        trainer.evaluate()
+
+
+async def test_a_cancelled_run_says_how_to_go_on(model: TrainableModel) -> None:
+    begun = asyncio.Event()
+
+    async def endless(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    progress, out = quiet()
+    run = asyncio.create_task(Trainer(model, endless, SCENARIOS, progress=progress, **SMALL).atrain(3))
+    await asyncio.wait_for(begun.wait(), 120)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert "interrupted after step 0 of 3: run the same again to go on from there" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("group_size", 1, "group_size: a whole number of at least 2 is needed, got 1"),
+        ("timeout", 0, "timeout: seconds above 0"),
+        ("patience", 0, "patience"),
+        ("eval", [], "eval: at least one scenario"),
+        ("learning_rate", 1e-3, "no option 'learning_rate'"),
+    ],
+)
+def test_a_wrong_option_is_named(option: str, value: object, message: str) -> None:
+    model = TrainableModel(name="agent", base_model="tiny")
+    with pytest.raises(ConfigError, match=message):
+        Trainer(model, rollout, SCENARIOS, **{option: value})
+
+
+def test_scenarios_of_one_id_are_refused() -> None:
+    model = TrainableModel(name="agent", base_model="tiny")
+    with pytest.raises(ConfigError, match="these come twice: 1"):
+        Trainer(model, rollout, [{"id": 1}, {"id": "1"}])

@@ -25,8 +25,8 @@ from .token_tree import Ints, Segments
 NAME = "understudy_tree"
 """The attention implementation's name. It has no mask function, so transformers builds no mask for it."""
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001  # returns the log-sum-exp
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # returns the log-sum-exp
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 class TreeContext:

@@ -16,7 +16,7 @@ import numpy as np
 from ...config import LayoutName
 from ...errors import ConfigError
 from .cost import Estimate, ModelShape
-from .pieces import Kind, Piece, cut
+from .pieces import Piece, cut
 from .token_tree import Ints, Row, Segments, TokenTree, build_tree, segments
 
 Chosen = Literal["tree", "leaf_rows", "call_rows"]
@@ -102,7 +102,9 @@ def plan(
     if tree_refused is not None:
         del makers["tree"]
     made = {name: make() for name, make in makers.items()}
-    estimates = {name: _estimate(batch, shape) for name, batch in made.items()}
+    estimates: dict[Chosen, Estimate] = {}
+    for name, batch in made.items():
+        estimates[name] = _estimate(batch, shape)
     if layout == "auto" or layout not in made:
         chosen = min(("tree", "leaf_rows", "call_rows"), key=lambda n: estimates[n].cost if n in made else float("inf"))
     else:
@@ -247,6 +249,3 @@ def _spans(tree: TokenTree, row_tokens: int) -> Iterator[tuple[int, int]]:
         done = end
     if done > start:
         yield start, done
-
-
-__all__ = ["Chosen", "ComputeRow", "Estimate", "Forest", "Kind", "ModelShape", "Plan", "plan"]

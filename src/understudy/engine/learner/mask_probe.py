@@ -1,5 +1,8 @@
 """Does this model, as loaded, follow the tree? Asked at start-up on the real weights, never assumed."""
 
+# pyright: reportUnknownMemberType=false
+# torch.from_numpy takes an array of unknown type.
+
 from __future__ import annotations
 
 from dataclasses import dataclass

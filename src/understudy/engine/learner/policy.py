@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
@@ -73,7 +73,7 @@ class Policy:
         )
         model.to(torch.device(device))  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
         _check_head(model)
-        model.config._name_or_path = name or str(base)  # noqa: SLF001  # what PEFT writes as the adapter's base
+        model.name_or_path = name or str(base)  # what PEFT writes as the adapter's base
 
         def tokenizer() -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(base)
@@ -187,17 +187,18 @@ class Policy:
         )
 
     def _read_model(self) -> None:
-        base = self._model.get_base_model()
+        base = cast(PreTrainedModel, self._model.get_base_model())
         self._body: nn.Module = getattr(base, base.base_model_prefix)
-        self._head: nn.Linear = base.get_output_embeddings()
+        self._head = cast(nn.Linear, base.get_output_embeddings())
         self.shape = _shape(base, self.trainable_parameters(), self._head)
 
 
 def _with_adapter(model: PreTrainedModel, lora: LoraOptions) -> PeftModel:
     """`model` with a fresh adapter, drawn from the seed on the CPU, whatever the device."""
     modules = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    alpha = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha  # PEFT types it as int and takes any number
     config = LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=modules, task_type="CAUSAL_LM"
+        r=lora.r, lora_alpha=cast(int, alpha), lora_dropout=lora.dropout, target_modules=modules, task_type="CAUSAL_LM"
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(lora.seed)

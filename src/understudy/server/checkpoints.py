@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..config import LoraOptions, Name
-from ..types import TrainResult
+from ..types import Json, TrainResult
 from ..wire import CheckpointState
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 FACTS = "model.json"
 NOTE = "understudy.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_DELETED = ".deleted-"
+_DELETING = ".deleting-"
 
 
 class ModelFacts(BaseModel):
@@ -46,6 +46,7 @@ class CheckpointNote(BaseModel):
     metrics: dict[str, float] = Field(default_factory=dict)
     result: TrainResult | None = None
     created_at: float
+    sizes: dict[str, int] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ def read(folder: Path) -> Checkpoint:
         note = CheckpointNote.model_validate(json.loads((folder / NOTE).read_text("utf-8")))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder / NOTE} cannot be read: {error}") from error
+    for name, size in note.sizes.items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if found != size:
+            raise ValueError(f"{folder / name} has {found or 'no'} bytes, {size} were written")
     if note.step != int(folder.name):
         raise ValueError(f"{folder} says that it is step {note.step}")
     return Checkpoint(folder, note)
@@ -95,7 +100,7 @@ def scan(checkpoints: Path) -> dict[int, Checkpoint]:
     if not checkpoints.is_dir():
         return found
     for folder in sorted(checkpoints.iterdir()):
-        if folder.name.startswith(_DELETED):
+        if folder.name.startswith(_DELETING):
             shutil.rmtree(folder, ignore_errors=True)  # a deletion that a crash cut short; tried again next time
         elif folder.is_dir() and folder.name.isdecimal():
             try:
@@ -152,9 +157,10 @@ def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> Non
         if start is not None:
             copy = scratch / "checkpoints" / start.path.name
             shutil.copytree(start.path, copy)
-            note = json.loads((copy / NOTE).read_text("utf-8"))
+            note: dict[str, Json] = json.loads((copy / NOTE).read_text("utf-8"))
             origin = {"model": note["model"], "step": start.step}
-            note |= {"model": facts.name, "request_id": None, "result": None, "forked_from": origin}
+            result: dict[str, Json] = (note.get("result") or {}) | {"model": facts.name, "request_id": ""}
+            note |= {"model": facts.name, "request_id": None, "result": result, "forked_from": origin}
             write_text(copy / NOTE, json.dumps(note, indent=2) + "\n")
         scratch.rename(folder)
         _sync_folder(folder.parent)
@@ -165,7 +171,7 @@ def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> Non
 
 def delete(checkpoint: Checkpoint) -> None:
     """Remove a checkpoint's folder: gone from its name at once. Raises OSError."""
-    doomed = checkpoint.path.with_name(f"{_DELETED}{checkpoint.path.name}")
+    doomed = checkpoint.path.with_name(f"{_DELETING}{checkpoint.path.name}")
     shutil.rmtree(doomed, ignore_errors=True)
     checkpoint.path.rename(doomed)
     shutil.rmtree(doomed)

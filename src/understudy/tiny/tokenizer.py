@@ -1,15 +1,18 @@
 """The tokenizer: byte-level BPE that gives a word the same tokens wherever it stands, so that copying is easy."""
 
-import json
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# transformers and torch carry partial types.
+
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from understudy.tiny.episodes import episode
-from understudy.tiny.words import english, word
+from .episodes import Message, ToolSchema, episode
+from .words import english, word
 
 VOCABULARY = 1024
 CONTEXT = 4096
@@ -25,7 +28,11 @@ def corpus(seed: int, episodes: int) -> Iterator[str]:
     for _ in range(episodes):
         drawn = episode(rng)
         for message in drawn.messages:
-            yield message.get("content") or json.dumps([call["function"] for call in message["tool_calls"]])
+            yield message["role"]
+            yield message["content"] or ""
+            for call in message.get("tool_calls", ()):
+                name, arguments = call["function"]["name"], call["function"]["arguments"]
+                yield f'{{"name": "{name}", "arguments": {arguments}}}'
         yield " ".join(word(rng, held_out=False) for _ in range(10))
         yield " ".join(rng.choice(english(held_out=False)).capitalize() for _ in range(2))
 
@@ -60,3 +67,28 @@ def make_tokenizer(seed: int, episodes: int = 3000) -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = Path(__file__).with_name("chat_template.jinja").read_text()
     return tokenizer
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool = False
+) -> str:
+    """The conversation as text; a prompt ends where the assistant speaks."""
+    text = tokenizer.apply_chat_template(
+        list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
+    )
+    return cast(str, text)
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The text's token ids, control tokens included."""
+    return cast("list[int]", tokenizer(text)["input_ids"])
+
+
+def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id that fills short rows."""
+    return cast(int, tokenizer.pad_token_id)
+
+
+def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id of <|im_end|>, which ends a turn."""
+    return cast(int, tokenizer.eos_token_id)

@@ -7,10 +7,44 @@ import re
 import zlib
 from functools import cache
 
-type Value = str | int | float
+Value = str | int | float
 
-CONSONANTS = "b c d f g h j k l m n p r s t v w z br ch cl cr dr fl gr pl pr sh sl sp st th tr".split()
-VOWELS = "a e i o u ai ea ee ie oo ou".split()
+CONSONANTS = [
+    "b",
+    "c",
+    "d",
+    "f",
+    "g",
+    "h",
+    "j",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "t",
+    "v",
+    "w",
+    "z",
+    "br",
+    "ch",
+    "cl",
+    "cr",
+    "dr",
+    "fl",
+    "gr",
+    "pl",
+    "pr",
+    "sh",
+    "sl",
+    "sp",
+    "st",
+    "th",
+    "tr",
+]
+VOWELS = ["a", "e", "i", "o", "u", "ai", "ea", "ee", "ie", "oo", "ou"]
 ENDINGS = ["", "", "", "n", "r", "s", "t", "l", "d", "m", "ck", "nt", "ng"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -28,9 +62,9 @@ def word(rng: random.Random, held_out: bool) -> str:
     if draw < 0.5:
         return rng.choice(english(held_out))
     if draw < 0.82:
-        syllables = range(rng.choice([1, 2, 2, 2, 3]))
+        syllables = range(rng.choice([1, 1, 2, 2, 2, 3]))
         return "".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in syllables) + rng.choice(ENDINGS)
-    return "".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 7)))
+    return "".join(rng.choice(LETTERS) for _ in range(rng.choice([2, 2, 3, 3, 4, 5, 6])))
 
 
 class Bag:
@@ -60,7 +94,9 @@ def identifier(bag: Bag) -> str:
     draw = rng.random()
     if draw < 0.34:
         return str(number(rng))
-    if draw < 0.58:
+    if draw < 0.38:
+        return f"{rng.randint(0, 999):03}-{rng.randint(0, 9999):04}"
+    if draw < 0.60:
         return "".join(rng.choice(LETTERS) for _ in range(rng.choice([1, 1, 2, 3]))).upper() + f"-{number(rng)}"
     if draw < 0.70:
         return f"#{number(rng)}"

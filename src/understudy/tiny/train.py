@@ -1,0 +1,179 @@
+"""Trains the policy from random weights: Muon on the hidden matrices, AdamW on the rest, episodes that grow harder."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# transformers and torch carry partial types.
+
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+
+from .episodes import Episode, episode
+from .tokenizer import CONTEXT, end_id, ids_of, padding_id, render
+
+POOL = 768
+WARMUP_STEPS = 60
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a run is made with; rates are peaks, `decay_from` and `grown_at` are shares of the run."""
+
+    seed: int = 0
+    tokens: int = 20_000_000
+    minutes: float = 57.0
+    batch_tokens: int = 5120
+    muon_rate: float = 0.02
+    adam_rate: float = 2e-3
+    decay_from: float = 0.5
+    grown_at: float = 0.2
+    prompt_weight: float = 0.05
+
+
+def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
+    """The policy with random weights."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=5,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=end_id(tokenizer),
+        pad_token_id=padding_id(tokenizer),
+    )
+    model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        eos_token_id=end_id(tokenizer),
+        pad_token_id=padding_id(tokenizer),
+    )
+    return model
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, drawn: Episode) -> tuple[list[int], list[bool]]:
+    """The episode's ids, and which of them the assistant wrote, its end marks included."""
+    text = render(tokenizer, drawn.messages, drawn.tools)
+    ids: list[int] = []
+    written: list[bool] = []
+    opening = "<|im_start|>assistant\n"
+    for index, chunk in enumerate(text.split(opening)):
+        if index:
+            head = ids_of(tokenizer, opening)
+            ids += head
+            written += [False] * len(head)
+        part = ids_of(tokenizer, chunk)
+        end = part.index(end_id(tokenizer)) + 1 if index else 0
+        ids += part
+        written += [True] * end + [False] * (len(part) - end)
+    return ids[:-1], written[:-1]
+
+
+def batches(
+    tokenizer: PreTrainedTokenizerBase, rng: random.Random, level: float, size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Ids and the assistant's share of them, both [B, T], from one pool of episodes of like lengths."""
+    encoded = sorted((encode(tokenizer, episode(rng, level)) for _ in range(POOL)), key=lambda pair: len(pair[0]))
+    grouped: list[list[tuple[list[int], list[bool]]]] = [[]]
+    for pair in encoded:
+        if len(pair[0]) * (len(grouped[-1]) + 1) > size:
+            grouped.append([])
+        grouped[-1].append(pair)
+    rng.shuffle(grouped)
+    for group in grouped:
+        longest = max(len(ids) for ids, _ in group)
+        ids_B_T = torch.full((len(group), longest), padding_id(tokenizer))
+        written_B_T = torch.zeros(len(group), longest)
+        for row, (ids, written) in enumerate(group):
+            ids_B_T[row, : len(ids)] = torch.tensor(ids)
+            written_B_T[row, : len(ids)] = torch.tensor(written, dtype=torch.float)
+        yield ids_B_T, written_B_T
+
+
+def loss_of(model: Qwen2ForCausalLM, ids: torch.Tensor, written: torch.Tensor, prompt: float, pad: int) -> torch.Tensor:
+    """Weighted mean cross-entropy: 1 for the assistant's tokens, `prompt` for all others."""
+    weights = (written + prompt * (1 - written))[:, 1:] * (written[:, 1:] + (ids[:, 1:] != pad)).clamp(max=1)
+    kept = weights > 0
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    losses = functional.cross_entropy(model.lm_head(hidden[:, :-1][kept]), ids[:, 1:][kept], reduction="none")
+    return (losses * weights[kept]).sum() / weights.sum()
+
+
+def make_optimizers(model: Qwen2ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between embedding and head, AdamW for embeddings, biases and norms."""
+    matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name]
+    others = [each for name, each in model.named_parameters() if each.ndim < 2 or "embed" in name]
+    muon = torch.optim.Muon(matrices, lr=recipe.muon_rate, weight_decay=0.01, momentum=0.95, nesterov=True)
+    adam = torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    for optimizer in (muon, adam):
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+    return [muon, adam]
+
+
+def rate(step: int, progress: float, decay_from: float) -> float:
+    """The share of the peak rate: a short warm-up, a plateau, then a line down to zero."""
+    return min(1.0, (step + 1) / WARMUP_STEPS, max(0.0, (1 - progress) / (1 - decay_from)))
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes the policy in bfloat16 beside the folder, then moves it file by file over what is there."""
+    draft = folder.with_name(f".{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    half = make_model(tokenizer, 0).bfloat16()
+    half.load_state_dict(model.state_dict())
+    half.save_pretrained(draft)
+    tokenizer.save_pretrained(draft)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in draft.iterdir():
+        file.chmod(0o644)
+        file.replace(folder / file.name)
+    draft.rmdir()
+
+
+def train(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, folder: Path) -> None:
+    """Trains in place until the tokens or the minutes are used up; saves every five minutes and at the end."""
+    rng = random.Random(recipe.seed)
+    optimizers = make_optimizers(model, recipe)
+    start = saved = time.monotonic()
+    step = tokens = 0
+    progress = 0.0
+    model.train()
+    while progress < 1:
+        level = min(1.0, progress / recipe.grown_at) if recipe.grown_at else 1.0
+        prompt_weight = recipe.prompt_weight if progress < recipe.decay_from else 0.0
+        for ids, written in batches(tokenizer, rng, level, recipe.batch_tokens):
+            loss = loss_of(model, ids, written, prompt_weight, padding_id(tokenizer))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = group["peak"] * rate(step, progress, recipe.decay_from)
+                optimizer.step()
+                optimizer.zero_grad()
+            step += 1
+            tokens += ids.numel()
+            progress = max(tokens / recipe.tokens, (time.monotonic() - start) / 60 / recipe.minutes)
+            if step % 25 == 0:
+                seconds = time.monotonic() - start
+                print(
+                    f"step {step} tokens {tokens / 1e6:.2f}M {seconds:.0f}s {tokens / seconds:.0f} tok/s "
+                    f"level {level:.2f} loss {loss.item():.3f}",
+                    flush=True,
+                )
+        if time.monotonic() - saved > 300:
+            save(model, tokenizer, folder)
+            saved = time.monotonic()
+    model.eval()
+    save(model, tokenizer, folder)

@@ -1,0 +1,49 @@
+import json
+import random
+import subprocess
+import sys
+
+from understudy.tiny.episodes import KINDS, episode
+from understudy.tiny.words import english
+
+
+def test_a_seed_gives_the_same_episodes_again():
+    first, second = ([episode(random.Random(seed)) for seed in range(50)] for _ in range(2))
+    assert first == second
+    assert first[0] != first[1]
+
+
+def test_no_english_word_is_both_trained_on_and_held_out():
+    assert len(english(True)) > 200
+    assert not set(english(True)) & set(english(False))
+
+
+def test_every_message_of_the_assistant_is_among_the_right_ones_of_its_turn():
+    for seed in range(300):
+        drawn = episode(random.Random(seed))
+        spoken = [message for message in drawn.messages if message["role"] == "assistant"]
+        for message, turn in zip(spoken, drawn.turns, strict=True):
+            if message["content"] is None:
+                function = message["tool_calls"][0]["function"]
+                text = f'{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}'
+                assert any(text in call for call in turn.calls)
+            else:
+                assert message["content"] in turn.texts
+
+
+def test_arguments_of_the_first_call_are_copied_from_the_request():
+    for seed in range(300):
+        drawn = episode(random.Random(seed), kind=KINDS[seed % 4])
+        request, call = (next(m for m in drawn.messages if m["role"] == role) for role in ("user", "assistant"))
+        arguments = json.loads(call["tool_calls"][0]["function"]["arguments"])
+        assert all(str(value) in request["content"] for value in arguments.values())
+
+
+def test_open_requests_leave_a_choice_in_most_episodes():
+    turns = [episode(random.Random(seed), kind="open").turns[0] for seed in range(300)]
+    assert sum(len(turn.calls) > 1 for turn in turns) > 150
+
+
+def test_asking_for_the_path_loads_neither_torch_nor_transformers():
+    code = "import sys, understudy.tiny as t; t.path(); assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -159,7 +159,8 @@ def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> Non
             shutil.copytree(start.path, copy)
             note: dict[str, Json] = json.loads((copy / NOTE).read_text("utf-8"))
             origin = {"model": note["model"], "step": start.step}
-            result: dict[str, Json] = (note.get("result") or {}) | {"model": facts.name, "request_id": ""}
+            made: dict[str, Json] = note.get("result") or {}
+            result = made | {"model": facts.name, "request_id": ""}
             note |= {"model": facts.name, "request_id": None, "result": result, "forked_from": origin}
             write_text(copy / NOTE, json.dumps(note, indent=2) + "\n")
         scratch.rename(folder)

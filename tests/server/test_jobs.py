@@ -1,0 +1,91 @@
+"""From records to the learner's job: what is trained, what is left out, what is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.server.errors import ApiError
+from understudy.server.jobs import build_job, job_folder
+from understudy.types import Call, CallOutput, CallStatus, Sampling
+from understudy.wire import GroupRecord, TrainRequest, TrajectoryRecord
+
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
+
+
+def output(index: int = 0, text: str | None = "hi", **fields: Any) -> CallOutput:
+    values = {"token_ids": (7, 8), "logprobs": (-0.5, None), "finish_reason": "stop"} | fields
+    return CallOutput(index=index, message={"role": "assistant", "content": text} | values.pop("message", {}), **values)
+
+
+def call(call_id: str = "c", outputs: tuple[CallOutput, ...] = (output(),), **fields: Any) -> Call:
+    values = {"model": "m", "step": 3, "status": CallStatus.COMPLETE, "sampling": Sampling(), "tools": None} | fields
+    return Call(
+        id=call_id,
+        trajectory_id="t",
+        messages=(),
+        prompt_ids=(1, 2, 3),
+        outputs=outputs,
+        started_at=1,
+        ended_at=2,
+        **values,
+    )
+
+
+def built(calls: tuple[Call, ...], reward: float | None = 1.0, tool_call_id: int | None = 99):
+    request = TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("t",)),))
+    record = TrajectoryRecord(id="t", model="m", reward=reward, started_at=1, ended_at=2)
+    return build_job(request, {"t": record}, {"t": calls}, tool_call_id).groups[0][0]
+
+
+def test_a_sample_holds_the_recorded_tokens_and_nan_where_there_is_no_logprob() -> None:
+    (sample,) = built((call(constrained="grammar"),)).samples
+    assert sample.prompt_ids.tolist() == [1, 2, 3] and sample.completion_ids.tolist() == [7, 8]
+    assert sample.logprobs[0] == -0.5 and math.isnan(sample.logprobs[1])
+    assert (sample.step, sample.constrained, sample.call_id, sample.index) == (3, "grammar", "c", 0)
+
+
+def test_truncated_answers_are_trained_and_all_other_ends_are_left_out() -> None:
+    kept = built(
+        (
+            call("whole"),
+            call("cut", status=CallStatus.TRUNCATED, outputs=(output(status=CallStatus.TRUNCATED),)),
+            call("gone", status=CallStatus.CANCELLED),
+            call("broken", status=CallStatus.FAILED),
+            call("late", late=True),
+            call("other", model="another"),
+            call("empty", outputs=(output(token_ids=(), logprobs=()),)),
+            call("half", outputs=(output(0), output(1, status=CallStatus.CANCELLED))),
+        )
+    )
+    assert [(sample.call_id, sample.index) for sample in kept.samples] == [("whole", 0), ("cut", 0), ("half", 0)]
+
+
+def test_a_parse_failure_is_an_answer_with_the_tool_token_or_its_text_and_no_parsed_call() -> None:
+    parsed = output(0, None, message={"tool_calls": [{"id": "1"}]}, token_ids=(99, 1))
+    by_token = output(1, "find", token_ids=(99, 1))
+    by_text = output(2, "<tool_call>{")
+    plain = output(3, "hello")
+    samples = built((call(outputs=(parsed, by_token, by_text, plain), tools=(TOOL,)),)).samples
+    assert [sample.tool_call for sample in samples] == [True, False, False, False]
+    assert [sample.parse_failure for sample in samples] == [False, True, True, False]
+    without_tools = built((call(outputs=(by_token, by_text)),)).samples
+    assert [sample.parse_failure for sample in without_tools] == [False, False]
+
+
+def test_an_unscored_trajectory_may_be_empty_and_a_scored_one_may_not() -> None:
+    assert built((), reward=None).samples == ()
+    with pytest.raises(ApiError, match=r"'t'.*no call was recorded"):
+        built(())
+    with pytest.raises(ApiError, match="cancelled, failed or came after the end"):
+        built((call(late=True),))
+
+
+def test_a_request_id_never_leads_out_of_the_jobs_folder(tmp_path: Path) -> None:
+    assert job_folder(tmp_path, "train-1.a_b") == tmp_path / "train-1.a_b"
+    for request_id in ("..", ".", "../../x", "/etc", "a/b", "a\x00b", ".hidden", "a\n"):
+        folder = job_folder(tmp_path, request_id)
+        assert folder.parent == tmp_path and folder.name.startswith("id-")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .client.commands import export_model, list_checkpoints, run_server
+from .client.commands import export_model, installed, list_checkpoints, run_server
 from .config import TrainConfig
 from .errors import ConfigError, MissingExtraError, UnderstudyError
 from .scenarios.loading import load_scenarios
@@ -114,6 +114,13 @@ def export(
 ) -> None:
     """Write a checkpoint as a folder that vLLM and transformers load."""
     typer.echo(export_model(model, output, format, step, url, dir))
+
+
+@app.command()
+def doctor() -> None:
+    """Show what is installed here, and what is missing for which part."""
+    for line in installed():
+        typer.echo(line)
 
 
 def part(module: str, package: str, extra: str) -> Any:

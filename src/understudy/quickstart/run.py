@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from langchain.agents import create_agent
@@ -62,6 +62,17 @@ async def evaluate(agent: TrainableRunnable, test: Sequence[Request], sink: Tran
     return Rates(*rates)
 
 
+async def rates_before(
+    file: Path, agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts, console: Console
+) -> Rates:
+    """The untrained policy's rates, kept in a file for a run that goes on after an interruption."""
+    if file.exists():
+        return Rates(**json.loads(file.read_text(encoding="utf-8")))
+    rates = await evaluate(agent, test, sink, console)
+    file.write_text(json.dumps(asdict(rates)), encoding="utf-8")
+    return rates
+
+
 async def quickstart(folder: Path, seed: int, steps: int, console: Console) -> tuple[Rates, Rates, TrainReport]:
     """Train one policy; run again in the same folder, it goes on where it was."""
     desk, transcripts = Desk(folder / "desk.db"), Transcripts()
@@ -69,7 +80,7 @@ async def quickstart(folder: Path, seed: int, steps: int, console: Console) -> t
     model = TrainableModel(name=f"order-desk-{seed}", project="quickstart", base_model="tiny")
     await model.register(LocalBackend(dir=folder / "server"))
     agent = trainable_agent(desk, model)
-    before = await evaluate(agent, test, transcripts, console)
+    before = await rates_before(folder / f"before-{seed}.json", agent, test, transcripts, console)
     report = await agent.atrain(
         train,
         steps=steps,
@@ -104,13 +115,13 @@ def show(report: TrainReport, folder: Path, console: Console) -> None:
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
-def main(seed: int, steps: int, folder: Path, results: Path | None) -> None:
-    """`understudy quickstart`. Raises MissingExtraError, ConfigError, BackendError."""
+def main(seed: int, steps: int | None, folder: Path, results: Path | None) -> None:
+    """`understudy quickstart`; `results` is written as JSON. Raises MissingExtraError, ConfigError, BackendError."""
     require_plots()
     console = Console()
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    before, after, report = asyncio.run(quickstart(folder, seed, steps, console))
+    before, after, report = asyncio.run(quickstart(folder, seed, steps or STEPS, console))
     show(report, folder, console)
     if results is not None:
         written = {

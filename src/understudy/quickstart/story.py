@@ -42,6 +42,8 @@ class Transcripts:
 
     def learned(self) -> tuple[list[Message], list[Message]] | None:
         """The longest conversation that was wrong at the first step and right at the last, before and after."""
+        if not self.kept:
+            return None
         first, last = min(step for _, step in self.kept), max(step for _, step in self.kept)
         pairs = [
             (before, self.kept[scenario, last][0])

@@ -293,8 +293,8 @@ def table_row(iteration: Iteration) -> StepRow:
         success=iteration.success,
         rollout_seconds=iteration.rollout_seconds,
         train_seconds=iteration.train_seconds,
-        tokens=iteration.metrics.get("tokens_trained"),
-        kl=iteration.metrics.get("kl_sampler_learner"),
+        tokens=iteration.metrics.get("tokens/trained"),
+        kl=iteration.metrics.get("kl/sampler_learner"),
         note="; ".join(notes),
     )
 

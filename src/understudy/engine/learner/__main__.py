@@ -69,7 +69,7 @@ class Service:
                 "device": str(weight.device),
                 "dtype": str(self._policy.dtype).removeprefix("torch."),
                 "loader": "peft",
-                "parameters": str(sum(p.numel() for p in self._policy.model.get_base_model().parameters())),
+                "parameters": str(sum(p.numel() for p in self._policy.model.parameters() if not p.requires_grad)),
                 "threads": str(torch.get_num_threads()),
                 "deterministic": str(torch.are_deterministic_algorithms_enabled()),
                 "mask_probe": f"ok, differs by {probe.max_difference:.1e} nats"

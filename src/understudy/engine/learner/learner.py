@@ -50,6 +50,7 @@ class Learner:
         self._emit = emit
         self._state: _State | None = None
         self._optimizer: torch.optim.AdamW | None = None
+        self._generators: dict[str, Tensor] = {}
         self._updates = 0
         self._warnings: list[str] = []
 
@@ -98,6 +99,7 @@ class Learner:
         made = (newest.note.request_id, newest.note.created_at) if newest is not None else None
         wanted = _State(command.checkpoints.absolute(), command.step, command.lora, made)
         if self._state == wanted and self._optimizer is not None:
+            checkpoints.set_rng_states(self._generators)  # merging and probing draw from them too
             return
         self._state = self._optimizer = None
         if newest is None or self._policy.lora != command.lora:
@@ -113,6 +115,7 @@ class Learner:
             _restore(optimizer, parameters, saved.tensors)
             self._updates = saved.updates
             checkpoints.set_rng_states(checkpoints.load_rng(newest.path))
+        self._generators = checkpoints.rng_states()
         self._optimizer, self._state = optimizer, wanted
 
     # ---- the step
@@ -238,7 +241,8 @@ class Learner:
             tensors = _saved(self._optimizer, self._policy.trainable_parameters())
             draft.write_optimizer(OptimizerState(tensors, self._updates))
             report("save", 2, SAVE_STAGES)
-            draft.write_rng(checkpoints.rng_states())
+            generators = checkpoints.rng_states()
+            draft.write_rng(generators)
             report("save", 3, SAVE_STAGES)
             draft.sync()
             now = time.monotonic()
@@ -266,6 +270,7 @@ class Learner:
             report("save", 4, SAVE_STAGES)
             draft.commit(note)
         made = (note.request_id, note.created_at)
+        self._generators = generators
         self._state = _State(command.checkpoints.absolute(), step, command.lora, made)
         report("save", 5, SAVE_STAGES)
         return result

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from understudy.engine.learner.advantage import group_advantages
+
+
+def test_the_advantage_is_the_reward_minus_the_groups_mean() -> None:
+    result = group_advantages([[1.0, 0.0, 0.0, 1.0], [3.0, 0.0]], min_group_size=2, divide_by_std=False)
+    assert result.values == ((0.5, -0.5, -0.5, 0.5), (1.5, -1.5))
+    assert (result.too_few, result.no_spread, result.trained_groups) == (0, 0, 2)
+
+
+def test_dividing_uses_the_population_standard_deviation_plus_a_millionth() -> None:
+    [values] = group_advantages([[2.0, 4.0, 6.0]], min_group_size=2, divide_by_std=True).values
+    std = math.sqrt(8 / 3)
+    assert values == pytest.approx((-2 / (std + 1e-6), 0.0, 2 / (std + 1e-6)), rel=1e-12)
+
+
+def test_an_unscored_rollout_is_no_zero() -> None:
+    [values] = group_advantages([[4.0, None, 2.0]], min_group_size=2, divide_by_std=False).values
+    assert values == (1.0, None, -1.0)
+
+
+def test_a_group_with_too_few_scored_rollouts_is_dropped_and_counted() -> None:
+    result = group_advantages([[1.0, None, None], [1.0], []], min_group_size=2, divide_by_std=True)
+    assert result.values == ((None, None, None), (None,), ())
+    assert (result.too_few, result.no_spread) == (3, 0)
+
+
+def test_the_least_group_size_counts_scored_rollouts_only() -> None:
+    assert group_advantages([[1.0, 2.0, None]], min_group_size=3, divide_by_std=True).too_few == 1
+
+
+def test_a_group_without_spread_trains_nothing_even_where_the_mean_rounds() -> None:
+    result = group_advantages([[0.1, 0.1, 0.1], [1.0, 1.0, None]], min_group_size=2, divide_by_std=True)
+    assert result.values == ((None, None, None), (None, None, None))
+    assert (result.too_few, result.no_spread, result.trained_groups) == (0, 2, 0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_finite_number_is_an_error(bad: float) -> None:
+    with pytest.raises(ValueError, match="group 1: rewards must be finite"):
+        group_advantages([[0.0, 1.0], [0.0, bad]], min_group_size=2, divide_by_std=True)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.booleans())
+def test_advantages_of_a_group_sum_to_zero_and_keep_the_order_of_rewards(rewards: list[float], divide: bool) -> None:
+    [values] = group_advantages([rewards], min_group_size=2, divide_by_std=divide).values
+    if min(rewards) == max(rewards):
+        assert set(values) == {None}
+        return
+    numbers = [value for value in values if value is not None]
+    assert len(numbers) == len(rewards)
+    assert math.fsum(numbers) == pytest.approx(0, abs=1e-6)
+    assert numbers[rewards.index(max(rewards))] == max(numbers)

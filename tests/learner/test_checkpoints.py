@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from understudy.config import LoraOptions, TrainConfig
+from understudy.engine.learner import checkpoints
+from understudy.engine.learner.checkpoints import Draft, Note, OptimizerState
+from understudy.errors import EngineError
+from understudy.types import TrainResult
+
+
+def note(step: int, request_id: str = "r", model: str = "agent") -> Note:
+    return Note(
+        step=step,
+        request_id=request_id,
+        model=model,
+        base_model="toy",
+        lora=LoraOptions(),
+        config=TrainConfig(),
+        metrics={"reward/mean": 0.5},
+        result=TrainResult(model=model, step=step, applied=True, request_id=request_id),
+        created_at=1.0,
+    )
+
+
+def fill(draft: Draft) -> None:
+    (draft.path / "adapter_config.json").write_text("{}")
+    (draft.path / "adapter_model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
+    draft.write_optimizer(OptimizerState({"a|exp_avg": torch.arange(3.0)}, updates=7))
+    draft.write_rng(checkpoints.rng_states())
+
+
+def write(folder: Path, step: int, request_id: str = "r") -> Path:
+    with Draft(folder, step) as draft:
+        fill(draft)
+        return draft.commit(note(step, request_id))
+
+
+def test_a_committed_checkpoint_is_found_with_its_note_and_its_state(tmp_path: Path) -> None:
+    path = write(tmp_path, 1)
+    assert path == tmp_path / "0001"
+    found = checkpoints.newest(tmp_path, pytest.fail)
+    assert found is not None
+    assert (found.path, found.note.metrics) == (path, {"reward/mean": 0.5})
+    state = checkpoints.load_optimizer(path)
+    assert (state.updates, state.tensors["a|exp_avg"].tolist()) == (7, [0.0, 1.0, 2.0])
+    assert {child.name for child in path.iterdir()} == set(checkpoints.FILES)
+    assert [child.name for child in tmp_path.iterdir()] == ["0001"]
+
+
+def test_a_draft_left_without_commit_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Draft(tmp_path, 1) as draft:
+        fill(draft)
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    assert checkpoints.newest(tmp_path, pytest.fail) is None
+
+
+def test_scratch_of_a_killed_process_is_removed_and_never_read(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    with Draft(tmp_path, 2) as draft:
+        fill(draft)
+        draft.path.rename(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").rename(tmp_path / draft.path.name)
+    found = checkpoints.newest(tmp_path, pytest.fail)
+    assert found is not None
+    assert found.note.step == 1
+    checkpoints.remove_scratch(tmp_path)
+    assert [child.name for child in tmp_path.iterdir()] == ["0001"]
+
+
+@pytest.mark.parametrize("name", checkpoints.FILES)
+def test_a_checkpoint_without_one_of_its_files_is_passed_over_with_a_warning(tmp_path: Path, name: str) -> None:
+    write(tmp_path, 1)
+    (write(tmp_path, 2) / name).unlink()
+    warnings: list[str] = []
+    found = checkpoints.newest(tmp_path, warnings.append)
+    assert found is not None
+    assert found.note.step == 1
+    assert len(warnings) == 1
+    assert f"has no {name}" in warnings[0]
+
+
+@pytest.mark.parametrize("name", checkpoints.FILES)
+def test_a_truncated_file_is_noticed(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, 1)
+    content = (path / name).read_bytes()
+    (path / name).write_bytes(content[:-1])
+    with pytest.raises(EngineError, match="is damaged"):
+        checkpoints.read(path)
+
+
+def test_a_complete_checkpoint_is_never_overwritten_and_a_damaged_one_is_put_aside(tmp_path: Path) -> None:
+    path = write(tmp_path, 1, "first")
+    with pytest.raises(EngineError, match="never overwritten"):
+        write(tmp_path, 1, "second")
+    assert checkpoints.read(path).note.request_id == "first"
+    (path / "optimizer.json").unlink()
+    write(tmp_path, 1, "third")
+    assert checkpoints.read(path).note.request_id == "third"
+    assert sorted(child.name for child in tmp_path.iterdir()) == ["0001", "0001.damaged-0"]
+
+
+def test_a_checkpoint_is_found_by_its_request_and_its_model(tmp_path: Path) -> None:
+    write(tmp_path, 1, "first")
+    write(tmp_path, 2, "second")
+    found = checkpoints.made_by(tmp_path, "agent", "first")
+    assert found is not None
+    assert found.note.step == 1
+    assert checkpoints.made_by(tmp_path, "a-fork", "first") is None
+    assert checkpoints.made_by(tmp_path, "agent", "third") is None
+
+
+def test_the_note_is_plain_json_with_the_fields_that_others_read(tmp_path: Path) -> None:
+    written = json.loads((write(tmp_path, 1) / "understudy.json").read_text())
+    names = {"step", "request_id", "model", "base_model", "lora", "config", "metrics", "result", "created_at"}
+    assert names <= written.keys()
+
+
+def test_generators_go_on_where_they_were() -> None:
+    states = checkpoints.rng_states()
+    first = torch.rand(3)
+    checkpoints.set_rng_states(states)
+    assert torch.equal(torch.rand(3), first)

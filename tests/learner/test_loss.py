@@ -1,0 +1,188 @@
+"""Each loss against TRL 1.4 (values it computed), and against the published formulas through autograd."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from understudy.engine.learner.loss import LOSSES, Clip, Targets, denominators, importance_weights
+
+TRL = json.loads(Path(__file__).with_name("trl_losses.json").read_text("utf-8"))
+NAMES = sorted(LOSSES)
+
+
+def padded(rows: list[list[float]], mask: Tensor) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)[mask]
+
+
+@pytest.mark.parametrize("case", TRL["cases"], ids=lambda case: f"{case['loss']}-kl{case['kl_coef']}-cap{case['cap']}")
+def test_a_loss_and_its_gradient_equal_trls(case: dict[str, object]) -> None:
+    lengths = torch.tensor(case["lengths"])
+    mask = torch.arange(len(case["old"][0])) < lengths[:, None]
+    trajectory = torch.arange(len(lengths)).repeat_interleave(lengths)
+    old, sampler = padded(case["old"], mask), padded(case["sampler"], mask)
+    targets = Targets(
+        old=old,
+        advantages=torch.tensor(case["advantages"], dtype=torch.float64)[trajectory],
+        weights=1 / denominators(case["loss"], trajectory, case["max_tokens"]),
+        importance=importance_weights(old, sampler, case["cap"]),
+        sequence=trajectory,
+        reference=padded(case["reference"], mask) if case["kl_coef"] else None,
+    )
+    clip = Clip(case["low"], case["high"], case["kl_coef"])
+    gradient = LOSSES[case["loss"]](padded(case["current"], mask), targets, clip)
+    assert float(gradient.value) == pytest.approx(case["value"], rel=1e-6, abs=1e-9)
+    torch.testing.assert_close(gradient.coefficients, padded(case["gradient"], mask), rtol=1e-6, atol=1e-9)
+
+
+def test_the_reference_values_come_from_trl_1_4_and_touch_every_branch() -> None:
+    assert TRL["trl"] == "1.4.0"
+    assert {case["loss"] for case in TRL["cases"]} == set(NAMES)
+    assert {case["cap"] for case in TRL["cases"]} == {None, 1.2}
+    for case in TRL["cases"]:
+        ratios = torch.tensor(case["current"]).sub(torch.tensor(case["old"])).exp()
+        assert (ratios > 1 + case["high"]).any(), f"{case['loss']} is never clipped"
+
+
+# ---- the published formulas, written again on padded [B, T] tensors, differentiated by autograd
+
+
+def published(name: str, x: dict[str, Tensor], low: float, high: float, kl: float, cap: float | None) -> Tensor:
+    """Rows of x are trajectories; `calls` [B, T] numbers the calls inside one. Returns the loss."""
+    mask, now, old = x["mask"], x["now"], x["old"]
+    advantage = x["advantage"][:, None]
+    log_ratio = (now - old) * mask
+    if name.startswith("gspo"):
+        ratio = torch.zeros_like(now)
+        calls = x["calls"] if name == "gspo-call" else torch.zeros_like(x["calls"])
+        for call in calls.unique():
+            here = (calls == call) * mask
+            mean = (log_ratio * here).sum(1, keepdim=True) / here.sum(1, keepdim=True).clamp(min=1)
+            ratio = ratio + here * mean.exp()
+    else:
+        ratio = log_ratio.exp()
+    if name == "cispo":
+        term = -ratio.clamp(max=1 + high).detach() * advantage * now
+    else:
+        term = -torch.min(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+    if cap is not None:
+        term = term * (old - x["sampler"]).exp().clamp(max=cap).detach()
+    difference = x["reference"] - now
+    term = (term + kl * (difference.exp() - difference - 1)) * mask
+    lengths = mask.sum(1)
+    if name in ("dapo", "cispo"):
+        return term.sum() / mask.sum()
+    if name == "dr_grpo":
+        return term.sum() / (len(mask) * 9)
+    return (term.sum(1) / lengths).mean()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    name=st.sampled_from([*NAMES, "gspo-call"]),
+    seed=st.integers(0, 10_000),
+    kl=st.sampled_from([0.0, 0.3]),
+    cap=st.sampled_from([None, 1.1]),
+    high=st.sampled_from([0.1, 0.5]),
+)
+def test_a_loss_and_its_gradient_equal_the_published_formula(
+    name: str, seed: int, kl: float, cap: float | None, high: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows, length = 4, 6
+
+    def normal(scale: float, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * scale
+
+    lengths = torch.randint(1, length + 1, (rows,), generator=generator)
+    mask = torch.arange(length) < lengths[:, None]
+    old = normal(1, rows, length) - 3
+    x = {
+        "mask": mask.double(),
+        "old": old,
+        "now": (old + normal(0.4, rows, length)).requires_grad_(),
+        "sampler": old + normal(0.3, rows, length),
+        "reference": old + normal(0.3, rows, length),
+        "advantage": normal(1, rows),
+        "calls": torch.randint(0, 3, (rows, length), generator=generator),
+    }
+    expected = published(name, x, 0.15, high, kl, cap)
+    expected.backward()
+    trajectory = torch.arange(rows).repeat_interleave(lengths)
+    key = name.removesuffix("-call")
+    targets = Targets(
+        old=old[mask],
+        advantages=x["advantage"][trajectory],
+        weights=1 / denominators(key, trajectory, 9),
+        importance=importance_weights(old[mask], x["sampler"][mask], cap),
+        sequence=trajectory * 3 + x["calls"][mask] if name == "gspo-call" else trajectory,
+        reference=x["reference"][mask] if kl else None,
+    )
+    gradient = LOSSES[key](x["now"].detach()[mask], targets, Clip(0.15, high, kl))
+    torch.testing.assert_close(gradient.value, expected.detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(gradient.coefficients, x["now"].grad[mask], rtol=1e-9, atol=1e-12)
+
+
+# ---- parts
+
+
+def test_denominators_of_two_trajectories_with_three_and_one_tokens() -> None:
+    trajectory = torch.tensor([0, 0, 0, 1])
+    assert denominators("grpo", trajectory, 5).tolist() == [6, 6, 6, 2]
+    assert denominators("gspo", trajectory, 5).tolist() == [6, 6, 6, 2]
+    assert denominators("dapo", trajectory, 5).tolist() == [4, 4, 4, 4]
+    assert denominators("cispo", trajectory, 5).tolist() == [4, 4, 4, 4]
+    assert denominators("dr_grpo", trajectory, 5).tolist() == [10, 10, 10, 10]
+
+
+def test_a_trajectory_without_sampled_tokens_is_no_part_of_the_mean() -> None:
+    assert denominators("grpo", torch.tensor([0, 2]), 5).tolist() == [2, 2]
+
+
+def test_the_importance_weight_is_truncated_and_one_where_the_sampler_gave_no_logprob() -> None:
+    old = torch.tensor([-1.0, -1.0, -1.0], dtype=torch.float64)
+    sampler = torch.tensor([-1.0 - torch.log(torch.tensor(3.0)).item(), -0.5, float("nan")], dtype=torch.float64)
+    weights = importance_weights(old, sampler, 2.0)
+    assert weights.tolist() == pytest.approx([2.0, 0.6065306597126334, 1.0], rel=1e-12)
+    assert importance_weights(old, sampler, None).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_clipped_token_has_no_gradient_in_grpo_and_keeps_one_in_cispo() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    targets = Targets(
+        old=-2 * one, advantages=one, weights=one, importance=one, sequence=torch.zeros(1, dtype=torch.int64)
+    )
+    now = torch.tensor([-1.0], dtype=torch.float64)  # ratio e
+    clipped = LOSSES["grpo"](now, targets, Clip(0.2, 0.2))
+    assert clipped.coefficients.tolist() == [0.0]
+    assert clipped.clipped.tolist() == [True]
+    assert float(clipped.value) == pytest.approx(-1.2)
+    kept = LOSSES["cispo"](now, targets, Clip(0.2, 0.2))
+    assert kept.coefficients.tolist() == pytest.approx([-1.2])
+    assert kept.clipped.tolist() == [True]
+
+
+def test_a_base_without_the_token_adds_no_kl() -> None:
+    one = torch.ones(2, dtype=torch.float64)
+    reference = torch.tensor([float("nan"), -1.0], dtype=torch.float64)
+    targets = Targets(-one, 0 * one, one, one, torch.zeros(2, dtype=torch.int64), reference)
+    gradient = LOSSES["grpo"](-2 * one, targets, Clip(0.2, 0.2, 1.0))
+    e = 2.718281828459045
+    assert gradient.coefficients.tolist() == pytest.approx([0.0, 1 - e], abs=1e-12)
+    assert float(gradient.value) == pytest.approx(e - 2)
+    assert gradient.kl is not None
+    assert gradient.kl.tolist() == pytest.approx([0.0, e - 2])
+
+
+def test_losses_of_no_targets_are_zero() -> None:
+    none = torch.zeros(0, dtype=torch.float64)
+    targets = Targets(none, none, none, none, torch.zeros(0, dtype=torch.int64), none)
+    for name in NAMES:
+        gradient = LOSSES[name](none, targets, Clip(0.2, 0.2, 0.1))
+        assert (float(gradient.value), len(gradient.coefficients)) == (0.0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,14 @@ import psutil
 import pytest
 from servers import RunningServer, chat_body, events, train_body, until
 
+from understudy import tiny
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with RunningServer(tmp_path_factory.mktemp("faults") / "dir") as running:
+    folder = tmp_path_factory.mktemp("faults")
+    shutil.copytree(tiny.path(), folder / "base")  # restarts must find the same weights
+    with RunningServer(folder / "dir", "--model", str(folder / "base")) as running:
         yield running
 
 

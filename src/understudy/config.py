@@ -59,6 +59,7 @@ class LoraOptions(Options):
 
 
 ELSEWHERE = {
+    "_config": "single options of TrainConfig, such as logits_chunk",
     "beta": "kl_coef",
     "kl_penalty_coef": "kl_coef",
     "loss_fn": "loss",

@@ -64,7 +64,7 @@ async def test_a_captured_rollout_sends_no_list_of_calls() -> None:
     captured = us.Trajectory(reward=1, captured=True)
     with scripted_api() as api:
         await model_at(api.url).train([us.TrajectoryGroup([captured, rollout()])])
-        assert [record["calls"] for record in api.bodies("/api/trajectories")[0]["trajectories"]][0] is None
+        assert api.bodies("/api/trajectories")[0]["trajectories"][0]["calls"] is None
 
 
 async def test_a_choice_of_another_endpoint_is_rendered_and_plain_assistant_messages_stay_context() -> None:
@@ -183,7 +183,7 @@ async def test_a_step_that_was_not_applied_is_an_error_with_its_reason() -> None
 
     with (
         scripted_api(script) as api,
-        pytest.raises(TrainError, match="'agent' was not applied: .*lower row_tokens") as e,
+        pytest.raises(TrainError, match=r"'agent' was not applied: .*lower row_tokens") as e,
     ):
         await model_at(api.url).train([us.TrajectoryGroup([rollout()])])
     assert e.value.reason == "out_of_memory"
@@ -215,15 +215,15 @@ async def test_a_refusal_carries_status_code_and_field() -> None:
 
 async def test_a_wrong_key_says_how_to_give_one() -> None:
     fault = {"message": "wrong key", "code": "invalid_api_key", "param": None}
-    with scripted_api(lambda request: Reply(401, {"error": fault})) as api:
-        with pytest.raises(ServerError, match=r"wrong key \(pass api_key=, or set UNDERSTUDY_API_KEY\)"):
-            await model_at(api.url).get_step()
+    wrong = pytest.raises(ServerError, match=r"wrong key \(pass api_key=, or set UNDERSTUDY_API_KEY\)")
+    with scripted_api(lambda request: Reply(401, {"error": fault})) as api, wrong:
+        await model_at(api.url).get_step()
 
 
 async def test_an_answer_of_something_else_is_not_taken_for_ours() -> None:
-    with scripted_api(lambda request: Reply(404, "nginx")) as api:
-        with pytest.raises(ServerError, match="answered 404, not in the shape of an Understudy server"):
-            await model_at(api.url).get_step()
+    strange = pytest.raises(ServerError, match="answered 404, not in the shape of an Understudy server")
+    with scripted_api(lambda request: Reply(404, "nginx")) as api, strange:
+        await model_at(api.url).get_step()
 
 
 async def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_other_trainers_arguments_are_answered_with_ours() -> None:
         us.LocalBackend(path="./.art")
     with pytest.raises(ConfigError, match=r"no argument '_internal_config': use lora=LoraOptions"):
         us.TrainableModel("a", base_model="tiny", _internal_config={})
-    with pytest.raises(ConfigError, match="EngineOptions.treads: Extra inputs"):
+    with pytest.raises(ConfigError, match=r"EngineOptions.treads: Extra inputs"):
         us.LocalBackend(treads=1)
     with pytest.raises(TypeError, match="nonsense"):
         us.TrainableModel("a", base_model="tiny", nonsense=1)

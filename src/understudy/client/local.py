@@ -156,25 +156,28 @@ class _Starting:
         console = Console(stderr=True)
         text = f"Starting a server with {self._base_model} (log: {log_file(self._folder)})"
         log.info("%s", text)
-        with console.status(text) if console.is_terminal and not console.is_jupyter else nullcontext():
+        shown = console.status(text) if console.is_terminal and not console.is_jupyter else nullcontext()
+        # A bare transport: no proxy for this machine's own address, and no line in the log per question.
+        with shown, httpx.HTTPTransport(verify=False, trust_env=False) as asking:
             while not self.abandoned.wait(0.1):
                 if process.poll() is not None:
                     raise BackendError(_ended(process, self._folder, log_start, "could not be started"))
                 if time.monotonic() > deadline:
                     tail = _tail(self._folder, log_start)
                     raise BackendError(f"the server was not ready within start_timeout={self._timeout} s:\n{tail}")
-                url = self._ready(process.pid)
+                url = self._ready(process.pid, asking)
                 if url is not None:
                     return url
         raise BackendError("the start of the server was cancelled")
 
-    def _ready(self, pid: int) -> str | None:
+    def _ready(self, pid: int, asking: httpx.HTTPTransport) -> str | None:
         try:
             facts: Json = json.loads((self._folder / "server.json").read_text(encoding="utf-8"))
             if facts["pid"] != pid:
                 return None
             url = str(facts["url"])
-            answer = _ASKING.handle_request(httpx.Request("GET", f"{url}/health", extensions=_IMPATIENT))
+            impatient = {"timeout": httpx.Timeout(5.0).as_dict()}
+            answer = asking.handle_request(httpx.Request("GET", f"{url}/health", extensions=impatient))
             with closing(answer):
                 health: Json = json.loads(answer.read())
             return url if health["status"] == "ok" else None
@@ -183,9 +186,6 @@ class _Starting:
             return None
 
 
-# A bare transport: no proxy for this machine's own address, and no line in the log per question.
-_ASKING = httpx.HTTPTransport(verify=False, trust_env=False)
-_IMPATIENT = {"timeout": httpx.Timeout(5.0).as_dict()}
 _servers: dict[Path, LocalServer] = {}
 _locks: dict[Path, threading.Lock] = {}
 

@@ -1,0 +1,39 @@
+"""Plugins: found without being loaded, loaded by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from understudy import plugins
+from understudy.errors import ConfigError
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    facts = tmp_path / "plugged-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(
+        "[understudy.sinks]\nmine = plugged_sinks:Mine\nbroken = plugged_sinks:Gone\n"
+    )
+    (tmp_path / "plugged_sinks.py").write_text("class Mine: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_a_plugin_is_loaded_only_when_asked_for(installed: Path) -> None:
+    assert plugins.names("understudy.sinks") == ["broken", "mine"]
+    assert "plugged_sinks" not in sys.modules
+    assert getattr(plugins.load("understudy.sinks", "mine"), "__name__") == "Mine"  # noqa: B009
+
+
+def test_an_unknown_or_broken_plugin_is_named(installed: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no plugin 'other' in 'understudy.sinks': installed are \['broken', 'mine'\]"
+    ):
+        plugins.load("understudy.sinks", "other")
+    with pytest.raises(ConfigError, match=r"plugin 'broken' \(plugged_sinks:Gone\) cannot be loaded"):
+        plugins.load("understudy.sinks", "broken")

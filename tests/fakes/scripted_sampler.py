@@ -78,17 +78,23 @@ class ScriptedSampler:
         self.received.append(body)
         turn = self.turns.popleft() if self.turns else Turn()
         self.asked.release()
-        answering = asyncio.create_task(
-            self._stream(turn, body, send) if body.get("stream") else _whole(turn, body, send)
-        )
+        ended = False
+
+        async def noted(message: Body) -> None:
+            nonlocal ended
+            ended = ended or (message["type"] == "http.response.body" and not message.get("more_body"))
+            await send(message)
+
+        work = self._stream(turn, body, noted) if body.get("stream") else _whole(turn, body, noted)
+        answering = asyncio.create_task(work)
         gone = asyncio.create_task(receive())
         await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
-        if not answering.done():
+        if not answering.done() and not ended:
             answering.cancel()
             self.abandoned.release()
-        elif answering.exception() is not None:
-            raise RuntimeError("scripted death")
+        else:
+            await answering
 
     async def _stream(self, turn: Turn, body: Body, send: Any) -> None:
         if turn.status != 200:

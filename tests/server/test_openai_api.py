@@ -553,3 +553,18 @@ async def test_models_are_listed_and_found_by_name(gateway: Gateway) -> None:
         await client.models.retrieve("nope")
     with pytest.raises(BadRequestError):
         await client.chat.completions.create(model="default", messages=[])
+
+
+async def test_clients_that_vanish_at_any_moment_leave_no_lease_and_no_unrecorded_call(gateway: Gateway) -> None:
+    async def one(at: int) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.004 * (at % 20)):
+                await gateway.chat(T1, stream=bool(at % 2))
+
+    await asyncio.gather(*(one(at) for at in range(60)))
+    async with asyncio.timeout(DEADLINE):
+        await gateway.services.recorder.drain(DEADLINE)
+    calls = await gateway.calls("t1")
+    assert len(calls) >= len(gateway.sampler.received)
+    assert {call.status for call in calls} <= {CallStatus.COMPLETE, CallStatus.CANCELLED}
+    assert not any(gateway.services.models._leases.values())  # the registry shows no count of its own

@@ -44,6 +44,7 @@ class ChatExchange(Response):
         self._sampler = sampler
         self._recorder = recorder
         self._started = False
+        self._over = False  # sampled and recorded: what is left must not be interrupted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         serving = self._recorder.run(self._serve(scope, receive, send))
@@ -52,9 +53,11 @@ class ChatExchange(Response):
             await asyncio.wait({serving, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
-            if not serving.done():
+            if not serving.done() and not self._over:
                 serving.cancel()
-        if serving.done() and not serving.cancelled():
+        if self._over:
+            await serving
+        elif serving.done() and not serving.cancelled():
             serving.result()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,6 +80,8 @@ class ChatExchange(Response):
                         if call is not None and not call.settled:
                             await recorder.keep_failed(call, sampled, str(error))
                         raise
+                    finally:
+                        self._over = True
         except UnderstudyError as error:
             await self._refuse(as_api_error(error), scope, receive, send)
 
@@ -128,7 +133,7 @@ class ChatExchange(Response):
                 f"the sampler's stream ended after {len(sampled.choices)} choices of {self._request.choices}, "
                 "not all of them finished"
             )
-        await send({"type": "http.response.body", "body": _DONE, "more_body": False})
+        await self._end(_DONE, send)
 
     async def _replay(self, call: Call, send: Send) -> None:
         if not self._request.stream:
@@ -136,7 +141,7 @@ class ChatExchange(Response):
             return
         again = OpenCall(self._request, call.trajectory_id, call.model, call.step, call.id)
         await self._send_chunks(list(replayed_chunks(call, self._request)), again, send)
-        await send({"type": "http.response.body", "body": _DONE, "more_body": False})
+        await self._end(_DONE, send)
 
     async def _send_json(self, answer: Answer, call: Call | None, send: Send) -> None:
         body = orjson.dumps(answer)
@@ -145,6 +150,11 @@ class ChatExchange(Response):
             headers += _call_headers(call.id, call.trajectory_id)
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._end(body, send)
+
+    async def _end(self, body: bytes, send: Send) -> None:
+        # The last byte looks like a disconnect to whoever watches the connection.
+        self._over = True
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _send_chunks(self, chunks: list[Answer], call: OpenCall | None, send: Send) -> None:
@@ -162,11 +172,11 @@ class ChatExchange(Response):
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if error.status >= 500:
             log.error("chat completion for %r failed: %s", self._request.model, error)
+        self._over = True
         if not self._started:
             await error.response()(scope, receive, send)
-            return
-        body = b"data: " + orjson.dumps(error.body()) + b"\n\n" + _DONE
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        else:
+            await self._end(b"data: " + orjson.dumps(error.body()) + b"\n\n" + _DONE, send)
 
 
 def _opened(request: ChatRequest, route: Route) -> OpenCall | None:

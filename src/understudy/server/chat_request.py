@@ -120,6 +120,11 @@ class ChatRequest:
         sent = {name: value for name, value in self.body.items() if name not in OURS and name not in WITHOUT_EFFECT}
         sent |= {"model": adapter, "repetition_penalty": _or(self.fields.repetition_penalty, 1.0)}
         sent |= self.sampling.model_dump()
+        if self.fields.stream_options is not None:
+            # Obfuscation is a matter of OpenAI's own wire.
+            sent["stream_options"] = self.fields.stream_options.model_dump(
+                exclude={"include_obfuscation"}, exclude_none=True
+            )
         if self.recorded:
             top = self.fields.top_logprobs or 0
             sent |= {"return_token_ids": True, "logprobs": True, "top_logprobs": top}

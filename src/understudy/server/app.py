@@ -12,7 +12,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .. import __version__
+import understudy
+
 from ..errors import UnderstudyError
 from ..types import Json
 from ..wire import Health
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def build(services: Services, guard: Guard) -> FastAPI:
     """The application over services that are open; whoever opened them closes them."""
-    app = FastAPI(title="Understudy", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="Understudy", version=understudy.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
     for router in (openai_api.router, trajectory_api.router, training_api.router, status_page.router):
         app.include_router(router)
@@ -46,7 +47,7 @@ async def health(given: Given) -> Health:
     status = "ok" if state == "ok" else "starting" if state == "starting" else "failed"
     return Health(
         status=status,
-        version=__version__,
+        version=understudy.__version__,
         base_model=given.base.name,
         engine=given.options.engine.engine,
         pid=os.getpid(),

@@ -7,7 +7,8 @@ from html import escape
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from .. import __version__
+import understudy
+
 from .models import Model
 from .services import Given
 
@@ -34,7 +35,7 @@ code{{font-size:.9em}}</style>
 @router.get("/")
 async def status_page(given: Given) -> HTMLResponse:
     page = _PAGE.format(
-        version=escape(__version__),
+        version=escape(understudy.__version__),
         base=escape(given.base.name),
         sampler=escape(given.sampler.state),
         learner=escape(given.learner.state if given.learner is not None else "off (--inference-only)"),

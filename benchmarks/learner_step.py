@@ -4,7 +4,7 @@
 
 The columns take turns within one run and medians are shown, so that a busy machine slows them alike. TRL needs an
 environment of its own: python -m venv DIR && DIR/bin/pip install trl==1.4.0 torch==2.13.0 transformers==5.17.0
-peft==0.21.2, then --trl-python DIR/bin/python. `--clock cpu` counts processor seconds instead of elapsed ones.
+peft==0.21.2 requests, then --trl-python DIR/bin/python. `--clock cpu` counts processor seconds instead of elapsed ones.
 """
 
 from __future__ import annotations
@@ -141,18 +141,21 @@ class Ours:
 class Trl:
     """TRL's GRPOTrainer in a process of its own, one line in and one line out for each step."""
 
-    def __init__(self, python: str, base: Path, threads: int, clock: str) -> None:
-        command = [python, str(WORKER), str(base), str(threads), clock]
+    def __init__(self, python: str, base: Path, threads: int, clock: str, row_tokens: int) -> None:
+        command = [python, str(WORKER), str(base), str(threads), clock, str(row_tokens)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def step(self, rows: list[dict[str, list[int]]]) -> float:
         send: IO[str] = self._process.stdin  # type: ignore[assignment]  # both are pipes
         receive: IO[str] = self._process.stdout  # type: ignore[assignment]
-        send.write(json.dumps(rows) + "\n")
-        send.flush()
-        line = receive.readline()
+        try:
+            send.write(json.dumps(rows) + "\n")
+            send.flush()
+            line = receive.readline()
+        except BrokenPipeError:
+            line = ""
         if not line:
-            raise SystemExit(f"the TRL process ended with status {self._process.wait()}")
+            raise SystemExit(f"the TRL process ended with status {self._process.wait()}: its error is above")
         return float(line)
 
     def close(self) -> None:
@@ -218,7 +221,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
-    parser.add_argument("--row-tokens", type=int, default=16_384)
+    parser.add_argument("--row-tokens", type=int, default=4096, help="tokens computed at once, by every column")
     parser.add_argument(
         "--trl-python", help="interpreter of an environment with TRL 1.4.0; none: the column is skipped"
     )
@@ -231,6 +234,12 @@ def main() -> None:
         "30M": Model("30M", 8192, 512, 8, 1536, 8, 8),
         "tiny": Model("tiny", 1024, 256, 5, 768, 8, 4),
     }
+
+    def make_trl(base: Path) -> Trl | None:
+        if options.trl_python is None:
+            return None
+        return Trl(options.trl_python, base, options.threads, options.clock, options.row_tokens)
+
     rows: list[dict[str, object]] = []
     print(HEADER, flush=True)
     for name, model in models.items():
@@ -240,7 +249,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             base = model.write(Path(folder))
             ours = Ours(base, CLOCKS[options.clock])
-            trl = Trl(options.trl_python, base, options.threads, options.clock) if options.trl_python else None
+            trl = make_trl(base)
             for case in mine:
                 rows.append(measure(case, ours, trl, options.repeats, options.row_tokens))
                 print(show(rows[-1]), flush=True)

@@ -1,6 +1,6 @@
 """One training step of TRL 1.4's GRPOTrainer: `learner_step.py` runs this in TRL's own environment.
 
-argv: the base model's folder, threads, wall|cpu. Each line of stdin is a list of {"prompt", "completion", "mask"}; the
+argv: the base model's folder, threads, wall|cpu, and the tokens of one micro-batch (gradient accumulation). Each line of stdin is a list of {"prompt", "completion", "mask"}; the
 answer is a line with the seconds of loss, backward, clip and AdamW.
 """
 
@@ -74,20 +74,28 @@ def as_inputs(rows):
     }
 
 
+def micro_batches(rows, row_tokens):
+    longest = max(len(row["prompt"]) + len(row["completion"]) for row in rows)
+    size = max(1, row_tokens // longest)
+    for start in range(0, len(rows), size):
+        yield as_inputs(rows[start : start + size])
+
+
 def main():
-    base, threads, clock = sys.argv[1:]
+    base, threads, clock, row_tokens = sys.argv[1:]
     torch.set_num_threads(int(threads))
     now = time.perf_counter if clock == "wall" else time.process_time
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(base, folder)
-        trainer.current_gradient_accumulation_steps = 1
         model = trainer.model.train()
         parameters = [value for value in model.parameters() if value.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=1e-5)
         for line in sys.stdin:
-            inputs = as_inputs(json.loads(line))
+            batches = list(micro_batches(json.loads(line), int(row_tokens)))
             start = now()
-            trainer.compute_loss(model, inputs).backward()
+            trainer.current_gradient_accumulation_steps = len(batches)
+            for inputs in batches:
+                trainer.compute_loss(model, inputs).backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad()

@@ -20,6 +20,7 @@ from .pieces import Piece, cut
 from .token_tree import Ints, Row, Segments, TokenTree, build_tree, segments
 
 Chosen = Literal["tree", "leaf_rows", "call_rows"]
+_PREFERRED: tuple[Chosen, ...] = ("tree", "leaf_rows", "call_rows")  # at equal cost
 
 
 @dataclass(frozen=True)
@@ -101,14 +102,14 @@ def plan(
     }
     if tree_refused is not None:
         del makers["tree"]
-    made = {name: make() for name, make in makers.items()}
+    made: dict[Chosen, tuple[ComputeRow, ...]] = {}
     estimates: dict[Chosen, Estimate] = {}
-    for name, batch in made.items():
-        estimates[name] = _estimate(batch, shape)
-    if layout == "auto" or layout not in made:
-        chosen = min(("tree", "leaf_rows", "call_rows"), key=lambda n: estimates[n].cost if n in made else float("inf"))
-    else:
-        chosen = layout
+    for name in _PREFERRED:
+        if name in makers:
+            made[name] = makers[name]()
+            estimates[name] = _estimate(made[name], shape)
+    cheapest = min(made, key=lambda name: estimates[name].cost)
+    chosen = cheapest if layout == "auto" or layout not in made else layout
     return Plan(chosen, made[chosen], estimates, tree_refused)
 
 

@@ -12,7 +12,7 @@ USER_BASE = BASE | {"contracts", "plugins"}
 # For each part of the package: the other parts it may import.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "tiny": {"errors"},
+    "tiny": {"config", "errors", "types"},
     "config": {"errors"},
     "types": {"errors"},
     "wire": {"config", "errors", "types"},

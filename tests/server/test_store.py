@@ -28,12 +28,13 @@ POSTGRES = os.environ.get("UNDERSTUDY_TEST_POSTGRES")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, require: Callable[[bool, str], None]
+) -> AsyncIterator[Store]:
     url = f"sqlite:///{tmp_path / 'records.db'}"
     if request.param == "postgres":
-        if not POSTGRES:
-            pytest.skip("enable with: UNDERSTUDY_TEST_POSTGRES=<SQLAlchemy URL of an empty database>")
-        url = POSTGRES
+        require(POSTGRES is not None, "UNDERSTUDY_TEST_POSTGRES=<SQLAlchemy URL of an empty database> make test")
+        url = str(POSTGRES)
         engine = sa.create_engine(url)
         metadata.drop_all(engine)
         engine.dispose()

@@ -68,7 +68,7 @@ class ChatUnderstudy(ChatOpenAI):
             headers[ORIGIN_HEADER] = json.dumps(self.origin.model_dump(exclude_defaults=True))
         if headers:
             payload["extra_headers"] = headers
-        return payload
+        return payload if "response_format" in payload else as_plain_json(payload)
 
     def _create_chat_result(
         self, response: dict[str, Any] | openai.BaseModel, generation_info: dict[str, Any] | None = None
@@ -91,6 +91,14 @@ class ChatUnderstudy(ChatOpenAI):
         raw = RawArguments()
         async for chunk in super()._astream(*args, **kwargs):
             yield raw.note(chunk)
+
+
+def as_plain_json(payload: dict[str, Any]) -> dict[str, Any]:
+    """Messages and tools moved to `extra_body`, which the SDK sends as it is. As arguments it would walk them through
+    their declared types at every call: a third of the client's time in a rollout."""
+    moved = {name: payload[name] for name in ("messages", "tools") if name in payload}
+    kept = {name: value for name, value in payload.items() if name not in moved}
+    return {**kept, "messages": [], "extra_body": {**(payload.get("extra_body") or {}), **moved}}
 
 
 class RawArguments:

@@ -44,6 +44,13 @@ class ScriptedServer:
     received: list[Received] = field(default_factory=list)
 
 
+class Server(ThreadingHTTPServer):
+    """Room for many connections at once."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+
 @contextmanager
 def scripted_server(script: Script) -> Iterator[ScriptedServer]:
     """Serve `script` on a free port until the block ends."""
@@ -73,9 +80,7 @@ def scripted_server(script: Script) -> Iterator[ScriptedServer]:
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.request_queue_size = 256
+    server = Server(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -1,6 +1,6 @@
 """LoRA adapters from standard PEFT folders, and how the model wears one at a time."""
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch's modules are only partly typed.
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -141,9 +142,9 @@ class Wardrobe:
         if adapter is self._worn:
             return
         if self._merging:
-            weights = self._base if adapter is None else self._base | self._merge(adapter)
+            weights: dict[str, Tensor] = {**self._base, **(self._merge(adapter) if adapter else {})}
             for name, layer in self._layers.items():
-                layer._parameters["weight"] = weights[name]  # pyright: ignore[reportPrivateUsage]  # no copy, no hooks
+                layer._parameters["weight"] = cast(nn.Parameter, weights[name])  # pyright: ignore[reportPrivateUsage]  # no copy
         self._worn = adapter
 
     def forget(self, adapter: Adapter) -> None:

@@ -1,7 +1,7 @@
 """One sampling batch: the calls of one adapter that are decoded together."""
 
-# pyright: reportUnknownMemberType=false
-# torch's indexing is only partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# torch's `tolist` and indexing are only partly typed.
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from .prefixes import BLOCK, Prefix, PrefixStore, common
 from .rows import Rows
 from .slots import Slots
 
-PREFILL_TOKENS = 8192
-"""New tokens of one prefill pass; longer prompts take several."""
+PREFILL_TOKENS = {"cpu": 2048}
+"""New tokens of one prefill pass, by device (2,048 stay in a CPU's caches); longer prompts take several passes."""
+_PREFILL_TOKENS = 16_384
 PREFIX_BYTES = 256 * 2**20
 """Memory for the prefixes kept per adapter."""
 
@@ -51,6 +52,7 @@ class Batch:
         self._slots = Slots(policy.shape)
         self._rows = Rows(policy.device)
         self._prefixes = PrefixStore(PREFIX_BYTES // policy.shape.token_bytes)
+        self._pass_tokens = PREFILL_TOKENS.get(policy.device.type, _PREFILL_TOKENS)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -131,7 +133,7 @@ class Batch:
         at = 0
         while at < len(prompts):
             end = at + 1
-            while end < len(prompts) and (end + 1 - at) * _left(prompts[end]) <= PREFILL_TOKENS:
+            while end < len(prompts) and (end + 1 - at) * _left(prompts[end]) <= self._pass_tokens:
                 end += 1
             logits.append(self._compute(prompts[at:end], first + at))
             at = end
@@ -142,9 +144,9 @@ class Batch:
 
     def _compute(self, prompts: Sequence[_Prompt], first: int) -> Tensor:
         """Run what is left of some prompts, in passes of bounded size when there is one long prompt."""
-        while _left(prompts[0]) > PREFILL_TOKENS:
+        while _left(prompts[0]) > self._pass_tokens:
             prompt = prompts[0]
-            part = prompt.tokens[prompt.done : prompt.done + PREFILL_TOKENS]
+            part = prompt.tokens[prompt.done : prompt.done + self._pass_tokens]
             self._policy.prefill(self._slots, first, [Prefill(part, prompt.done)])
             prompt.done += len(part)
         parts = [Prefill(prompt.tokens[prompt.done :], prompt.done) for prompt in prompts]

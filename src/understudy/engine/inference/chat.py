@@ -58,8 +58,7 @@ class ChatRenderer:
             text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise DialectError(f"messages do not fit the chat template: {error}", param="messages") from error
-        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return tuple(ids)  # pyright: ignore[reportArgumentType]  # of one text, not of a batch
+        return tuple(self._tokenizer.encode(str(text), add_special_tokens=False))
 
     def _message(self, message: Message, at: int) -> Message:
         """A message as templates expect it: text instead of parts, and arguments as the template reads them."""

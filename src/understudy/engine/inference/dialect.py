@@ -118,14 +118,14 @@ class ChatRequest(BaseModel):
     min_p: float = Field(0.0, ge=0, le=1)
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list[int])
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     ignore_eos: bool = False
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
-    logit_bias: dict[int, Annotated[FiniteFloat, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    logit_bias: dict[int, Annotated[FiniteFloat, Field(ge=-100, le=100)]] = Field(default_factory=dict[int, float])
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     return_token_ids: bool = False

@@ -87,7 +87,7 @@ class Grammars:
 
 def _tag(function: Json) -> dict[str, Json]:
     """One tool's call as a structural tag."""
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    parameters: Json = function.get("parameters") or {"type": "object", "properties": {}}
     return {
         "type": "tag",
         "begin": OPEN + '\n{"name": ' + json.dumps(function["name"], ensure_ascii=False) + ', "arguments": ',

@@ -15,12 +15,12 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from ...errors import ConfigError, EngineError
+from .adapters import Wardrobe
 from .attention import NAME, additive, register
 from .slots import CacheShape, Slots, Window
 
@@ -46,12 +46,15 @@ class Policy:
         self.max_model_len = max_model_len
         self.vocabulary = int(model.config.get_text_config().vocab_size)
         self.eos = _end_tokens(model, tokenizer)
-        self.layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        self.layers: dict[str, nn.Linear] = {
+            str(name): module for name, module in model.named_modules() if isinstance(module, nn.Linear)
+        }
+        self.wardrobe = Wardrobe(self.layers)
         self.device = model.device
         self.dtype = model.dtype
         config = model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ())
-        if kinds - _KINDS:
+        kinds: set[str] = set(getattr(config, "layer_types", None) or ())
+        if not kinds <= _KINDS:
             raise ConfigError(f"layers of kind {sorted(kinds - _KINDS)} need another engine; embedded knows {_KINDS}")
         self._window = getattr(config, "sliding_window", None) if not kinds or "sliding_attention" in kinds else None
         self._by_kind = "sliding_attention" in kinds
@@ -161,7 +164,8 @@ def load_policy(folder: Path, *, device: str, dtype: str, max_model_len: int | N
         raise ConfigError(f"--model {str(folder)!r} cannot be loaded: {error}") from error
     if max_model_len is not None and max_model_len > limit:
         raise ConfigError(f"--max-model-len {max_model_len} is longer than the model's own {limit}")
-    model.eval().requires_grad_(False).to(target)
+    model.eval().requires_grad_(False)
+    model.to(target)  # pyright: ignore[reportArgumentType]  # the mixin's signature hides nn.Module's
     return Policy(model, tokenizer, max_model_len or limit)
 
 
@@ -176,7 +180,6 @@ def _precision(dtype: str, device: torch.device) -> torch.dtype:
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """The tokenizer's end token and those of the model's generation config."""
-    config = model.generation_config if isinstance(model.generation_config, GenerationConfig) else GenerationConfig()
-    own = config.eos_token_id
-    ids = own if isinstance(own, list) else [own]
-    return frozenset(int(token) for token in (*ids, tokenizer.eos_token_id) if token is not None)
+    own = getattr(model.generation_config, "eos_token_id", None)
+    ids: list[object] = [*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id]
+    return frozenset(token for token in ids if isinstance(token, int))

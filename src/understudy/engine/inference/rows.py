@@ -1,6 +1,6 @@
 """The sampling state of a batch: one tensor per setting, one entry per row."""
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # numpy's and torch's constructors are only partly typed.
 
 from __future__ import annotations

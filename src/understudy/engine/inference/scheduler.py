@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .adapters import Adapter, Wardrobe
+from .adapters import Adapter
 from .batch import Batch, Updates
 from .generation import Deliver, Failure, Generation, Update
 from .policy import Policy
@@ -32,7 +32,6 @@ class Scheduler:
 
     def __init__(self, policy: Policy, deliver: Deliver, *, max_batch: int = 64) -> None:
         self._policy = policy
-        self._wardrobe = Wardrobe(policy.layers)
         self._deliver = deliver
         self._max_batch = max_batch
         self._changed = threading.Condition()
@@ -139,7 +138,7 @@ class Scheduler:
             else:
                 self._batches.pop(adapter, None)
                 self._waiting.pop(adapter, None)
-                self._wardrobe.forget(adapter)
+                self._policy.wardrobe.forget(adapter)
 
     def _turn(self, adapter: Adapter | None) -> None:
         """Let the waiting calls of one adapter enter its batch, and decode for a while."""
@@ -148,7 +147,7 @@ class Scheduler:
         if batch is None:
             batch = self._batches[adapter] = Batch(self._policy)
         try:
-            self._wardrobe.wear(adapter)
+            self._policy.wardrobe.wear(adapter)
             if entering:
                 self._hand(batch.admit(entering))
             for _ in range(QUANTUM if len(self._turns) > 1 else 1):

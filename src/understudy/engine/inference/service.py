@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from ...errors import ConfigError
 from ...types import Json
@@ -218,8 +219,8 @@ def _forced(request: ChatRequest) -> list[Json]:
     if not tools:
         raise DialectError("tool_choice needs tools", param="tool_choice")
     for at, tool in enumerate(tools):
-        function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        function: Json = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(cast(Json, function).get("name"), str):
             raise DialectError(f"tools.{at}.function.name is missing (got {tool!r})", param="tools")
     if choice == "required":
         return tools

@@ -87,6 +87,10 @@ class Slots(Cache):
         window = self.window
         assert window is not None, "the window is set before each forward pass"
         layer = self._kv[layer_idx, :, window.first : window.first + window.count]
+        if window.fresh:
+            layer[0, :, :, : window.length] = key_states
+            layer[1, :, :, : window.length] = value_states
+            return key_states, value_states
         if window.rows is None:
             rows = torch.arange(window.count, device=layer.device)
             layer[0][rows, :, window.columns] = key_states[:, :, 0]
@@ -94,8 +98,6 @@ class Slots(Cache):
         else:
             layer[0][window.rows, :, window.columns] = key_states[window.sources, :, window.places]
             layer[1][window.rows, :, window.columns] = value_states[window.sources, :, window.places]
-        if window.fresh:
-            return key_states, value_states
         return layer[0, :, :, : window.length], layer[1, :, :, : window.length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -1,0 +1,428 @@
+"""The engine over HTTP: vLLM's dialect, refusals by field, clients that vanish, and the process itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import uvicorn
+from engines import CONTEXT, DEADLINE, plain_logits
+from transformers import Qwen2ForCausalLM
+
+from understudy.engine.inference.app import build_app
+from understudy.engine.inference.policy import Policy
+from understudy.engine.inference.service import SamplingService
+from understudy.types import Json
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"size": {"type": "string", "enum": ["small", "large"]}},
+                "required": ["size"],
+            },
+        },
+    }
+    for name in ("open_box", "close_box")
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def url(policy: Policy) -> Iterator[str]:
+    """A real server of the real app, in a thread."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    service = SamplingService(policy, name="base", max_batch=4)
+    server = uvicorn.Server(uvicorn.Config(build_app(service), log_config=None, timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    until_healthy(address)
+    yield address
+    server.should_exit = True
+    thread.join(DEADLINE)
+    listener.close()
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=DEADLINE) as client:
+        yield client
+
+
+def until_healthy(url: str) -> None:
+    until = time.monotonic() + DEADLINE
+    while time.monotonic() < until:
+        try:
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            threading.Event().wait(0.05)
+    pytest.fail("the server did not start in time")
+
+
+def body(**fields: Json) -> dict[str, Json]:
+    return {"model": "base", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, **fields}
+
+
+def chat(http: httpx.Client, **fields: Json) -> Json:
+    answer = http.post("/v1/chat/completions", json=body(**fields))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(http: httpx.Client, **fields: Json) -> list[Json]:
+    answer = http.post("/v1/chat/completions", json=body(stream=True, **fields))
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def refused(http: httpx.Client, status: int = 400, **fields: Json) -> Json:
+    answer = http.post("/v1/chat/completions", json=body(**fields))
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["message"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error
+
+
+def until_idle(http: httpx.Client) -> None:
+    until = time.monotonic() + DEADLINE
+    while http.get("/health").json()["running"]:
+        assert time.monotonic() < until, "a slot was not freed in time"
+
+
+def test_an_answer_carries_prompt_ids_completion_ids_and_logprobs(
+    http: httpx.Client, policy: Policy, plain: Qwen2ForCausalLM
+) -> None:
+    answer = chat(http, logprobs=True, return_token_ids=True, top_logprobs=2, ignore_eos=True)
+    text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert answer["prompt_token_ids"] == policy.tokenizer.encode(text, add_special_tokens=False)
+    choice = answer["choices"][0]
+    content = choice["logprobs"]["content"]
+    expected = plain_logits(plain, answer["prompt_token_ids"], choice["token_ids"]).log_softmax(-1)
+    chosen = expected.gather(1, torch.tensor(choice["token_ids"])[:, None])[:, 0].tolist()
+    assert [entry["logprob"] for entry in content] == pytest.approx(chosen, abs=1e-5)
+    assert all(len(entry["top_logprobs"]) == 2 for entry in content)
+    assert choice["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == len(choice["token_ids"]) == 12
+    assert answer["object"] == "chat.completion"
+
+
+def test_ids_and_logprobs_are_given_only_when_asked_for(http: httpx.Client) -> None:
+    answer = chat(http)
+    assert "prompt_token_ids" not in answer
+    assert "token_ids" not in answer["choices"][0]
+    assert answer["choices"][0]["logprobs"] is None
+
+
+def test_n_choices_of_a_seed_differ_and_come_again(http: httpx.Client) -> None:
+    one, other = (chat(http, n=3, seed=-5, return_token_ids=True) for _ in range(2))
+    ids = [choice["token_ids"] for choice in one["choices"]]
+    assert ids == [choice["token_ids"] for choice in other["choices"]]
+    assert len({tuple(each) for each in ids}) == 3
+    assert [choice["index"] for choice in one["choices"]] == [0, 1, 2]
+
+
+def test_a_stream_adds_up_to_the_whole_answer(http: httpx.Client) -> None:
+    fields: dict[str, Json] = {"seed": 4, "logprobs": True, "return_token_ids": True, "n": 2, "max_tokens": 40}
+    whole = chat(http, **fields)
+    chunks = events(http, stream_options={"include_usage": True}, **fields)
+    assert [chunk.get("prompt_token_ids") for chunk in chunks[:2]] == [whole["prompt_token_ids"]] * 2
+    assert not any("prompt_token_ids" in chunk for chunk in chunks[2:])
+    assert chunks[-1]["usage"] == whole["usage"]
+    for index, choice in enumerate(whole["choices"]):
+        mine = [part for chunk in chunks for part in chunk["choices"] if part["index"] == index]
+        assert mine[0]["delta"]["role"] == "assistant"
+        assert "".join(part["delta"].get("content", "") for part in mine) == choice["message"]["content"]
+        assert [token for part in mine[1:] for token in part["token_ids"]] == choice["token_ids"]
+        logprobs = [entry["logprob"] for part in mine[1:] for entry in part["logprobs"]["content"]]
+        assert logprobs == pytest.approx([entry["logprob"] for entry in choice["logprobs"]["content"]], abs=1e-6)
+        assert [part["finish_reason"] for part in mine] == [None] * (len(mine) - 1) + [choice["finish_reason"]]
+
+
+def test_stop_strings_cut_the_text_but_not_the_ids(http: httpx.Client) -> None:
+    free = chat(http, temperature=0, return_token_ids=True, max_tokens=30)["choices"][0]
+    text = free["message"]["content"]
+    stop = text[8:11]
+    for chunked in (False, True):
+        if chunked:
+            parts = [
+                chunk["choices"][0]
+                for chunk in events(http, temperature=0, stop=[stop], return_token_ids=True, max_tokens=30)
+            ]
+            shown = "".join(part["delta"].get("content", "") for part in parts)
+            ids, last = [token for part in parts[1:] for token in part["token_ids"]], parts[-1]
+        else:
+            last = chat(http, temperature=0, stop=stop, return_token_ids=True, max_tokens=30)["choices"][0]
+            shown, ids = last["message"]["content"], last["token_ids"]
+        assert shown == text[: text.index(stop)]
+        assert ids == free["token_ids"][: len(ids)]
+        assert (last["finish_reason"], last["stop_reason"]) == ("stop", stop)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "close_box"}}])
+def test_a_forced_tool_choice_is_a_call_of_that_tool(http: httpx.Client, choice: Json, streamed: bool) -> None:
+    fields: dict[str, Json] = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 200}
+    if streamed:
+        parts = [chunk["choices"][0] for chunk in events(http, **fields)]
+        calls = [call for part in parts for call in part["delta"].get("tool_calls", [])]
+        assert [call["index"] for call in calls] == [0]
+        finish = parts[-1]["finish_reason"]
+    else:
+        answer = chat(http, **fields)["choices"][0]
+        calls, finish = answer["message"]["tool_calls"], answer["finish_reason"]
+        assert answer["message"]["content"] is None
+        assert answer["parse_failure"] is False
+    assert finish == "tool_calls"
+    (call,) = calls
+    assert call["function"]["name"] in (["close_box"] if isinstance(choice, dict) else ["open_box", "close_box"])
+    assert json.loads(call["function"]["arguments"])["size"] in ("small", "large")
+
+
+def test_an_answer_in_a_schema_is_json_of_that_schema(http: httpx.Client) -> None:
+    shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    bias = {str(token): -100 for token in (9, 10, 13, 32, 197, 198, 201, 220)}  # random weights love white space
+    answer = chat(http, response_format=shape, max_tokens=400, logit_bias=bias)["choices"][0]
+    assert json.loads(answer["message"]["content"]).keys() == {"ok"}
+    assert answer["finish_reason"] == "stop"
+
+
+def test_text_is_no_format(http: httpx.Client) -> None:
+    assert chat(http, response_format={"type": "text"})["choices"]
+
+
+def test_adapters_come_and_go_while_calls_are_in_flight(http: httpx.Client, adapter_folders: list[Path]) -> None:
+    loaded = http.post("/v1/load_lora_adapter", json={"lora_name": "m@1", "lora_path": str(adapter_folders[0])})
+    assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'm@1' added successfully.")
+    assert [card["id"] for card in http.get("/v1/models").json()["data"]] == ["base", "m@1"]
+    again = http.post("/v1/load_lora_adapter", json={"lora_name": "m@1", "lora_path": str(adapter_folders[0])})
+    assert again.status_code == 400
+    with http.stream(
+        "POST", "/v1/chat/completions", json=body(model="m@1", stream=True, ignore_eos=True, max_tokens=300)
+    ) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        assert http.post("/v1/unload_lora_adapter", json={"lora_name": "m@1"}).status_code == 200
+        last = [line for line in lines if line][-2]
+    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert refused(http, 404, model="m@1")["param"] == "model"
+    assert http.post("/v1/unload_lora_adapter", json={"lora_name": "m@1"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda path: (path / "adapter_config.json").unlink(), "adapter_config.json"),
+        (lambda path: (path / "adapter_config.json").write_text("{"), "adapter_config.json"),
+        (lambda path: (path / "adapter_model.safetensors").write_bytes(b"broken"), "adapter_model.safetensors"),
+        (lambda path: [file.unlink() for file in path.iterdir()], "adapter_config.json"),
+    ],
+)
+def test_a_broken_adapter_is_refused_and_the_engine_lives_on(
+    http: httpx.Client, adapter_folders: list[Path], tmp_path: Path, spoil: object, named: str
+) -> None:
+    for file in adapter_folders[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    spoil(tmp_path)  # type: ignore[operator]
+    answer = http.post("/v1/load_lora_adapter", json={"lora_name": "bad", "lora_path": str(tmp_path)})
+    assert answer.status_code == 400
+    assert named in answer.json()["error"]["message"]
+    assert chat(http)["choices"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "no role"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"stop": [""]}, "stop"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"min_tokens": 13}, "min_tokens"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}},
+            "response_format",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "response_format"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+        ({"max_tokens": CONTEXT}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, "messages"),
+    ],
+)
+def test_a_bad_request_is_refused_by_the_name_of_its_field(
+    http: httpx.Client, fields: dict[str, Json], param: str
+) -> None:
+    error = refused(http, **fields)
+    assert error["param"] == param
+    assert error["code"] == 400
+
+
+def test_an_overlong_context_says_what_to_lower(http: httpx.Client) -> None:
+    message = refused(http, max_tokens=CONTEXT)["message"]
+    assert str(CONTEXT) in message
+    assert "--max-model-len" in message
+    assert "lower max_tokens to" in message
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"", b"\xff"])
+def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, content: bytes) -> None:
+    answer = http.post("/v1/chat/completions", content=content)
+    assert answer.status_code == 400
+    assert "JSON" in answer.json()["error"]["message"]
+
+
+def test_fields_without_effect_and_nulls_are_accepted(http: httpx.Client) -> None:
+    assert chat(http, user="me", metadata={"a": "b"}, store=False, stop=None, tools=None, bad_words=None)["choices"]
+
+
+def test_unknown_names_and_paths_have_openais_error_shape(http: httpx.Client) -> None:
+    assert "base" in refused(http, 404, model="other")["message"]
+    assert http.get("/nothing").json()["error"]["code"] == 404
+
+
+def test_template_options_reach_the_template(http: httpx.Client, policy: Policy) -> None:
+    ids = chat(http, chat_template_kwargs={"prefix": "Well,"}, return_token_ids=True)["prompt_token_ids"]
+    assert policy.tokenizer.decode(ids).endswith("assistant\nWell,")
+
+
+def test_a_past_calls_arguments_are_rendered_as_they_were_written(http: httpx.Client, policy: Policy) -> None:
+    written = '{"b":  1, "a": "\\u00e9"}'
+    past = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": written}}],
+    }
+    messages = [{"role": "user", "content": "x"}, past, {"role": "tool", "tool_call_id": "1", "content": "done"}]
+    ids = chat(http, messages=messages, return_token_ids=True)["prompt_token_ids"]
+    assert f"<tool_call>f{written}</tool_call>" in policy.tokenizer.decode(ids)
+
+
+@asynccontextmanager
+async def raw_request(
+    url: str, fields: dict[str, Json]
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection on which a chat request was sent, and nothing read yet."""
+    address = httpx.URL(url)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    content = json.dumps(fields).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content)
+    await writer.drain()
+    yield reader, writer
+    writer.close()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_that_vanishes_frees_its_slot(url: str, http: httpx.Client, streamed: bool) -> None:
+    fields = body(stream=streamed, ignore_eos=True, max_tokens=450, n=4)
+    async with raw_request(url, fields) as (reader, _):
+        if streamed:
+            await asyncio.wait_for(reader.readuntil(b"data: "), DEADLINE)
+        else:
+            until = time.monotonic() + DEADLINE
+            while not (await asyncio.to_thread(http.get, "/health")).json()["running"]:
+                assert time.monotonic() < until
+    await asyncio.to_thread(until_idle, http)
+    assert await asyncio.to_thread(chat, http)
+
+
+async def test_a_client_that_does_not_read_holds_nobody_up(url: str, http: httpx.Client) -> None:
+    async with raw_request(url, body(stream=True, ignore_eos=True, max_tokens=450, logprobs=True, top_logprobs=20)):
+        assert (await asyncio.to_thread(chat, http))["choices"]
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "understudy.engine.inference.embedded", "--model", str(folder)]
+    command += ["--served-model-name", "base", "--device", "cpu", "--threads", "1", *options]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_taken_port_is_said_and_ends_the_process(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = start(folder, "--port", str(port))
+        _, said = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 3
+    assert f"--port {port}" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--max-model-len", "100000"], "--max-model-len"),
+        (["--max-batch", "0"], "--max-batch"),
+        (["--dtype", "int3"], "--dtype"),
+        (["--model", "/nowhere"], "--model"),
+    ],
+)
+def test_a_wrong_option_is_named_and_ends_the_process(folder: Path, options: list[str], named: str) -> None:
+    process = start(folder, "--port", "0", *options)
+    _, said = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 2
+    assert named in said
+
+
+def test_it_ends_when_its_parent_is_gone(folder: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = start(folder, "--port", str(port), "--parent-pid", str(parent.pid))
+    try:
+        until_healthy(f"http://127.0.0.1:{port}")
+        parent.kill()
+        parent.wait()
+        process.communicate(timeout=DEADLINE)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        assert parent.stdin is not None
+        parent.stdin.close()
+
+
+def test_no_process_by_that_parent_id_ends_it_at_once(folder: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    process = start(folder, "--port", "0", "--parent-pid", str(gone.pid))
+    _, said = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0
+    assert "--parent-pid" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -153,6 +154,24 @@ async def test_retries_of_coroutines_are_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="pass callables"):
         await us.gather_trajectory_groups([us.TrajectoryGroup([rollout])], retries=1)
     rollout.close()
+
+
+async def test_rollouts_that_were_never_begun_leave_no_warning_behind() -> None:
+    with pytest.raises(RolloutError, match="1 of 5 rollouts failed"):
+        await us.gather_trajectory_groups(
+            [us.TrajectoryGroup([broken(), *(scored(1) for _ in range(4))])], concurrency=1
+        )
+    gc.collect()
+
+
+async def test_a_group_that_cannot_be_made_counts_as_a_failure_and_what_is_no_group_is_refused() -> None:
+    async def no_group() -> us.TrajectoryGroup:
+        raise ValueError("no scenario")
+
+    [kept] = await us.gather_trajectory_groups([no_group(), us.TrajectoryGroup([scored(1)])], max_exceptions=1)
+    assert len(kept) == 1
+    with pytest.raises(ConfigError, match=r"groups\[0\] is a Trajectory"):
+        await us.gather_trajectory_groups([us.Trajectory()])  # type: ignore[list-item]
 
 
 async def test_a_rollout_that_returns_no_trajectory_says_what_it_returned() -> None:

@@ -88,7 +88,7 @@ def test_another_process_is_told_who_has_the_directory_and_a_killed_owner_takes_
 
 async def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
     model = us.TrainableModel("agent", base_model="no/such-model", backend=us.LocalBackend(tmp_path))
-    with pytest.raises(BackendError, match=r"could not be started \(exit code 2, log .*no/such-model") as caught:
+    with pytest.raises(BackendError, match=r"(?s)could not be started \(exit code 2, log .*no/such-model") as caught:
         await model.register()
     assert str(tmp_path / "logs" / "server.log") in str(caught.value)
 

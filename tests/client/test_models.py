@@ -234,8 +234,8 @@ async def test_a_client_with_only_a_url_submits_what_its_completions_remember(lo
     api = await local_backend.connect()
     async with us.AsyncClient(api.url + "/v1", api.key) as client:
         group = us.TrajectoryGroup()
-        for reward in (0.0, 1.0):
-            completion = await client.chat.completions.create(model="by-url", messages=ASK, max_tokens=4)
+        for reward, asking in ((0.0, client), (1.0, client.with_options(timeout=300))):
+            completion = await asking.chat.completions.create(model="by-url", messages=ASK, max_tokens=4)
             trajectory = completion.trajectory  # type: ignore[attr-defined]
             assert trajectory.messages_and_choices == [*ASK, completion.choices[0]]
             trajectory.reward = reward

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from httpx import URL
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 from pydantic import PrivateAttr
@@ -41,15 +42,15 @@ class AsyncClient(AsyncOpenAI):
     """An AsyncOpenAI for an Understudy server: calls are recorded, completions have `.trajectory`, and
     `submit_trajectories` is one train request. Without `api_key`, UNDERSTUDY_API_KEY is used."""
 
-    def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        self.api = Api(base_url, api_key or os.environ.get("UNDERSTUDY_API_KEY"))
-        super().__init__(
-            base_url=f"{self.api.url}/v1",
-            api_key=self.api.key or "none",
-            max_retries=0,
-            timeout=TIMEOUT,
-            http_client=httpx_client(LabellingTransport(self._find, self.api.url)),
-        )
+    def __init__(self, base_url: str | URL, api_key: str | None = None, **options: Any) -> None:
+        """`options` are AsyncOpenAI's own; a retry would be one more generation, so there is none by default."""
+        self.api = Api(str(base_url), api_key or os.environ.get("UNDERSTUDY_API_KEY"))
+        usual: dict[str, Any] = {
+            "max_retries": 0,
+            "timeout": TIMEOUT,
+            "http_client": httpx_client(LabellingTransport(self._find, self.api.url)),
+        }
+        super().__init__(base_url=f"{self.api.url}/v1", api_key=self.api.key or "none", **(usual | options))
 
     async def _find(self) -> Api:
         return self.api

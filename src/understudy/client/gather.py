@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -37,13 +38,19 @@ async def gather_trajectory_groups(
     `timeout` seconds; one that fails is run again up to `retries` times, for which it must be a callable.
     """
     found = list(groups)
+    for at, group in enumerate(found):
+        if not isinstance(group, TrajectoryGroup | Awaitable):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+            raise ConfigError(f"groups[{at}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts")
     pending = [len(group.pending) if isinstance(group, TrajectoryGroup) else 0 for group in found]
     runner = _Runner(sum(pending), pbar_desc, max_exceptions, max_metrics, concurrency, timeout, retries)
-    for group in found:
-        if isinstance(group, TrajectoryGroup):
-            runner.check(group.pending)
-    with runner.bar:
-        gathered = await _all([_group(group, runner, after_each) for group in found])
+    try:
+        for group in found:
+            if isinstance(group, TrajectoryGroup):
+                runner.adopt(group.pending)
+        with runner.bar:
+            gathered = await _all([_group(group, runner, after_each) for group in found])
+    finally:
+        runner.close()
     runner.check_fraction()
     return [group for kept in gathered for group in kept]
 
@@ -142,15 +149,23 @@ class _Runner:
         self._places: AbstractAsyncContextManager[object] = (
             nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
         )
+        self._adopted: list[PendingRollout] = []
         self._failures: list[RolloutException] = []
 
-    def check(self, pending: Sequence[PendingRollout]) -> None:
-        """Refuse retries of what can run only once."""
+    def adopt(self, pending: Sequence[PendingRollout]) -> None:
+        """Take rollouts over; refuses retries of what can run only once."""
+        self._adopted += pending
         if self._retries and any(isinstance(item, Awaitable) for item in pending):
             raise ConfigError(
                 f"retries={self._retries} needs rollouts that can be run again: pass callables, such as "
                 "TrajectoryGroup(lambda: rollout(model, scenario) for _ in range(8)), not coroutines"
             )
+
+    def close(self) -> None:
+        """End the coroutines that were never begun."""
+        for rollout in self._adopted:
+            if inspect.iscoroutine(rollout) and inspect.getcoroutinestate(rollout) == inspect.CORO_CREATED:
+                rollout.close()
 
     def expect(self, more: int) -> None:
         """Rollouts that became known after the start."""
@@ -224,8 +239,14 @@ async def _group(source: PendingGroup, runner: _Runner, after_each: AfterEach | 
     if isinstance(source, TrajectoryGroup):
         group = source
     else:
-        group = await source
-        runner.check(group.pending)
+        try:
+            group = await source
+        except Exception as error:  # noqa: BLE001  # counted like a failed rollout
+            runner.failed(as_rollout_exception(error))
+            return []
+        if not isinstance(group, TrajectoryGroup):  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
+            raise RolloutError(f"groups: a coroutine returned {group!r:.200}; it must return a TrajectoryGroup")
+        runner.adopt(group.pending)
         runner.expect(len(group.pending))
     for result in await _all([runner.run(rollout) for rollout in group.take_pending()]):
         if isinstance(result, Trajectory):

@@ -11,7 +11,7 @@ from typing import NoReturn
 import httpx
 from pydantic import ValidationError
 
-from ..errors import ServerError, TrainError, UnreachableError
+from ..errors import BackendError, ServerError, TrainError, UnreachableError
 from ..types import TrainResult
 from ..wire import TrainEvent, TrainRequest
 from .http import Api, server_error, unreachable
@@ -69,7 +69,10 @@ async def _until_result(
             if error.status not in (502, 503, 504):
                 raise
             broken = error
-        api.alive()
+        try:
+            api.alive()
+        except BackendError as gone:
+            raise BackendError(f"{gone}\n{_send_again(request)}") from gone
         if time.monotonic() - contact > lost_after:
             _give_up(api, request, broken)
         await asyncio.sleep(pause)
@@ -109,6 +112,8 @@ def _train_error(event: TrainEvent, request: TrainRequest) -> TrainError:
 
 def _give_up(api: Api, request: TrainRequest, broken: httpx.TransportError | ServerError) -> NoReturn:
     said = str(broken if isinstance(broken, ServerError) else unreachable(api.url, broken))
-    raise UnreachableError(
-        f"{said}; train request {request.id} may have been applied: send it again with request_id={request.id!r}"
-    ) from broken
+    raise UnreachableError(f"{said}; {_send_again(request)}") from broken
+
+
+def _send_again(request: TrainRequest) -> str:
+    return f"train request {request.id} may have been applied: send it again with request_id={request.id!r}"

@@ -22,6 +22,9 @@ from understudy.engine.protocol import JobTrajectory
 
 VOCABULARY = 29
 LOSSES = ["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
+CLIPS = {
+    loss: {"epsilon": size, "epsilon_high": size} for loss, size in zip(LOSSES, (0.1, 0.1, 0.1, 0.01, 0.1), strict=True)
+}
 Policies = Callable[[str, torch.dtype], Policy]
 Groups = Sequence[Sequence[JobTrajectory]]
 
@@ -102,7 +105,7 @@ def test_loss_and_gradients_do_not_depend_on_layout_packing_or_order(
 ) -> None:
     policy = policies("qwen2", torch.float64)
     groups = random_groups(seed, turns=3, vocabulary=VOCABULARY)
-    plain = config_of(loss, sequence=sequence, epochs=epochs, layout="call_rows", epsilon=0.1, epsilon_high=0.1)
+    plain = config_of(loss, sequence=sequence, epochs=epochs, layout="call_rows", **CLIPS[loss])
     reference, expected = gradients(policy, batch_of(groups), plain, 0.02)
     for layout in ("call_rows", "leaf_rows", "tree", "auto"):
         config = plain.model_copy(update={"layout": layout, "row_tokens": row_tokens, "logits_chunk": chunk})
@@ -115,8 +118,7 @@ def test_loss_and_gradients_do_not_depend_on_layout_packing_or_order(
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_shifted_second_epoch_of_these_tests_really_clips(policies: Policies, loss: str) -> None:
     batch = batch_of(random_groups(1, turns=3, vocabulary=VOCABULARY))
-    changes: dict[str, object] = {"epochs": 2} | ({"epsilon_high": 0.1} if loss == "cispo" else {})
-    outcome, _ = gradients(policies("qwen2", torch.float64), batch, config_of(loss, **changes), 0.02)
+    outcome, _ = gradients(policies("qwen2", torch.float64), batch, config_of(loss, epochs=2, **CLIPS[loss]), 0.02)
     assert 0 < outcome.clipped < outcome.entered
 
 

@@ -64,11 +64,12 @@ def _cause(earlier: Sample, prompt: NDArray[np.int32], at: int, decode: Decode, 
     returned = decode(turn)
     if returned == sampled or (not ended and returned.startswith(sampled)):
         return "retokenised"
-    if _plain(returned) == _plain(sampled):
-        return "template"
-    if "<tool_call>" in sampled or earlier.tool_call:
-        same_words = _without_calls(returned) == _without_calls(sampled)
-        return "tools" if same_words or _calls(returned) == _calls(sampled) else "history_edited"
+    if _without_calls(returned) == _without_calls(sampled):
+        if _bodies(returned) == _bodies(sampled):
+            return "template"
+        if not _bodies(returned) or _calls(returned) == _calls(sampled):
+            return "tools"
+        return "history_edited"
     return "history_edited" if ended else "truncated"
 
 
@@ -81,10 +82,15 @@ def _without_calls(text: str) -> str:
     return _plain(re.sub(r"<tool_call>.*?(</tool_call>|$)", "", text, flags=re.DOTALL))
 
 
+def _bodies(text: str) -> list[str]:
+    """What stands between the tool call tags."""
+    return [body.strip() for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|$)", text, flags=re.DOTALL)]
+
+
 def _calls(text: str) -> list[str]:
     """The tool calls of a text, each as JSON with sorted keys where it is JSON."""
     found: list[str] = []
-    for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|$)", text, flags=re.DOTALL):
+    for body in _bodies(text):
         try:
             found.append(json.dumps(json.loads(body), sort_keys=True))
         except ValueError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
+from rich.text import Text
 
 from understudy.errors import MissingExtraError
 from understudy.types import Json, Message, TrajectoryGroup
@@ -88,14 +89,16 @@ def arguments_of(call: Json) -> dict[str, Any]:
 
 def print_curve(console: Console, rewards: Sequence[float]) -> None:
     """The mean reward of each step, drawn with characters."""
-    figure: Any = plotext
-    figure.clear_figure()
-    figure.theme("clear")
+    figure: Any = cast(Any, plotext).figure
+    figure.clear()
+    curve = figure.signal(list(range(1, len(rewards) + 1)), list(rewards))
+    curve.lines()
+    figure.draw(curve)
+    figure.theme("colorless")
     figure.plot_size(min(console.width, 90), 16)
-    figure.plot(list(range(1, len(rewards) + 1)), list(rewards), marker="braille")
-    figure.ylim(0, 1)
+    figure.ruler("y").lim(0, 1)
     figure.title("mean reward of each step")
-    console.print(figure.build(), highlight=False, markup=False)
+    console.print(Text.from_ansi(str(figure.build())))
 
 
 def write_curve(rewards: Sequence[float], path: Path) -> None:

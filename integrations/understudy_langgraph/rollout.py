@@ -16,16 +16,14 @@ from typing import Any, cast
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 from langchain_core.runnables import Runnable
 
-from understudy.client.capture import capturing
 from understudy.client.model import TrainableModel
 from understudy.errors import RolloutError
 from understudy.rewards.outcome import as_reward
 from understudy.scenarios.identity import scenario_id, scenario_text
 from understudy.types import Message, RolloutException, Trajectory
 
-from .capture import Capture, Select, activated
-from .endpoint import chat_model
-from .patches import install
+from .capture import Select
+from .scope import capture
 
 Reward = Callable[[Any, Any], object]
 """(scenario, output) -> a number, a dict of numbers with `reward`, or a RewardResult; sync or async."""
@@ -70,9 +68,8 @@ class Plan:
     async def rollout(self, agent: FunctionAgent | GraphAgent, scenario: object) -> Trajectory:
         """Run the agent once on its stand-in. What it raises is kept on the trajectory, which stays unscored."""
         trajectory = Trajectory(captured=True, metadata={"scenario_id": scenario_id(scenario)})
-        target = await chat_model(self.model, self.temperature)
-        install()
-        with capturing(trajectory), activated(Capture(target, trajectory.id, self.select)):
+        scope = capture(self.model, trajectory=trajectory, select=self.select, temperature=self.temperature)
+        async with scope:
             try:
                 output = await agent.run(scenario, trajectory.id)
                 trajectory.messages_and_choices = list(conversation(output))

@@ -17,7 +17,7 @@ from langgraph.pregel import Pregel
 
 from understudy import TrainableModel, TrainConfig, Trajectory, current_trajectory
 from understudy.errors import ConfigError, RolloutError, WrongLoopError
-from understudy_langgraph import trainable
+from understudy_langgraph import capture, trainable
 
 SCENARIOS = [{"id": str(number), "question": f"what is the size of box {number}?"} for number in (4821, 5913)]
 SMALL: dict[str, Any] = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}
@@ -195,3 +195,19 @@ async def test_sync_training_in_a_running_loop_is_refused_before_any_work() -> N
     with pytest.raises(WrongLoopError, match="atrain"):
         app.train(SCENARIOS)
     assert inspect.iscoroutinefunction(app.atrain)
+
+
+def test_a_capture_records_the_calls_of_a_block_under_its_trajectory(model: TrainableModel) -> None:
+    question = {"messages": [("user", SCENARIOS[0]["question"])]}
+
+    async def run() -> tuple[str, int]:
+        async with capture(model) as trajectory:
+            state = await make_app().ainvoke(question)
+        return trajectory.id, sum(message.type == "ai" for message in state["messages"])
+
+    name, made = asyncio.run(run())
+    assert asyncio.run(recorded(model, name)) == made
+    with capture(model, trajectory=Trajectory(id=f"{name}-sync")) as trajectory:
+        state = make_app().invoke(question)
+    assert trajectory.captured
+    assert asyncio.run(recorded(model, trajectory.id)) == sum(message.type == "ai" for message in state["messages"])

@@ -17,7 +17,8 @@ from understudy.engine.inference.generation import Generation, Update
 from understudy.engine.inference.policy import Policy
 from understudy.engine.inference.scheduler import Scheduler
 
-DEADLINE = 60.0
+DEADLINE = 180.0
+"""Seconds; only a machine under heavy load comes near it."""
 CONTEXT = 512
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -51,7 +52,7 @@ def write_model(folder: Path) -> None:
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
-        initializer_range=0.2,
+        initializer_range=0.15,
         eos_token_id=fast.eos_token_id,
         pad_token_id=fast.pad_token_id,
     )

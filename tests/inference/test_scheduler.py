@@ -87,7 +87,14 @@ def test_logprobs_are_those_of_the_processed_distribution(
     reference = plain if lora is None else plain_adapted[lora]
     calls = [
         call(
-            policy, prompt(seed, 4 + 9 * seed), adapter, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+            policy,
+            prompt(seed, 4 + 9 * seed),
+            adapter,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=(seed,),
         )
         for seed in range(4)
     ]

@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         service = _service(options)
     except UnderstudyError as error:
+        listener.close()
         _log.error("%s", error)
         return 2
     config = uvicorn.Config(

@@ -17,6 +17,10 @@ from ...errors import ConfigError
 from ...types import Json, Tool
 from .hermes import CLOSE, OPEN
 
+_CALL_SPACES = 2
+_JSON_SPACES = 40
+"""White space in a row: enough for indented JSON, and no endless run of it."""
+
 
 class GrammarError(ConfigError):
     """A schema that cannot be compiled."""
@@ -53,12 +57,14 @@ class Grammars:
 
     def json_object(self) -> GrammarMask:
         """Any JSON object."""
-        return self._mask(self._compiler.compile_json_schema('{"type": "object"}', strict_mode=False))
+        return self._mask(
+            self._compiler.compile_json_schema('{"type": "object"}', strict_mode=False, max_whitespace_cnt=_JSON_SPACES)
+        )
 
     def json_schema(self, schema: Json, field: str) -> GrammarMask:
         """JSON that follows a schema. `field` names it in errors."""
         try:
-            return self._mask(self._compiler.compile_json_schema(json.dumps(schema)))
+            return self._mask(self._compiler.compile_json_schema(json.dumps(schema), max_whitespace_cnt=_JSON_SPACES))
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(f"{field} cannot be compiled: {_brief(error)}") from error
 
@@ -91,7 +97,7 @@ def _tag(function: Json) -> dict[str, Json]:
     return {
         "type": "tag",
         "begin": OPEN + '\n{"name": ' + json.dumps(function["name"], ensure_ascii=False) + ', "arguments": ',
-        "content": {"type": "json_schema", "json_schema": parameters},
+        "content": {"type": "json_schema", "json_schema": parameters, "max_whitespace_cnt": _CALL_SPACES},
         "end": "}\n" + CLOSE,
     }
 

@@ -50,7 +50,7 @@ class HermesParser:
             self._inside = not self._inside
         if not self._inside:
             sure = len(self._buffer) - _begun(self._buffer)
-            if self.calls:  # space after a call is dropped unless text follows it
+            if self.calls:  # after a call, space is dropped unless text follows it
                 sure = len(self._buffer[:sure].rstrip(_SPACE))
             out += [self._buffer[:sure]] if sure else []
             self._buffer = self._buffer[sure:]
@@ -70,7 +70,9 @@ class HermesParser:
         return out
 
     def _content(self, text: str, out: list[str | ToolCall]) -> None:
-        if text and not (self.calls and not text.strip(_SPACE)):
+        if self.calls:
+            text = text.rstrip(_SPACE)
+        if text:
             out.append(text)
 
     def _block(self, body: str, close: str, out: list[str | ToolCall]) -> None:

@@ -154,7 +154,10 @@ class Policy:
 def load_policy(folder: Path, *, device: str, dtype: str, max_model_len: int | None) -> Policy:
     """Load weights and tokenizer from a model folder. device: auto, cpu, cuda, cuda:N, mps; dtype: auto or torch's name."""
     register()
-    target = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    try:
+        target = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {device!r}: one of auto, cpu, cuda, cuda:N, mps") from error
     precision = _precision(dtype, target)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)

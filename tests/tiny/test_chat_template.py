@@ -22,14 +22,14 @@ def render(messages, tools=None, prompt=False):
     return TOKENIZER.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
 
 
-def test_tools_are_shown_as_signatures_with_optional_and_numeric_arguments_marked():
+def test_tools_are_shown_as_signatures_after_their_required_arguments_with_optional_and_numeric_arguments_marked():
     tools = [
         tool("order_status", {"order": {"type": "string"}}, ["order"]),
         tool("list", {"limit": {"type": "integer"}, "after": {"type": "string"}}, ["limit"]),
         {"type": "function", "function": {"name": "ping"}},
     ]
     assert render([USER], tools) == (
-        "<|im_start|>system\n<tools>\norder_status(order)\nlist(limit: number, after?)\nping()\n</tools><|im_end|>\n"
+        "<|im_start|>system\n<tools>\norder|order_status(order)\nlimit|list(limit: number, after?)\n|ping()\n</tools><|im_end|>\n"
         "<|im_start|>user\nwhere is order 4821?<|im_end|>\n"
     )
 
@@ -37,7 +37,7 @@ def test_tools_are_shown_as_signatures_with_optional_and_numeric_arguments_marke
 def test_a_system_message_stands_before_the_tools_in_one_block():
     text = render([{"role": "system", "content": "Be brief."}, USER], [tool("ping", {}, [])], prompt=True)
     assert text == (
-        "<|im_start|>system\nBe brief.\n<tools>\nping()\n</tools><|im_end|>\n"
+        "<|im_start|>system\nBe brief.\n<tools>\n|ping()\n</tools><|im_end|>\n"
         "<|im_start|>user\nwhere is order 4821?<|im_end|>\n<|im_start|>assistant\n"
     )
 

@@ -122,12 +122,12 @@ def draw_desk(bag: Bag, level: float) -> Desk:
     tools: list[Tool] = []
     for index in range(size):
         chosen = index if index < len(keys) else rng.choices(range(len(keys)), [3, 2, 1][: len(keys)])[0]
-        tools.append(draw_tool(bag, words, keys, chosen, linked=index == 0 or rng.random() < 0.15))
+        tools.append(draw_tool(bag, words, keys, chosen, linked=index == 0 or rng.random() < 0.15, level=level))
     rng.shuffle(tools)
     return Desk(tuple(tools))
 
 
-def draw_tool(bag: Bag, words: list[str], keys: list[Argument], chosen: int, linked: bool) -> Tool:
+def draw_tool(bag: Bag, words: list[str], keys: list[Argument], chosen: int, linked: bool, level: float) -> Tool:
     """A tool about one entity; a linked one returns the argument of another entity's tools."""
     rng = bag.rng
     attribute = bag.draw()
@@ -140,10 +140,10 @@ def draw_tool(bag: Bag, words: list[str], keys: list[Argument], chosen: int, lin
     entity = words[chosen] if rng.random() < 0.85 else bag.draw()
     required = [keys[chosen]]
     optional: list[Argument] = []
-    if rng.random() < 0.2:
+    if rng.random() < 0.15 * level:
         extra = [Argument(bag.draw(), rng.random() < 0.2) for _ in range(rng.choice([1, 1, 2]))]
         (required if rng.random() < 0.7 else optional).extend(extra)
-    elif rng.random() < 0.06:
+    elif rng.random() < 0.05 * level:
         required = []
     fields = draw_fields(bag, attribute, links)
     return Tool(draw_name(bag, entity, attribute), tuple(required), tuple(optional), fields, links)

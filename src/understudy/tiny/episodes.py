@@ -50,7 +50,7 @@ def episode(rng: random.Random, level: float = 1.0, held_out: bool = False, kind
     kind = kind or rng.choices(KINDS, SHARES)[0]
     bag = Bag(rng, held_out)
     drawn = Episode(kind)
-    if rng.random() < 0.3 * level:
+    if rng.random() < 0.2 * level:
         drawn.messages.append({"role": "system", "content": system_prompt(bag)})
     if kind == "plain":
         small_talk(drawn, bag, *plain(bag))
@@ -61,7 +61,7 @@ def episode(rng: random.Random, level: float = 1.0, held_out: bool = False, kind
         small_talk(drawn, bag, *idle(bag))
         return drawn
     add_task(drawn, bag, desk, kind, level, held_out)
-    if rng.random() < 0.12 * level and not held_out:
+    if rng.random() < 0.08 * level and not held_out:
         again: Kind = rng.choices(KINDS[:4], SHARES[:4])[0]
         add_task(drawn, bag, desk, again, level, held_out)
     return drawn
@@ -207,7 +207,7 @@ def idle(bag: Bag) -> tuple[str, list[str]]:
 def plain(bag: Bag) -> tuple[str, list[str]]:
     """A request that is answered with words of the request, and its right replies."""
     rng = bag.rng
-    text = phrase(bag) if rng.random() < 0.6 else " ".join(bag.draw() for _ in range(rng.randint(2, 6)))
+    text = phrase(bag) if rng.random() < 0.6 else " ".join(bag.draw() for _ in range(rng.randint(2, 10)))
     several = [bag.draw() for _ in range(rng.randint(2, 4))]
     name = title(bag)
     listed = ", ".join(several[:-1]) + f" or {several[-1]}"

@@ -65,8 +65,13 @@ def make_tokenizer(seed: int, episodes: int = 3000) -> PreTrainedTokenizerFast:
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = Path(__file__).with_name("chat_template.jinja").read_text()
+    tokenizer.chat_template = template()
     return tokenizer
+
+
+def template() -> str:
+    """The chat template: compact, and append-only so that a conversation's tokens are never rewritten."""
+    return Path(__file__).with_name("chat_template.jinja").read_text()
 
 
 def render(

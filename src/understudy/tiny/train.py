@@ -3,12 +3,15 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # transformers and torch carry partial types.
 
+import copy
 import random
 import shutil
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 import torch
 from torch.nn import functional
@@ -19,11 +22,13 @@ from .tokenizer import CONTEXT, end_id, ids_of, padding_id, render
 
 POOL = 768
 WARMUP_STEPS = 60
+REPORT_STEPS = 25
+SAVE_SECONDS = 300
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a run is made with; rates are peaks, `decay_from` and `grown_at` are shares of the run."""
+    """What a run is made with; rates are peaks, `decay_from` and `grown_at` shares of the run."""
 
     seed: int = 0
     tokens: int = 20_000_000
@@ -34,6 +39,9 @@ class Recipe:
     decay_from: float = 0.5
     grown_at: float = 0.2
     prompt_weight: float = 0.05
+
+
+ANNEALING = Recipe(muon_rate=0.006, adam_rate=1e-3, decay_from=0.0, grown_at=0.0, prompt_weight=0.0)
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
@@ -115,7 +123,7 @@ def make_optimizers(model: Qwen2ForCausalLM, recipe: Recipe) -> list[torch.optim
     matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name]
     others = [each for name, each in model.named_parameters() if each.ndim < 2 or "embed" in name]
     muon = torch.optim.Muon(matrices, lr=recipe.muon_rate, weight_decay=0.01, momentum=0.95, nesterov=True)
-    adam = torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    adam = torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.98), weight_decay=0.0)
     for optimizer in (muon, adam):
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -131,15 +139,23 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Pa
     """Writes the policy in bfloat16 beside the folder, then moves it file by file over what is there."""
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
-    half = make_model(tokenizer, 0).bfloat16()
-    half.load_state_dict(model.state_dict())
-    half.save_pretrained(draft)
+    copy.deepcopy(model).bfloat16().save_pretrained(draft)
     tokenizer.save_pretrained(draft)
     folder.mkdir(parents=True, exist_ok=True)
     for file in draft.iterdir():
         file.chmod(0o644)
         file.replace(folder / file.name)
     draft.rmdir()
+
+
+def update(model: Qwen2ForCausalLM, optimizers: list[torch.optim.Optimizer], share: float) -> None:
+    """One step at a share of the peak rates."""
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+        optimizer.step()
+    model.zero_grad()
 
 
 def train(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, folder: Path) -> None:
@@ -149,6 +165,7 @@ def train(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, recipe: R
     start = saved = time.monotonic()
     step = tokens = 0
     progress = 0.0
+    recent: deque[float] = deque(maxlen=REPORT_STEPS)
     model.train()
     while progress < 1:
         level = min(1.0, progress / recipe.grown_at) if recipe.grown_at else 1.0
@@ -156,23 +173,17 @@ def train(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, recipe: R
         for ids, written in batches(tokenizer, rng, level, recipe.batch_tokens):
             loss = loss_of(model, ids, written, prompt_weight, padding_id(tokenizer))
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = group["peak"] * rate(step, progress, recipe.decay_from)
-                optimizer.step()
-                optimizer.zero_grad()
+            update(model, optimizers, rate(step, progress, recipe.decay_from))
             step += 1
             tokens += ids.numel()
-            progress = max(tokens / recipe.tokens, (time.monotonic() - start) / 60 / recipe.minutes)
-            if step % 25 == 0:
-                seconds = time.monotonic() - start
-                print(
-                    f"step {step} tokens {tokens / 1e6:.2f}M {seconds:.0f}s {tokens / seconds:.0f} tok/s "
-                    f"level {level:.2f} loss {loss.item():.3f}",
-                    flush=True,
-                )
-        if time.monotonic() - saved > 300:
+            minutes = (time.monotonic() - start) / 60
+            progress = max(tokens / recipe.tokens, minutes / recipe.minutes)
+            recent.append(loss.item())
+            if step % REPORT_STEPS == 0:
+                speed = tokens / minutes / 60
+                report = f"step {step}  {tokens / 1e6:.2f}M tokens  {minutes:.1f} min  {speed:.0f}/s"
+                print(f"{report}  loss {mean(recent):.3f}", flush=True)
+        if time.monotonic() - saved > SAVE_SECONDS:
             save(model, tokenizer, folder)
             saved = time.monotonic()
     model.eval()

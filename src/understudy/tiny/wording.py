@@ -139,9 +139,9 @@ SEQUELS = ["and then", "then", "and", "and with that", "after that", ", then", "
 def mention(rng: random.Random, tool: Tool, distinctive: list[str]) -> str:
     """Words that name a tool: its name, its parts in a row, or one part that is its alone."""
     draw = rng.random()
-    if distinctive and draw < 0.35:
+    if distinctive and draw < 0.25:
         return rng.choice(distinctive)
-    if draw < 0.55:
+    if draw < 0.5:
         return tool.name
     return " ".join(tool.parts)
 
@@ -152,7 +152,7 @@ def offer(bag: Bag, argument: Argument, drawn: Value, bare: bool) -> str:
     text = spoken(drawn)
     open_ended = not any(mark in text for mark in "-#@.0123456789") or (text[-1].isalpha() and "@" not in text)
     value_first = not bare and rng.random() < 0.06
-    quote = rng.random() < (0.35 if open_ended else 0.12) or (open_ended and (bare or value_first))
+    quote = rng.random() < (0.5 if open_ended else 0.12) or (open_ended and (bare or value_first))
     if isinstance(drawn, str) and quote:
         text, open_ended = f'"{text}"', False
     end = "," if open_ended else ""
@@ -182,7 +182,7 @@ def offers(bag: Bag, arguments: dict[Argument, Value], bare: bool) -> str:
 def filler(bag: Bag, most: int) -> list[str]:
     """Words that mean nothing here: function words and words drawn like any other."""
     count = bag.rng.randint(0, most)
-    share = bag.rng.choice([0.3, 0.6, 0.9])
+    share = bag.rng.choice([0.4, 0.7, 0.95])
     return [bag.rng.choice(FUNCTION_WORDS) if bag.rng.random() < share else bag.draw() for _ in range(count)]
 
 

@@ -57,11 +57,11 @@ def english(held_out: bool) -> tuple[str, ...]:
 
 
 def word(rng: random.Random, held_out: bool) -> str:
-    """An English word half of the time, else one made of syllables or of random letters."""
+    """An English word three times of four, else one made of syllables or, at times, of random letters."""
     draw = rng.random()
-    if draw < 0.5:
+    if draw < 0.74:
         return rng.choice(english(held_out))
-    if draw < 0.82:
+    if draw < 0.95:
         syllables = range(rng.choice([1, 1, 2, 2, 2, 3]))
         return "".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in syllables) + rng.choice(ENDINGS)
     return "".join(rng.choice(LETTERS) for _ in range(rng.choice([2, 2, 3, 3, 4, 5, 6])))
@@ -116,7 +116,7 @@ def title(bag: Bag) -> str:
 
 def phrase(bag: Bag) -> str:
     """One to three lower-case words."""
-    return " ".join(bag.draw() for _ in range(bag.rng.choice([1, 1, 1, 2, 2, 3])))
+    return " ".join(bag.draw() for _ in range(bag.rng.choice([1, 1, 1, 1, 2, 2, 3])))
 
 
 def value(bag: Bag) -> str:

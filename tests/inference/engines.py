@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from understudy.engine.inference.generation import Generation, Update
+from understudy.engine.inference.adapters import Adapter
+from understudy.engine.inference.generation import Generation, Settings, Update
 from understudy.engine.inference.policy import Policy
 from understudy.engine.inference.scheduler import Scheduler
 
@@ -69,6 +74,22 @@ def write_adapter(base: Path, folder: Path, *, seed: int, **options: object) -> 
         if "lora_" in name:
             torch.nn.init.normal_(weight, std=0.2)
     model.save_pretrained(folder)
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(33, 200), k=length))
+
+
+def call(
+    policy: Policy,
+    prompt_ids: tuple[int, ...],
+    adapter: Adapter | None = None,
+    *,
+    streamed: bool = False,
+    **settings: object,
+) -> Generation:
+    chosen = Settings(**{"max_tokens": 12, "ignore_eos": True, **settings})  # type: ignore[arg-type]
+    return Generation(prompt_ids, chosen, policy.eos, adapter, streamed=streamed)
 
 
 @dataclass
@@ -136,3 +157,14 @@ def plain_logits(model: torch.nn.Module, prompt: Sequence[int], completion: Sequ
     """Logits [C, V] before each completion token, by one plain forward pass without a cache."""
     logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0].float()
     return logits[len(prompt) - 1 : -1]
+
+
+def until_healthy(url: str) -> None:
+    until = time.monotonic() + DEADLINE
+    while time.monotonic() < until:
+        try:
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            threading.Event().wait(0.05)
+    pytest.fail("the server did not start in time")

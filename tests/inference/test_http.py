@@ -1,12 +1,10 @@
-"""The engine over HTTP: vLLM's dialect, refusals by field, clients that vanish, and the process itself."""
+"""The engine over HTTP: vLLM's dialect, refusals by field, and clients that vanish."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -17,11 +15,10 @@ import httpx
 import pytest
 import torch
 import uvicorn
-from engines import CONTEXT, DEADLINE, plain_logits
+from engines import CONTEXT, DEADLINE, plain_logits, until_healthy
 from transformers import Qwen2ForCausalLM
 
 from understudy.engine.inference.app import build_app
-from understudy.engine.inference.embedded import main
 from understudy.engine.inference.policy import Policy
 from understudy.engine.inference.service import SamplingService
 from understudy.types import Json
@@ -69,17 +66,6 @@ def url(policy: Policy) -> Iterator[str]:
 def http(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=DEADLINE) as client:
         yield client
-
-
-def until_healthy(url: str) -> None:
-    until = time.monotonic() + DEADLINE
-    while time.monotonic() < until:
-        try:
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            threading.Event().wait(0.05)
-    pytest.fail("the server did not start in time")
 
 
 def body(**fields: Json) -> dict[str, Json]:
@@ -367,66 +353,3 @@ async def test_a_client_that_vanishes_frees_its_slot(url: str, http: httpx.Clien
 async def test_a_client_that_does_not_read_holds_nobody_up(url: str, http: httpx.Client) -> None:
     async with raw_request(url, body(stream=True, ignore_eos=True, max_tokens=450, logprobs=True, top_logprobs=20)):
         assert (await asyncio.to_thread(chat, http))["choices"]
-
-
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "understudy.engine.inference.embedded", *argv(folder, *options)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-
-def argv(folder: Path, *options: str) -> list[str]:
-    return ["--model", str(folder), "--served-model-name", "base", "--device", "cpu", "--threads", "1", *options]
-
-
-def test_a_taken_port_is_said_and_ends_the_process(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert main(argv(folder, "--port", str(port))) == 3
-    assert f"--port {port}" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--max-model-len", "100000"], "--max-model-len"),
-        (["--max-batch", "0"], "--max-batch"),
-        (["--threads", "0"], "--threads"),
-        (["--dtype", "int3"], "--dtype"),
-        (["--device", "abacus"], "--device"),
-        (["--model", "/nowhere"], "--model"),
-    ],
-)
-def test_a_wrong_option_is_named_and_ends_the_process(
-    folder: Path, caplog: pytest.LogCaptureFixture, options: list[str], named: str
-) -> None:
-    assert main(argv(folder, "--port", "0", *options)) == 2
-    assert named in caplog.text
-
-
-def test_it_ends_when_its_parent_is_gone(folder: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = start(folder, "--port", str(port), "--parent-pid", str(parent.pid))
-    try:
-        until_healthy(f"http://127.0.0.1:{port}")
-        parent.kill()
-        parent.wait()
-        process.communicate(timeout=DEADLINE)
-        assert process.returncode == 0
-    finally:
-        process.kill()
-        assert parent.stdin is not None
-        parent.stdin.close()
-
-
-def test_no_process_by_that_parent_id_ends_it_at_once(folder: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    process = start(folder, "--port", "0", "--parent-pid", str(gone.pid))
-    _, said = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 0
-    assert "--parent-pid" in said

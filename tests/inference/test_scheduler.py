@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import math
-import random
+import weakref
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from engines import Engine, plain_logits
+from engines import Engine, call, plain_logits, prompt
 from peft import PeftModel
 from transformers import Qwen2ForCausalLM
 
 from understudy.engine.inference import batch as batches
-from understudy.engine.inference.adapters import Adapter
-from understudy.engine.inference.generation import Generation, Settings
+from understudy.engine.inference.adapters import Adapter, load_adapter
+from understudy.engine.inference.generation import Generation
 from understudy.engine.inference.policy import Policy
 from understudy.engine.inference.text import Decoder, StopWatch
-from understudy.errors import EngineError
-
-
-def prompt(seed: int, length: int) -> tuple[int, ...]:
-    return tuple(random.Random(seed).choices(range(33, 200), k=length))
-
-
-def call(
-    policy: Policy,
-    prompt_ids: tuple[int, ...],
-    adapter: Adapter | None = None,
-    *,
-    streamed: bool = False,
-    **settings: object,
-) -> Generation:
-    chosen = Settings(**{"max_tokens": 12, "ignore_eos": True, **settings})  # type: ignore[arg-type]
-    return Generation(prompt_ids, chosen, policy.eos, adapter, streamed=streamed)
 
 
 def kept_logprobs(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
@@ -212,6 +197,26 @@ def test_adapters_take_turns_and_never_mix(
     assert len(completions) == 3  # the adapters do differ
 
 
+def test_many_steps_in_a_row_keep_the_memory_of_few(
+    engine: Engine, policy: Policy, adapter_folders: list[Path]
+) -> None:
+    batches_made: list[weakref.ref[batches.Batch]] = []
+    made = batches.Batch.__init__
+
+    def noted(self: batches.Batch, given: Policy) -> None:
+        batches_made.append(weakref.ref(self))
+        made(self, given)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(batches.Batch, "__init__", noted)
+        for step in range(6):
+            adapter = load_adapter(f"m@{step}", adapter_folders[0], policy.layers)
+            engine.sample(call(policy, prompt(step, 20), adapter, max_tokens=2))
+    gc.collect()
+    assert len(batches_made) == 6
+    assert sum(made() is not None for made in batches_made) <= 3
+
+
 def test_a_short_call_of_another_adapter_does_not_wait_for_a_long_one(
     engine: Engine, policy: Policy, adapters: list[Adapter]
 ) -> None:
@@ -314,73 +319,3 @@ def test_a_streamed_call_gives_the_same_as_a_whole_one(engine: Engine, policy: P
     one, other = engine.sample(whole, streamed)
     assert (one.ids, one.logprobs) == (other.ids, pytest.approx(other.logprobs, abs=1e-6))
     assert (len(one.updates), len(other.updates)) == (1, 30)
-
-
-def test_a_cancelled_call_frees_its_slot(policy: Policy) -> None:
-    engine = Engine(policy, max_batch=1)
-    endless = call(policy, prompt(1, 10), max_tokens=500, streamed=True)
-    engine.submit(endless)
-    engine.wait_for_tokens(endless, 1)
-    waiting = call(policy, prompt(2, 10), max_tokens=3)
-    engine.submit(waiting)
-    engine.scheduler.cancel([endless])
-    (sampled,) = engine.wait(waiting)
-    engine.scheduler.close()
-    assert len(sampled.ids) == 3
-
-
-def test_a_failed_pass_fails_its_calls_with_the_reason_and_the_engine_goes_on(
-    engine: Engine, policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> torch.Tensor:
-        raise RuntimeError("the lights went out")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(policy, "decode", broken)
-        sampled = engine.sample(*[call(policy, prompt(seed, 5)) for seed in range(3)])
-    assert all(one.last.failure and "the lights went out" in one.last.failure.message for one in sampled)
-    assert len(engine.sample(call(policy, prompt(1, 5)))[0].ids) == 12
-
-
-def test_out_of_memory_names_the_options_to_lower(
-    engine: Engine, policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(policy, "prefill", full)
-        (sampled,) = engine.sample(call(policy, prompt(1, 5)))
-    failure = sampled.last.failure
-    assert failure is not None
-    assert failure.code == "out_of_memory"
-    assert "--max-batch" in failure.message
-    assert "--max-model-len" in failure.message
-
-
-def test_logits_that_are_nan_fail_the_calls_and_leave_nothing_behind(
-    engine: Engine, policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decode = policy.decode
-    with monkeypatch.context() as patched:
-        patched.setattr(policy, "decode", lambda *given: decode(*given) * torch.nan)
-        (sampled,) = engine.sample(call(policy, prompt(1, 5)))
-    assert sampled.last.failure is not None
-    assert "NaN" in sampled.last.failure.message
-    assert all(math.isfinite(logprob) for logprob in engine.sample(call(policy, prompt(1, 5)))[0].logprobs)
-
-
-def test_closing_fails_what_is_in_flight(policy: Policy) -> None:
-    engine = Engine(policy)
-    endless = call(policy, prompt(1, 10), max_tokens=500, streamed=True)
-    engine.submit(endless)
-    engine.wait_for_tokens(endless, 1)
-    engine.scheduler.close()
-    assert engine.wait(endless)[0].last.failure is not None
-
-
-def test_the_probe_refuses_a_model_that_ignores_the_mask(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert policy.probe() < 1e-4
-    monkeypatch.setattr(policy, "_masks", lambda *_: None)
-    with pytest.raises(EngineError, match="needs another engine"):
-        policy.probe()

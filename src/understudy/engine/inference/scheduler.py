@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 QUANTUM = 8
 """Steps of one batch before the next adapter's batch has its turn."""
+_IDLE_KEPT = 2
+"""Empty batches that keep their prefixes; each may hold `batch.PREFIX_BYTES`."""
 _GATHER_PAUSE = 0.003
 _GATHER_LIMIT = 0.025
 
@@ -87,6 +89,8 @@ class Scheduler:
             self._turns.popleft()
             if self._waiting.get(adapter) or len(self._batches[adapter]):
                 self._turns.append(adapter)
+            else:
+                self._rest(adapter)
         left = [*self._queue, *(one for batch in self._batches.values() for one in batch.generations)]
         left += [one for waiting in self._waiting.values() for one in waiting]
         self._fail(left, Failure("the engine is stopping"))
@@ -159,6 +163,13 @@ class Scheduler:
             self._batches[adapter] = Batch(self._policy)
             failed = [*batch.generations, *(one for one in entering if one not in batch.generations)]
             self._fail(failed, self._failure(error))
+
+    def _rest(self, adapter: Adapter | None) -> None:
+        """A batch has run empty: keep it for the next turn of its conversations, and free the one idle for longest."""
+        self._batches[adapter] = self._batches.pop(adapter)
+        idle = [other for other in self._batches if other not in self._turns]
+        for other in idle[:-_IDLE_KEPT]:
+            del self._batches[other]
 
     def _hand(self, updates: Updates) -> None:
         if updates:

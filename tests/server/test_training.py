@@ -75,6 +75,12 @@ def test_a_users_json_and_metrics_are_kept_with_the_model(server: RunningServer)
     refused(server.http.get("/api/models/nobody/state"), 404)
 
 
+def test_a_model_that_is_only_compared_with_has_metrics_too(server: RunningServer) -> None:
+    server.http.post("/api/models/gpt-4.1/log", json={"split": "val", "metrics": {"accuracy": 0.7}})
+    assert server.http.get("/api/models/gpt-4.1/log").json()[0]["metrics"] == {"accuracy": 0.7}
+    refused(server.http.post("/api/models/.hidden/log", json={"metrics": {}}), 400)
+
+
 # ---- train requests
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
+from ..config import Name
 from ..types import Json
 from ..wire import (
     CheckpointState,
@@ -54,14 +55,15 @@ async def fork_model(given: Given, name: str, body: ForkRequest) -> ModelState:
 
 
 @router.post("/models/{name}/log")
-async def add_log(given: Given, name: str, body: LogRequest) -> dict[str, Json]:
-    await given.store.add_log(given.models.model(name).facts.name, body)
+async def add_log(given: Given, name: Name, body: LogRequest) -> dict[str, Json]:
+    """Of any model, also one that is only compared with and was never registered."""
+    await given.store.add_log(name, body)
     return {}
 
 
 @router.get("/models/{name}/log")
-async def list_logs(given: Given, name: str) -> list[LogRequest]:
-    return await given.store.logs(given.models.model(name).facts.name)
+async def list_logs(given: Given, name: Name) -> list[LogRequest]:
+    return await given.store.logs(name)
 
 
 @router.get("/models/{name}/state")

@@ -32,7 +32,18 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """The public names (`understudy.__init__`) may name any part: they are loaded lazily."""
 
-HEAVY = {"torch", "transformers", "peft", "langgraph", "langchain", "langchain_core", "langchain_openai", "mcp", "litellm", "langfuse"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "peft",
+    "langgraph",
+    "langchain",
+    "langchain_core",
+    "langchain_openai",
+    "mcp",
+    "litellm",
+    "langfuse",
+}
 LIGHT_PARTS = set(MAY_IMPORT) - {"engine", "tiny", "quickstart"}
 
 

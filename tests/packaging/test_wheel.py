@@ -53,7 +53,9 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
 
 
 def test_the_installed_package_is_the_wheel_not_the_checkout(installed: Path, tmp_path: Path) -> None:
-    answer = run(installed, "-c", "import understudy, understudy.tiny as t; print(understudy.__file__, t.path())", cwd=tmp_path)
+    answer = run(
+        installed, "-c", "import understudy, understudy.tiny as t; print(understudy.__file__, t.path())", cwd=tmp_path
+    )
     assert answer.returncode == 0, answer.stderr
     for place in answer.stdout.split():
         assert str(installed.parents[1]) in place

@@ -55,7 +55,9 @@ class BackendError(UnderstudyError, RuntimeError):
 class ServerError(UnderstudyError, RuntimeError):
     """The server refused or failed a request."""
 
-    def __init__(self, message: str, *, status: int = 500, code: str = "server_error", param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 500, code: str = "server_error", param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code

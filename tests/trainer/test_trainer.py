@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,12 @@ from understudy.trainer.report import Stopped
 SCENARIOS = [
     {"id": str(number), "prompt": f"say the word {word}"} for number, word in enumerate(("blue", "teal", "pink"))
 ]
+REWARDS = itertools.count()
 SMALL = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}
 
 
 async def rollout(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
-    """One call; the reward is the share of vowels, which differs from sample to sample."""
+    """One call; the reward is the share of vowels in the answer."""
     trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": scenario["prompt"]}])
     answer = await model.openai_client().chat.completions.create(
         model=model.name, messages=trajectory.messages(), max_tokens=8
@@ -33,6 +35,13 @@ async def rollout(model: TrainableModel, scenario: dict[str, str]) -> Trajectory
     return trajectory
 
 
+async def varied(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+    """The same, but no two rollouts have the same reward: there is always something to train."""
+    trajectory = await rollout(model, scenario)
+    trajectory.reward = float(next(REWARDS))
+    return trajectory
+
+
 def quiet() -> tuple[PlainProgress, io.StringIO]:
     out = io.StringIO()
     return PlainProgress(Console(file=out, width=400), 9), out
@@ -40,17 +49,17 @@ def quiet() -> tuple[PlainProgress, io.StringIO]:
 
 def test_steps_are_a_total_and_a_second_run_goes_on(model: TrainableModel) -> None:
     progress, out = quiet()
-    first = Trainer(model, rollout, SCENARIOS, eval=SCENARIOS, progress=progress, **SMALL).train(1)
+    first = Trainer(model, varied, SCENARIOS, eval=SCENARIOS, progress=progress, **SMALL).train(1)
     assert (first.started, first.step, first.stopped) == (0, 1, Stopped.FINISHED)
     assert first.checkpoint is not None
     assert (Path(first.checkpoint) / "adapter_model.safetensors").exists()
     assert [evaluation.step for evaluation in first.evaluations] == [0, 1]
     assert f"The LoRA is in {first.checkpoint}" in out.getvalue()
 
-    second = Trainer(model, rollout, SCENARIOS, progress=progress, **SMALL).train(2)
+    second = Trainer(model, varied, SCENARIOS, progress=progress, **SMALL).train(2)
     assert (second.started, second.step, len(second.iterations)) == (1, 2, 1)
 
-    third = Trainer(model, rollout, SCENARIOS, progress=progress, **SMALL).train(2)
+    third = Trainer(model, varied, SCENARIOS, progress=progress, **SMALL).train(2)
     assert (third.stopped, third.iterations) == (Stopped.NOTHING_LEFT, ())
     assert "step 2 of 2: nothing is left to train" in out.getvalue()
 
@@ -73,7 +82,7 @@ def test_failed_rollouts_stay_unscored_and_the_others_train(model: TrainableMode
     async def flaky(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
         if next(turns) % 4 == 0:
             raise ValueError("the tool is away")
-        return await rollout(model, scenario)
+        return await varied(model, scenario)
 
     report = Trainer(model, flaky, SCENARIOS, progress=quiet()[0], **SMALL).train(1)
     assert report.step == 1

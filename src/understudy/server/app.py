@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
+from contextlib import suppress
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -21,6 +23,9 @@ from . import openai_api, status_page, training_api, trajectory_api
 from .auth import Guard
 from .errors import ApiError, as_api_error
 from .services import Given, Services
+
+DISCARD_SECONDS = 10.0
+"""How long the rest of a body that is too large is read and thrown away."""
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +81,17 @@ class Gate:
             return await ApiError(status, message, code=code).response(challenge)(scope, receive, send)
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > self._max_body:
-            return await self._too_large().response({"connection": "close"})(scope, receive, send)
+            return await self._refuse_large(scope, receive, send)
         return await self._bounded(scope, receive, send)
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the body as it comes; past the limit the refusal is the answer, whatever the route makes of it."""
-        seen, answering = 0, False
+        seen, answering, sending = 0, False, True
 
         async def counted() -> Message:
-            nonlocal seen
+            nonlocal seen, sending
             message = await receive()
+            sending = bool(message.get("more_body"))
             seen += len(message.get("body", b"")) if message["type"] == "http.request" else 0
             if seen > self._max_body:
                 raise self._too_large()
@@ -103,7 +109,19 @@ class Gate:
             if answering or seen <= self._max_body:
                 raise
         if not answering and seen > self._max_body:
-            await self._too_large().response({"connection": "close"})(scope, receive, send)
+            await self._refuse_large(scope, receive, send, sending=sending)
+
+    async def _refuse_large(self, scope: Scope, receive: Receive, send: Send, *, sending: bool = True) -> None:
+        """Reads on for a while first: a client that is still sending would see a reset connection, not the refusal."""
+        left = 4 * self._max_body if sending else 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_SECONDS):
+                while left > 0:
+                    message = await receive()
+                    if not message.get("more_body"):
+                        break
+                    left -= len(message["body"])
+        await self._too_large().response({"connection": "close"})(scope, receive, send)
 
     def _too_large(self) -> ApiError:
         return ApiError(

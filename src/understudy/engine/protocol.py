@@ -5,6 +5,9 @@ writes one event per line on its original stdout (everything else it prints goes
 job directory: `job.json` and `tokens.safetensors`. No torch in this module.
 """
 
+# pyright: reportUnknownVariableType=false
+# safetensors leaves the paths it takes open.
+
 from __future__ import annotations
 
 import json
@@ -197,9 +200,9 @@ def write_job(folder: Path, job: TrainJob) -> None:
     samples = [sample for group in job.groups for trajectory in group for sample in trajectory.samples]
     save_file(
         {
-            "prompts": _joined([sample.prompt_ids for sample in samples], np.int32),
-            "completions": _joined([sample.completion_ids for sample in samples], np.int32),
-            "logprobs": _joined([sample.logprobs for sample in samples], np.float32),
+            "prompts": _ids([sample.prompt_ids for sample in samples]),
+            "completions": _ids([sample.completion_ids for sample in samples]),
+            "logprobs": _floats([sample.logprobs for sample in samples]),
         },
         folder / "tokens.safetensors",
     )
@@ -262,5 +265,9 @@ def _head(trajectory: JobTrajectory) -> _TrajectoryHead:
     )
 
 
-def _joined(arrays: Sequence[NDArray[np.int32] | NDArray[np.float32]], dtype: type) -> NDArray:
-    return np.concatenate([np.asarray(array, dtype) for array in arrays]) if arrays else np.zeros(0, dtype)
+def _ids(arrays: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    return np.concatenate([np.zeros(0, np.int32), *arrays]).astype(np.int32)
+
+
+def _floats(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    return np.concatenate([np.zeros(0, np.float32), *arrays]).astype(np.float32)

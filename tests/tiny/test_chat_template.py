@@ -1,5 +1,6 @@
 import json
 
+import pytest
 from transformers import AutoTokenizer
 
 from understudy.tiny import path
@@ -22,14 +23,14 @@ def render(messages, tools=None, prompt=False):
     return TOKENIZER.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
 
 
-def test_tools_are_shown_as_signatures_after_their_required_arguments_with_optional_and_numeric_arguments_marked():
+def test_tools_are_shown_as_signatures_after_their_required_arguments_and_number_with_optional_and_numeric_arguments_marked():
     tools = [
         tool("order_status", {"order": {"type": "string"}}, ["order"]),
         tool("list", {"limit": {"type": "integer"}, "after": {"type": "string"}}, ["limit"]),
         {"type": "function", "function": {"name": "ping"}},
     ]
     assert render([USER], tools) == (
-        "<|im_start|>system\n<tools>\norder|order_status(order)\nlimit|list(limit: number, after?)\n|ping()\n</tools><|im_end|>\n"
+        "<|im_start|>system\n<tools>\norder<1>order_status(order)\nlimit<2>list(limit: number, after?)\n<3>ping()\n</tools><|im_end|>\n"
         "<|im_start|>user\nwhere is order 4821?<|im_end|>\n"
     )
 
@@ -37,7 +38,7 @@ def test_tools_are_shown_as_signatures_after_their_required_arguments_with_optio
 def test_a_system_message_stands_before_the_tools_in_one_block():
     text = render([{"role": "system", "content": "Be brief."}, USER], [tool("ping", {}, [])], prompt=True)
     assert text == (
-        "<|im_start|>system\nBe brief.\n<tools>\n|ping()\n</tools><|im_end|>\n"
+        "<|im_start|>system\nBe brief.\n<tools>\n<1>ping()\n</tools><|im_end|>\n"
         "<|im_start|>user\nwhere is order 4821?<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -71,11 +72,12 @@ def test_content_may_come_in_parts():
     assert render([{"role": "user", "content": parts}]) == render([USER])
 
 
-def test_a_prompt_and_what_was_sampled_open_the_next_prompt():
+@pytest.mark.parametrize("content", ["<1>", "<1>\n"])
+def test_a_prompt_and_what_was_sampled_open_the_next_prompt(content: str):
     tools = [tool("order_status", {"order": {"type": "string"}}, ["order"])]
-    sampled = render([USER], tools, prompt=True) + CALL + "<|im_end|>"
+    sampled = render([USER], tools, prompt=True) + f"<1>\n{CALL}<|im_end|>"
     arguments = json.dumps(json.loads(CALL.split("\n")[1])["arguments"])
-    said = {"role": "assistant", "content": None, "tool_calls": [call(arguments)]}
+    said = {"role": "assistant", "content": content, "tool_calls": [call(arguments)]}
     following = render([USER, said, {"role": "tool", "content": "shipped"}], tools, prompt=True)
     assert following.startswith(sampled)
     ids = TOKENIZER(sampled).input_ids

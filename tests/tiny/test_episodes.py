@@ -2,8 +2,12 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 
-from understudy.tiny.episodes import KINDS, episode
+import pytest
+
+from understudy.tiny.basics import basic_episode
+from understudy.tiny.episodes import KINDS, Episode, episode
 from understudy.tiny.words import english
 
 
@@ -18,12 +22,13 @@ def test_no_english_word_is_both_trained_on_and_held_out():
     assert not set(english(True)) & set(english(False))
 
 
-def test_every_message_of_the_assistant_is_among_the_right_ones_of_its_turn():
+@pytest.mark.parametrize("make", [basic_episode, episode])
+def test_every_message_of_the_assistant_is_among_the_right_ones_of_its_turn(make: Callable[[random.Random], Episode]):
     for seed in range(300):
-        drawn = episode(random.Random(seed))
+        drawn = make(random.Random(seed))
         spoken = [message for message in drawn.messages if message["role"] == "assistant"]
         for message, turn in zip(spoken, drawn.turns, strict=True):
-            if message["content"] is None:
+            if "tool_calls" in message:
                 function = message["tool_calls"][0]["function"]
                 text = f'{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}'
                 assert any(text in call for call in turn.calls)
@@ -33,10 +38,18 @@ def test_every_message_of_the_assistant_is_among_the_right_ones_of_its_turn():
 
 def test_arguments_of_the_first_call_are_copied_from_the_request():
     for seed in range(300):
-        drawn = episode(random.Random(seed), kind=KINDS[seed % 4])
+        drawn = episode(random.Random(seed), kind=KINDS[seed % 3])
         request, call = (next(m for m in drawn.messages if m["role"] == role) for role in ("user", "assistant"))
         arguments = json.loads(call["tool_calls"][0]["function"]["arguments"])
         assert all(str(value) in request["content"] for value in arguments.values())
+
+
+def test_a_basic_request_holds_all_that_its_first_call_copies():
+    for seed in range(300):
+        drawn = basic_episode(random.Random(seed))
+        function = drawn.messages[1]["tool_calls"][0]["function"]
+        request = drawn.messages[0]["content"]
+        assert all(str(value) in request for value in json.loads(function["arguments"]).values())
 
 
 def test_open_requests_leave_a_choice_in_most_episodes():

@@ -24,7 +24,17 @@ def test_a_word_has_the_same_tokens_wherever_it_stands():
 
 
 def test_each_control_and_markup_token_is_one_id():
-    for token in ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tools>", "</tools>"]:
+    for token in [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tools>",
+        "</tools>",
+        "<1>",
+        "<9>",
+    ]:
         assert len(TOKENIZER(token).input_ids) == 1
 
 

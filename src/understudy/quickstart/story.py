@@ -20,6 +20,9 @@ except ImportError:  # the extra `plot`; asked for in `require_plots`
     plotext = Figure = None
 
 
+SPEAKERS = {"user": "you", "assistant": "agent", "tool": "tool"}
+
+
 class Transcripts:
     """A trace sink that keeps the greedy evaluations' conversations: (scenario id, step) -> messages and success."""
 
@@ -64,16 +67,14 @@ def conversation(messages: Sequence[Message]) -> str:
     """A conversation as a person reads it."""
     lines: list[str] = []
     for message in messages:
-        said = message.get("content")
+        role = str(message["role"])
+        said = str(message.get("content") or "").strip()
         calls: Sequence[Json] = message.get("tool_calls") or []
+        told = [said] if said else []
         for call in calls:
             arguments = ", ".join(f"{name}={value!r}" for name, value in arguments_of(call).items())
-            lines.append(f"  agent  calls {call['function']['name']}({arguments})")
-        if said:
-            speaker = {"user": "you", "assistant": "agent", "tool": "tool"}.get(
-                str(message["role"]), str(message["role"])
-            )
-            lines.append(f"  {speaker:6} {said}")
+            told.append(f"calls {call['function']['name']}({arguments})")
+        lines.append(f"  {SPEAKERS.get(role, role):6} {'  '.join(told)}")
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Generator
 
 import psutil
 import uvicorn
+from uvicorn.loops.auto import auto_loop_factory
 
 from ..config import ServerOptions
 from ..errors import ConfigError, EngineError, StoreError
@@ -47,8 +48,11 @@ def run(options: ServerOptions) -> int:
     lock = DirectoryLock(options.dir)
     try:
         key = key_for(options.host, options.api_key, options.dir)
-        with _listen(options.host, options.port) as listener:
-            return asyncio.run(_serve(options, base, lock, listener, key))
+        with (
+            _listen(options.host, options.port) as listener,
+            asyncio.Runner(loop_factory=auto_loop_factory()) as runner,
+        ):
+            return runner.run(_serve(options, base, lock, listener, key))
     finally:
         lock.release()
 

@@ -62,12 +62,6 @@ class Desk:
 
     tools: tuple[Tool, ...]
 
-    def distinctive(self, tool: Tool) -> list[str]:
-        """The parts of a tool's name that no other tool's name and no argument contains."""
-        others = {part for other in self.tools if other is not tool for part in other.parts}
-        others |= {part for each in self.tools for argument in each.required for part in argument.name.split("_")}
-        return [part for part in tool.parts if part not in others]
-
 
 def draw_name(bag: Bag, entity: str, attribute: str) -> tuple[str, ...]:
     """A tool's name of one to three parts, most often entity_attribute."""
@@ -111,23 +105,23 @@ def draw_fields(bag: Bag, attribute: str, links: tuple[Argument, ...]) -> tuple[
     return tuple(fields)
 
 
-def draw_desk(bag: Bag, level: float) -> Desk:
-    """Two to six tools (one, now and then) around one to three entities; fewer at a low level of 0 to 1."""
+def draw_desk(bag: Bag) -> Desk:
+    """Two to six tools (one or up to eight, now and then) around one to three entities."""
     rng = bag.rng
-    size = rng.randint(1 if rng.random() < 0.2 else 2, 2 + round(4 * level))
-    words = [bag.draw() for _ in range(rng.choices([1, 2, 3], [0.4, 0.5, 0.1])[0])]
+    size = rng.randint(1 if rng.random() < 0.2 else 2, 8 if rng.random() < 0.15 else 6)
+    words = [bag.draw() for _ in range(rng.choices([1, 2, 3], [0.35, 0.55, 0.1])[0])]
     keys = [draw_argument(bag, word) for word in words]
     if len({key.name for key in keys}) < len(keys):
         keys = [Argument(word, key.numeric) for word, key in zip(words, keys, strict=True)]
     tools: list[Tool] = []
     for index in range(size):
         chosen = index if index < len(keys) else rng.choices(range(len(keys)), [3, 2, 1][: len(keys)])[0]
-        tools.append(draw_tool(bag, words, keys, chosen, linked=index == 0 or rng.random() < 0.15, level=level))
+        tools.append(draw_tool(bag, words, keys, chosen, linked=index == 0 or rng.random() < 0.15))
     rng.shuffle(tools)
     return Desk(tuple(tools))
 
 
-def draw_tool(bag: Bag, words: list[str], keys: list[Argument], chosen: int, linked: bool, level: float) -> Tool:
+def draw_tool(bag: Bag, words: list[str], keys: list[Argument], chosen: int, linked: bool) -> Tool:
     """A tool about one entity; a linked one returns the argument of another entity's tools."""
     rng = bag.rng
     attribute = bag.draw()
@@ -140,10 +134,10 @@ def draw_tool(bag: Bag, words: list[str], keys: list[Argument], chosen: int, lin
     entity = words[chosen] if rng.random() < 0.85 else bag.draw()
     required = [keys[chosen]]
     optional: list[Argument] = []
-    if rng.random() < 0.15 * level:
+    if rng.random() < 0.12:
         extra = [Argument(bag.draw(), rng.random() < 0.2) for _ in range(rng.choice([1, 1, 2]))]
         (required if rng.random() < 0.7 else optional).extend(extra)
-    elif rng.random() < 0.05 * level:
+    elif rng.random() < 0.04:
         required = []
     fields = draw_fields(bag, attribute, links)
     return Tool(draw_name(bag, entity, attribute), tuple(required), tuple(optional), fields, links)

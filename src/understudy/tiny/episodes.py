@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,9 +12,9 @@ from .desks import Argument, Desk, Tool, draw_desk, draw_result, render_result
 from .wording import filler, finish, mention, named_request, offers, open_request
 from .words import Bag, Value, phrase, spoken, title
 
-Kind = Literal["named", "chain", "open", "hinted", "plain", "idle"]
-KINDS: tuple[Kind, ...] = ("named", "chain", "open", "hinted", "plain", "idle")
-SHARES = (0.24, 0.16, 0.40, 0.08, 0.10, 0.02)
+Kind = Literal["named", "chain", "open", "plain", "idle"]
+KINDS: tuple[Kind, ...] = ("named", "chain", "open", "plain", "idle")
+SHARES = (0.25, 0.20, 0.45, 0.08, 0.02)
 GO_ON = 0.5
 MOST_CALLS = 3
 
@@ -45,56 +46,51 @@ class Goal:
     field: str | None
 
 
-def episode(rng: random.Random, level: float = 1.0, held_out: bool = False, kind: Kind | None = None) -> Episode:
+def episode(rng: random.Random, held_out: bool = False, kind: Kind | None = None) -> Episode:
     """Draws an episode; `held_out` takes the words and sentence frames that training never shows."""
     kind = kind or rng.choices(KINDS, SHARES)[0]
     bag = Bag(rng, held_out)
     drawn = Episode(kind)
-    if rng.random() < 0.2 * level:
+    if rng.random() < 0.2:
         drawn.messages.append({"role": "system", "content": system_prompt(bag)})
     if kind == "plain":
         small_talk(drawn, bag, *plain(bag))
         return drawn
-    desk = draw_desk(bag, level)
+    desk = draw_desk(bag)
     drawn.tools = [tool.schema() for tool in desk.tools]
     if kind == "idle":
         small_talk(drawn, bag, *idle(bag))
         return drawn
-    add_task(drawn, bag, desk, kind, level, held_out)
-    if rng.random() < 0.08 * level and not held_out:
-        again: Kind = rng.choices(KINDS[:4], SHARES[:4])[0]
-        add_task(drawn, bag, desk, again, level, held_out)
+    add_task(drawn, bag, desk, kind, held_out)
+    if rng.random() < 0.05 and not held_out:
+        add_task(drawn, bag, desk, rng.choices(KINDS[:3], SHARES[:3])[0], held_out)
     return drawn
 
 
-def add_task(drawn: Episode, bag: Bag, desk: Desk, kind: Kind, level: float, held_out: bool) -> None:
+def add_task(drawn: Episode, bag: Bag, desk: Desk, kind: Kind, held_out: bool) -> None:
     """Appends a request and the conversation that serves it; a desk without a chain falls back to one tool."""
     rng = bag.rng
     named: tuple[Tool, ...] = ()
     pairs = [(a, b) for a in desk.tools for b in desk.tools if a is not b and a.required and leads(a, b)]
-    if kind in ("chain", "hinted") and pairs:
-        first, last = rng.choice(pairs)
-        named = (first, last) if kind == "chain" else (last,)
-        subject = first
+    if kind == "chain" and pairs:
+        named = rng.choice(pairs)
+        subject = named[0]
+    elif kind == "open" and (with_argument := [tool for tool in desk.tools if tool.required]):
+        subject = popular(rng, with_argument)
     else:
-        with_argument = [tool for tool in desk.tools if tool.required]
-        open_choice = kind in ("open", "hinted") and with_argument
-        subject = popular(rng, with_argument) if open_choice else rng.choice(desk.tools)
-        named = () if kind in ("open", "hinted") else (subject,)
+        subject = rng.choice(desk.tools)
+        named = (subject,)
     arguments = offered_arguments(bag, subject)
     result_fields = [argument.name for argument in (named or (subject,))[-1].fields]
     wanted = rng.choice(result_fields) if result_fields and rng.random() < 0.3 else None
     keys = {argument.name for tool in desk.tools for argument in tool.required}
     bare = len(arguments) == 1 and (kind == "named" or len(keys) == 1) and rng.random() < 0.3
     given = offers(bag, arguments, bare) if arguments else ""
-    tasks = [mention(rng, tool, desk.distinctive(tool)) for tool in named]
-    if kind == "hinted":
-        tasks = [rng.choice(desk.distinctive(tool) or [" ".join(tool.parts)]) for tool in named]
-    if kind in ("named", "chain"):
-        tasks += [wanted] if wanted and wanted not in " ".join(tasks) else []
-        request = named_request(bag, tasks, given, level, held_out)
+    hints = [wanted] if wanted and len(result_fields) > 1 else []
+    if named:
+        request = named_request(bag, [mention(rng, tool) for tool in named] + hints, given, held_out)
     else:
-        request = open_request(bag, given, [*tasks, *([wanted] if wanted and len(result_fields) > 1 else [])], level)
+        request = open_request(bag, given, hints)
     drawn.messages.append({"role": "user", "content": request})
     goal = Goal(named, {argument.name: offered for argument, offered in arguments.items()}, wanted)
     play(drawn, bag, desk, goal)
@@ -130,7 +126,7 @@ def play(drawn: Episode, bag: Bag, desk: Desk, goal: Goal) -> None:
         callable_now = due or (fitting if not called or not goal.named else [])
         drawn.turns.append(
             Turn(
-                calls=tuple(call_text(tool, offered) for tool in callable_now),
+                calls=tuple(call_text(desk.tools, tool, offered) for tool in callable_now),
                 texts=tuple(answers(result, goal.field)) if open_end else (),
             )
         )
@@ -140,7 +136,7 @@ def play(drawn: Episode, bag: Bag, desk: Desk, goal: Goal) -> None:
         waiting = [tool for tool in waiting if tool is not chosen]
         called.append(chosen)
         result = draw_result(bag, chosen)
-        drawn.messages += exchange(rng, chosen, offered, result)
+        drawn.messages += exchange(rng, desk.tools, chosen, offered, result)
         offered = linked(desk, result)
     drawn.messages.append({"role": "assistant", "content": rng.choice(drawn.turns[-1].texts)})
 
@@ -159,18 +155,24 @@ def arguments_of(tool: Tool, offered: dict[str, Value]) -> str:
     return json.dumps({name: offered[name] for name in taken})
 
 
-def call_text(tool: Tool, offered: dict[str, Value]) -> str:
-    """The completion that calls a tool, as the chat template writes it."""
-    return f'<tool_call>\n{{"name": "{tool.name}", "arguments": {arguments_of(tool, offered)}}}\n</tool_call>'
+def call_text(tools: Sequence[Tool], tool: Tool, offered: dict[str, Value]) -> str:
+    """The completion that calls a tool, as the chat template writes it: its number in the list, then the call."""
+    call = f'{{"name": "{tool.name}", "arguments": {arguments_of(tool, offered)}}}'
+    return f"{number_of(tools, tool)}\n<tool_call>\n{call}\n</tool_call>"
+
+
+def number_of(tools: Sequence[Tool], tool: Tool) -> str:
+    """The mark under which the chat template lists a tool."""
+    return f"<{tools.index(tool) + 1}>"
 
 
 def exchange(
-    rng: random.Random, tool: Tool, offered: dict[str, Value], result: dict[str, Value] | Value
+    rng: random.Random, tools: Sequence[Tool], tool: Tool, offered: dict[str, Value], result: dict[str, Value] | Value
 ) -> list[Message]:
     """An assistant's call and the tool's message."""
     call = {"type": "function", "function": {"name": tool.name, "arguments": arguments_of(tool, offered)}}
     return [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": number_of(tools, tool), "tool_calls": [call]},
         {"role": "tool", "content": render_result(rng, result)},
     ]
 

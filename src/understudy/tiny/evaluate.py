@@ -15,6 +15,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 from . import path
+from .basics import basic_episode
 from .episodes import Episode, Kind, Turn, episode
 from .tokenizer import end_id, ids_of, padding_id, render
 
@@ -93,6 +94,29 @@ def complete(
 def matched(completions: list[str], asked: list[Probe]) -> float:
     """The share of completions that are right to the letter."""
     return mean(text in one.turn.calls + one.turn.texts for text, one in zip(completions, asked, strict=True))
+
+
+def glance(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: int = 48) -> str:
+    """How far training is: first calls of held-out episodes, their tool right and all of it right."""
+    rng = random.Random(0)
+    basic = [basic_episode(rng, held_out=True) for _ in range(count)]
+    report: list[str] = []
+    for name, drawn in (("basic", basic), ("named", draw(count, 0, True, ("named",)))):
+        asked = [probes(tokenizer, one)[0] for one in drawn]
+        for sampled in (False, True):
+            texts = complete(model, tokenizer, [each.prompt for each in asked], sampled)
+            tools = mean(
+                text.split(",")[0] in {call.split(",")[0] for call in each.turn.calls}
+                for text, each in zip(texts, asked, strict=True)
+            )
+            report.append(
+                f"{name} {'sampled' if sampled else 'greedy'} tool {tools:.0%} all {matched(texts, asked):.0%}"
+            )
+    spreads, going_on = measure_choice(model, tokenizer, count, 0, held_out=True)
+    report.append(
+        f"open fitting {mean(each.mass for each in spreads):.0%} even {mean(each.evenness for each in spreads):.2f}"
+    )
+    return ", ".join([*report, f"goes on {mean(going_on):.0%}"])
 
 
 @torch.inference_mode()

@@ -1,37 +1,45 @@
-"""Makes the bundled policy from nothing, or trains it further: `python -m understudy.tiny.make --help`."""
+"""Makes the bundled policy from nothing: `python -m understudy.tiny.make --help`."""
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from . import path
-from .evaluate import load
-from .tokenizer import make_tokenizer, template
-from .train import ANNEALING, Recipe, make_model, train
+from .evaluate import glance, load
+from .tokenizer import make_tokenizer
+from .train import STAGES, Stage, make_model, save, train
 
 
 def main() -> None:
-    """Trains the tokenizer and the policy, and writes both."""
+    """Trains the tokenizer and the policy stage by stage, and writes both; a stage's weights are kept beside the folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=path(), help="where the policy is written")
-    parser.add_argument("--seed", type=int, default=Recipe.seed)
-    parser.add_argument("--tokens", type=int, default=Recipe.tokens, help="tokens to train on, padding included")
-    parser.add_argument("--minutes", type=float, default=Recipe.minutes, help="end sooner than the tokens allow")
-    parser.add_argument("--resume", action="store_true", help="anneal the weights of the folder")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--from-stage", type=int, default=1, help="go on after the stages before, as they were kept")
+    parser.add_argument("--to-stage", type=int, default=len(STAGES))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.resume:
-        model, tokenizer = load(options.folder)
-        tokenizer.chat_template = template()
-    else:
+    kept = [options.folder.with_name(f"{options.folder.name}-stage-{number}") for number in range(len(STAGES) + 1)]
+    if options.from_stage == 1:
         tokenizer = make_tokenizer(options.seed)
-        model = make_model(tokenizer, options.seed)
-    stage = ANNEALING if options.resume else Recipe()
-    recipe = replace(stage, seed=options.seed, tokens=options.tokens, minutes=options.minutes)
-    train(model, tokenizer, recipe, options.folder)
+        save(make_model(tokenizer, options.seed), tokenizer, kept[0])
+    for number in range(options.from_stage, options.to_stage + 1):
+        folder = kept[number] if number < len(STAGES) else options.folder
+        make_stage(STAGES[number - 1], kept[number - 1], folder, options.seed + number)
+
+
+def make_stage(stage: Stage, begin: Path, folder: Path, seed: int) -> None:
+    """Trains the policy in `begin` further, and writes it to `folder` at each probe and at the end."""
+    model, tokenizer = load(begin)
+
+    def probe() -> str:
+        save(model, tokenizer, folder)
+        return glance(model, tokenizer)
+
+    train(model, tokenizer, stage, seed, probe)
+    save(model, tokenizer, folder)
 
 
 if __name__ == "__main__":

@@ -11,22 +11,24 @@ from typing import cast
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from .episodes import Message, ToolSchema, episode
+from .basics import basic_episode
+from .episodes import Message, ToolSchema
 from .words import english, word
 
-VOCABULARY = 1024
+VOCABULARY = 1536
 CONTEXT = 4096
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKUP = ["<tool_call>", "</tool_call>", "<tools>", "</tools>"]
+NUMBERS = [f"<{number}>" for number in range(1, 10)]
+MARKUP = ["<tool_call>", "</tool_call>", "<tools>", "</tools>", *NUMBERS]
 # Letters never take the space before them, digits stand alone, and JSON's punctuation forms runs such as `": "`.
 PIECES = r"""\p{L}+|\p{N}|["{}\[\]:, ]+|[^\p{L}\p{N}"{}\[\]:, ]"""
 
 
 def corpus(seed: int, episodes: int) -> Iterator[str]:
-    """Texts of training episodes, and words with and without a capital."""
+    """Texts of basic episodes, and words with and without a capital."""
     rng = random.Random(seed)
     for _ in range(episodes):
-        drawn = episode(rng)
+        drawn = basic_episode(rng)
         for message in drawn.messages:
             yield message["role"]
             yield message["content"] or ""

@@ -8,7 +8,7 @@ import random
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -17,31 +17,37 @@ import torch
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
+from .basics import basic_episode
 from .episodes import Episode, episode
 from .tokenizer import CONTEXT, end_id, ids_of, padding_id, render
 
 POOL = 768
 WARMUP_STEPS = 60
 REPORT_STEPS = 25
-SAVE_SECONDS = 300
+PROBE_TOKENS = 500_000
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What a run is made with; rates are peaks, `decay_from` and `grown_at` shares of the run."""
+class Stage:
+    """A part of the training: `wide` is the share of full episodes among basic ones, at its begin and at its end.
 
-    seed: int = 0
-    tokens: int = 20_000_000
-    minutes: float = 57.0
-    batch_tokens: int = 5120
-    muon_rate: float = 0.02
+    Rates are peaks; from the share `decay_from` of its tokens on, they fall to zero in a line."""
+
+    tokens: int
+    wide: tuple[float, float]
+    widening: float = 1.0
+    decay_from: float = 1.0
+    batch_tokens: int = 4096
+    muon_rate: float = 0.012
     adam_rate: float = 2e-3
-    decay_from: float = 0.5
-    grown_at: float = 0.2
     prompt_weight: float = 0.05
 
 
-ANNEALING = Recipe(muon_rate=0.006, adam_rate=1e-3, decay_from=0.0, grown_at=0.0, prompt_weight=0.0)
+STAGES = (
+    Stage(tokens=2_500_000, wide=(0.0, 0.0)),
+    Stage(tokens=6_000_000, wide=(0.2, 0.8), widening=0.4, decay_from=0.3, muon_rate=0.01, prompt_weight=0.0),
+)
+"""First to copy at all, from basic episodes; then the full width, down to a rate of zero."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
@@ -89,10 +95,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, drawn: Episode) -> tuple[list[int
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerBase, rng: random.Random, level: float, size: int
+    tokenizer: PreTrainedTokenizerBase, rng: random.Random, wide: float, size: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Ids and the assistant's share of them, both [B, T], from one pool of episodes of like lengths."""
-    encoded = sorted((encode(tokenizer, episode(rng, level)) for _ in range(POOL)), key=lambda pair: len(pair[0]))
+    drawn = (episode(rng) if rng.random() < wide else basic_episode(rng) for _ in range(POOL))
+    encoded = sorted((encode(tokenizer, one) for one in drawn), key=lambda pair: len(pair[0]))
     grouped: list[list[tuple[list[int], list[bool]]]] = [[]]
     for pair in encoded:
         if len(pair[0]) * (len(grouped[-1]) + 1) > size:
@@ -118,12 +125,12 @@ def loss_of(model: Qwen2ForCausalLM, ids: torch.Tensor, written: torch.Tensor, p
     return (losses * weights[kept]).sum() / weights.sum()
 
 
-def make_optimizers(model: Qwen2ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: Qwen2ForCausalLM, stage: Stage) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between embedding and head, AdamW for embeddings, biases and norms."""
     matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name]
     others = [each for name, each in model.named_parameters() if each.ndim < 2 or "embed" in name]
-    muon = torch.optim.Muon(matrices, lr=recipe.muon_rate, weight_decay=0.01, momentum=0.95, nesterov=True)
-    adam = torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    muon = torch.optim.Muon(matrices, lr=stage.muon_rate, weight_decay=0.01, momentum=0.95, nesterov=True)
+    adam = torch.optim.AdamW(others, lr=stage.adam_rate, betas=(0.9, 0.98), weight_decay=0.0)
     for optimizer in (muon, adam):
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -132,7 +139,8 @@ def make_optimizers(model: Qwen2ForCausalLM, recipe: Recipe) -> list[torch.optim
 
 def rate(step: int, progress: float, decay_from: float) -> float:
     """The share of the peak rate: a short warm-up, a plateau, then a line down to zero."""
-    return min(1.0, (step + 1) / WARMUP_STEPS, max(0.0, (1 - progress) / (1 - decay_from)))
+    falling = (1 - progress) / (1 - decay_from) if decay_from < 1 else 1.0
+    return min(1.0, (step + 1) / WARMUP_STEPS, falling)
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -158,33 +166,33 @@ def update(model: Qwen2ForCausalLM, optimizers: list[torch.optim.Optimizer], sha
     model.zero_grad()
 
 
-def train(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, folder: Path) -> None:
-    """Trains in place until the tokens or the minutes are used up; saves every five minutes and at the end."""
-    rng = random.Random(recipe.seed)
-    optimizers = make_optimizers(model, recipe)
-    start = saved = time.monotonic()
+def train(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, stage: Stage, seed: int, probe: Callable[[], str]
+) -> None:
+    """Trains in place; prints the loss, and what `probe` says every half million tokens."""
+    rng = random.Random(seed)
+    optimizers = make_optimizers(model, stage)
+    start = time.monotonic()
     step = tokens = 0
-    progress = 0.0
     recent: deque[float] = deque(maxlen=REPORT_STEPS)
     model.train()
-    while progress < 1:
-        level = min(1.0, progress / recipe.grown_at) if recipe.grown_at else 1.0
-        prompt_weight = recipe.prompt_weight if progress < recipe.decay_from else 0.0
-        for ids, written in batches(tokenizer, rng, level, recipe.batch_tokens):
-            loss = loss_of(model, ids, written, prompt_weight, padding_id(tokenizer))
+    while tokens < stage.tokens:
+        narrow, full = stage.wide
+        wide = narrow + (full - narrow) * min(1.0, tokens / stage.tokens / stage.widening)
+        for ids, written in batches(tokenizer, rng, wide, stage.batch_tokens):
+            progress = min(1.0, tokens / stage.tokens)
+            loss = loss_of(model, ids, written, stage.prompt_weight, padding_id(tokenizer))
             loss.backward()
-            update(model, optimizers, rate(step, progress, recipe.decay_from))
+            update(model, optimizers, rate(step, progress, stage.decay_from))
             step += 1
             tokens += ids.numel()
-            minutes = (time.monotonic() - start) / 60
-            progress = max(tokens / recipe.tokens, minutes / recipe.minutes)
             recent.append(loss.item())
             if step % REPORT_STEPS == 0:
-                speed = tokens / minutes / 60
-                report = f"step {step}  {tokens / 1e6:.2f}M tokens  {minutes:.1f} min  {speed:.0f}/s"
+                seconds = time.monotonic() - start
+                report = f"step {step}  {tokens / 1e6:.2f}M tokens  {seconds / 60:.1f} min  {tokens / seconds:.0f}/s"
                 print(f"{report}  loss {mean(recent):.3f}", flush=True)
-        if time.monotonic() - saved > SAVE_SECONDS:
-            save(model, tokenizer, folder)
-            saved = time.monotonic()
+            if tokens // PROBE_TOKENS != (tokens - ids.numel()) // PROBE_TOKENS:
+                model.eval()
+                print(f"{tokens / 1e6:.2f}M tokens: {probe()}", flush=True)
+                model.train()
     model.eval()
-    save(model, tokenizer, folder)

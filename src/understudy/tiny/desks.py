@@ -116,7 +116,7 @@ def draw_desk(bag: Bag) -> Desk:
     tools: list[Tool] = []
     for index in range(size):
         chosen = index if index < len(keys) else rng.choices(range(len(keys)), [3, 2, 1][: len(keys)])[0]
-        tools.append(draw_tool(bag, words, keys, chosen, linked=index == 0 or rng.random() < 0.15))
+        tools.append(draw_tool(bag, words, keys, chosen, linked=index == 0 or rng.random() < 0.35))
     rng.shuffle(tools)
     return Desk(tuple(tools))
 

@@ -14,7 +14,7 @@ from .words import Bag, Value, phrase, spoken, title
 
 Kind = Literal["named", "chain", "open", "plain", "idle"]
 KINDS: tuple[Kind, ...] = ("named", "chain", "open", "plain", "idle")
-SHARES = (0.25, 0.20, 0.45, 0.08, 0.02)
+SHARES = (0.27, 0.20, 0.45, 0.07, 0.01)
 GO_ON = 0.5
 MOST_CALLS = 3
 
@@ -156,14 +156,14 @@ def arguments_of(tool: Tool, offered: dict[str, Value]) -> str:
 
 
 def call_text(tools: Sequence[Tool], tool: Tool, offered: dict[str, Value]) -> str:
-    """The completion that calls a tool, as the chat template writes it: its number in the list, then the call."""
+    """The completion that calls a tool, as the chat template writes it: how its line in the list begins, then the call."""
     call = f'{{"name": "{tool.name}", "arguments": {arguments_of(tool, offered)}}}'
-    return f"{number_of(tools, tool)}\n<tool_call>\n{call}\n</tool_call>"
+    return f"{opening(tools, tool)}\n<tool_call>\n{call}\n</tool_call>"
 
 
-def number_of(tools: Sequence[Tool], tool: Tool) -> str:
-    """The mark under which the chat template lists a tool."""
-    return f"<{tools.index(tool) + 1}>"
+def opening(tools: Sequence[Tool], tool: Tool) -> str:
+    """How the chat template's line for a tool begins: what it requires, and its number."""
+    return ", ".join(argument.name for argument in tool.required) + f"<{tools.index(tool) + 1}>"
 
 
 def exchange(
@@ -172,7 +172,7 @@ def exchange(
     """An assistant's call and the tool's message."""
     call = {"type": "function", "function": {"name": tool.name, "arguments": arguments_of(tool, offered)}}
     return [
-        {"role": "assistant", "content": number_of(tools, tool), "tool_calls": [call]},
+        {"role": "assistant", "content": opening(tools, tool), "tool_calls": [call]},
         {"role": "tool", "content": render_result(rng, result)},
     ]
 

@@ -46,8 +46,9 @@ class Stage:
 STAGES = (
     Stage(tokens=2_500_000, wide=(0.0, 0.0)),
     Stage(tokens=6_000_000, wide=(0.2, 0.8), widening=0.4, decay_from=0.3, muon_rate=0.01, prompt_weight=0.0),
+    Stage(tokens=3_000_000, wide=(0.7, 0.85), decay_from=0.35, muon_rate=0.01, adam_rate=1.5e-3, prompt_weight=0.0),
 )
-"""First to copy at all, from basic episodes; then the full width, down to a rate of zero."""
+"""First to copy at all, from basic episodes; then ever wider; the last two end at a rate of zero."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:

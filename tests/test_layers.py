@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quickstart": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "understudy_langgraph"},
     "compat": USER_BASE | {"client", "rewards"},
     "cli": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "quickstart", "compat"},
+    "__main__": {"cli"},
     "engine.protocol": BASE,
     "engine": BASE | {"engine.protocol"},
     "server": BASE | {"engine.protocol"},

@@ -17,7 +17,7 @@ from understudy.config import LoraOptions, TrainConfig
 from understudy.engine.protocol import JobTrajectory, Sample, TrainCommand, TrainJob, write_job
 from understudy.types import Sampling
 
-VOCABULARY = 1024
+VOCABULARY = 1536
 LORA = LoraOptions(r=2, alpha=4)
 
 

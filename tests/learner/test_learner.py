@@ -213,7 +213,7 @@ def test_calls_at_temperature_zero_alone_are_an_error_that_says_so(lab: Lab) -> 
 def test_a_reward_that_is_nan_and_ids_of_another_tokenizer_are_refused(lab: Lab) -> None:
     with pytest.raises(TrainError, match="must be finite"):
         lab.train([scored([1.0, math.nan])], 0)
-    with pytest.raises(TrainError, match=r"token id 5000 is outside .* vocabulary of 1024"):
+    with pytest.raises(TrainError, match=r"token id 5000 is outside .* vocabulary of 1536"):
         lab.train([[*scored([1.0]), JobTrajectory("b", 0.0, (sample("c", [5000], [1]),))]], 0)
 
 

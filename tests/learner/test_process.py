@@ -118,7 +118,7 @@ def test_four_steps_equal_two_then_kill_9_then_two_and_the_process_ends_as_told(
     merged = tmp_path / "merged"
     adapter = whole / "agent/checkpoints/0004"
     assert isinstance(process.ask(MergeCommand(request_id="m", adapter=adapter, output=merged)), Merged)
-    assert AutoModelForCausalLM.from_pretrained(merged).config.vocab_size == 1024
+    assert AutoModelForCausalLM.from_pretrained(merged).config.vocab_size == 1536
     refused = process.ask(MergeCommand(request_id="m", adapter=adapter, output=merged))
     assert isinstance(refused, Failed)
     assert "exists already" in refused.message

@@ -74,7 +74,7 @@ def conversation(messages: Sequence[Message]) -> str:
         for call in calls:
             arguments = ", ".join(f"{name}={value!r}" for name, value in arguments_of(call).items())
             told.append(f"calls {call['function']['name']}({arguments})")
-        lines.append(f"  {SPEAKERS.get(role, role):6} {'  '.join(told)}")
+        lines += [f"  {SPEAKERS.get(role, role):6} {line}" for line in told]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from .words import Bag, Value, number
 def basic_episode(rng: random.Random, held_out: bool = False) -> Episode:
     """A request, one call, its result and an answer; any of the tools that take what is given may be called."""
     bag = Bag(rng, held_out)
-    keys = [(Argument(bag.draw()),) for _ in range(rng.randint(1, 3))]
+    keys: list[tuple[Argument, ...]] = [(Argument(bag.draw()),) for _ in range(rng.randint(1, 3))]
     if rng.random() < 0.15:
         keys[0] = (*keys[0], Argument(bag.draw()))
     nouns = [bag.draw(), *(key[0].name for key in keys)]

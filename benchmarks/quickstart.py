@@ -1,4 +1,6 @@
-"""The quickstart over several seeds, each in a folder of its own: `python benchmarks/quickstart.py --seeds 5`."""
+"""The quickstart over several seeds, each in a folder of its own: `python benchmarks/quickstart.py --seeds 5`.
+
+Other options, such as `--steps 12`, go to `understudy quickstart`, which refuses those it does not know."""
 
 import argparse
 import json

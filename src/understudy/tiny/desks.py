@@ -56,13 +56,6 @@ class Tool:
         }
 
 
-@dataclass(frozen=True)
-class Desk:
-    """Tools in the order of the prompt."""
-
-    tools: tuple[Tool, ...]
-
-
 def draw_name(bag: Bag, entity: str, attribute: str) -> tuple[str, ...]:
     """A tool's name of one to three parts, most often entity_attribute."""
     draw = bag.rng.random()
@@ -105,7 +98,7 @@ def draw_fields(bag: Bag, attribute: str, links: tuple[Argument, ...]) -> tuple[
     return tuple(fields)
 
 
-def draw_desk(bag: Bag) -> Desk:
+def draw_desk(bag: Bag) -> tuple[Tool, ...]:
     """Two to six tools (one or up to eight, now and then) around one to three entities."""
     rng = bag.rng
     size = rng.randint(1 if rng.random() < 0.2 else 2, 8 if rng.random() < 0.15 else 6)
@@ -118,7 +111,7 @@ def draw_desk(bag: Bag) -> Desk:
         chosen = index if index < len(keys) else rng.choices(range(len(keys)), [3, 2, 1][: len(keys)])[0]
         tools.append(draw_tool(bag, words, keys, chosen, linked=index == 0 or rng.random() < 0.35))
     rng.shuffle(tools)
-    return Desk(tuple(tools))
+    return tuple(tools)
 
 
 def draw_tool(bag: Bag, words: list[str], keys: list[Argument], chosen: int, linked: bool) -> Tool:

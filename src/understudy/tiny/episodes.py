@@ -8,7 +8,7 @@ from typing import Literal
 
 from ..types import Message
 from ..types import Tool as ToolSchema
-from .desks import Argument, Desk, Tool, draw_desk, draw_result, render_result
+from .desks import Argument, Tool, draw_desk, draw_result, render_result
 from .wording import filler, finish, mention, named_request, offers, open_request
 from .words import Bag, Value, phrase, spoken, title
 
@@ -57,7 +57,7 @@ def episode(rng: random.Random, held_out: bool = False, kind: Kind | None = None
         small_talk(drawn, bag, *plain(bag))
         return drawn
     desk = draw_desk(bag)
-    drawn.tools = [tool.schema() for tool in desk.tools]
+    drawn.tools = [tool.schema() for tool in desk]
     if kind == "idle":
         small_talk(drawn, bag, *idle(bag))
         return drawn
@@ -67,23 +67,23 @@ def episode(rng: random.Random, held_out: bool = False, kind: Kind | None = None
     return drawn
 
 
-def add_task(drawn: Episode, bag: Bag, desk: Desk, kind: Kind, held_out: bool) -> None:
+def add_task(drawn: Episode, bag: Bag, desk: Sequence[Tool], kind: Kind, held_out: bool) -> None:
     """Appends a request and the conversation that serves it; a desk without a chain falls back to one tool."""
     rng = bag.rng
     named: tuple[Tool, ...] = ()
-    pairs = [(a, b) for a in desk.tools for b in desk.tools if a is not b and a.required and leads(a, b)]
+    pairs = [(a, b) for a in desk for b in desk if a is not b and a.required and leads(a, b)]
     if kind == "chain" and pairs:
         named = rng.choice(pairs)
         subject = named[0]
-    elif kind == "open" and (with_argument := [tool for tool in desk.tools if tool.required]):
+    elif kind == "open" and (with_argument := [tool for tool in desk if tool.required]):
         subject = popular(rng, with_argument)
     else:
-        subject = rng.choice(desk.tools)
+        subject = rng.choice(desk)
         named = (subject,)
     arguments = offered_arguments(bag, subject)
     result_fields = [argument.name for argument in (named or (subject,))[-1].fields]
     wanted = rng.choice(result_fields) if result_fields and rng.random() < 0.3 else None
-    keys = {argument.name for tool in desk.tools for argument in tool.required}
+    keys = {argument.name for tool in desk for argument in tool.required}
     bare = len(arguments) == 1 and (kind == "named" or len(keys) == 1) and rng.random() < 0.3
     given = offers(bag, arguments, bare) if arguments else ""
     hints = [wanted] if wanted and len(result_fields) > 1 else []
@@ -112,7 +112,7 @@ def offered_arguments(bag: Bag, tool: Tool) -> dict[Argument, Value]:
     return {argument: argument.draw(bag, link=argument is tool.required[0]) for argument in tool.required + optional}
 
 
-def play(drawn: Episode, bag: Bag, desk: Desk, goal: Goal) -> None:
+def play(drawn: Episode, bag: Bag, desk: Sequence[Tool], goal: Goal) -> None:
     """Calls and answers: a named tool that fits is called; else any that fits, and after a result, maybe none."""
     rng = bag.rng
     waiting = list(goal.named)
@@ -120,13 +120,13 @@ def play(drawn: Episode, bag: Bag, desk: Desk, goal: Goal) -> None:
     called: list[Tool] = []
     result: dict[str, Value] | Value = ""
     while True:
-        fitting = [tool for tool in desk.tools if tool not in called and tool.fits(offered)]
+        fitting = [tool for tool in desk if tool not in called and tool.fits(offered)]
         due = [tool for tool in waiting if tool in fitting][:1]
         open_end = bool(called) and not due
         callable_now = due or (fitting if not called or not goal.named else [])
         drawn.turns.append(
             Turn(
-                calls=tuple(call_text(desk.tools, tool, offered) for tool in callable_now),
+                calls=tuple(call_text(desk, tool, offered) for tool in callable_now),
                 texts=tuple(answers(result, goal.field)) if open_end else (),
             )
         )
@@ -136,16 +136,16 @@ def play(drawn: Episode, bag: Bag, desk: Desk, goal: Goal) -> None:
         waiting = [tool for tool in waiting if tool is not chosen]
         called.append(chosen)
         result = draw_result(bag, chosen)
-        drawn.messages += exchange(rng, desk.tools, chosen, offered, result)
+        drawn.messages += exchange(rng, desk, chosen, offered, result)
         offered = linked(desk, result)
     drawn.messages.append({"role": "assistant", "content": rng.choice(drawn.turns[-1].texts)})
 
 
-def linked(desk: Desk, result: dict[str, Value] | Value) -> dict[str, Value]:
+def linked(desk: Sequence[Tool], result: dict[str, Value] | Value) -> dict[str, Value]:
     """The fields of a result that some tool takes as an argument."""
     if not isinstance(result, dict):
         return {}
-    keys = {argument.name for tool in desk.tools for argument in tool.required}
+    keys = {argument.name for tool in desk for argument in tool.required}
     return {name: drawn for name, drawn in result.items() if name in keys}
 
 

@@ -96,6 +96,11 @@ def matched(completions: list[str], asked: list[Probe]) -> float:
     return mean(text in one.turn.calls + one.turn.texts for text, one in zip(completions, asked, strict=True))
 
 
+def tool_of(completion: str) -> str:
+    """A completion up to the arguments of its call: the line and the name of the tool it takes."""
+    return completion.split(', "arguments"')[0]
+
+
 def glance(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: int = 48) -> str:
     """How far training is: first calls of held-out episodes, their tool right and all of it right."""
     rng = random.Random(0)
@@ -106,7 +111,7 @@ def glance(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: i
         for sampled in (False, True):
             texts = complete(model, tokenizer, [each.prompt for each in asked], sampled)
             tools = mean(
-                text.split(",")[0] in {call.split(",")[0] for call in each.turn.calls}
+                tool_of(text) in {tool_of(call) for call in each.turn.calls}
                 for text, each in zip(texts, asked, strict=True)
             )
             report.append(

@@ -12,16 +12,25 @@ from .train import STAGES, Stage, make_model, save, train
 
 
 def main() -> None:
-    """Trains the tokenizer and the policy stage by stage, and writes both; a stage's weights are kept beside the folder."""
+    """Trains the tokenizer and the policy stage by stage, and writes both; each stage's weights are kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=path(), help="where the policy is written")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--from-stage", type=int, default=1, help="go on after the stages before, as they were kept")
-    parser.add_argument("--to-stage", type=int, default=len(STAGES))
+    parser.add_argument("--kept", type=Path, default=Path("build/tiny"), help="where each stage's weights are kept")
+    numbers = range(1, len(STAGES) + 1)
+    parser.add_argument(
+        "--from-stage", type=int, default=1, choices=numbers, help="go on after the stages before, as they were kept"
+    )
+    parser.add_argument("--to-stage", type=int, default=len(STAGES), choices=numbers)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    kept = [options.folder.with_name(f"{options.folder.name}-stage-{number}") for number in range(len(STAGES) + 1)]
+    kept = [options.kept / f"stage-{number}" for number in (0, *numbers)]
+    begin = kept[options.from_stage - 1]
+    if options.from_stage > 1 and not begin.is_dir():
+        parser.error(
+            f"--from-stage {options.from_stage} needs {begin}, which an earlier run with the same --kept writes"
+        )
     if options.from_stage == 1:
         tokenizer = make_tokenizer(options.seed)
         save(make_model(tokenizer, options.seed), tokenizer, kept[0])

@@ -171,10 +171,10 @@ def word(rng: random.Random, held_out: bool) -> str:
 class Bag:
     """Draws words that differ from each other: within one episode, a word that returns was meant to return."""
 
-    def __init__(self, rng: random.Random, held_out: bool, taken: frozenset[str] = frozenset()) -> None:
+    def __init__(self, rng: random.Random, held_out: bool) -> None:
         self.rng = rng
         self.held_out = held_out
-        self._used = {*FUNCTION_WORDS, *taken}
+        self._used = set(FUNCTION_WORDS)
 
     def draw(self) -> str:
         """A word that was not drawn before."""

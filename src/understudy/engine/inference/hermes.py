@@ -115,7 +115,7 @@ def _as_written(body: str, arguments: dict[str, object]) -> str:
         try:
             value, end = json.JSONDecoder().raw_decode(body, match.end())
         except ValueError:
-            continue
+            continue  # "arguments" inside a string: look further
         if value == arguments:
             return body[match.end() : end]
     return json.dumps(arguments, ensure_ascii=False)

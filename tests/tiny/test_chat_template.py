@@ -23,14 +23,14 @@ def render(messages, tools=None, prompt=False):
     return TOKENIZER.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
 
 
-def test_tools_are_shown_as_signatures_after_their_required_arguments_and_number_with_optional_and_numeric_arguments_marked():
+def test_tools_are_shown_as_signatures_after_their_required_arguments_and_between_their_number_with_optional_and_numeric_arguments_marked():
     tools = [
         tool("order_status", {"order": {"type": "string"}}, ["order"]),
         tool("list", {"limit": {"type": "integer"}, "after": {"type": "string"}}, ["limit"]),
         {"type": "function", "function": {"name": "ping"}},
     ]
     assert render([USER], tools) == (
-        "<|im_start|>system\n<tools>\norder<1>order_status(order)\nlimit<2>list(limit: number, after?)\n<3>ping()\n</tools><|im_end|>\n"
+        "<|im_start|>system\n<tools>\norder<1>order_status<1>(order)\nlimit<2>list<2>(limit: number, after?)\n<3>ping<3>()\n</tools><|im_end|>\n"
         "<|im_start|>user\nwhere is order 4821?<|im_end|>\n"
     )
 
@@ -38,7 +38,7 @@ def test_tools_are_shown_as_signatures_after_their_required_arguments_and_number
 def test_a_system_message_stands_before_the_tools_in_one_block():
     text = render([{"role": "system", "content": "Be brief."}, USER], [tool("ping", {}, [])], prompt=True)
     assert text == (
-        "<|im_start|>system\nBe brief.\n<tools>\n<1>ping()\n</tools><|im_end|>\n"
+        "<|im_start|>system\nBe brief.\n<tools>\n<1>ping<1>()\n</tools><|im_end|>\n"
         "<|im_start|>user\nwhere is order 4821?<|im_end|>\n<|im_start|>assistant\n"
     )
 

@@ -46,10 +46,22 @@ def test_arguments_of_the_first_call_are_copied_from_the_request():
 
 def test_a_basic_request_holds_all_that_its_first_call_copies():
     for seed in range(300):
-        drawn = basic_episode(random.Random(seed))
+        drawn = basic_episode(random.Random(seed), naming=0.5)
         function = drawn.messages[1]["tool_calls"][0]["function"]
         request = drawn.messages[0]["content"]
         assert all(str(value) in request for value in json.loads(function["arguments"]).values())
+
+
+def test_a_request_that_names_its_tool_holds_a_part_of_its_name_and_no_name_of_another():
+    for seed in range(300):
+        drawn = basic_episode(random.Random(seed), naming=1.0)
+        name, *others = sorted(
+            (tool["function"]["name"] for tool in drawn.tools),
+            key=lambda name: name != drawn.messages[1]["tool_calls"][0]["function"]["name"],
+        )
+        said = drawn.messages[0]["content"].lower().replace("_", " ").split()
+        assert set(name.split("_")) & {word.strip('?.!,"') for word in said}
+        assert not any(other in drawn.messages[0]["content"] for other in others)
 
 
 def test_open_requests_leave_a_choice_in_most_episodes():

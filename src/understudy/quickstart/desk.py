@@ -26,7 +26,18 @@ REQUESTS = {
     "customer_city": ("which town gets {order}?", "where does {order} go?"),
 }
 """The tool whose answer is wanted -> ways to ask for it. The last two take two calls: order -> customer -> answer."""
-FRAMES = ("{}", "please, {}", "hello, {}", "{} thanks")
+FRAMES = (
+    "{}",
+    "please, {}",
+    "hello, {}",
+    "{} thanks",
+    "can you say, {}",
+    "{} I need to know",
+    "quick question, {}",
+    "tell us, {}",
+    "{} it is urgent",
+    "hi there, {} please",
+)
 HELD_OUT_FRAMES = ("good day, {}", "{} please tell me", "we want to know, {}")
 
 

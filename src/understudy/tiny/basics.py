@@ -1,35 +1,66 @@
-"""The first episodes a policy sees: the request gives a value, the tools that take it fit, and no name can be copied from it."""
+"""The first episodes a policy sees: the request gives a value, and the tools that take it fit, or it names one of them."""
 
 import random
+from collections.abc import Sequence
 
 from .desks import Argument, Tool
-from .episodes import Episode, Turn, call_text, exchange
-from .wording import soup
+from .episodes import GO_ON, Episode, Turn, call_text, exchange
+from .wording import mention, soup
 from .words import Bag, Value, number
 
+LEADING = 0.5
 
-def basic_episode(rng: random.Random, held_out: bool = False) -> Episode:
-    """A request, one call, its result and an answer; any of the tools that take what is given may be called."""
+
+def basic_episode(rng: random.Random, held_out: bool = False, naming: float = 0.0) -> Episode:
+    """A request, a call, its result and an answer; a share `naming` of the requests names its tool, else any that takes
+    what is given may be called. Some results give what other tools take: then half go on to one of these."""
     bag = Bag(rng, held_out)
     keys: list[tuple[Argument, ...]] = [(Argument(bag.draw()),) for _ in range(rng.randint(1, 3))]
     if rng.random() < 0.15:
         keys[0] = (*keys[0], Argument(bag.draw()))
     nouns = [bag.draw(), *(key[0].name for key in keys)]
     tools = [draw_basic_tool(bag, nouns, rng.choice(keys)) for _ in range(rng.randint(1, 6))]
-    taken = rng.choice(tools).required
-    fitting = [tool for tool in tools if tool.required == taken]
-    offered: dict[str, Value] = {argument.name: short_value(bag) for argument in taken}
-    chosen = rng.choice(fitting)
-    result = rng.choice([bag.draw(), str(number(rng)), f"{bag.draw()} {bag.draw()}"])
-    answer = f"The answer is {result}."
-    drawn = Episode("open", [tool.schema() for tool in tools])
-    drawn.turns = [Turn(tuple(call_text(tools, tool, offered) for tool in fitting), ()), Turn((), (answer,))]
-    drawn.messages = [
-        {"role": "user", "content": soup(bag, [f"{name} {quoted(value)}" for name, value in offered.items()], 4)},
-        *exchange(rng, tools, chosen, offered, {"result": result}),
-        {"role": "assistant", "content": answer},
-    ]
+    chosen = rng.choice(tools)
+    named = rng.random() < naming
+    drawn = Episode("named" if named else "open", [tool.schema() for tool in tools])
+    offered: dict[str, Value] = {argument.name: short_value(bag) for argument in chosen.required}
+    said = [f"{name} {quoted(value)}" for name, value in offered.items()]
+    begin: int | None = None
+    if named:
+        mentioned = mention(rng, chosen, tools)
+        begin = mentioned.begin
+        said.append(mentioned.text)
+        rng.shuffle(said)
+    request = soup(bag, said, 2, shares=(1.0,)) if named else soup(bag, said, 4)
+    drawn.messages.append({"role": "user", "content": request})
+    fitting = [chosen] if named else [tool for tool in tools if tool.required == chosen.required]
+    drawn.turns.append(Turn(tuple(call_text(tools, tool, offered, begin) for tool in fitting), ()))
+    follow(drawn, bag, tools, chosen, offered, begin)
     return drawn
+
+
+def follow(
+    drawn: Episode, bag: Bag, tools: Sequence[Tool], chosen: Tool, offered: dict[str, Value], begin: int | None
+) -> None:
+    """Appends the call, its result, maybe a second call with what the result gives, and the answer."""
+    rng = bag.rng
+    leads = {tool.required for tool in tools if tool.required != chosen.required and len(tool.required) == 1}
+    if leads and rng.random() < LEADING:
+        taken = rng.choice(sorted(leads, key=str))
+        result: dict[str, Value] = {taken[0].name: short_value(bag)}
+        following = [tool for tool in tools if tool.required == taken]
+    else:
+        result = {"result": rng.choice([bag.draw(), str(number(rng)), f"{bag.draw()} {bag.draw()}"])}
+        following = []
+    drawn.messages += exchange(rng, tools, chosen, offered, result, begin)
+    answer = f"The answer is {next(iter(result.values()))}."
+    drawn.turns.append(Turn(tuple(call_text(tools, tool, result, None) for tool in following), (answer,)))
+    if following and rng.random() < GO_ON:
+        result_after: dict[str, Value] = {"result": bag.draw()}
+        drawn.messages += exchange(rng, tools, rng.choice(following), result, result_after, None)
+        answer = f"The answer is {result_after['result']}."
+        drawn.turns.append(Turn((), (answer,)))
+    drawn.messages.append({"role": "assistant", "content": answer})
 
 
 def draw_basic_tool(bag: Bag, nouns: list[str], required: tuple[Argument, ...]) -> Tool:

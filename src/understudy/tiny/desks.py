@@ -14,6 +14,10 @@ class Argument:
     name: str
     numeric: bool = False
 
+    @property
+    def parts(self) -> list[str]:
+        return self.name.split("_")
+
     def draw(self, bag: Bag, link: bool = False) -> Value:
         """A value for this argument; links between entities are short."""
         if self.numeric:

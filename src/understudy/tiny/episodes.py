@@ -9,7 +9,7 @@ from typing import Literal
 from ..types import Message
 from ..types import Tool as ToolSchema
 from .desks import Argument, Tool, draw_desk, draw_result, render_result
-from .wording import filler, finish, mention, named_request, offers, open_request
+from .wording import Mention, filler, finish, mention, named_request, offers, open_request
 from .words import Bag, Value, phrase, spoken, title
 
 Kind = Literal["named", "chain", "open", "plain", "idle"]
@@ -41,7 +41,7 @@ class Episode:
 class Goal:
     """What a request asks: tools it names in order, values it offers, and a field of the result, or None."""
 
-    named: tuple[Tool, ...]
+    named: tuple[Mention, ...]
     offered: dict[str, Value]
     field: str | None
 
@@ -83,16 +83,19 @@ def add_task(drawn: Episode, bag: Bag, desk: Sequence[Tool], kind: Kind, held_ou
     arguments = offered_arguments(bag, subject)
     result_fields = [argument.name for argument in (named or (subject,))[-1].fields]
     wanted = rng.choice(result_fields) if result_fields and rng.random() < 0.3 else None
+    if not named and any(wanted in tool.parts for tool in desk):
+        wanted = None  # in a request, it would name that tool
     keys = {argument.name for tool in desk for argument in tool.required}
     bare = len(arguments) == 1 and (kind == "named" or len(keys) == 1) and rng.random() < 0.3
     given = offers(bag, arguments, bare) if arguments else ""
     hints = [wanted] if wanted and len(result_fields) > 1 else []
-    if named:
-        request = named_request(bag, [mention(rng, tool) for tool in named] + hints, given, held_out)
+    mentions = tuple(mention(rng, tool, desk) for tool in named)
+    if mentions:
+        request = named_request(bag, [each.text for each in mentions] + hints, given, held_out)
     else:
         request = open_request(bag, given, hints)
     drawn.messages.append({"role": "user", "content": request})
-    goal = Goal(named, {argument.name: offered for argument, offered in arguments.items()}, wanted)
+    goal = Goal(mentions, {argument.name: offered for argument, offered in arguments.items()}, wanted)
     play(drawn, bag, desk, goal)
 
 
@@ -121,22 +124,23 @@ def play(drawn: Episode, bag: Bag, desk: Sequence[Tool], goal: Goal) -> None:
     result: dict[str, Value] | Value = ""
     while True:
         fitting = [tool for tool in desk if tool not in called and tool.fits(offered)]
-        due = [tool for tool in waiting if tool in fitting][:1]
+        due = [each for each in waiting if each.tool in fitting][:1]
+        begin = due[0].begin if due else None
         open_end = bool(called) and not due
-        callable_now = due or (fitting if not called or not goal.named else [])
+        callable_now = [each.tool for each in due] or (fitting if not called or not goal.named else [])
         drawn.turns.append(
             Turn(
-                calls=tuple(call_text(desk, tool, offered) for tool in callable_now),
+                calls=tuple(call_text(desk, tool, offered, begin) for tool in callable_now),
                 texts=tuple(answers(result, goal.field)) if open_end else (),
             )
         )
         if len(called) == MOST_CALLS or not callable_now or (open_end and rng.random() >= GO_ON):
             break
-        chosen = due[0] if due else rng.choice(callable_now)
-        waiting = [tool for tool in waiting if tool is not chosen]
+        chosen = rng.choice(callable_now)
+        waiting = [each for each in waiting if each.tool is not chosen]
         called.append(chosen)
         result = draw_result(bag, chosen)
-        drawn.messages += exchange(rng, desk, chosen, offered, result)
+        drawn.messages += exchange(rng, desk, chosen, offered, result, begin)
         offered = linked(desk, result)
     drawn.messages.append({"role": "assistant", "content": rng.choice(drawn.turns[-1].texts)})
 
@@ -155,24 +159,31 @@ def arguments_of(tool: Tool, offered: dict[str, Value]) -> str:
     return json.dumps({name: offered[name] for name in taken})
 
 
-def call_text(tools: Sequence[Tool], tool: Tool, offered: dict[str, Value]) -> str:
-    """The completion that calls a tool, as the chat template writes it: how its line in the list begins, then the call."""
+def call_text(tools: Sequence[Tool], tool: Tool, offered: dict[str, Value], begin: int | None) -> str:
+    """The completion that calls a tool, as the chat template writes it: what stands before its number, then the call."""
     call = f'{{"name": "{tool.name}", "arguments": {arguments_of(tool, offered)}}}'
-    return f"{opening(tools, tool)}\n<tool_call>\n{call}\n</tool_call>"
+    return f"{opening(tools, tool, begin)}\n<tool_call>\n{call}\n</tool_call>"
 
 
-def opening(tools: Sequence[Tool], tool: Tool) -> str:
-    """How the chat template's line for a tool begins: what it requires, and its number."""
-    return ", ".join(argument.name for argument in tool.required) + f"<{tools.index(tool) + 1}>"
+def opening(tools: Sequence[Tool], tool: Tool, begin: int | None) -> str:
+    """What stands before a tool's number in its line, and the number: its name from the part on that the request begins
+    with, or what it requires when the request does not name it (None)."""
+    word = "_".join(tool.parts[begin:]) if begin is not None else ", ".join(argument.name for argument in tool.required)
+    return f"{word}<{tools.index(tool) + 1}>"
 
 
 def exchange(
-    rng: random.Random, tools: Sequence[Tool], tool: Tool, offered: dict[str, Value], result: dict[str, Value] | Value
+    rng: random.Random,
+    tools: Sequence[Tool],
+    tool: Tool,
+    offered: dict[str, Value],
+    result: dict[str, Value] | Value,
+    begin: int | None,
 ) -> list[Message]:
     """An assistant's call and the tool's message."""
     call = {"type": "function", "function": {"name": tool.name, "arguments": arguments_of(tool, offered)}}
     return [
-        {"role": "assistant", "content": opening(tools, tool), "tool_calls": [call]},
+        {"role": "assistant", "content": opening(tools, tool, begin), "tool_calls": [call]},
         {"role": "tool", "content": render_result(rng, result)},
     ]
 

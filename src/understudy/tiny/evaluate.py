@@ -105,8 +105,9 @@ def glance(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: i
     """How far training is: first calls of held-out episodes, their tool right and all of it right."""
     rng = random.Random(0)
     basic = [basic_episode(rng, held_out=True) for _ in range(count)]
+    simple = [basic_episode(rng, held_out=True, naming=1.0) for _ in range(count)]
     report: list[str] = []
-    for name, drawn in (("basic", basic), ("named", draw(count, 0, True, ("named",)))):
+    for name, drawn in (("basic", basic), ("simply named", simple), ("named", draw(count, 0, True, ("named",)))):
         asked = [probes(tokenizer, one)[0] for one in drawn]
         for sampled in (False, True):
             texts = complete(model, tokenizer, [each.prompt for each in asked], sampled)

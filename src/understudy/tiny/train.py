@@ -5,50 +5,66 @@
 
 import copy
 import random
+import re
 import shutil
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import cast
 
 import torch
+from torch import nn
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from .basics import basic_episode
 from .episodes import Episode, episode
-from .tokenizer import CONTEXT, end_id, ids_of, padding_id, render
+from .marks import MARKS, UNMARKED, marks
+from .tokenizer import CONTEXT, end_id, padding_id, render
 
 POOL = 768
 WARMUP_STEPS = 60
 REPORT_STEPS = 25
 PROBE_TOKENS = 500_000
+MARKED_LAYER = 3
+WRITTEN = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Stage:
     """A part of the training: `wide` is the share of full episodes among basic ones, at its begin and at its end.
 
-    Rates are peaks; from the share `decay_from` of its tokens on, they fall to zero in a line."""
+    `naming` is the share of basic episodes whose request names its tool. Rates are peaks; from the share `decay_from` of its tokens on, they fall to zero in a line."""
 
     tokens: int
     wide: tuple[float, float]
+    naming: float
     widening: float = 1.0
     decay_from: float = 1.0
     batch_tokens: int = 4096
     muon_rate: float = 0.012
     adam_rate: float = 2e-3
     prompt_weight: float = 0.05
+    mark_weight: float = 0.5
 
 
 STAGES = (
-    Stage(tokens=2_500_000, wide=(0.0, 0.0)),
-    Stage(tokens=6_000_000, wide=(0.2, 0.8), widening=0.4, decay_from=0.3, muon_rate=0.01, prompt_weight=0.0),
-    Stage(tokens=3_000_000, wide=(0.7, 0.85), decay_from=0.35, muon_rate=0.01, adam_rate=1.5e-3, prompt_weight=0.0),
+    Stage(tokens=2_000_000, wide=(0.0, 0.0), naming=0.5),
+    Stage(
+        tokens=12_000_000,
+        wide=(0.2, 0.75),
+        naming=0.5,
+        widening=0.6,
+        decay_from=0.35,
+        muon_rate=0.01,
+        prompt_weight=0.0,
+    ),
 )
-"""First to copy at all, from basic episodes; then ever wider; the last two end at a rate of zero."""
+"""First to copy at all, from basic episodes; then ever wider, and the rates fall to zero."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
@@ -77,59 +93,85 @@ def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalL
     return model
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, drawn: Episode) -> tuple[list[int], list[bool]]:
-    """The episode's ids, and which of them the assistant wrote, its end marks included."""
+@dataclass(frozen=True)
+class Example:
+    """An episode's ids, which of them the assistant wrote (end marks included), and each one's mark or UNMARKED, [T]."""
+
+    ids: list[int]
+    written: list[bool]
+    marks: list[int]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, drawn: Episode) -> Example:
+    """The episode as the policy is trained on it."""
     text = render(tokenizer, drawn.messages, drawn.tools)
-    ids: list[int] = []
-    written: list[bool] = []
-    opening = "<|im_start|>assistant\n"
-    for index, chunk in enumerate(text.split(opening)):
-        if index:
-            head = ids_of(tokenizer, opening)
-            ids += head
-            written += [False] * len(head)
-        part = ids_of(tokenizer, chunk)
-        end = part.index(end_id(tokenizer)) + 1 if index else 0
-        ids += part
-        written += [True] * end + [False] * (len(part) - end)
-    return ids[:-1], written[:-1]
+    encoded = tokenizer(text, return_offsets_mapping=True)
+    begins = [begin for begin, _ in encoded["offset_mapping"]]
+    example = Example(encoded["input_ids"], [False] * len(begins), [UNMARKED] * len(begins))
+    for found in WRITTEN.finditer(text):
+        for index in range(*places(begins, *found.span(1))):
+            example.written[index] = True
+    for begin, end, mark in marks(drawn, text):
+        for index in range(*places(begins, begin, end)):
+            example.marks[index] = mark
+    return example
+
+
+def places(begins: list[int], begin: int, end: int) -> tuple[int, int]:
+    """The range of tokens that begin within these characters."""
+    return bisect_left(begins, begin), bisect_left(begins, end)
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerBase, rng: random.Random, wide: float, size: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and the assistant's share of them, both [B, T], from one pool of episodes of like lengths."""
-    drawn = (episode(rng) if rng.random() < wide else basic_episode(rng) for _ in range(POOL))
-    encoded = sorted((encode(tokenizer, one) for one in drawn), key=lambda pair: len(pair[0]))
-    grouped: list[list[tuple[list[int], list[bool]]]] = [[]]
-    for pair in encoded:
-        if len(pair[0]) * (len(grouped[-1]) + 1) > size:
+    tokenizer: PreTrainedTokenizerBase, rng: random.Random, wide: float, naming: float, size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Ids, the assistant's share of them, and marks, all [B, T], from one pool of episodes of like lengths."""
+    drawn = (episode(rng) if rng.random() < wide else basic_episode(rng, naming=naming) for _ in range(POOL))
+    encoded = sorted((encode(tokenizer, one) for one in drawn), key=lambda example: len(example.ids))
+    grouped: list[list[Example]] = [[]]
+    for example in encoded:
+        if len(example.ids) * (len(grouped[-1]) + 1) > size:
             grouped.append([])
-        grouped[-1].append(pair)
+        grouped[-1].append(example)
     rng.shuffle(grouped)
     for group in grouped:
-        longest = max(len(ids) for ids, _ in group)
+        longest = max(len(example.ids) for example in group)
         ids_B_T = torch.full((len(group), longest), padding_id(tokenizer))
         written_B_T = torch.zeros(len(group), longest)
-        for row, (ids, written) in enumerate(group):
-            ids_B_T[row, : len(ids)] = torch.tensor(ids)
-            written_B_T[row, : len(ids)] = torch.tensor(written, dtype=torch.float)
-        yield ids_B_T, written_B_T
+        marks_B_T = torch.full((len(group), longest), UNMARKED)
+        for row, example in enumerate(group):
+            length = len(example.ids)
+            ids_B_T[row, :length] = torch.tensor(example.ids)
+            written_B_T[row, :length] = torch.tensor(example.written, dtype=torch.float)
+            marks_B_T[row, :length] = torch.tensor(example.marks)
+        yield ids_B_T, written_B_T, marks_B_T
 
 
-def loss_of(model: Qwen2ForCausalLM, ids: torch.Tensor, written: torch.Tensor, prompt: float, pad: int) -> torch.Tensor:
-    """Weighted mean cross-entropy: 1 for the assistant's tokens, `prompt` for all others."""
-    weights = (written + prompt * (1 - written))[:, 1:] * (written[:, 1:] + (ids[:, 1:] != pad)).clamp(max=1)
+def loss_of(
+    model: Qwen2ForCausalLM,
+    probe: nn.Linear,
+    stage: Stage,
+    ids: torch.Tensor,
+    written: torch.Tensor,
+    marks: torch.Tensor,
+) -> torch.Tensor:
+    """Cross-entropy of the assistant's tokens (others weigh `prompt_weight`), and of the marks that `probe` reads."""
+    pad = cast(int, model.config.pad_token_id)
+    weights = (written + stage.prompt_weight * (1 - written))[:, 1:]
+    weights = weights * (written[:, 1:] + (ids[:, 1:] != pad)).clamp(max=1)
     kept = weights > 0
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    losses = functional.cross_entropy(model.lm_head(hidden[:, :-1][kept]), ids[:, 1:][kept], reduction="none")
-    return (losses * weights[kept]).sum() / weights.sum()
+    hidden = model.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+    losses = functional.cross_entropy(model.lm_head(hidden[-1][:, :-1][kept]), ids[:, 1:][kept], reduction="none")
+    seen = marks != UNMARKED
+    noticed = functional.cross_entropy(probe(hidden[MARKED_LAYER][seen]), marks[seen])
+    return (losses * weights[kept]).sum() / weights.sum() + stage.mark_weight * noticed
 
 
-def make_optimizers(model: Qwen2ForCausalLM, stage: Stage) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between embedding and head, AdamW for embeddings, biases and norms."""
     matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name]
     others = [each for name, each in model.named_parameters() if each.ndim < 2 or "embed" in name]
+    others += list(probe.parameters())
     muon = torch.optim.Muon(matrices, lr=stage.muon_rate, weight_decay=0.01, momentum=0.95, nesterov=True)
     adam = torch.optim.AdamW(others, lr=stage.adam_rate, betas=(0.9, 0.98), weight_decay=0.0)
     for optimizer in (muon, adam):
@@ -164,15 +206,16 @@ def update(model: Qwen2ForCausalLM, optimizers: list[torch.optim.Optimizer], sha
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * share
         optimizer.step()
-    model.zero_grad()
+        optimizer.zero_grad()
 
 
 def train(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, stage: Stage, seed: int, probe: Callable[[], str]
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, stage: Stage, seed: int, glance: Callable[[], str]
 ) -> None:
-    """Trains in place; prints the loss, and what `probe` says every half million tokens."""
+    """Trains in place; prints the loss, and what `glance` says every half million tokens."""
     rng = random.Random(seed)
-    optimizers = make_optimizers(model, stage)
+    probe = nn.Linear(model.config.hidden_size, len(MARKS))
+    optimizers = make_optimizers(model, probe, stage)
     start = time.monotonic()
     step = tokens = 0
     recent: deque[float] = deque(maxlen=REPORT_STEPS)
@@ -180,9 +223,9 @@ def train(
     while tokens < stage.tokens:
         narrow, full = stage.wide
         wide = narrow + (full - narrow) * min(1.0, tokens / stage.tokens / stage.widening)
-        for ids, written in batches(tokenizer, rng, wide, stage.batch_tokens):
+        for ids, written, marked in batches(tokenizer, rng, wide, stage.naming, stage.batch_tokens):
             progress = min(1.0, tokens / stage.tokens)
-            loss = loss_of(model, ids, written, stage.prompt_weight, padding_id(tokenizer))
+            loss = loss_of(model, probe, stage, ids, written, marked)
             loss.backward()
             update(model, optimizers, rate(step, progress, stage.decay_from))
             step += 1
@@ -194,6 +237,6 @@ def train(
                 print(f"{report}  loss {mean(recent):.3f}", flush=True)
             if tokens // PROBE_TOKENS != (tokens - ids.numel()) // PROBE_TOKENS:
                 model.eval()
-                print(f"{tokens / 1e6:.2f}M tokens: {probe()}", flush=True)
+                print(f"{tokens / 1e6:.2f}M tokens: {glance()}", flush=True)
                 model.train()
     model.eval()

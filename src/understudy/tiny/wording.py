@@ -1,6 +1,8 @@
 """Requests: sentences that name tools, offer values, or leave the choice open, around filler words."""
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .desks import Argument, Tool
 from .words import FUNCTION_WORDS, Bag, Value, spoken
@@ -93,9 +95,25 @@ LINKERS = ["of", "for", "with", "on", "about", "at", "in", "to", "by", "", "", "
 SEQUELS = ["and then", "then", "and", "and with that", "after that", ", then", "followed by", "to"]
 
 
-def mention(rng: random.Random, tool: Tool) -> str:
-    """Words that name a tool: its name, or the parts of its name in a row."""
-    return tool.name if rng.random() < 0.35 else " ".join(tool.parts)
+@dataclass(frozen=True)
+class Mention:
+    """Words that name a tool; the first of them is the part of its name at `begin`."""
+
+    tool: Tool
+    begin: int
+    text: str
+
+
+def mention(rng: random.Random, tool: Tool, tools: Sequence[Tool]) -> Mention:
+    """Names a tool by its name, by the parts of its name in a row, or by one part that nothing else here has."""
+    shared = {part for other in tools if other is not tool for part in other.parts}
+    shared |= {part for each in tools for argument in each.required + each.optional for part in argument.parts}
+    own = [index for index, part in enumerate(tool.parts) if part not in shared]
+    draw = rng.random()
+    if own and draw < 0.25:
+        begin = rng.choice(own)
+        return Mention(tool, begin, tool.parts[begin])
+    return Mention(tool, 0, tool.name if draw < 0.5 else " ".join(tool.parts))
 
 
 def offer(bag: Bag, argument: Argument, drawn: Value, bare: bool) -> str:

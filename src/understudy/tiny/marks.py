@@ -1,0 +1,60 @@
+"""What a reader must notice in a request or a result: the words that the list of tools has too, and the values to copy.
+
+A linear probe learns these marks beside the loss, which shows the policy early what to look for; it is not kept."""
+
+import json
+import re
+from collections.abc import Iterator
+
+from ..types import Message
+from ..types import Tool as ToolSchema
+from .episodes import Episode
+
+MARKS = NOTHING, ARGUMENT, NAME, VALUE = range(4)
+UNMARKED = -100
+WORD = re.compile(r"[^\W_]+")
+READ = re.compile(r"<\|im_start\|>(?:user|tool)\n(.*?)<\|im_end\|>", re.DOTALL)
+
+
+def marks(drawn: Episode, text: str) -> Iterator[tuple[int, int, int]]:
+    """(begin, end, mark) over the characters of each message that is read; later ones overrule earlier ones."""
+    argument_words, name_words = words_of(drawn.tools)
+    read = [index for index, message in enumerate(drawn.messages) if message["role"] in ("user", "tool")]
+    for index, found in zip(read, READ.finditer(text), strict=True):
+        begin, end = found.span(1)
+        yield begin, end, NOTHING
+        for word in WORD.finditer(text, begin, end):
+            if word[0] in argument_words | name_words:
+                yield *word.span(), ARGUMENT if word[0] in argument_words else NAME
+        for mentioned in opened(drawn.tools, drawn.messages[index + 1]):
+            if found_there := re.compile(rf"\b{mentioned}\b").search(text, begin, end):
+                yield *found_there.span(), NAME
+        for value in copied(drawn.messages[index + 1]):
+            at = text.find(value, begin, end)
+            if at >= 0:
+                yield at, at + len(value), VALUE
+
+
+def words_of(tools: list[ToolSchema]) -> tuple[set[str], set[str]]:
+    """The words of all arguments, and the words of all names."""
+    functions = [tool["function"] for tool in tools]
+    arguments = {word for each in functions for name in each["parameters"]["properties"] for word in WORD.findall(name)}
+    return arguments, {word for each in functions for word in WORD.findall(each["name"])}
+
+
+def opened(tools: list[ToolSchema], answer: Message) -> list[str]:
+    """How the request may have named the tool that the assistant calls by its name."""
+    for call in answer.get("tool_calls", ()):
+        required = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in tools}
+        said = answer["content"].split("<")[0]
+        if said != ", ".join(required[call["function"]["name"]]):
+            return [said, said.replace("_", " ")]
+    return []
+
+
+def copied(answer: Message) -> list[str]:
+    """The values in the arguments of the assistant's call, or the value in its answer."""
+    for call in answer.get("tool_calls", ()):
+        return [str(value) for value in json.loads(call["function"]["arguments"]).values()]
+    stated = re.fullmatch(r"The answer is (.*)\.", answer["content"])
+    return [stated[1]] if stated else []

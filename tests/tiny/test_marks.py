@@ -1,0 +1,39 @@
+import random
+
+from understudy.tiny.desks import Argument, Tool
+from understudy.tiny.episodes import Episode, exchange
+from understudy.tiny.marks import ARGUMENT, NAME, NOTHING, VALUE, marks
+
+ORDER_STATUS = Tool(("order", "status"), (Argument("order"),))
+ORDER_BUYER = Tool(("order", "buyer"), (Argument("order"),))
+TOOLS = (ORDER_STATUS, ORDER_BUYER)
+
+
+def marked(begin, request, result):
+    """Each word or value of what is read, with its mark; the policy calls order_status, named from the part `begin` on."""
+    messages = [
+        {"role": "user", "content": request},
+        *exchange(random.Random(0), TOOLS, ORDER_STATUS, {"order": "4821"}, result, begin),
+        {"role": "assistant", "content": f"The answer is {result}."},
+    ]
+    drawn = Episode("named", [tool.schema() for tool in TOOLS], messages)
+    text = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    return {text[begin:end]: mark for begin, end, mark in marks(drawn, text)}
+
+
+def test_words_of_arguments_and_names_and_the_values_to_copy_are_marked():
+    found = marked(None, "has order 4821 a status yet", "shipped")
+    assert found == {
+        "has order 4821 a status yet": NOTHING,
+        "order": ARGUMENT,
+        "status": NAME,
+        "4821": VALUE,
+        "shipped": VALUE,
+    }
+
+
+def test_the_words_by_which_a_tool_is_named_are_a_name_though_an_argument_is_called_alike():
+    found = marked(0, "order status of 4821", "shipped")
+    assert found["order status"] == NAME
+    found = marked(1, "status of order 4821", "shipped")
+    assert (found["status"], found["order"]) == (NAME, ARGUMENT)

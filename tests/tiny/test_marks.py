@@ -13,7 +13,7 @@ def marked(begin, request, result):
     """Each word or value of what is read, with its mark; the policy calls order_status, named from the part `begin` on."""
     messages = [
         {"role": "user", "content": request},
-        *exchange(random.Random(0), TOOLS, ORDER_STATUS, {"order": "4821"}, result, begin),
+        *exchange(random.Random(0), TOOLS, ORDER_STATUS, {"order": "4821"}, result, named),
         {"role": "assistant", "content": f"The answer is {result}."},
     ]
     drawn = Episode("named", [tool.schema() for tool in TOOLS], messages)

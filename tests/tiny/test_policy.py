@@ -35,7 +35,7 @@ def measured(policy):
 
 
 def is_call(text):
-    body = re.fullmatch(r".*<\d>\n<tool_call>\n(.*)\n</tool_call>", text)
+    body = re.fullmatch(r".*\n<tool_call>\n(.*)\n</tool_call>", text)
     try:
         return body is not None and set(json.loads(body[1])) == {"name", "arguments"}
     except json.JSONDecodeError:

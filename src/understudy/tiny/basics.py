@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from .desks import Argument, Tool
 from .episodes import GO_ON, Episode, Turn, call_text, exchange
-from .wording import mention, soup
+from .wording import Mention, mention, soup
 from .words import Bag, Value, number
 
 LEADING = 0.5
@@ -19,28 +19,26 @@ def basic_episode(rng: random.Random, held_out: bool = False, naming: float = 0.
     if rng.random() < 0.15:
         keys[0] = (*keys[0], Argument(bag.draw()))
     nouns = [bag.draw(), *(key[0].name for key in keys)]
-    tools = [draw_basic_tool(bag, nouns, rng.choice(keys)) for _ in range(rng.randint(1, 6))]
+    drawn_tools = [draw_basic_tool(bag, nouns, rng.choice(keys)) for _ in range(rng.randint(1, 6))]
+    tools = list({tool.name: tool for tool in drawn_tools}.values())
     chosen = rng.choice(tools)
-    named = rng.random() < naming
-    drawn = Episode("named" if named else "open", [tool.schema() for tool in tools])
     offered: dict[str, Value] = {argument.name: short_value(bag) for argument in chosen.required}
     said = [f"{name} {quoted(value)}" for name, value in offered.items()]
-    begin: int | None = None
+    named = mention(rng, chosen, tools) if rng.random() < naming else None
     if named:
-        mentioned = mention(rng, chosen, tools)
-        begin = mentioned.begin
-        said.append(mentioned.text)
+        said.append(named.text)
         rng.shuffle(said)
+    drawn = Episode("named" if named else "open", [tool.schema() for tool in tools])
     request = soup(bag, said, 2, shares=(1.0,)) if named else soup(bag, said, 4)
     drawn.messages.append({"role": "user", "content": request})
     fitting = [chosen] if named else [tool for tool in tools if tool.required == chosen.required]
-    drawn.turns.append(Turn(tuple(call_text(tools, tool, offered, begin) for tool in fitting), ()))
-    follow(drawn, bag, tools, chosen, offered, begin)
+    drawn.turns.append(Turn(tuple(call_text(tools, tool, offered, named) for tool in fitting), ()))
+    follow(drawn, bag, tools, chosen, offered, named)
     return drawn
 
 
 def follow(
-    drawn: Episode, bag: Bag, tools: Sequence[Tool], chosen: Tool, offered: dict[str, Value], begin: int | None
+    drawn: Episode, bag: Bag, tools: Sequence[Tool], chosen: Tool, offered: dict[str, Value], named: Mention | None
 ) -> None:
     """Appends the call, its result, maybe a second call with what the result gives, and the answer."""
     rng = bag.rng
@@ -52,7 +50,7 @@ def follow(
     else:
         result = {"result": rng.choice([bag.draw(), str(number(rng)), f"{bag.draw()} {bag.draw()}"])}
         following = []
-    drawn.messages += exchange(rng, tools, chosen, offered, result, begin)
+    drawn.messages += exchange(rng, tools, chosen, offered, result, named)
     answer = f"The answer is {next(iter(result.values()))}."
     drawn.turns.append(Turn(tuple(call_text(tools, tool, result, None) for tool in following), (answer,)))
     if following and rng.random() < GO_ON:

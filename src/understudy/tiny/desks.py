@@ -114,6 +114,7 @@ def draw_desk(bag: Bag) -> tuple[Tool, ...]:
     for index in range(size):
         chosen = index if index < len(keys) else rng.choices(range(len(keys)), [3, 2, 1][: len(keys)])[0]
         tools.append(draw_tool(bag, words, keys, chosen, linked=index == 0 or rng.random() < 0.35))
+    tools = list({tool.name: tool for tool in tools}.values())
     rng.shuffle(tools)
     return tuple(tools)
 

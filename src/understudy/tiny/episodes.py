@@ -125,12 +125,12 @@ def play(drawn: Episode, bag: Bag, desk: Sequence[Tool], goal: Goal) -> None:
     while True:
         fitting = [tool for tool in desk if tool not in called and tool.fits(offered)]
         due = [each for each in waiting if each.tool in fitting][:1]
-        begin = due[0].begin if due else None
+        named = due[0] if due else None
         open_end = bool(called) and not due
         callable_now = [each.tool for each in due] or (fitting if not called or not goal.named else [])
         drawn.turns.append(
             Turn(
-                calls=tuple(call_text(desk, tool, offered, begin) for tool in callable_now),
+                calls=tuple(call_text(desk, tool, offered, named) for tool in callable_now),
                 texts=tuple(answers(result, goal.field)) if open_end else (),
             )
         )
@@ -140,7 +140,7 @@ def play(drawn: Episode, bag: Bag, desk: Sequence[Tool], goal: Goal) -> None:
         waiting = [each for each in waiting if each.tool is not chosen]
         called.append(chosen)
         result = draw_result(bag, chosen)
-        drawn.messages += exchange(rng, desk, chosen, offered, result, begin)
+        drawn.messages += exchange(rng, desk, chosen, offered, result, named)
         offered = linked(desk, result)
     drawn.messages.append({"role": "assistant", "content": rng.choice(drawn.turns[-1].texts)})
 
@@ -159,17 +159,19 @@ def arguments_of(tool: Tool, offered: dict[str, Value]) -> str:
     return json.dumps({name: offered[name] for name in taken})
 
 
-def call_text(tools: Sequence[Tool], tool: Tool, offered: dict[str, Value], begin: int | None) -> str:
-    """The completion that calls a tool, as the chat template writes it: what stands before its number, then the call."""
+def call_text(tools: Sequence[Tool], tool: Tool, offered: dict[str, Value], named: Mention | None) -> str:
+    """The completion that calls a tool, as the chat template writes it: what it goes by, then the call."""
     call = f'{{"name": "{tool.name}", "arguments": {arguments_of(tool, offered)}}}'
-    return f"{opening(tools, tool, begin)}\n<tool_call>\n{call}\n</tool_call>"
+    return f"{opening(tools, tool, named)}\n<tool_call>\n{call}\n</tool_call>"
 
 
-def opening(tools: Sequence[Tool], tool: Tool, begin: int | None) -> str:
-    """What stands before a tool's number in its line, and the number: its name from the part on that the request begins
-    with, or what it requires when the request does not name it (None)."""
-    word = "_".join(tool.parts[begin:]) if begin is not None else ", ".join(argument.name for argument in tool.required)
-    return f"{word}<{tools.index(tool) + 1}>"
+def opening(tools: Sequence[Tool], tool: Tool, named: Mention | None) -> str:
+    """The name that the request says in full; else what the request gives of a tool's line, and the number behind it:
+    the last part of its name, or the arguments that it requires."""
+    if named is not None and named.whole:
+        return tool.name
+    given = tool.parts[-1] if named is not None else ", ".join(argument.name for argument in tool.required)
+    return f"{given}<{tools.index(tool) + 1}>"
 
 
 def exchange(
@@ -178,12 +180,12 @@ def exchange(
     tool: Tool,
     offered: dict[str, Value],
     result: dict[str, Value] | Value,
-    begin: int | None,
+    named: Mention | None,
 ) -> list[Message]:
     """An assistant's call and the tool's message."""
     call = {"type": "function", "function": {"name": tool.name, "arguments": arguments_of(tool, offered)}}
     return [
-        {"role": "assistant", "content": opening(tools, tool, begin), "tool_calls": [call]},
+        {"role": "assistant", "content": opening(tools, tool, named), "tool_calls": [call]},
         {"role": "tool", "content": render_result(rng, result)},
     ]
 

@@ -27,11 +27,10 @@ def marks(drawn: Episode, text: str) -> Iterator[tuple[int, int, int]]:
             if word[0] in argument_words | name_words:
                 yield *word.span(), ARGUMENT if word[0] in argument_words else NAME
         for mentioned in opened(drawn.tools, drawn.messages[index + 1]):
-            if found_there := re.compile(rf"\b{mentioned}\b").search(text, begin, end):
-                yield *found_there.span(), NAME
+            if said := re.compile(rf"\b{mentioned}\b").search(text, begin, end):
+                yield *said.span(), NAME
         for value in copied(drawn.messages[index + 1]):
-            at = text.find(value, begin, end)
-            if at >= 0:
+            if (at := text.find(value, begin, end)) >= 0:
                 yield at, at + len(value), VALUE
 
 

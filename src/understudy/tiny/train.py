@@ -38,7 +38,8 @@ WRITTEN = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", re.DOTALL)
 class Stage:
     """A part of the training: `wide` is the share of full episodes among basic ones, at its begin and at its end.
 
-    `naming` is the share of basic episodes whose request names its tool. Rates are peaks; from the share `decay_from` of its tokens on, they fall to zero in a line."""
+    `naming` is the share of basic episodes whose request names its tool. Rates are peaks; from the share `decay_from` of
+    its tokens on, they fall to zero in a line. Losses of a prompt's tokens and of marks count by their weights."""
 
     tokens: int
     wide: tuple[float, float]
@@ -63,8 +64,28 @@ STAGES = (
         muon_rate=0.01,
         prompt_weight=0.0,
     ),
+    Stage(
+        tokens=7_000_000,
+        wide=(0.85, 0.85),
+        naming=0.5,
+        decay_from=0.0,
+        muon_rate=0.007,
+        adam_rate=1.5e-3,
+        prompt_weight=0.0,
+        mark_weight=0.2,
+    ),
+    Stage(
+        tokens=6_000_000,
+        wide=(0.85, 0.85),
+        naming=0.5,
+        decay_from=0.1,
+        muon_rate=0.008,
+        adam_rate=1.5e-3,
+        prompt_weight=0.0,
+        mark_weight=0.2,
+    ),
 )
-"""First to copy at all, from basic episodes; then ever wider, and the rates fall to zero."""
+"""First to copy at all, from basic episodes; then ever wider; three times the rates fall to zero."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:

@@ -97,23 +97,22 @@ SEQUELS = ["and then", "then", "and", "and with that", "after that", ", then", "
 
 @dataclass(frozen=True)
 class Mention:
-    """Words that name a tool; the first of them is the part of its name at `begin`."""
+    """Words that name a tool: all of its name, or its last part."""
 
     tool: Tool
-    begin: int
     text: str
+    whole: bool
 
 
 def mention(rng: random.Random, tool: Tool, tools: Sequence[Tool]) -> Mention:
-    """Names a tool by its name, by the parts of its name in a row, or by one part that nothing else here has."""
+    """Names a tool by its name, by the parts of its name in a row, or by the last part, if nothing else here has it."""
+    last = tool.parts[-1]
     shared = {part for other in tools if other is not tool for part in other.parts}
     shared |= {part for each in tools for argument in each.required + each.optional for part in argument.parts}
-    own = [index for index, part in enumerate(tool.parts) if part not in shared]
     draw = rng.random()
-    if own and draw < 0.25:
-        begin = rng.choice(own)
-        return Mention(tool, begin, tool.parts[begin])
-    return Mention(tool, 0, tool.name if draw < 0.5 else " ".join(tool.parts))
+    if draw < 0.25 and len(tool.parts) > 1 and last not in shared:
+        return Mention(tool, last, whole=False)
+    return Mention(tool, tool.name if draw < 0.5 else " ".join(tool.parts), whole=True)
 
 
 def offer(bag: Bag, argument: Argument, drawn: Value, bare: bool) -> str:
@@ -121,7 +120,7 @@ def offer(bag: Bag, argument: Argument, drawn: Value, bare: bool) -> str:
     rng = bag.rng
     text = spoken(drawn)
     open_ended = not any(mark in text for mark in "-#@.0123456789") or (text[-1].isalpha() and "@" not in text)
-    quote = rng.random() < (0.5 if open_ended else 0.12) or (open_ended and bare)
+    quote = " " in text or rng.random() < (0.5 if open_ended else 0.12) or (open_ended and bare)
     if isinstance(drawn, str) and quote:
         text, open_ended = f'"{text}"', False
     end = "," if open_ended else ""

@@ -79,6 +79,8 @@ FUNCTION_WORDS = [
     "help",
     "here",
     "how",
+    "I",
+    "I'd",
     "i",
     "i'd",
     "if",

@@ -1,4 +1,4 @@
-"""The order desk: a SQLite database, six tools that read it, requests that do not name the tool, and a reward."""
+"""The order desk: a SQLite database, five tools that read it, requests that do not name the tool, and a reward."""
 
 import random
 import re
@@ -14,18 +14,16 @@ ORDERS = 240
 STATES = ("shipped", "packed", "waiting", "lost", "paid", "returned")
 CARRIERS = ("Bluepost", "Hermod", "Swift", "Parvel", "Nordvan", "Quickmail")
 CITIES = ("Turin", "Lagos", "Porto", "Osaka", "Quito", "Malmo", "Perth", "Tunis", "Gdansk", "Bergen")
-TOOLS = ("order_status", "order_total", "order_carrier", "order_customer", "customer_phone", "customer_city")
+TOOLS = ("order_status", "order_total", "order_carrier", "order_customer", "customer_phone")
 """A tool is named table_column: it takes the table's key and returns the column."""
 
 REQUESTS = {
     "order_status": ("has {order} left yet?", "is {order} on its way?"),
     "order_total": ("how much was {order}?", "what did we pay for {order}?"),
     "order_carrier": ("who brings {order}?", "which van has {order}?"),
-    "order_customer": ("who bought {order}?", "whose is {order}?"),
     "customer_phone": ("what do I dial about {order}?", "i must ring the buyer of {order}"),
-    "customer_city": ("which town gets {order}?", "where does {order} go?"),
 }
-"""The tool whose answer is wanted -> ways to ask for it. The last two take two calls: order -> customer -> answer."""
+"""The tool whose answer is wanted -> ways to ask for it. The last one takes two calls: order -> customer -> phone."""
 FRAMES = (
     "{}",
     "please, {}",
@@ -72,7 +70,7 @@ class Desk:
         return str(self.look_up(tool, str(key)))
 
     def tools(self) -> list[BaseTool]:
-        """The six tools that the agent may call."""
+        """The five tools that the agent may call."""
         return [self._tool(name) for name in TOOLS]
 
     def requests(self, split: str, count: int, seed: int = 0) -> list[Request]:
@@ -83,7 +81,7 @@ class Desk:
         rng = random.Random(f"{split} {0 if held_out else seed}")
         requests: list[Request] = []
         for index in range(count):
-            tool, order = TOOLS[index % len(TOOLS)], rng.choice(orders)
+            tool, order = tuple(REQUESTS)[index % len(REQUESTS)], rng.choice(orders)
             asked = rng.choice(REQUESTS[tool]).format(order=f"order {order}")
             question = rng.choice(HELD_OUT_FRAMES if held_out else FRAMES).format(asked)
             requests.append(Request(f"{split}-{index}", question, order, tool, self.answer(tool, order)))

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from langchain.agents import create_agent
@@ -27,8 +28,7 @@ from understudy_langgraph import trainable
 from understudy_langgraph.trainable import TrainableRunnable
 
 TRAIN_REQUESTS, TEST_REQUESTS = 600, 120
-GROUP_SIZE, SCENARIOS_PER_STEP = 16, 6
-CONFIG = TrainConfig(learning_rate=2e-3)
+GROUP_SIZE, SCENARIOS_PER_STEP = 8, 12
 STEPS = 40
 
 
@@ -50,6 +50,12 @@ def trainable_agent(desk: Desk, model: TrainableModel) -> TrainableRunnable:
         return reward(request, state["messages"])
 
     return trainable(agent, model=model, reward=score)
+
+
+def schedule(step: int, steps: int) -> TrainConfig:
+    """Both fall in a line: the rate, and the pull towards the base, which keeps all tools in play while little is known."""
+    left = 1 - (step - 1) / steps
+    return TrainConfig(learning_rate=3e-3 * left, kl_coef=0.3 * left, minibatches=4)
 
 
 async def evaluate(agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts, console: Console) -> Rates:
@@ -87,7 +93,7 @@ async def quickstart(folder: Path, seed: int, steps: int, console: Console) -> t
         group_size=GROUP_SIZE,
         scenarios_per_step=SCENARIOS_PER_STEP,
         concurrency=GROUP_SIZE * SCENARIOS_PER_STEP,
-        config=CONFIG,
+        config=partial(schedule, steps=steps),
         seed=seed,
     )
     after = await evaluate(agent, test, transcripts, console)

@@ -32,6 +32,10 @@ RewardFunction = Callable[[object, Trajectory], object]
 """(scenario, trajectory) -> a number, a dict of numbers with `reward`, or a RewardResult; sync or async."""
 
 
+Schedule = Callable[[int], TrainConfig]
+"""The step about to be made, from 1 on -> its options: for a learning rate that falls, say."""
+
+
 class TrainerOptions(TypedDict, total=False):
     """The options of a Trainer; their defaults and meanings are those of `Options`."""
 
@@ -43,7 +47,7 @@ class TrainerOptions(TypedDict, total=False):
     scenarios_per_step: int
     concurrency: int
     timeout: float
-    config: TrainConfig
+    config: TrainConfig | Schedule
     patience: int
     target_reward: float
     seed: int
@@ -63,7 +67,7 @@ class Options:
     scenarios_per_step: int = 4
     concurrency: int = 32  # rollouts at once
     timeout: float = 300.0  # seconds per rollout
-    config: TrainConfig = field(default_factory=TrainConfig)
+    config: TrainConfig | Schedule = field(default_factory=TrainConfig)  # or what it is for each step
     patience: int = 10  # iterations in a row without a signal after which the run stops
     target_reward: float = 1.0  # a run that stops so is solved when its mean reward has reached this
     seed: int = 0  # of the order of scenarios
@@ -185,7 +189,10 @@ class Trainer:
         rolled = time.monotonic()
         self._sinks.groups_finished(groups, step, "train")
         progress.doing(f"training step {step + 1}")
-        result = await self.model.train(groups, config=self.options.config, pbar_desc=None)
+        config = self.options.config
+        if not isinstance(config, TrainConfig):
+            config = config(step + 1)
+        result = await self.model.train(groups, config=config, pbar_desc=None)
         iteration = make_iteration(groups, result, rolled - began, time.monotonic() - rolled)
         for warning in result.warnings:
             progress.say(f"warning: {warning}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from understudy.quickstart.desk import HELD_OUT_FRAMES, TOOLS, Desk, Request, reward
+from understudy.quickstart.desk import HELD_OUT_FRAMES, REQUESTS, TOOLS, Desk, Request, reward
 
 
 @pytest.fixture(scope="module")
@@ -13,11 +13,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     return Desk(tmp_path_factory.mktemp("desk") / "desk.db")
 
 
-TOWN = Request("1", "where does order 4821 go?", "4821", "customer_city", "Turin")
+DIAL = Request("1", "what do I dial about order 4821?", "4821", "customer_phone", "555-0142")
 
 
 def conversation(*calls: tuple[str, dict[str, str]], answer: str) -> list[BaseMessage]:
-    messages: list[BaseMessage] = [HumanMessage(TOWN.question)]
+    messages: list[BaseMessage] = [HumanMessage(DIAL.question)]
     for number, (name, arguments) in enumerate(calls):
         messages.append(AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": str(number)}]))
         messages.append(ToolMessage("{}", tool_call_id=str(number)))
@@ -26,13 +26,13 @@ def conversation(*calls: tuple[str, dict[str, str]], answer: str) -> list[BaseMe
 
 def test_the_right_answer_earns_one() -> None:
     first = ("order_customer", {"order": "4821"})
-    said = conversation(first, ("customer_city", {"customer": "C-31"}), answer="The answer is Turin.")
-    assert reward(TOWN, said) == {"reward": 1.0, "success": 1.0}
+    said = conversation(first, ("customer_phone", {"customer": "C-31"}), answer="The answer is 555-0142.")
+    assert reward(DIAL, said) == {"reward": 1.0, "success": 1.0}
 
 
 def test_a_right_first_call_earns_a_fifth() -> None:
     said = conversation(("order_customer", {"order": "4821"}), answer="The answer is C-31.")
-    assert reward(TOWN, said) == {"reward": 0.2, "success": 0.0}
+    assert reward(DIAL, said) == {"reward": 0.2, "success": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def test_a_right_first_call_earns_a_fifth() -> None:
     [
         ("order_status", {"order": "4821"}),
         ("order_customer", {"order": "4812"}),
-        ("customer_city", {"customer": "4821"}),
+        ("customer_phone", {"customer": "4821"}),
     ],
 )
 def test_a_wrong_first_call_earns_nothing(first: tuple[str, dict[str, str]]) -> None:
-    assert reward(TOWN, conversation(first, answer="The answer is lost.")) == {"reward": 0.0, "success": 0.0}
+    assert reward(DIAL, conversation(first, answer="The answer is lost.")) == {"reward": 0.0, "success": 0.0}
 
 
 def test_an_answer_counts_only_as_a_whole_word() -> None:
@@ -71,7 +71,7 @@ def test_held_out_requests_are_the_same_for_all_seeds_and_share_nothing_with_tra
     assert trained != desk.requests("train", 400, seed=2)
     assert not {request.order for request in held_out} & {request.order for request in trained}
     assert not {request.question for request in held_out} & {request.question for request in trained}
-    assert {tool: sum(request.tool == tool for request in held_out) for tool in TOOLS} == dict.fromkeys(TOOLS, 20)
+    assert {tool: sum(request.tool == tool for request in held_out) for tool in REQUESTS} == dict.fromkeys(REQUESTS, 30)
     assert len(HELD_OUT_FRAMES) == 3
 
 

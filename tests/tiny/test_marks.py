@@ -3,14 +3,15 @@ import random
 from understudy.tiny.desks import Argument, Tool
 from understudy.tiny.episodes import Episode, exchange
 from understudy.tiny.marks import ARGUMENT, NAME, NOTHING, VALUE, marks
+from understudy.tiny.wording import Mention
 
 ORDER_STATUS = Tool(("order", "status"), (Argument("order"),))
 ORDER_BUYER = Tool(("order", "buyer"), (Argument("order"),))
 TOOLS = (ORDER_STATUS, ORDER_BUYER)
 
 
-def marked(begin, request, result):
-    """Each word or value of what is read, with its mark; the policy calls order_status, named from the part `begin` on."""
+def marked(named, request, result):
+    """Each word or value of what is read, with its mark; the policy calls order_status, which `named` says."""
     messages = [
         {"role": "user", "content": request},
         *exchange(random.Random(0), TOOLS, ORDER_STATUS, {"order": "4821"}, result, named),
@@ -33,7 +34,7 @@ def test_words_of_arguments_and_names_and_the_values_to_copy_are_marked():
 
 
 def test_the_words_by_which_a_tool_is_named_are_a_name_though_an_argument_is_called_alike():
-    found = marked(0, "order status of 4821", "shipped")
+    found = marked(Mention(ORDER_STATUS, "order status", whole=True), "order status of 4821", "shipped")
     assert found["order status"] == NAME
-    found = marked(1, "status of order 4821", "shipped")
+    found = marked(Mention(ORDER_STATUS, "status", whole=False), "status of order 4821", "shipped")
     assert (found["status"], found["order"]) == (NAME, ARGUMENT)

@@ -50,8 +50,8 @@ def test_calls_are_well_formed_and_end(policy):
 
 
 def test_answers_and_replies_are_copied_on_held_out_words(measured):
-    assert measured["final answers"][1] >= 0.75
-    assert measured["plain replies"][1] >= 0.7
+    assert measured["final answers"][1] >= 0.8
+    assert measured["plain replies"][1] >= 0.8
 
 
 @TARGET
@@ -62,10 +62,18 @@ def test_held_out_tools_and_wordings_are_called_exactly(measured):
     assert sampled >= 0.9
 
 
-@TARGET
-def test_an_open_choice_is_spread_over_the_tools_that_fit(policy):
-    spreads, going_on = measure_choice(*policy, count=40, seed=7, held_out=True)
+@pytest.fixture(scope="module")
+def choices(policy):
+    return measure_choice(*policy, count=40, seed=7, held_out=True)
+
+
+def test_an_open_choice_is_spread_over_the_tools_that_fit_and_results_lead_on(choices):
+    spreads, going_on = choices
     assert len(spreads) >= 20
-    assert mean(each.mass for each in spreads) > 0.9
     assert mean(each.evenness for each in spreads) > 0.8
     assert 0.3 < mean(going_on) < 0.7
+
+
+@TARGET
+def test_nearly_all_of_an_open_choice_falls_on_tools_that_fit(choices):
+    assert mean(each.mass for each in choices[0]) > 0.9

@@ -64,6 +64,13 @@ def test_steps_are_a_total_and_a_second_run_goes_on(model: TrainableModel) -> No
     assert "step 2 of 2: nothing is left to train" in out.getvalue()
 
 
+def test_options_may_change_from_step_to_step(model: TrainableModel) -> None:
+    progress, _ = quiet()
+    options = {**SMALL, "config": lambda step: TrainConfig(learning_rate=1e-3 / step)}
+    report = Trainer(model, varied, SCENARIOS, progress=progress, **options).train(2)
+    assert [each.metrics["loss/learning_rate"] for each in report.iterations] == [1e-3, 5e-4]
+
+
 @pytest.mark.parametrize(("reward", "verdict"), [(1.0, Stopped.SOLVED), (0.5, Stopped.NO_SIGNAL)])
 def test_equal_rewards_train_nothing_and_end_the_run(model: TrainableModel, reward: float, verdict: Stopped) -> None:
     progress, out = quiet()

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import cast
@@ -43,47 +43,22 @@ class Stage:
 
     tokens: int
     wide: tuple[float, float]
-    naming: float
+    naming: float = 0.5
     widening: float = 1.0
     decay_from: float = 1.0
     batch_tokens: int = 4096
     muon_rate: float = 0.012
     adam_rate: float = 2e-3
-    prompt_weight: float = 0.05
+    prompt_weight: float = 0.0
     mark_weight: float = 0.5
 
 
+FALLING = Stage(tokens=7_000_000, wide=(0.85, 0.85), decay_from=0.0, muon_rate=0.007, adam_rate=1.5e-3, mark_weight=0.2)
 STAGES = (
-    Stage(tokens=2_000_000, wide=(0.0, 0.0), naming=0.5),
-    Stage(
-        tokens=12_000_000,
-        wide=(0.2, 0.75),
-        naming=0.5,
-        widening=0.6,
-        decay_from=0.35,
-        muon_rate=0.01,
-        prompt_weight=0.0,
-    ),
-    Stage(
-        tokens=7_000_000,
-        wide=(0.85, 0.85),
-        naming=0.5,
-        decay_from=0.0,
-        muon_rate=0.007,
-        adam_rate=1.5e-3,
-        prompt_weight=0.0,
-        mark_weight=0.2,
-    ),
-    Stage(
-        tokens=6_000_000,
-        wide=(0.85, 0.85),
-        naming=0.5,
-        decay_from=0.1,
-        muon_rate=0.008,
-        adam_rate=1.5e-3,
-        prompt_weight=0.0,
-        mark_weight=0.2,
-    ),
+    Stage(tokens=2_000_000, wide=(0.0, 0.0), prompt_weight=0.05),
+    Stage(tokens=12_000_000, wide=(0.2, 0.75), widening=0.6, decay_from=0.35, muon_rate=0.01),
+    FALLING,
+    replace(FALLING, tokens=6_000_000, decay_from=0.1, muon_rate=0.008),
 )
 """First to copy at all, from basic episodes; then ever wider; three times the rates fall to zero."""
 

@@ -1,9 +1,11 @@
 import json
+import random
 
 import pytest
 from transformers import AutoTokenizer
 
 from understudy.tiny import path
+from understudy.tiny.episodes import episode
 
 TOKENIZER = AutoTokenizer.from_pretrained(path())
 USER = {"role": "user", "content": "where is order 4821?"}
@@ -33,6 +35,14 @@ def test_tools_are_shown_as_signatures_after_their_required_arguments_and_betwee
         "<|im_start|>system\n<tools>\norder<1>order_status<1>(order)\nlimit<2>list<2>(limit: number, after?)\n<3>ping<3>()\n</tools><|im_end|>\n"
         "<|im_start|>user\nwhere is order 4821?<|im_end|>\n"
     )
+
+
+def test_what_the_policy_is_taught_to_write_before_a_call_is_a_part_of_a_tools_line():
+    for seed in range(200):
+        drawn = episode(random.Random(seed))
+        lines = render(drawn.messages, drawn.tools).split("</tools>")[0].splitlines()
+        for completion in (call for turn in drawn.turns for call in turn.calls):
+            assert any(completion.split("\n")[0] in line for line in lines)
 
 
 def test_a_system_message_stands_before_the_tools_in_one_block():

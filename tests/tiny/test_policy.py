@@ -54,10 +54,16 @@ def test_answers_and_replies_are_copied_on_held_out_words(measured):
     assert measured["plain replies"][1] >= 0.8
 
 
-@TARGET
-def test_held_out_tools_and_wordings_are_called_exactly(measured):
+def test_most_held_out_tools_and_wordings_are_called_exactly(measured):
     asked, greedy, sampled = measured["tool calls"]
     assert asked >= 30
+    assert greedy >= 0.85
+    assert sampled >= 0.8
+
+
+@TARGET
+def test_held_out_tools_and_wordings_are_called_exactly(measured):
+    _, greedy, sampled = measured["tool calls"]
     assert greedy >= 0.95
     assert sampled >= 0.9
 
@@ -70,7 +76,8 @@ def choices(policy):
 def test_an_open_choice_is_spread_over_the_tools_that_fit_and_results_lead_on(choices):
     spreads, going_on = choices
     assert len(spreads) >= 20
-    assert mean(each.evenness for each in spreads) > 0.8
+    assert mean(each.mass for each in spreads) > 0.8
+    assert mean(each.evenness for each in spreads) > 0.85
     assert 0.3 < mean(going_on) < 0.7
 
 

@@ -29,7 +29,7 @@ def basic_episode(rng: random.Random, held_out: bool = False, naming: float = 0.
         said.append(named.text)
         rng.shuffle(said)
     drawn = Episode("named" if named else "open", [tool.schema() for tool in tools])
-    request = soup(bag, said, 2, shares=(1.0,)) if named else soup(bag, said, 4)
+    request = soup(bag, said, 2 if named else 4)
     drawn.messages.append({"role": "user", "content": request})
     fitting = [chosen] if named else [tool for tool in tools if tool.required == chosen.required]
     drawn.turns.append(Turn(tuple(call_text(tools, tool, offered, named) for tool in fitting), ()))

@@ -18,6 +18,10 @@ class Argument:
     def parts(self) -> list[str]:
         return self.name.split("_")
 
+    @property
+    def type_mark(self) -> str:
+        return ": number" if self.numeric else ""
+
     def draw(self, bag: Bag, link: bool = False) -> Value:
         """A value for this argument; links between entities are short."""
         if self.numeric:
@@ -38,6 +42,12 @@ class Tool:
     @property
     def name(self) -> str:
         return "_".join(self.parts)
+
+    @property
+    def signature(self) -> str:
+        """Its arguments as the chat template shows them: `order, amount: number, note?`."""
+        required = [f"{argument.name}{argument.type_mark}" for argument in self.required]
+        return ", ".join(required + [f"{argument.name}?{argument.type_mark}" for argument in self.optional])
 
     def fits(self, offered: dict[str, Value]) -> bool:
         """Whether it takes what is offered: all required arguments, and at least one if anything is offered."""
@@ -94,7 +104,8 @@ def draw_fields(bag: Bag, attribute: str, links: tuple[Argument, ...]) -> tuple[
     rng = bag.rng
     if not links and rng.random() < 0.18:
         return ()
-    own = attribute if rng.random() < 0.6 else ("result" if rng.random() < 0.35 else bag.draw())
+    taken = attribute in [link.name for link in links]
+    own = attribute if rng.random() < 0.6 and not taken else ("result" if rng.random() < 0.35 else bag.draw())
     count = rng.choice([0, 0, 0, 1, 2]) if links else rng.choice([1, 1, 1, 1, 2, 3])
     plain = [Argument(own if index == 0 else bag.draw(), rng.random() < 0.15) for index in range(count)]
     fields = plain + list(links)
@@ -137,8 +148,11 @@ def draw_tool(bag: Bag, words: list[str], keys: list[Argument], chosen: int, lin
         (required if rng.random() < 0.7 else optional).extend(extra)
     elif rng.random() < 0.04:
         required = []
+    parts = draw_name(bag, entity, attribute)
+    if parts == (attribute,) and attribute in words:
+        parts = (bag.draw(), attribute)  # alone, it could be meant as the argument
     fields = draw_fields(bag, attribute, links)
-    return Tool(draw_name(bag, entity, attribute), tuple(required), tuple(optional), fields, links)
+    return Tool(parts, tuple(required), tuple(optional), fields, links)
 
 
 def draw_result(bag: Bag, tool: Tool) -> dict[str, Value] | Value:

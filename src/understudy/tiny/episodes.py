@@ -166,12 +166,13 @@ def call_text(tools: Sequence[Tool], tool: Tool, offered: dict[str, Value], name
 
 
 def opening(tools: Sequence[Tool], tool: Tool, named: Mention | None) -> str:
-    """The name that the request says in full; else what the request gives of a tool's line, and the number behind it:
-    the last part of its name, or the arguments that it requires."""
-    if named is not None and named.whole:
-        return tool.name
-    given = tool.parts[-1] if named is not None else ", ".join(argument.name for argument in tool.required)
-    return f"{given}<{tools.index(tool) + 1}>"
+    """What the policy copies of a tool's line: from the words that name it, to the end; if the request names none, the
+    arguments that it requires, and the number."""
+    number = f"<{tools.index(tool) + 1}>"
+    if named is None:
+        return ", ".join(argument.name for argument in tool.required) + number
+    said = tool.name if named.whole else tool.parts[-1]
+    return f"{said}{number}({tool.signature})"
 
 
 def exchange(

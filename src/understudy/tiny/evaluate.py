@@ -20,7 +20,7 @@ from .episodes import Episode, Kind, Turn, episode
 from .tokenizer import end_id, ids_of, padding_id, render
 
 BATCH = 48
-MOST_TOKENS = 96
+MOST_TOKENS = 128
 
 
 @dataclass(frozen=True)

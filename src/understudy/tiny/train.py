@@ -29,7 +29,7 @@ from .tokenizer import CONTEXT, end_id, padding_id, render
 POOL = 768
 WARMUP_STEPS = 60
 REPORT_STEPS = 25
-PROBE_TOKENS = 500_000
+PROBE_TOKENS = 1_000_000
 MARKED_LAYER = 3
 WRITTEN = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", re.DOTALL)
 
@@ -59,8 +59,10 @@ STAGES = (
     Stage(tokens=12_000_000, wide=(0.2, 0.75), widening=0.6, decay_from=0.35, muon_rate=0.01),
     FALLING,
     replace(FALLING, tokens=6_000_000, decay_from=0.1, muon_rate=0.008),
+    replace(FALLING, tokens=12_000_000, decay_from=0.2, muon_rate=0.009),
+    replace(FALLING, tokens=8_000_000, wide=(0.9, 0.9), decay_from=0.05, muon_rate=0.008),
 )
-"""First to copy at all, from basic episodes; then ever wider; three times the rates fall to zero."""
+"""First to copy at all, from basic episodes; then ever wider; five times the rates fall to zero."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
@@ -208,7 +210,7 @@ def update(model: Qwen2ForCausalLM, optimizers: list[torch.optim.Optimizer], sha
 def train(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, stage: Stage, seed: int, glance: Callable[[], str]
 ) -> None:
-    """Trains in place; prints the loss, and what `glance` says every half million tokens."""
+    """Trains in place; prints the loss, and what `glance` says every million tokens."""
     rng = random.Random(seed)
     probe = nn.Linear(model.config.hidden_size, len(MARKS))
     optimizers = make_optimizers(model, probe, stage)

@@ -91,6 +91,7 @@ HELD_OUT_FRAMES = [
     "we are waiting for the {task} {given}",
 ]
 FILLER_SHARES = (0.4, 0.7, 0.95)
+FILLER_MARKS = (",", "!", ":", ".", "?", ";", " -", "...")
 LINKERS = ["of", "for", "with", "on", "about", "at", "in", "to", "by", "", "", "", ""]
 SEQUELS = ["and then", "then", "and", "and with that", "after that", ", then", "followed by", "to"]
 
@@ -145,28 +146,28 @@ def offers(bag: Bag, arguments: dict[Argument, Value], bare: bool) -> str:
     return f"{bag.rng.choice(LINKERS)} {text}".strip()
 
 
-def filler(bag: Bag, most: int, shares: tuple[float, ...] = FILLER_SHARES) -> list[str]:
-    """Words that mean nothing here: function words, in one of the given shares, and words drawn like any other."""
-    count = bag.rng.randint(0, most)
-    share = bag.rng.choice(shares)
-    return [bag.rng.choice(FUNCTION_WORDS) if bag.rng.random() < share else bag.draw() for _ in range(count)]
+def filler(bag: Bag, most: int) -> list[str]:
+    """Words that mean nothing here, some before a mark: function words, and in one of three shares, words like any other."""
+    rng = bag.rng
+    share = rng.choice(FILLER_SHARES)
+    words = [rng.choice(FUNCTION_WORDS) if rng.random() < share else bag.draw() for _ in range(rng.randint(0, most))]
+    return [word + rng.choice(FILLER_MARKS) if rng.random() < 0.15 else word for word in words]
 
 
 def finish(rng: random.Random, text: str) -> str:
     """The sentence with an end mark or none, its first letter large or small."""
-    text = (
-        " ".join(text.split()).replace(" ,", ",").rstrip(",").replace(",?", "?").replace(",.", ".").replace(",:", ":")
-    )
+    text = " ".join(text.split()).replace(" ,", ",").lstrip(" ,:-").rstrip(",")
+    text = text.replace(",?", "?").replace(",.", ".").replace(",:", ":")
     if text[-1] not in "?.!":
         text += rng.choice(["", "", "?", ".", "!"])
     return text[0].upper() + text[1:] if rng.random() < 0.25 and text.split()[0] in FUNCTION_WORDS else text
 
 
-def soup(bag: Bag, phrases: list[str], most: int, shares: tuple[float, ...] = FILLER_SHARES) -> str:
+def soup(bag: Bag, phrases: list[str], most: int) -> str:
     """The phrases in the given order, with filler before, between and after them."""
-    pieces = filler(bag, most, shares)
+    pieces = filler(bag, most)
     for text in phrases:
-        pieces += [text, *filler(bag, most, shares)]
+        pieces += [text, *filler(bag, most)]
     return finish(bag.rng, " ".join(pieces or [bag.draw()]))
 
 
@@ -181,7 +182,7 @@ def named_request(bag: Bag, tasks: list[str], given: str, held_out: bool) -> str
         return finish(rng, rng.choice(ORDERS).format(task=task, given=given, opening=opening, closing=closing))
     phrases = [text for text in (task, given) if text]
     rng.shuffle(phrases)
-    return soup(bag, phrases, 3, shares=(0.8, 1.0, 1.0))
+    return soup(bag, phrases, 3)
 
 
 def open_request(bag: Bag, given: str, hints: list[str]) -> str:

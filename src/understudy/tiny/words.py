@@ -159,9 +159,22 @@ def english(held_out: bool) -> tuple[str, ...]:
     return tuple(sorted(word for word in found if (zlib.crc32(word.encode()) % 10 == 0) == held_out))
 
 
+def fragments(rng: random.Random) -> str:
+    """Pieces of two English words that are trained on, so that every token comes at every place of a word."""
+    cuts: list[str] = []
+    for _ in range(2):
+        text = rng.choice(english(held_out=False))
+        begin = rng.randint(0, len(text) - 2)
+        cuts.append(text[begin : begin + rng.randint(2, 5)])
+    return "".join(cuts)
+
+
 def word(rng: random.Random, held_out: bool) -> str:
-    """An English word three times of four, else one made of syllables or, at times, of random letters."""
+    """An English word three times of four, else one made of syllables or, at times, of random letters. In training, a
+    third of the English words are made of fragments."""
     draw = rng.random()
+    if draw < 0.25 and not held_out:
+        return fragments(rng)
     if draw < 0.74:
         return rng.choice(english(held_out))
     if draw < 0.95:

@@ -13,7 +13,6 @@ from langchain_core.tools import BaseTool, StructuredTool
 ORDERS = 240
 STATES = ("shipped", "packed", "waiting", "lost", "paid", "returned")
 CARRIERS = ("Bluepost", "Hermod", "Swift", "Parvel", "Nordvan", "Quickmail")
-CITIES = ("Turin", "Lagos", "Porto", "Osaka", "Quito", "Malmo", "Perth", "Tunis", "Gdansk", "Bergen")
 TOOLS = ("order_status", "order_total", "order_carrier", "order_customer", "customer_phone")
 """A tool is named table_column: it takes the table's key and returns the column."""
 
@@ -35,6 +34,8 @@ FRAMES = (
     "tell us, {}",
     "{} it is urgent",
     "hi there, {} please",
+    "we ask again, {}",
+    "{} we wonder",
 )
 HELD_OUT_FRAMES = ("good day, {}", "{} please tell me", "we want to know, {}")
 
@@ -123,13 +124,13 @@ def write_database(path: Path) -> None:
     customers = [f"C-{number}" for number in rng.sample(range(10, 100), 40)]
     connection = sqlite3.connect(path)
     with connection:
-        connection.execute("CREATE TABLE customer (customer TEXT PRIMARY KEY, phone TEXT, city TEXT)")
+        connection.execute("CREATE TABLE customer (customer TEXT PRIMARY KEY, phone TEXT)")
         connection.execute(
             'CREATE TABLE "order" ("order" TEXT PRIMARY KEY, status TEXT, total TEXT, carrier TEXT, customer TEXT)'
         )
         for customer in customers:
-            row = (customer, f"555-{rng.randint(1000, 9999)}", rng.choice(CITIES))
-            connection.execute("INSERT INTO customer VALUES (?, ?, ?)", row)
+            row = (customer, f"555-{rng.randint(1000, 9999)}")
+            connection.execute("INSERT INTO customer VALUES (?, ?)", row)
         for number in rng.sample(range(1000, 10000), ORDERS):
             total = f"{rng.randint(5, 99)}.{rng.randint(0, 99):02}"
             bought = (str(number), rng.choice(STATES), total, rng.choice(CARRIERS), rng.choice(customers))

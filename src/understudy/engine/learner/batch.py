@@ -35,17 +35,16 @@ class Batch:
     call: NDArray[np.int64]
     advantages: NDArray[np.float64]
     sampler: NDArray[np.float64]
-    left_out: Counter[str]  # why calls of trained trajectories are context only: greedy, not_trained, empty
+    left_out: Counter[str]  # why calls of trained trajectories are context only: greedy, not_trained
     without_targets: tuple[str, ...]  # trajectories with an advantage and nothing to train
 
     def __len__(self) -> int:
         return len(self.trajectory)
 
     def minibatches(self, count: int) -> tuple[tuple[Row, ...], ...]:
-        """The rows dealt by trajectory, in the order of trajectory ids; never an empty one."""
-        order = sorted(range(len(self.trajectories)), key=lambda t: self.trajectories[t])
-        share = {t: place % count for place, t in enumerate(order)}
-        owner = [share[int(self.trajectory[row.offset])] for row in self.rows]
+        """The rows dealt by trajectory, one after another, so that each gets a like part of every group; never an empty
+        one."""
+        owner = [int(self.trajectory[row.offset]) % count for row in self.rows]
         dealt = (tuple(r for r, o in zip(self.rows, owner, strict=True) if o == m) for m in range(count))
         return tuple(rows for rows in dealt if rows)
 
@@ -61,6 +60,7 @@ def make_batch(groups: Groups, advantages: Advantages) -> Batch:
             if advantage is None:
                 continue
             before = len(kept)
+            left_out["not_trained"] += trajectory.left_out
             for sample in trajectory.samples:
                 reason = _context_only(sample)
                 if reason is None:
@@ -76,10 +76,8 @@ def make_batch(groups: Groups, advantages: Advantages) -> Batch:
 
 def _context_only(sample: Sample) -> str | None:
     """Why none of the call's tokens is a target; None when they are."""
-    if not sample.trained:
-        return "not_trained"  # cancelled, failed or late
     if not len(sample.completion_ids):
-        return "empty"
+        return "not_trained"
     return "greedy" if sample.sampling.temperature <= 0 else None
 
 

@@ -16,9 +16,14 @@ from .errors import ConfigError
 
 LossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
 LayoutName = Literal["auto", "tree", "leaf_rows", "call_rows"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """Names become folders: letters, digits, dot, dash, underscore; no slash, no leading dot."""
+
+
+DEFAULT_NAME = "default"
+"""The model that every server starts with, unless it is given another name."""
 
 
 class Options(BaseModel):
@@ -99,13 +104,13 @@ class TrainConfig(Options):
     max_tokens: int = Field(default=2048, ge=1, description="dr_grpo's constant denominator per trajectory, in tokens")
     epochs: int = Field(default=1, ge=1, le=64, description="passes over the step's samples")
     minibatches: int = Field(
-        default=1, ge=1, le=1024, description="optimizer updates per epoch; trajectories are dealt to them by id order"
+        default=1, ge=1, le=1024, description="optimizer updates per epoch; trajectories are dealt to them in turn"
     )
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are scaled down to this global norm")
     warmup_updates: int = Field(
         default=0, ge=0, description="optimizer updates of linear warm-up, counted over the model's life"
     )
-    betas: tuple[float, float] = Field(default=(0.9, 0.99), description="AdamW's moment decay rates")
+    betas: tuple[Decay, Decay] = Field(default=(0.9, 0.99), description="AdamW's moment decay rates")
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW's weight decay")
     min_group_size: int = Field(
         default=2, ge=2, description="groups with fewer scored rollouts are dropped and counted"
@@ -157,7 +162,7 @@ class ServerOptions(Options):
     """Options of `understudy serve`."""
 
     model: str = Field(default="tiny", min_length=1, description="base model: `tiny`, a folder, or a Hugging Face name")
-    name: Name = Field(default="default", description="the trainable model that exists from the start")
+    name: Name = Field(default=DEFAULT_NAME, description="the trainable model that exists from the start")
     project: Name = Field(default="default", description="its project")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")

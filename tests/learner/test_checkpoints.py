@@ -20,7 +20,7 @@ def note(step: int, request_id: str = "r", model: str = "agent") -> Note:
         model=model,
         base_model="toy",
         lora=LoraOptions(),
-        config=TrainConfig(),
+        config=TrainConfig().model_dump(mode="json"),
         metrics={"reward/mean": 0.5},
         result=TrainResult(model=model, step=step, applied=True, request_id=request_id),
         created_at=1.0,

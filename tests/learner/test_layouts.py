@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from understudy.config import LayoutName
+from understudy.engine.learner.attention import TreeContext, by_runs, tree_attention
+from understudy.engine.learner.cost import ModelShape
 from understudy.engine.learner.layouts import plan
 from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.target_logprobs import TargetSettings
@@ -120,3 +122,24 @@ def test_the_order_of_the_calls_changes_nothing(policies: Policies, made: Calls,
     for a, b in zip(first.rows, second.rows, strict=True):
         assert a.token_ids.tolist() == b.token_ids.tolist()
         assert sorted(a.target_ids.tolist()) == sorted(b.target_ids.tolist())
+
+
+@settings(max_examples=40, deadline=None)
+@given(calls())
+def test_the_portable_attention_of_other_devices_equals_the_cpus(made: Calls) -> None:
+    shape = ModelShape(layers=1, heads=4, head_dim=8, linear=1000, lora=10, head=100)
+    for row in plan(as_rows(made), "tree", 4096, shape).rows:
+        assert row.forest is not None
+        forest = row.forest
+        states = torch.randn(3, 1, 4, row.token_ids.size, 8, dtype=torch.float64)
+        answers: list[torch.Tensor] = []
+        for portable in (False, True):
+            query, key, value = (state.clone().requires_grad_() for state in states)
+            if portable:
+                out = by_runs(query, key, value, forest.segments, 8**-0.5).transpose(1, 2)
+            else:
+                tree = TreeContext(forest.segments, forest.pieces, forest.subtree_end)
+                out = tree_attention(torch.nn.Identity(), query, key, value, None, understudy_tree=tree)[0]
+            grads = torch.autograd.grad(out.sin().sum(), (query, key, value))
+            answers.append(torch.cat([out.flatten(), *(grad.flatten() for grad in grads)]))
+        assert torch.allclose(answers[0], answers[1], atol=1e-10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -147,14 +148,10 @@ def test_a_sampler_far_from_the_learner_is_warned_about_and_constrained_calls_ar
 
 def test_greedy_cancelled_and_unanswered_calls_are_context_only_and_counted(lab: Lab) -> None:
     group = scored([1.0, 0.0])
-    more = (
-        sample("greedy", [5, 6], [9], sampling=Sampling(temperature=0.0)),
-        sample("cancelled", [5, 6], [9], trained=False),
-        sample("empty", [5, 6], []),
-    )
-    group[0] = replace(group[0], samples=group[0].samples + more)
+    greedy = sample("greedy", [5, 6], [9], sampling=Sampling(temperature=0.0))
+    group[0] = replace(group[0], samples=(*group[0].samples, greedy), left_out=2)
     metrics = lab.train([group], 0).metrics
-    assert [metrics[f"calls/{name}"] for name in ("trained", "greedy", "not_trained", "empty")] == [2, 1, 1, 1]
+    assert [metrics[f"calls/{name}"] for name in ("trained", "greedy", "not_trained")] == [2, 1, 2]
     assert metrics["tokens/trained"] == 6
 
 
@@ -277,6 +274,44 @@ def test_a_model_with_another_lora_shape_beside_it_does_not_disturb(toy: Path, t
         lab.learner.train(
             command(tmp_path, random_groups(2), 2, model="small").model_copy(update={"lora": LoraOptions(r=4)})
         )
+
+
+def test_a_model_whose_adapter_is_refused_does_not_disturb_the_others(toy: Path, tmp_path: Path) -> None:
+    lab = Lab(toy, tmp_path)
+    lab.train(random_groups(0), 0, model="good")
+    bad = command(tmp_path, random_groups(0), 0, BUSY, model="bad", request_id="bad")
+    with pytest.raises(ConfigError, match="target_modules"):
+        lab.learner.train(bad.model_copy(update={"lora": LoraOptions(target_modules=("no_such",))}))
+    assert lab.train(random_groups(1), 1, model="good").step == 2
+    alone = Lab(toy, tmp_path / "alone")
+    for step in range(2):
+        alone.train(random_groups(step), step, model="good")
+    name = "good/checkpoints/0002"
+    assert content(tmp_path / name) == content(tmp_path / "alone" / name)
+
+
+def test_weights_that_an_update_made_nan_are_never_saved(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.train(random_groups(0), 0)
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: self.param_groups[0]["params"][0].data.fill_(math.nan))
+    with pytest.raises(NotFiniteError, match="sum of the adapter's weights of update 1 is nan"):
+        lab.train(random_groups(1), 1)
+    monkeypatch.undo()
+    assert lab.train(random_groups(1), 1).step == 2
+
+
+def test_a_minibatch_whose_tokens_are_all_outside_the_kept_set_is_no_update(lab: Lab) -> None:
+    outside = replace(scored([0.0], sampling=Sampling(top_k=1))[0], id="traj-1")
+    metrics = lab.train([[*scored([1.0]), outside]], 0, TrainConfig(minibatches=2)).metrics
+    assert metrics["tokens/outside_kept"] > 0
+    assert metrics["loss/updates"] == 1 + (metrics["tokens/outside_kept"] < 3)
+
+
+def test_a_checkpoint_of_options_that_this_version_does_not_know_can_be_read(lab: Lab) -> None:
+    folder = Path(lab.train(random_groups(0), 0).checkpoint or "")
+    note = json.loads((folder / "understudy.json").read_text())
+    note["config"]["an_option_of_tomorrow"] = 1
+    (folder / "understudy.json").write_text(json.dumps(note))
+    assert lab.train(random_groups(1), 1).step == 2
 
 
 def failing(lab: Lab, stage: str, error: Exception) -> TrainCommand:

@@ -10,7 +10,7 @@ import pytest
 
 from understudy.server.errors import ApiError
 from understudy.server.jobs import build_job, job_folder
-from understudy.types import Call, CallOutput, CallStatus, Sampling
+from understudy.types import Call, CallOutput, CallStatus, RolloutException, Sampling
 from understudy.wire import GroupRecord, TrainRequest, TrajectoryRecord
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
@@ -35,9 +35,14 @@ def call(call_id: str = "c", outputs: tuple[CallOutput, ...] = (output(),), **fi
     )
 
 
-def built(calls: tuple[Call, ...], reward: float | None = 1.0, tool_call_id: int | None = 99):
+def built(
+    calls: tuple[Call, ...],
+    reward: float | None = 1.0,
+    tool_call_id: int | None = 99,
+    exception: RolloutException | None = None,
+):
     request = TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("t",)),))
-    record = TrajectoryRecord(id="t", model="m", reward=reward, started_at=1, ended_at=2)
+    record = TrajectoryRecord(id="t", model="m", reward=reward, exception=exception, started_at=1, ended_at=2)
     return build_job(request, {"t": record}, {"t": calls}, tool_call_id).groups[0][0]
 
 
@@ -62,6 +67,7 @@ def test_truncated_answers_are_trained_and_all_other_ends_are_left_out() -> None
         )
     )
     assert [(sample.call_id, sample.index) for sample in kept.samples] == [("whole", 0), ("cut", 0), ("half", 0)]
+    assert kept.left_out == 4  # gone, broken, late, empty
 
 
 def test_a_parse_failure_is_an_answer_with_the_tool_token_or_its_text_and_no_parsed_call() -> None:
@@ -78,6 +84,9 @@ def test_a_parse_failure_is_an_answer_with_the_tool_token_or_its_text_and_no_par
 
 def test_an_unscored_trajectory_may_be_empty_and_a_scored_one_may_not() -> None:
     assert built((), reward=None).samples == ()
+    assert built(
+        (), exception=RolloutException(type="ValueError", message="no", traceback="")
+    ).failed  # whatever a judge gave it
     with pytest.raises(ApiError, match=r"'t'.*no call was recorded"):
         built(())
     with pytest.raises(ApiError, match="cancelled, failed or came after the end"):

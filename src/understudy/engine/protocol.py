@@ -129,7 +129,7 @@ class Sample:
     """One sampled completion: one row of the reference layout.
 
     prompt_ids int32 [P]; completion_ids int32 [C]; logprobs float32 [C], NaN where the engine gave none.
-    `constrained` says why recorded logprobs are unusable, else None. `trained=False`: context only.
+    `constrained` says why recorded logprobs are unusable, else None.
     """
 
     call_id: str
@@ -140,20 +140,21 @@ class Sample:
     sampling: Sampling
     step: int
     constrained: str | None = None
-    trained: bool = True
     tool_call: bool = False  # the answer held a parsed tool call
     parse_failure: bool = False  # the answer looked like a tool call and was none
 
 
 @dataclass(frozen=True)
 class JobTrajectory:
-    """`reward=None`: unscored. `histories` are rendered by the learner with the base's chat template."""
+    """`reward=None`: unscored. `histories` are rendered by the learner with the base's chat template. `left_out`: calls
+    that are no samples, because they were cancelled, failed, came late or sampled nothing."""
 
     id: str
     reward: float | None
     samples: tuple[Sample, ...]
     histories: tuple[RenderedHistory, ...] = ()
     failed: bool = False
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,6 @@ class _SampleHead(Line):
     sampling: Sampling
     step: int
     constrained: str | None
-    trained: bool
     tool_call: bool
     parse_failure: bool
 
@@ -183,6 +183,7 @@ class _TrajectoryHead(Line):
     id: str
     reward: float | None
     failed: bool
+    left_out: int
     samples: tuple[_SampleHead, ...]
     histories: tuple[RenderedHistory, ...]
 
@@ -239,13 +240,20 @@ def read_job(folder: Path) -> TrainJob:
                 )
                 prompt_at, completion_at = prompt_end, completion_end
             trajectories.append(
-                JobTrajectory(trajectory.id, trajectory.reward, tuple(samples), trajectory.histories, trajectory.failed)
+                JobTrajectory(
+                    trajectory.id,
+                    trajectory.reward,
+                    tuple(samples),
+                    trajectory.histories,
+                    trajectory.failed,
+                    trajectory.left_out,
+                )
             )
         groups.append(tuple(trajectories))
     return TrainJob(head.request_id, head.model, tuple(groups), head.config)
 
 
-_KEPT = ("call_id", "index", "sampling", "step", "constrained", "trained", "tool_call", "parse_failure")
+_KEPT = ("call_id", "index", "sampling", "step", "constrained", "tool_call", "parse_failure")
 
 
 def _head(trajectory: JobTrajectory) -> _TrajectoryHead:
@@ -253,6 +261,7 @@ def _head(trajectory: JobTrajectory) -> _TrajectoryHead:
         id=trajectory.id,
         reward=trajectory.reward,
         failed=trajectory.failed,
+        left_out=trajectory.left_out,
         histories=trajectory.histories,
         samples=tuple(
             _SampleHead(

@@ -62,7 +62,8 @@ def build_job(
         trajectory_id: _trajectory(request.model, records[trajectory_id], calls.get(trajectory_id, ()), tool_call_id)
         for trajectory_id in ids
     }
-    empty = [each.id for each in built.values() if each.reward is not None and not each.samples and not each.histories]
+    scored = [each for each in built.values() if each.reward is not None and not each.failed]
+    empty = [each.id for each in scored if not each.samples and not each.histories]
     if empty:
         raise ApiError(400, _why_empty(empty, request.model, calls), "groups", "no_calls")
     groups = tuple(tuple(built[trajectory_id] for trajectory_id in group.trajectory_ids) for group in request.groups)
@@ -86,15 +87,23 @@ def _why_empty(ids: Sequence[str], model: str, calls: Mapping[str, Sequence[Call
 
 
 def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call], tool_call_id: int | None) -> JobTrajectory:
+    ours = [call for call in calls if call.model == model]
     samples = [
         _sample(call, output, tool_call_id)
-        for call in calls
-        if call.model == model and call.status in TARGETS and not call.late
+        for call in ours
+        if call.status in TARGETS and not call.late
         for output in call.outputs
         if output.status in TARGETS and output.token_ids
     ]
-    failed = record.exception is not None
-    return JobTrajectory(record.id, record.reward, tuple(samples), record.histories, failed)
+    sampled = {sample.call_id for sample in samples}
+    return JobTrajectory(
+        record.id,
+        record.reward,
+        tuple(samples),
+        record.histories,
+        failed=record.exception is not None,
+        left_out=sum(call.id not in sampled for call in ours),
+    )
 
 
 def _sample(call: Call, output: CallOutput, tool_call_id: int | None) -> Sample:

@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ...config import LoraOptions, TrainConfig
+from ...config import LoraOptions
 from ...errors import EngineError
-from ...types import TrainResult
+from ...types import Json, TrainResult
 
 NOTE = "understudy.json"
 ADAPTER = "adapter_model.safetensors"
@@ -44,7 +44,7 @@ class Note(BaseModel):
     model: str
     base_model: str
     lora: LoraOptions
-    config: TrainConfig
+    config: dict[str, Json]
     metrics: dict[str, float]
     result: TrainResult
     created_at: float

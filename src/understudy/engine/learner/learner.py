@@ -178,7 +178,7 @@ class Learner:
 
     def _check_batch(self, batch: Batch, request_id: str) -> None:
         if not len(batch):
-            causes = ", ".join(f"{count} {_LEFT_OUT[why]}" for why, count in sorted(batch.left_out.items()))
+            causes = ", ".join(f"{count} {_LEFT_OUT[why]}" for why, count in sorted(batch.left_out.items()) if count)
             raise TrainError(
                 f"nothing to train: {len(batch.without_targets)} trajectories have an advantage, and none of them a sampled "
                 f"token ({causes or 'they have no calls'}): sample through this server at a temperature above 0",
@@ -262,7 +262,7 @@ class Learner:
                 model=command.model,
                 base_model=self._base_model,
                 lora=command.lora,
-                config=job.config,
+                config=job.config.model_dump(mode="json"),
                 metrics=metrics,
                 result=result,
                 created_at=time.time(),
@@ -285,8 +285,7 @@ class Learner:
 
 _LEFT_OUT = {
     "greedy": "calls at temperature 0",
-    "not_trained": "calls cancelled, failed or late",
-    "empty": "calls without a sampled token",
+    "not_trained": "calls cancelled, failed, late or without a sampled token",
 }
 
 

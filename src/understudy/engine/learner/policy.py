@@ -42,7 +42,7 @@ class Policy:
         self.tree_refused = tree_refused
         self._model = model
         self._tokenizer = tokenizer
-        self._lora = lora
+        self._lora: LoraOptions | None = lora
         self._read_model()
 
     @classmethod
@@ -93,8 +93,8 @@ class Policy:
         return self._model
 
     @property
-    def lora(self) -> LoraOptions:
-        """The adapter's options."""
+    def lora(self) -> LoraOptions | None:
+        """The adapter's options; None when there is no adapter."""
         return self._lora
 
     @property
@@ -112,7 +112,9 @@ class Policy:
         return {name: value for name, value in self._model.named_parameters() if value.requires_grad}
 
     def reset_adapter(self, lora: LoraOptions) -> None:
-        """Replace the adapter by a fresh one: A drawn from `lora.seed`, B zero. Optimizers must be made again."""
+        """Replace the adapter by a fresh one: A drawn from `lora.seed`, B zero. Optimizers must be made again.
+        Raises ConfigError for options that do not fit the base; then there is no adapter until the next reset."""
+        self._lora = None
         self._model = _with_adapter(self._model.unload(), lora)  # pyright: ignore[reportCallIssue]  # PEFT types it as a Tensor
         self._lora = lora
         self._read_model()

@@ -7,6 +7,7 @@ Three policies: the sampler (recorded), the old one (the learner at the start of
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -246,24 +247,31 @@ class Step:
             outcome.kl_sum += float(gradient.kl.sum())
 
     def _apply(self, loss: float, outcome: Outcome) -> None:
-        """Clip the gradient's norm and update, at the rate that warm-up allows."""
+        """Clip the gradient's norm and update, at the rate that warm-up allows; nothing without a gradient."""
         parameters = list(self._policy.trainable_parameters().values())
+        if all(parameter.grad is None for parameter in parameters):
+            return
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
         for name, value in (("loss", loss), ("gradient norm", norm)):
-            if not torch.isfinite(torch.tensor(value)):
-                raise NotFiniteError(
-                    f"the {name} of update {outcome.updates + 1} is {value!r}, so the step was not applied: lower "
-                    f"learning_rate (now {self._config.learning_rate:g}), or look for a broken adapter or base model"
-                )
+            self._check_finite(name, value, outcome)
         warmup = self._config.warmup_updates
         count = self._updates_before + outcome.updates + 1
         outcome.learning_rate = self._config.learning_rate * (min(1.0, count / warmup) if warmup else 1.0)
         for group in self._optimizer.param_groups:
             group["lr"] = outcome.learning_rate
         self._optimizer.step()
+        total = torch.stack([parameter.detach().sum() for parameter in parameters]).sum()
+        self._check_finite("sum of the adapter's weights", float(total), outcome)
         outcome.updates += 1
         outcome.losses.append(loss)
         outcome.grad_norms.append(norm)
+
+    def _check_finite(self, name: str, value: float, outcome: Outcome) -> None:
+        if not math.isfinite(value):
+            raise NotFiniteError(
+                f"the {name} of update {outcome.updates + 1} is {value!r}, so the step was not applied: lower "
+                f"learning_rate (now {self._config.learning_rate:g}), or look for a broken adapter or base model"
+            )
 
 
 @dataclass(frozen=True)

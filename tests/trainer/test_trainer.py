@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from understudy import TrainableModel, TrainConfig, Trainer, Trajectory
+from understudy import TrainableModel, TrainConfig, Trainer, Trajectory, TrajectoryGroup
 from understudy.errors import ConfigError, RolloutError, WrongLoopError
 from understudy.trainer.progress import PlainProgress
 from understudy.trainer.report import Stopped
+from understudy.types import RolloutException
 
 SCENARIOS = [
     {"id": str(number), "prompt": f"say the word {word}"} for number, word in enumerate(("blue", "teal", "pink"))
@@ -61,7 +62,7 @@ def test_steps_are_a_total_and_a_second_run_goes_on(model: TrainableModel) -> No
 
     third = Trainer(model, varied, SCENARIOS, progress=progress, **SMALL).train(2)
     assert (third.stopped, third.iterations) == (Stopped.NOTHING_LEFT, ())
-    assert "step 2 of 2: nothing is left to train" in out.getvalue()
+    assert "at step 2: nothing is left to train. The LoRA is in" in out.getvalue()
 
 
 def test_options_may_change_from_step_to_step(model: TrainableModel) -> None:
@@ -94,6 +95,59 @@ def test_failed_rollouts_stay_unscored_and_the_others_train(model: TrainableMode
     report = Trainer(model, flaky, SCENARIOS, progress=quiet()[0], **SMALL).train(1)
     assert report.step == 1
     assert report.iterations[0].failed == 2
+
+
+def test_a_failed_rollout_is_run_again_when_asked_whether_it_raises_or_returns_its_exception(
+    model: TrainableModel,
+) -> None:
+    turns = iter(range(100))
+
+    async def flaky(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        turn = next(turns)
+        if turn == 0:
+            raise ValueError("the tool is away")
+        failed = RolloutException(type="ValueError", message="away", traceback="")
+        return Trajectory(exception=failed) if turn == 1 else await varied(model, scenario)
+
+    report = Trainer(model, flaky, SCENARIOS, retries=1, progress=quiet()[0], **SMALL).train(1)
+    assert report.iterations[0].failed == 0
+    assert next(turns) == 8 + 2
+
+
+def test_iterations_without_a_signal_do_not_count_as_steps(model: TrainableModel) -> None:
+    rewards = itertools.chain([0.5] * 8, itertools.count())
+    trainer = Trainer(
+        model, rollout, SCENARIOS, reward=lambda scenario, trajectory: next(rewards), progress=quiet()[0], **SMALL
+    )
+    report = trainer.train(1)
+    assert ([each.applied for each in report.iterations], report.step) == ([False, True], 1)
+
+
+def test_a_judges_reward_for_a_failed_rollout_does_not_count(model: TrainableModel) -> None:
+    turns = iter(range(100))
+
+    async def flaky(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        failed = RolloutException(type="ValueError", message="away", traceback="")
+        return Trajectory(exception=failed) if next(turns) == 0 else await rollout(model, scenario)
+
+    async def judge(group: TrajectoryGroup) -> TrajectoryGroup:
+        for trajectory in group:
+            trajectory.reward = 0.0 if trajectory.exception else 1.0 + next(REWARDS)
+        return group
+
+    report = Trainer(model, flaky, SCENARIOS, judge=judge, progress=quiet()[0], **SMALL).train(1)
+    assert (report.step, report.iterations[0].failed) == (1, 1)
+    assert report.iterations[0].metrics["trajectories/failed"] == 1
+    assert report.iterations[0].reward >= 1.0
+
+
+def test_a_run_is_solved_by_the_mean_over_all_its_last_batches(model: TrainableModel) -> None:
+    def by_scenario(scenario: dict[str, str], trajectory: Trajectory) -> float:
+        return float(scenario["id"] != "0")
+
+    options = {**SMALL, "scenarios_per_step": 1}
+    trainer = Trainer(model, rollout, SCENARIOS, reward=by_scenario, patience=3, progress=quiet()[0], **options)
+    assert trainer.train(5).stopped == Stopped.NO_SIGNAL
 
 
 def test_a_step_without_any_scored_rollout_is_an_error_that_names_the_causes(model: TrainableModel) -> None:

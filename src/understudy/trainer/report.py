@@ -13,7 +13,7 @@ from .evaluate import Evaluation, mean
 
 
 class Stopped(StrEnum):
-    FINISHED = "finished"  # every iteration was run
+    FINISHED = "finished"  # the model has reached `steps`
     NOTHING_LEFT = "nothing_left"  # the model had reached `steps` before
     SOLVED = "solved"  # no signal, and the mean reward has reached the target
     NO_SIGNAL = "no_signal"  # no signal for `patience` iterations, below the target
@@ -55,7 +55,7 @@ def make_iteration(
     groups: Sequence[TrajectoryGroup], result: TrainResult, rollout_seconds: float, train_seconds: float
 ) -> Iteration:
     """An iteration from its groups, at least one rollout of which is scored, and the train request's result."""
-    scored = [trajectory for group in groups for trajectory in group if trajectory.reward is not None]
+    scored = [each for group in groups for each in group if each.reward is not None and each.exception is None]
     successes = [float(trajectory.metrics["success"]) for trajectory in scored if "success" in trajectory.metrics]
     return Iteration(
         step=result.step,

@@ -22,7 +22,7 @@ from understudy.scenarios.ordering import batch
 from understudy.tracing.fanout import FanOut
 from understudy.types import Trajectory, TrajectoryGroup
 
-from .evaluate import Evaluation, summarise
+from .evaluate import Evaluation, mean, summarise
 from .progress import Progress, StepRow, make_progress
 from .report import Iteration, Stopped, TrainReport, causes, make_iteration
 
@@ -47,6 +47,7 @@ class TrainerOptions(TypedDict, total=False):
     scenarios_per_step: int
     concurrency: int
     timeout: float
+    retries: int
     config: TrainConfig | Schedule
     patience: int
     target_reward: float
@@ -67,6 +68,7 @@ class Options:
     scenarios_per_step: int = 4
     concurrency: int = 32  # rollouts at once
     timeout: float = 300.0  # seconds per rollout
+    retries: int = 0  # how often a rollout that fails is run again
     config: TrainConfig | Schedule = field(default_factory=TrainConfig)  # or what it is for each step
     patience: int = 10  # iterations in a row without a signal after which the run stops
     target_reward: float = 1.0  # a run that stops so is solved when its mean reward has reached this
@@ -75,7 +77,14 @@ class Options:
     progress: Progress | None = None  # None: a live table in a terminal, else plain lines
 
     def __post_init__(self) -> None:
-        least = {"group_size": 2, "scenarios_per_step": 1, "concurrency": 1, "patience": 1, "eval_every": 0}
+        least = {
+            "group_size": 2,
+            "scenarios_per_step": 1,
+            "concurrency": 1,
+            "patience": 1,
+            "eval_every": 0,
+            "retries": 0,
+        }
         for name, bound in least.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < bound:
@@ -118,8 +127,10 @@ class Trainer:
         started = await self.model.get_step()
         progress = self.options.progress or make_progress(steps)
         if started >= steps:
-            progress.say(f"{self.model.name} is at step {started} of {steps}: nothing is left to train")
-            return await self._report(started, started, Stopped.NOTHING_LEFT, [], [])
+            self._sinks.close()
+            report = await self._report(started, started, Stopped.NOTHING_LEFT, [], [])
+            progress.say(closing_line(report, self.options))
+            return report
         evaluations: list[Evaluation] = []
         iterations: list[Iteration] = []
         stopped = Stopped.FINISHED
@@ -127,8 +138,8 @@ class Trainer:
         with progress:
             try:
                 await self._evaluate_into(evaluations, step, progress)
-                for number in range(started, steps):
-                    iteration = await self._iterate(number, step, progress)
+                while step < steps:
+                    iteration = await self._iterate(started + len(iterations), step, progress)
                     iterations.append(iteration)
                     step = iteration.step
                     progress.finished(table_row(iteration))
@@ -172,7 +183,7 @@ class Trainer:
             raise RolloutError(f"evaluation at step {step}: no rollout was scored: {causes(groups)}")
         split = "eval" if temperature == 0 else "eval-sampled"
         self._sinks.groups_finished(groups, step, split)
-        await self.model.log(metrics=evaluation.as_metrics(), split=split, step=step)
+        await self.model.log(groups, metrics=evaluation.as_metrics(), split=split, step=step)
         return evaluation
 
     async def _iterate(self, number: int, step: int, progress: Progress) -> Iteration:
@@ -209,12 +220,17 @@ class Trainer:
             pbar_desc=None,
             concurrency=self.options.concurrency,
             timeout=self.options.timeout,
+            retries=self.options.retries,
             max_exceptions=len(scenarios) * rollouts,
         )
 
     async def _scored(self, scenario: object) -> Trajectory:
-        """One rollout with its reward."""
+        """One rollout with its reward. One that returns its exception is run again here, one that raises by `_gather`."""
         trajectory = await self._rollout(self.model, scenario)
+        for _ in range(self.options.retries):
+            if trajectory.exception is None:
+                break
+            trajectory = await self._rollout(self.model, scenario)
         if self.options.reward is not None and trajectory.exception is None:
             value = self.options.reward(scenario, trajectory)
             result = as_reward(await value if inspect.isawaitable(value) else value, "reward=")
@@ -234,7 +250,8 @@ class Trainer:
         last = iterations[-self.options.patience :]
         if len(last) < self.options.patience or any(iteration.applied for iteration in last):
             return None
-        return Stopped.SOLVED if last[-1].reward >= self.options.target_reward else Stopped.NO_SIGNAL
+        reward = mean([iteration.reward for iteration in last])
+        return Stopped.SOLVED if reward >= self.options.target_reward else Stopped.NO_SIGNAL
 
     async def _report(
         self, started: int, step: int, stopped: Stopped, iterations: list[Iteration], evaluations: list[Evaluation]
@@ -245,12 +262,14 @@ class Trainer:
 
 
 async def judged(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:
-    """The groups with the judge's rewards. A group whose judge fails or gives None is dropped: its rollouts become
-    unscored, and say why."""
+    """The groups with the judge's rewards; a failed rollout stays unscored. A group whose judge fails or gives None is
+    dropped: its rollouts become unscored, and say why."""
     answers = await asyncio.gather(*(judge(group) for group in groups), return_exceptions=True)
     kept: list[TrajectoryGroup] = []
     for group, answer in zip(groups, answers, strict=True):
         if isinstance(answer, TrajectoryGroup):
+            for trajectory in answer:
+                trajectory.reward = None if trajectory.exception is not None else trajectory.reward
             kept.append(answer)
             continue
         if isinstance(answer, BaseException) and not isinstance(answer, Exception):
@@ -319,6 +338,7 @@ def closing_line(report: TrainReport, options: Options) -> str:
     """Why the run ended, and where its LoRA is."""
     reason = {
         Stopped.FINISHED: f"{report.model} is at step {report.step}",
+        Stopped.NOTHING_LEFT: f"{report.model} is at step {report.step}: nothing is left to train",
         Stopped.SOLVED: f"{report.model} is solved at step {report.step}: every rollout of a scenario earns the same, "
         f"and the mean reward has reached {options.target_reward:g}",
         Stopped.NO_SIGNAL: f"{report.model} stopped at step {report.step}: for {options.patience} iterations all rewards "

@@ -28,12 +28,14 @@ RAW_ARGUMENTS = "understudy_arguments"
 class ChatUnderstudy(ChatOpenAI):
     """`ChatUnderstudy(model="agent-001", base_url="http://host:8000/v1", api_key=...)`.
 
-    Differs from ChatOpenAI: no hidden retries, usable from any event loop, calls labelled with their trajectory
-    and origin, and tool arguments sent back as they were sampled, so that the next prompt extends the last one.
+    Differs from ChatOpenAI: no hidden retries, no limit between a stream's chunks (calls wait for their turn on a small
+    machine), usable from any event loop, calls labelled with their trajectory and origin, and tool arguments sent back
+    as they were sampled, so that the next prompt extends the last one.
     """
 
     use_responses_api: bool | None = False
     max_retries: int | None = 0
+    stream_chunk_timeout: float | None = None
     trajectory_id: str | None = Field(default=None, description="the trajectory that owns the calls")
     origin: CallOrigin | None = Field(default=None, description="where in the app the calls are made")
 

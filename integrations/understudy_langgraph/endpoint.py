@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from weakref import WeakKeyDictionary
 
 from pydantic import SecretStr
@@ -33,4 +34,4 @@ async def chat_model(model: TrainableModel, temperature: float | None, step: int
 def chat_model_now(model: TrainableModel, temperature: float | None, step: int | None = None) -> ChatUnderstudy:
     """The same for sync code, also inside a running event loop."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, chat_model(model, temperature, step)).result()
+        return pool.submit(copy_context().run, asyncio.run, chat_model(model, temperature, step)).result()

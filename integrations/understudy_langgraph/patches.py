@@ -55,7 +55,7 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def entry_point(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
         capture = active()
-        if capture is None or isinstance(self, ChatUnderstudy):
+        if capture is None or is_labelled(self):
             return original(self, *args, **kwargs)
         stand_in = capture.stand_in(self, *_labels(name, capture, args, kwargs))
         if stand_in is None:
@@ -64,6 +64,11 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(entry_point, _wrapped, original)
     return entry_point
+
+
+def is_labelled(model: BaseChatModel) -> bool:
+    """Whether its calls have an owner already: a capture's stand-in, or a model that was given a trajectory."""
+    return isinstance(model, ChatUnderstudy) and (model.trajectory_id is not None or model.origin is not None)
 
 
 def _labels(name: str, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:

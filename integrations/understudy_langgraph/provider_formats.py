@@ -6,6 +6,8 @@ from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
+NOT_PASSED_ON = frozenset({"temperature", "seed"})
+"""The app's choices that belong to the training while it is captured."""
 PROVIDER_ONLY = frozenset(
     {"model", "model_name", "thinking", "betas", "mcp_servers", "cache_control", "stream_usage", "reasoning", "include"}
 )
@@ -14,7 +16,7 @@ PROVIDER_ONLY = frozenset(
 
 def to_openai(arguments: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of a call on the original model, as ours takes them."""
-    kept = {name: value for name, value in arguments.items() if name not in PROVIDER_ONLY}
+    kept = {name: value for name, value in arguments.items() if name not in PROVIDER_ONLY | NOT_PASSED_ON}
     if kept.get("tools"):
         kept["tools"] = [convert_to_openai_tool(tool) for tool in kept["tools"]]
     choice: str | bool | dict[str, Any] | None = kept.get("tool_choice")

@@ -129,7 +129,7 @@ class TrajectoryRecord(Wire):
     calls: tuple[CallRef, ...] | None = None
     histories: tuple[RenderedHistory, ...] = ()
     reward: FiniteFloat | None = None
-    metrics: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
     metadata: dict[str, Json] = Field(default_factory=dict)
     logs: tuple[str, ...] = ()
     exception: RolloutException | None = None
@@ -158,7 +158,7 @@ class GroupRecord(Wire):
 
     trajectory_ids: tuple[str, ...]
     metadata: dict[str, Json] = Field(default_factory=dict)
-    metrics: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
 
 
 class TrainRequest(Wire):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI, NotFoundError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 import understudy as us
 from understudy.client.sampling import at_temperature
@@ -175,6 +176,22 @@ async def test_calls_made_inside_a_captured_coroutine_become_its_trajectory(loca
     assert result.metrics["calls/total"] == 6
 
 
+async def test_calls_that_the_server_refuses_leave_a_captured_rollout_whole(local_backend: us.LocalBackend) -> None:
+    model = model_of(local_backend, "refused")
+
+    async def agent(names: list[str], most: list[int]) -> None:
+        us.auto_trajectory(required=True).reward = 1.0
+        for name, tokens in zip(names, most, strict=True):
+            with suppress(BadRequestError, NotFoundError):
+                await model.openai_client().chat.completions.create(model=name, messages=ASK, max_tokens=tokens)
+
+    await model.register()
+    one = await us.capture_auto_trajectory(agent([model.name, model.name], [100_000, 4]))
+    assert [message["role"] for message in one.messages()] == ["user", "assistant"]
+    none = await us.capture_auto_trajectory(agent(["nobody"], [4]))
+    assert none.messages() == []
+
+
 async def test_outside_a_capture_a_required_trajectory_is_an_error() -> None:
     with pytest.raises(CaptureError, match="capture_auto_trajectory"):
         us.auto_trajectory(required=True)
@@ -194,12 +211,13 @@ async def test_logged_metrics_decide_which_checkpoints_stay(local_backend: us.Lo
     for reward in (0.2, 0.9, 0.1, 0.3):
         result = await model.train(await gathered(model))
         scored = us.Trajectory(messages_and_choices=ASK, reward=reward, metrics={"won": reward > 0.5})
-        await model.log([scored], split="val", metrics={"speed": 3}, step=result.step)
+        crashed = us.TrajectoryGroup([ValueError("the tool is away")])
+        await model.log([scored, crashed], split="val", metrics={"speed": 3}, step=result.step)
     api = await local_backend.connect()
     assert (await api.logs("kept"))[1].metrics == {
         "val/reward": 0.9,
         "val/won": 1.0,
-        "val/exception_rate": 0.0,
+        "val/exception_rate": 0.5,
         "val/speed": 3.0,
     }
     assert await model.delete_checkpoints() == [1, 3]

@@ -60,6 +60,17 @@ async def test_a_request_carries_calls_rewards_metadata_and_options() -> None:
     assert (done.step, done.applied, done.request_id) == (1, True, request["id"])
 
 
+async def test_a_request_sent_again_names_the_same_trajectories_also_for_rollouts_that_left_only_an_exception() -> None:
+    group = us.TrajectoryGroup([rollout("call-1", 1), rollout("call-2", 0), ValueError("x"), ValueError("y")])
+    with scripted_api() as api:
+        for request_id in ("once", "once", "other"):
+            await model_at(api.url).train([group], request_id=request_id)
+        first, again, other = ([*body["groups"][0]["trajectory_ids"]] for body in api.bodies("/api/train"))
+    assert first == again
+    assert len(set(first)) == 4
+    assert not set(first[2:]) & set(other)
+
+
 async def test_a_captured_rollout_sends_no_list_of_calls() -> None:
     captured = us.Trajectory(reward=1, captured=True)
     with scripted_api() as api:
@@ -147,6 +158,7 @@ async def test_a_captured_rollout_without_recorded_calls_is_named() -> None:
         ({"config": {"learning_rat": 1}}, "TrainConfig.learning_rat: Extra inputs"),
         ({"config": {"beta": 0.1}}, "no option 'beta' here: use kl_coef"),
         ({"learning_rate": 7}, "TrainConfig.learning_rate: .*less than or equal to 1 .got 7"),
+        ({"betas": (0.9, 1.0)}, r"TrainConfig.betas.1: .*less than 1 .got 1.0"),
         ({"config": us.TrainConfig(), "epochs": 2}, r"either config= or single options, not both .*\['epochs'\]"),
         ({"config": 1e-5}, "expected a TrainConfig or a dict"),
     ],

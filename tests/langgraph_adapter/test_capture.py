@@ -101,6 +101,24 @@ def test_tool_choice_and_stop_are_passed_on(server: ScriptedServer) -> None:
     assert server.received[0].body["stop"] == ["END"]
 
 
+def test_the_apps_temperature_and_seed_are_not_passed_on(server: ScriptedServer) -> None:
+    model = ChatOpenAI(model="gpt-4.1-mini", api_key="unused").bind(temperature=0.0, seed=3)
+    with capture_to(server, "t1"):
+        model.invoke("hi")
+    assert "seed" not in server.received[0].body
+    assert server.received[0].body.get("temperature") != 0.0
+
+
+def test_an_apps_own_chat_understudy_is_captured_and_one_with_a_trajectory_is_left_alone(
+    server: ScriptedServer,
+) -> None:
+    own = ChatUnderstudy(model="agent", base_url=f"{server.url}", api_key="unused")
+    with capture_to(server, "t1"):
+        own.invoke("hi")
+        own.model_copy(update={"trajectory_id": "mine"}).invoke("hi")
+    assert [request.headers["x-understudy-trajectory"] for request in server.received] == ["t1", "mine"]
+
+
 def test_threads_and_executors_carry_the_capture(server: ScriptedServer) -> None:
     model = ChatOpenAI(model="gpt-4.1-mini", api_key="unused")
     with capture_to(server, "t1"), ThreadPoolExecutor(2) as pool:

@@ -133,8 +133,9 @@ async def test_a_deletion_that_a_crash_cut_short_is_finished_at_the_next_start(
 async def test_models_of_another_base_are_known_and_not_served(tmp_path: Path, client: ConnectedSampler) -> None:
     registry = opened(tmp_path, client)
     registry.register(RegisterRequest(name="mine", base_model="tiny", lora=LoraOptions(r=4)))
-    with pytest.raises(ConfigError, match=r"--name default.*'tiny'"):
-        opened(tmp_path, client, base="other")
+    assert opened(tmp_path, client, base="other").names() == []
+    with pytest.raises(ConfigError, match=r"--name mine.*'tiny'"):
+        ModelRegistry.open(tmp_path, BaseModel("other", tmp_path, "other"), "mine", "default", client)
     other = ModelRegistry.open(tmp_path, BaseModel("other", tmp_path, "other"), "second", "default", client)
     assert other.names() == ["second", "second@0"]
     assert "--model tiny" in str(await refusal(other, "mine"))

@@ -100,12 +100,11 @@ async def train_groups(
     timeout: float | None = None,
 ) -> TrainResult:
     """Finish every rollout, then train on the groups in one request."""
-    wires = group_wires(groups, model)
+    request_id = request_id or new_id("train")
+    wires = group_wires(groups, model, request_id)
     recorded = await api.finish([record for records, _ in wires for record in records])
     require_calls(wires, recorded)
-    request = TrainRequest(
-        id=request_id or new_id("train"), model=model, groups=tuple(record for _, record in wires), config=config
-    )
+    request = TrainRequest(id=request_id, model=model, groups=tuple(record for _, record in wires), config=config)
     with TrainBar(pbar_desc) as bar:
 
         def seen(event: TrainEvent) -> None:

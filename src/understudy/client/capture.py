@@ -9,7 +9,7 @@ from typing import Literal, overload
 
 from openai.types.chat.chat_completion import Choice
 
-from ..errors import CaptureError
+from ..errors import CaptureError, ServerError
 from ..types import Call, History, Json, Message, Trajectory
 from .http import Api
 
@@ -76,12 +76,22 @@ async def capture_auto_trajectory(rollout: Awaitable[object]) -> Trajectory:
         await rollout
     calls: list[Call] = []
     for api in capture.seen_by if capture else []:
-        calls += (await api.trajectory(trajectory.id)).calls
-    histories = histories_of(calls)
+        calls += await recorded_calls(api, trajectory.id)
+    histories = histories_of([call for call in calls if call.outputs])
     if histories:
         trajectory.messages_and_choices, trajectory.tools = histories[0].messages_and_choices, histories[0].tools
         trajectory.additional_histories = histories[1:]
     return trajectory.finish()
+
+
+async def recorded_calls(api: Api, trajectory_id: str) -> tuple[Call, ...]:
+    """The calls that a server recorded under the id; none where every one was refused before it was recorded."""
+    try:
+        return (await api.trajectory(trajectory_id)).calls
+    except ServerError as error:
+        if error.status == 404:
+            return ()
+        raise
 
 
 def histories_of(calls: list[Call]) -> list[History]:

@@ -76,7 +76,7 @@ class Api:
 
     async def fork(self, name: str, request: ForkRequest) -> ModelState:
         """Make another model start from a step of this one."""
-        return ModelState.model_validate(await self._ask("POST", f"{_path(name)}/fork", request))
+        return ModelState.model_validate(await self._ask("POST", f"{_path(name)}/fork", request, repeat=False))
 
     async def log(self, name: str, request: LogRequest) -> None:
         """Keep metrics of the user's own."""

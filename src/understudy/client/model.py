@@ -106,9 +106,9 @@ class Model:
     ) -> None:
         """Keep rollouts and metrics with the model. The mean reward and the means of the rollouts' own metrics are
         added as `{split}/reward` and `{split}/{name}`."""
-        rollouts = _flat(trajectories or ())
+        rollouts, lost = _flat(trajectories or ())
         records = [trajectory_record(rollout, self.name, f"trajectory {rollout.id}") for rollout in rollouts]
-        values = _means(rollouts) | {name: float(value) for name, value in (metrics or {}).items()}
+        values = _means(rollouts, lost) | {name: float(value) for name, value in (metrics or {}).items()}
         api = await self.api()
         if records:
             await api.finish(records)
@@ -306,20 +306,23 @@ class TrainableModel(Model):
         return self._registered[0]
 
 
-def _flat(rollouts: Rollouts) -> list[Trajectory]:
+def _flat(rollouts: Rollouts) -> tuple[list[Trajectory], int]:
+    """The rollouts, and how many left nothing but their exception."""
     found: list[Trajectory] = []
+    lost = 0
     for item in rollouts:
         found += item.trajectories if isinstance(item, TrajectoryGroup) else [item]
-    return found
+        lost += len(item.exceptions) if isinstance(item, TrajectoryGroup) else 0
+    return found, lost
 
 
-def _means(rollouts: list[Trajectory]) -> dict[str, float]:
+def _means(rollouts: list[Trajectory], lost: int) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for rollout in rollouts:
         if rollout.reward is not None:
             values.setdefault("reward", []).append(float(rollout.reward))
         for name, value in rollout.metrics.items():
             values.setdefault(name, []).append(float(value))
-    if rollouts:
-        values["exception_rate"] = [float(rollout.exception is not None) for rollout in rollouts]
+    if rollouts or lost:
+        values["exception_rate"] = [float(rollout.exception is not None) for rollout in rollouts] + [1.0] * lost
     return {name: fmean(found) for name, found in values.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -11,14 +12,14 @@ from typing import cast
 from openai.types.chat.chat_completion import Choice
 
 from ..errors import ConfigError
-from ..types import History, Json, Message, Metric, RolloutException, Trajectory, TrajectoryGroup, call_ref, new_id
+from ..types import History, Json, Message, Metric, RolloutException, Trajectory, TrajectoryGroup, call_ref
 from ..wire import GroupRecord, RenderedHistory, TrajectoryRecord
 
 GroupWire = tuple[tuple[TrajectoryRecord, ...], GroupRecord]
 
 
-def group_wires(groups: Iterable[TrajectoryGroup], model: str) -> list[GroupWire]:
-    """Every group as its finished trajectories and its record.
+def group_wires(groups: Iterable[TrajectoryGroup], model: str, request_id: str) -> list[GroupWire]:
+    """Every group as its finished trajectories and its record; the same each time for the same request.
 
     Raises ConfigError naming group and trajectory for a rollout that cannot be trained: no call, a reward that is no
     finite number, the same rollout twice, a group that has not been gathered.
@@ -41,7 +42,9 @@ def group_wires(groups: Iterable[TrajectoryGroup], model: str) -> list[GroupWire
                     "assistant messages are context, not targets), or make the calls inside a capture"
                 )
             records.append(record)
-        records += [_failed_record(error, model) for error in group.exceptions]
+        records += [
+            _failed_record(error, model, f"{request_id} {at} {number}") for number, error in enumerate(group.exceptions)
+        ]
         ids = tuple(record.id for record in records)
         metrics = _metrics(group.metrics, f"group {at}")
         metadata = _metadata(group.metadata, f"group {at}")
@@ -100,9 +103,11 @@ def _can_be_trained(record: TrajectoryRecord) -> bool:
     return record.calls is None or bool(record.calls or record.histories) or record.exception is not None
 
 
-def _failed_record(error: RolloutException, model: str) -> TrajectoryRecord:
+def _failed_record(error: RolloutException, model: str, place: str) -> TrajectoryRecord:
+    """A rollout that left nothing but its exception, under an id of its place in the request."""
+    name = f"traj-failed-{hashlib.sha256(place.encode()).hexdigest()[:24]}"
     now = time.time()
-    return TrajectoryRecord(id=new_id("traj"), model=model, calls=(), exception=error, started_at=now, ended_at=now)
+    return TrajectoryRecord(id=name, model=model, calls=(), exception=error, started_at=now, ended_at=now)
 
 
 def _rendered(history: History) -> RenderedHistory | None:

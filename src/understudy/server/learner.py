@@ -26,6 +26,7 @@ from ..engine.protocol import (
     Trained,
 )
 from ..errors import EngineError
+from .base_model import BaseModel
 from .child import Child
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ State = Literal["stopped", "starting", "ready"]
 class LearnerClient:
     """One learner: started early in the background, and again by the next command after a death."""
 
-    def __init__(self, base: Path, options: EngineOptions, log_path: Path) -> None:
+    def __init__(self, base: BaseModel, options: EngineOptions, log_path: Path) -> None:
         self._base = base
         self._options = options
         self._log_path = log_path
@@ -152,7 +153,8 @@ class LearnerClient:
 
     def _argv(self) -> list[str]:
         options = self._options
-        argv = [sys.executable, "-m", LEARNER_MODULE, "--base", str(self._base), "--loader", options.loader]
+        argv = [sys.executable, "-m", LEARNER_MODULE, "--base", str(self._base.path), "--name", self._base.reference]
+        argv += ["--loader", options.loader]
         argv += ["--device", options.device, "--dtype", options.dtype]
         argv += ["--threads", str(options.threads)] if options.threads is not None else []
         return argv + (["--deterministic"] if options.deterministic else [])

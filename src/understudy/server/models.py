@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..config import LoraOptions
+from ..config import DEFAULT_NAME, LoraOptions
 from ..errors import ConfigError, EngineError
 from ..wire import ForkRequest, ModelState, RegisterRequest
 from . import checkpoints
@@ -82,7 +82,8 @@ class ModelRegistry:
 
     @classmethod
     def open(cls, root: Path, base: BaseModel, default: str, project: str, sampler: SamplerClient) -> ModelRegistry:
-        """Read the directory, and register the default model. Raises ConfigError."""
+        """Read the directory, and register the model `default`, unless one of that very name is on another base here.
+        Raises ConfigError."""
         registry = cls(root, base, default, sampler)
         for folder, facts in checkpoints.scan_models(root):
             if not base.is_called(facts.base_model):
@@ -94,6 +95,8 @@ class ModelRegistry:
                 registry._models[facts.name] = Model(folder, facts, checkpoints.scan(folder / "checkpoints"))
         for facts in registry._elsewhere.values():
             log.warning("Model %s is built on %s and is not served by this server", facts.name, facts.base_model)
+        if default == DEFAULT_NAME and default in registry._elsewhere:
+            return registry
         try:
             registry.register(RegisterRequest(name=default, project=project, base_model=base.name))
         except ApiError as error:
@@ -160,7 +163,7 @@ class ModelRegistry:
                 "model",
                 "ambiguous_model",
             )
-        return others[0] if others else self._models[self._default]
+        return others[0] if others else self.model(self._default)
 
     def _at(self, model: Model, step: int | None = None) -> Route:
         name, step = model.facts.name, model.step if step is None else step

@@ -44,6 +44,11 @@ def run(options: ServerOptions) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for noisy in ("httpx", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    if options.engine.dtype == "float16" and not options.inference_only:
+        raise ConfigError(
+            "--dtype float16 cannot train, its gradients vanish without a word: use bfloat16 or float32, or serve with "
+            "--inference-only"
+        )
     base = find(options.model)
     lock = DirectoryLock(options.dir)
     try:
@@ -62,7 +67,7 @@ async def open_services(options: ServerOptions, base: BaseModel) -> Services:
     logs = options.dir / "logs"
     store = await Store.open(options.store_url or f"sqlite:///{options.dir / 'records.db'}")
     sampler = SamplerClient(base.path, options.engine, logs / "sampler.log")
-    learner = None if options.inference_only else LearnerClient(base.path, options.engine, logs / "learner.log")
+    learner = None if options.inference_only else LearnerClient(base, options.engine, logs / "learner.log")
     try:
         models = ModelRegistry.open(options.dir, base, options.name, options.project, sampler)
         training = Training(store, models, learner, options.dir / "jobs", base.token_id(TOOL_CALL_TEXT))

@@ -154,8 +154,13 @@ def test_a_step_without_any_scored_rollout_is_an_error_that_names_the_causes(mod
     async def broken(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
         raise ValueError("the tool is away")
 
-    with pytest.raises(RolloutError, match="8 x ValueError: the tool is away"):
-        Trainer(model, broken, SCENARIOS, progress=quiet()[0], **SMALL).train(1)
+    async def broken_with_a_reward(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        failed = RolloutException(type="ValueError", message="the tool is away", traceback="")
+        return Trajectory(exception=failed, reward=0.0)
+
+    for rollouts in (broken, broken_with_a_reward):
+        with pytest.raises(RolloutError, match="8 x ValueError: the tool is away"):
+            Trainer(model, rollouts, SCENARIOS, progress=quiet()[0], **SMALL).train(1)
 
 
 def test_a_greedy_evaluation_gives_the_same_twice(model: TrainableModel) -> None:

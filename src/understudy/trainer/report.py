@@ -55,7 +55,7 @@ def make_iteration(
     groups: Sequence[TrajectoryGroup], result: TrainResult, rollout_seconds: float, train_seconds: float
 ) -> Iteration:
     """An iteration from its groups, at least one rollout of which is scored, and the train request's result."""
-    scored = [each for group in groups for each in group if each.reward is not None and each.exception is None]
+    scored = [trajectory for group in groups for trajectory in group if trajectory.reward is not None]
     successes = [float(trajectory.metrics["success"]) for trajectory in scored if "success" in trajectory.metrics]
     return Iteration(
         step=result.step,

@@ -225,13 +225,16 @@ class Trainer:
         )
 
     async def _scored(self, scenario: object) -> Trajectory:
-        """One rollout with its reward. One that returns its exception is run again here, one that raises by `_gather`."""
+        """One rollout with its reward; a failed one has none. One that returns its exception is run again here, one that
+        raises by `_gather`."""
         trajectory = await self._rollout(self.model, scenario)
         for _ in range(self.options.retries):
             if trajectory.exception is None:
                 break
             trajectory = await self._rollout(self.model, scenario)
-        if self.options.reward is not None and trajectory.exception is None:
+        if trajectory.exception is not None:
+            trajectory.reward = None
+        elif self.options.reward is not None:
             value = self.options.reward(scenario, trajectory)
             result = as_reward(await value if inspect.isawaitable(value) else value, "reward=")
             trajectory.reward = result.reward
@@ -269,7 +272,8 @@ async def judged(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[Trajec
     for group, answer in zip(groups, answers, strict=True):
         if isinstance(answer, TrajectoryGroup):
             for trajectory in answer:
-                trajectory.reward = None if trajectory.exception is not None else trajectory.reward
+                if trajectory.exception is not None:
+                    trajectory.reward = None
             kept.append(answer)
             continue
         if isinstance(answer, BaseException) and not isinstance(answer, Exception):

@@ -45,6 +45,10 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
+GREEDY_BELOW = 1e-5
+"""Below this temperature engines take the likeliest token (vLLM's own bound)."""
+
+
 class Sampling(Frozen):
     """The settings that shaped the sampling distribution of a call."""
 

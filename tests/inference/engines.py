@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,11 +114,11 @@ class Sampled:
 class Engine:
     """A scheduler whose updates are collected."""
 
-    def __init__(self, policy: Policy, *, max_batch: int = 64) -> None:
+    def __init__(self, policy: Policy, *, max_batch: int = 64, on_death: Callable[[], None] = lambda: None) -> None:
         self.policy = policy
         self._sampled: dict[Generation, Sampled] = {}
         self._changed = threading.Condition()
-        self.scheduler = Scheduler(policy, self._deliver, max_batch=max_batch)
+        self.scheduler = Scheduler(policy, self._deliver, max_batch=max_batch, on_death=on_death)
         self.scheduler.start()
 
     def submit(self, *generations: Generation) -> None:

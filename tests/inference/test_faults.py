@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
 from engines import Engine, call, prompt
 
+from understudy.engine.inference.batch import Batch
 from understudy.engine.inference.policy import Policy
 from understudy.errors import EngineError
 
@@ -36,6 +38,41 @@ def test_a_failed_pass_fails_its_calls_with_the_reason_and_the_engine_goes_on(
         sampled = engine.sample(*[call(policy, prompt(seed, 5)) for seed in range(3)])
     assert all(one.last.failure and "the lights went out" in one.last.failure.message for one in sampled)
     assert len(engine.sample(call(policy, prompt(1, 5)))[0].ids) == 12
+
+
+def test_the_death_of_the_thread_is_told_and_fails_calls_also_later_ones(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+    engine = Engine(policy, on_death=told.set)
+
+    def refuses(*_: object) -> Batch:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr("understudy.engine.inference.scheduler.Batch", refuses)
+    (sampled,) = engine.sample(call(policy, prompt(1, 5)))
+    assert sampled.last.failure and "the device is gone" in sampled.last.failure.message
+    assert told.wait(10)
+    (late,) = engine.sample(call(policy, prompt(1, 5)))
+    assert late.last.failure and "the engine has died: RuntimeError: the device is gone" in late.last.failure.message
+    assert engine.scheduler.dead
+    engine.scheduler.close()
+
+
+def test_a_cancellation_that_fails_is_a_death_too(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(policy)
+    endless, other = (call(policy, prompt(seed, 10), max_tokens=500, streamed=True) for seed in (1, 2))
+    engine.submit(endless, other)
+    engine.wait_for_tokens(endless, 1)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room to move rows")
+
+    monkeypatch.setattr(Batch, "remove", full)
+    engine.scheduler.cancel([other])
+    failure = engine.wait(endless)[0].last.failure
+    assert failure and "no room to move rows" in failure.message
+    engine.scheduler.close()
 
 
 def test_out_of_memory_names_the_options_to_lower(

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,6 +19,7 @@ from engines import CONTEXT, DEADLINE, plain_logits, until_healthy
 from transformers import Qwen2ForCausalLM
 
 from understudy.engine.inference.app import build_app
+from understudy.engine.inference.batch import Batch
 from understudy.engine.inference.policy import Policy
 from understudy.engine.inference.service import SamplingService
 from understudy.types import Json
@@ -45,9 +46,9 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def url(policy: Policy) -> Iterator[str]:
-    """A real server of the real app, in a thread."""
+@contextmanager
+def served(policy: Policy) -> Iterator[str]:
+    """A real server of the real app, in a thread; its URL."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     service = SamplingService(policy, name="base", max_batch=4)
@@ -56,10 +57,18 @@ def url(policy: Policy) -> Iterator[str]:
     thread.start()
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     until_healthy(address)
-    yield address
-    server.should_exit = True
-    thread.join(DEADLINE)
-    listener.close()
+    try:
+        yield address
+    finally:
+        server.should_exit = True
+        thread.join(DEADLINE)
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def url(policy: Policy) -> Iterator[str]:
+    with served(policy) as address:
+        yield address
 
 
 @pytest.fixture
@@ -197,6 +206,45 @@ def test_an_answer_in_a_schema_is_json_of_that_schema(http: httpx.Client) -> Non
     assert answer["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("begin", ["{", "<tool_call>"])
+def test_with_tools_a_schema_shapes_the_answer_and_calls_stay_possible(
+    http: httpx.Client, policy: Policy, begin: str
+) -> None:
+    shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    bias = {str(policy.tokenizer.convert_tokens_to_ids(begin)): 100} | {str(token): -100 for token in (197, 198, 220)}
+    fields: dict[str, Json] = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 200, "logit_bias": bias}
+    answer = chat(http, response_format=shape, **fields)["choices"][0]
+    if begin == "{":
+        assert json.loads(answer["message"]["content"]).keys() == {"ok"}
+        assert answer["finish_reason"] == "stop"
+    else:
+        (call,) = answer["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"])["size"] in ("small", "large")
+    plain = chat(http, response_format=shape, tool_choice="none", **fields)["choices"][0]
+    assert not plain["message"].get("tool_calls")
+
+
+def test_a_dead_engine_is_unhealthy(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> Batch:
+        raise RuntimeError("the device is gone")
+
+    with served(policy) as url, httpx.Client(base_url=url, timeout=DEADLINE) as http:
+        assert http.get("/health").status_code == 200
+        monkeypatch.setattr("understudy.engine.inference.scheduler.Batch", refuses)
+        answer = http.post("/v1/chat/completions", json=body())
+        assert answer.status_code == 500 and "the device is gone" in answer.text
+        assert http.get("/health").status_code == 503
+
+
+def test_a_token_that_the_model_does_not_know_is_refused_alone(
+    http: httpx.Client, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(policy, "vocabulary", 40)
+        error = refused(http)
+    assert error["param"] == "messages" and "the model knows 0 to 39" in error["message"]
+
+
 def test_text_is_no_format(http: httpx.Client) -> None:
     assert chat(http, response_format={"type": "text"})["choices"]
 
@@ -260,6 +308,8 @@ def test_a_broken_adapter_is_refused_and_the_engine_lives_on(
         ({"min_tokens": 13}, "min_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {}}], "response_format": {"type": "json_object"}}, "tools"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}},

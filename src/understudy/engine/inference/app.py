@@ -62,7 +62,9 @@ class Endpoints:
         self._started = int(time.time())
 
     async def health(self) -> dict[str, Json]:
-        """200 while the engine lives; how many calls are being sampled."""
+        """200 while the engine lives, else 503; how many calls are being sampled."""
+        if self._service.dead:
+            raise DialectError("the engine has died; see its log", status=503, kind=INTERNAL)
         return {"status": "ok", "running": self._service.running}
 
     async def models(self) -> dict[str, Json]:

@@ -1,6 +1,6 @@
 """The embedded inference engine: `python -m understudy.engine.inference.embedded --model DIR ...`.
 
-A process of its own that speaks vLLM's HTTP dialect. Exit codes: 0 ended, 2 wrong option or model, 3 address taken.
+A process of its own that speaks vLLM's HTTP dialect. Exit codes: 0 ended, 1 the engine died, 2 wrong option or model, 3 address taken.
 """
 
 from __future__ import annotations
@@ -79,7 +79,12 @@ def _service(options: argparse.Namespace) -> SamplingService:
     policy = load_policy(options.model, device=options.device, dtype=options.dtype, max_model_len=options.max_model_len)
     difference = policy.probe()
     _log.info("probe: logits differ from a plain forward pass by at most %.3g", difference)
-    return SamplingService(policy, name=options.served_model_name, max_batch=options.max_batch)
+    return SamplingService(
+        policy,
+        name=options.served_model_name,
+        max_batch=options.max_batch,
+        on_death=lambda: os._exit(1),  # whoever started it starts it again
+    )
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -8,12 +8,11 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from ...types import GREEDY_BELOW
 from .adapters import Adapter
 from .text import StopWatch
 
 FinishReason = Literal["stop", "length"]
-GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy, as in vLLM."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Grammars that a completion must follow: a JSON object, a JSON schema, or tool calls in hermes format."""
+"""Grammars that a completion must follow: JSON, tool calls in hermes format, or one of the two."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 # xgrammar is only partly typed.
@@ -70,25 +70,34 @@ class Grammars:
 
     def tool_calls(self, tools: Sequence[Tool], *, parallel: bool) -> GrammarMask:
         """One call of one of these tools, or several when `parallel`."""
-        tags = [_tag(tool["function"]) for tool in tools]
-        wanted = {
-            "type": "structural_tag",
-            "format": {
-                "type": "tags_with_separator",
-                "tags": tags,
-                "separator": "\n",
-                "at_least_one": True,
-                "stop_after_first": not parallel,
-            },
-        }
+        return self._structure(_calls(tools, parallel), tools)
+
+    def tool_calls_or_json(self, tools: Sequence[Tool], schema: Json, field: str, *, parallel: bool) -> GrammarMask:
+        """Tool calls as above, or JSON that follows a schema. `field` names it in errors."""
+        answer = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _JSON_SPACES}
+        self.json_schema(schema, field)  # its errors name it
+        return self._structure({"type": "or", "elements": [_calls(tools, parallel), answer]}, tools)
+
+    def _structure(self, wanted: Json, tools: Sequence[Tool]) -> GrammarMask:
         try:
-            return self._mask(self._compiler.compile_structural_tag(wanted))
+            return self._mask(self._compiler.compile_structural_tag({"type": "structural_tag", "format": wanted}))
         except (RuntimeError, ValueError, TypeError) as error:
             names = [tool["function"]["name"] for tool in tools]
             raise GrammarError(f"tools: the parameters of {names} cannot be compiled: {_brief(error)}") from error
 
     def _mask(self, compiled: xgrammar.CompiledGrammar) -> GrammarMask:
         return GrammarMask(compiled, self._eos, self._vocabulary)
+
+
+def _calls(tools: Sequence[Tool], parallel: bool) -> dict[str, Json]:
+    """Calls of these tools as a format of structural tags."""
+    return {
+        "type": "tags_with_separator",
+        "tags": [_tag(tool["function"]) for tool in tools],
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": not parallel,
+    }
 
 
 def _tag(function: Json) -> dict[str, Json]:

@@ -27,7 +27,7 @@ class Uniforms:
         self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
 
     def chunk(self) -> Tensor:
-        """The next float64 numbers in [0, 1): [_CHUNK]."""
+        """The next numbers in [0, 1): float64 [_CHUNK]."""
         return torch.from_numpy(self._generator.random(_CHUNK))
 
 
@@ -50,11 +50,12 @@ class Rows:
 
     tokens: last sampled; lengths: tokens in the cache; counts: sampled so far; limits and minimum: most and least to
     sample; ends [B, E]: end tokens (-1: none); ids, logprobs [B, T]: what was sampled.
-    settings float64 [B, 5]: temperature, greedy, min_p, top_k, top_p.
+    settings [B, 5]: temperature, greedy, min_p, top_k, top_p; float64, as the uniforms, but float32 where a device lacks it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._real = torch.float32 if device.type == "mps" else torch.float64
         self.generations: list[Generation] = []
         self.streams: list[Uniforms] = []
         whole = torch.zeros(0, dtype=torch.int64, device=device)
@@ -62,8 +63,8 @@ class Rows:
         self.ends = whole.view(0, 1)
         self.ids = whole.view(0, 1)
         self.logprobs = torch.zeros(0, 1, device=device)
-        self.uniforms = torch.zeros(0, _CHUNK, dtype=torch.float64, device=device)
-        self.settings = torch.zeros(0, 5, dtype=torch.float64, device=device)
+        self.uniforms = torch.zeros(0, _CHUNK, dtype=self._real, device=device)
+        self.settings = torch.zeros(0, 5, dtype=self._real, device=device)
         self._describe()
 
     def __len__(self) -> int:
@@ -91,8 +92,8 @@ class Rows:
             (1.0, 1.0, 0.0, 0.0, 1.0) if one.greedy else (one.temperature, 0.0, one.min_p, one.top_k, one.top_p)
             for one in settings
         ]
-        self.settings = torch.cat([self.settings, torch.tensor(shapes, dtype=torch.float64, device=self._device)])
-        fresh = torch.stack([stream.chunk() for stream in streams]).to(self._device)
+        self.settings = torch.cat([self.settings, torch.tensor(shapes, dtype=self._real, device=self._device)])
+        fresh = torch.stack([stream.chunk() for stream in streams]).to(self._real).to(self._device)
         self.uniforms = torch.cat([self.uniforms, fresh])
         span = self.ids.shape[1]
         self.ids = torch.cat([self.ids, self.ids.new_zeros(len(generations), span)])
@@ -113,11 +114,11 @@ class Rows:
         self._describe()
 
     def draws(self, first: int) -> Tensor:
-        """The next random number of each row from `first` on: float64 [B - first]."""
+        """The next random number of each row from `first` on: [B - first]."""
         at = self.counts[first:] % _CHUNK
         if self.most >= _CHUNK:
             for row in ((at == 0) & (self.counts[first:] > 0)).nonzero()[:, 0].tolist():
-                self.uniforms[first + row] = self.streams[first + row].chunk().to(self._device)
+                self.uniforms[first + row] = self.streams[first + row].chunk().to(self._real).to(self._device)
         return self.uniforms[first:].gather(1, at[:, None])[:, 0]
 
     def record(self, first: int, tokens: Tensor, logprobs: Tensor) -> Tensor:

@@ -50,9 +50,9 @@ def _kept(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
 
 
 def draw(logprobs: Tensor, uniforms: Tensor, greedy: Tensor | None) -> Tensor:
-    """One token per row [B] by inverting the cumulative distribution at `uniforms` float64 [B] in [0, 1);
+    """One token per row [B] by inverting the cumulative distribution at `uniforms` [B] in [0, 1), in their dtype;
     the likeliest where `greedy` (bool [B]; None: nowhere). A token of probability 0 is never drawn."""
-    cumulative = logprobs.to(torch.float64).exp_().cumsum_(-1)
+    cumulative = logprobs.to(uniforms.dtype, copy=True).exp_().cumsum_(-1)
     total = cumulative[:, -1:]
     at = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, at, right=True)[:, 0].clamp_(max=logprobs.shape[-1] - 1)

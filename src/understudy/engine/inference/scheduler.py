@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -29,11 +29,20 @@ class Scheduler:
     """Samples submitted calls in a thread of its own, up to `max_batch` at once, in order of arrival.
 
     A batch holds one adapter; batches take turns. `deliver` gets each call's updates. `submit`, `cancel` and `forget`
-    may be called from any thread.
+    may be called from any thread. When the thread dies, `on_death` is called in it; calls, also later ones, fail.
     """
 
-    def __init__(self, policy: Policy, deliver: Deliver, *, max_batch: int = 64) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        deliver: Deliver,
+        *,
+        max_batch: int = 64,
+        on_death: Callable[[], None] = lambda: None,
+    ) -> None:
         self._policy = policy
+        self._on_death = on_death
+        self._death: Failure | None = None
         self._deliver = deliver
         self._max_batch = max_batch
         self._changed = threading.Condition()
@@ -53,8 +62,11 @@ class Scheduler:
     def submit(self, generations: Sequence[Generation]) -> None:
         """Queue calls to be sampled."""
         with self._changed:
-            self._queue.extend(generations)
-            self._changed.notify()
+            if self._death is None:
+                self._queue.extend(generations)
+                self._changed.notify()
+                return
+        self._fail(generations, self._death)
 
     def cancel(self, generations: Sequence[Generation]) -> None:
         """Stop sampling calls that nobody waits for; no update of theirs is promised any more."""
@@ -78,9 +90,24 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Calls in flight: in a batch, or about to enter one."""
-        return sum(map(len, self._batches.values())) + sum(map(len, self._waiting.values()))
+        return sum(map(len, list(self._batches.values()))) + sum(map(len, list(self._waiting.values())))
+
+    @property
+    def dead(self) -> bool:
+        """Whether the thread has died, so that nothing is sampled any more."""
+        return self._death is not None
 
     def _run(self) -> None:
+        try:
+            self._sample()
+        except BaseException as error:  # noqa: BLE001  # whatever it was, nobody must wait for this thread
+            _log.exception("the sampling thread has died")
+            self._on_death()
+            with self._changed:
+                self._death = Failure(f"the engine has died: {type(error).__name__}: {error}")
+            self._fail(self._unanswered(), self._death)
+
+    def _sample(self) -> None:
         while self._collect():
             if not self._turns:
                 continue
@@ -91,9 +118,11 @@ class Scheduler:
                 self._turns.append(adapter)
             else:
                 self._rest(adapter)
+        self._fail(self._unanswered(), Failure("the engine is stopping"))
+
+    def _unanswered(self) -> list[Generation]:
         left = [*self._queue, *(one for batch in self._batches.values() for one in batch.generations)]
-        left += [one for waiting in self._waiting.values() for one in waiting]
-        self._fail(left, Failure("the engine is stopping"))
+        return left + [one for waiting in self._waiting.values() for one in waiting]
 
     def _collect(self) -> bool:
         """Take in what other threads asked for; waits when there is nothing to do. False: close."""
@@ -136,8 +165,10 @@ class Scheduler:
                 batch.remove(cancelled)
 
     def _release(self, forgotten: Sequence[Adapter]) -> None:
+        with self._changed:
+            queued = {one.adapter for one in self._queue} if forgotten else set[Adapter | None]()
         for adapter in forgotten:
-            if adapter in self._turns or any(one.adapter is adapter for one in self._queue):
+            if adapter in self._turns or adapter in queued:
                 self._forgotten.append(adapter)
             else:
                 self._batches.pop(adapter, None)
@@ -148,9 +179,9 @@ class Scheduler:
         """Let the waiting calls of one adapter enter its batch, and decode for a while."""
         entering = self._waiting.pop(adapter, [])
         batch = self._batches.get(adapter)
-        if batch is None:
-            batch = self._batches[adapter] = Batch(self._policy)
         try:
+            if batch is None:
+                batch = self._batches[adapter] = Batch(self._policy)
             self._policy.wardrobe.wear(adapter)
             if entering:
                 self._hand(batch.admit(entering))
@@ -159,10 +190,11 @@ class Scheduler:
                     break
                 self._hand(batch.step())
         except Exception as error:  # noqa: BLE001  # whatever the pass raised fails these calls, and the engine goes on
-            _log.exception("sampling failed for %d calls", len({*entering, *batch.generations}))
-            self._batches[adapter] = Batch(self._policy)
-            failed = [*batch.generations, *(one for one in entering if one not in batch.generations)]
+            running = list(batch.generations) if batch is not None else []
+            failed = [*running, *(one for one in entering if one not in running)]
+            _log.exception("sampling failed for %d calls", len(failed))
             self._fail(failed, self._failure(error))
+            self._batches[adapter] = Batch(self._policy)  # a device that refuses this too is the end of the thread
 
     def _rest(self, adapter: Adapter | None) -> None:
         """A batch has run empty: keep it for the next turn of its conversations, and free the one idle for longest."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -26,14 +26,16 @@ _SEED_BITS = 2**64 - 1
 class SamplingService:
     """The engine as the HTTP layer sees it. Runs on one event loop; the scheduler has its own thread."""
 
-    def __init__(self, policy: Policy, *, name: str, max_batch: int) -> None:
+    def __init__(
+        self, policy: Policy, *, name: str, max_batch: int, on_death: Callable[[], None] = lambda: None
+    ) -> None:
         self.name = name
         self.policy = policy
         self.decoder = Decoder(policy.tokenizer, kept=(OPEN, CLOSE))
         self.adapters: dict[str, Adapter] = {}
         self._renderer = ChatRenderer(policy.tokenizer)
         self._grammars = Grammars(policy.tokenizer, policy.eos, policy.vocabulary)
-        self._scheduler = Scheduler(policy, self._deliver, max_batch=max_batch)
+        self._scheduler = Scheduler(policy, self._deliver, max_batch=max_batch, on_death=on_death)
         self._inboxes: dict[Generation, asyncio.Queue[tuple[int, Update]]] = {}
         self._places: dict[Generation, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -46,6 +48,11 @@ class SamplingService:
     def close(self) -> None:
         """End the scheduler's thread."""
         self._scheduler.close()
+
+    @property
+    def dead(self) -> bool:
+        """Whether nothing is sampled any more."""
+        return self._scheduler.dead
 
     @property
     def running(self) -> int:
@@ -86,6 +93,12 @@ class SamplingService:
             )
         adapter = self.adapters.get(request.model)  # looked up before anything is awaited: the call keeps it
         prompt_ids = self._renderer.prompt_ids(request)
+        if prompt_ids and max(prompt_ids) >= self.policy.vocabulary:
+            raise DialectError(
+                f"the prompt has token {max(prompt_ids)}, but the model knows 0 to {self.policy.vocabulary - 1}: the "
+                "tokenizer was extended without the model; resize its embeddings, or leave that token's text out",
+                param="messages",
+            )
         settings = self._settings(request, len(prompt_ids))
         masks = await self._masks(request)
         return [
@@ -169,7 +182,9 @@ class SamplingService:
         )
 
     async def _masks(self, request: ChatRequest) -> list[GrammarMask]:
-        """A grammar per choice, or none. Compiling may take long, so it runs beside the event loop."""
+        """A grammar per choice, or none. Compiling may take long, so it runs beside the event loop.
+
+        With tools to choose from, a response_format shapes the answer, as it does in OpenAI's API: calls stay possible."""
         tools = _forced(request)
         shape = request.response_format
         kind = None if shape is None or shape.type == "text" else shape.type
@@ -180,22 +195,23 @@ class SamplingService:
             raise DialectError("response_format cannot be combined with a forced tool_choice", param=param)
         if request.min_tokens or request.ignore_eos:
             raise DialectError(f"min_tokens and ignore_eos cannot be combined with {param}", param=param)
+        free = _checked(request.tools or []) if request.tool_choice in (None, "auto") else []
         schema: Json = shape.json_schema.schema_ if shape and shape.json_schema else None
         if kind == "json_schema" and schema is None:
             raise DialectError("response_format.json_schema.schema is missing", param=param)
 
-        def compile_masks() -> list[GrammarMask]:
+        field, parallel = "response_format.json_schema.schema", request.parallel_tool_calls
+
+        def compile_mask() -> GrammarMask:
             if tools:
-                return [
-                    self._grammars.tool_calls(tools, parallel=request.parallel_tool_calls) for _ in range(request.n)
-                ]
-            if kind == "json_object":
-                return [self._grammars.json_object() for _ in range(request.n)]
-            field = "response_format.json_schema.schema"
-            return [self._grammars.json_schema(schema, field) for _ in range(request.n)]
+                return self._grammars.tool_calls(tools, parallel=parallel)
+            if free:
+                wanted = schema if kind == "json_schema" else {"type": "object"}
+                return self._grammars.tool_calls_or_json(free, wanted, field, parallel=parallel)
+            return self._grammars.json_object() if kind == "json_object" else self._grammars.json_schema(schema, field)
 
         try:
-            return await asyncio.to_thread(compile_masks)
+            return await asyncio.to_thread(lambda: [compile_mask() for _ in range(request.n)])
         except GrammarError as error:
             raise DialectError(str(error), param="tools" if tools else param) from error
 
@@ -215,13 +231,9 @@ def _forced(request: ChatRequest) -> list[Json]:
     choice = request.tool_choice
     if choice is None or choice == "auto" or choice == "none":
         return []
-    tools = request.tools or []
+    tools = _checked(request.tools or [])
     if not tools:
         raise DialectError("tool_choice needs tools", param="tool_choice")
-    for at, tool in enumerate(tools):
-        function: Json = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(cast(Json, function).get("name"), str):
-            raise DialectError(f"tools.{at}.function.name is missing (got {tool!r})", param="tools")
     if choice == "required":
         return tools
     named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
@@ -230,3 +242,12 @@ def _forced(request: ChatRequest) -> list[Json]:
             f"tool_choice names {choice.function.name!r}, which is not among the tools", param="tool_choice"
         )
     return named
+
+
+def _checked(tools: list[Json]) -> list[Json]:
+    """The tools, each with a name."""
+    for at, tool in enumerate(tools):
+        function: Json = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(cast(Json, function).get("name"), str):
+            raise DialectError(f"tools.{at}.function.name is missing (got {tool!r})", param="tools")
+    return tools

@@ -18,6 +18,7 @@ from .tracing.jsonl import JsonlSink
 from .trainer.target import load_target
 from .trainer.trainer import evaluation_line
 
+INTERRUPTED = 130
 app = typer.Typer(
     name="understudy",
     help="Train a small open model to play the LLM's part in the agent you already have.",
@@ -35,7 +36,7 @@ Dir = Annotated[Path | None, typer.Option(help="directory of the server's record
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def serve(context: typer.Context) -> None:
     """Serve a model with OpenAI's API, record its calls, train it (`understudy serve --help` lists the options)."""
-    raise typer.Exit(run_server(context.args))
+    run_server(context.args)
 
 
 @app.command()
@@ -148,7 +149,8 @@ def guarded(command: Callable[[], None]) -> int:
     except UnderstudyError as error:
         typer.echo(f"understudy: {error}", err=True)
         return 1
-    except KeyboardInterrupt:
-        typer.echo("understudy: interrupted; run the same command again to go on", err=True)
-        return 130
+    except SystemExit as end:  # typer's, also for Ctrl-C, of which it says nothing
+        if end.code == INTERRUPTED:
+            typer.echo("understudy: interrupted", err=True)
+        raise
     return 0

@@ -37,6 +37,8 @@ RECORD_HEADER = "x-understudy-record"
 IDEMPOTENCY_HEADER = "idempotency-key"
 ORIGIN_HEADER = "x-understudy-origin"
 """JSON of a CallOrigin, ASCII."""
+LENGTH_HEADER = "x-understudy-length"
+"""`fit`: max_tokens was set for another model; where the context has less room, the room is the limit."""
 
 
 class Wire(BaseModel):

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import understudy as us
+from understudy.client.commands import list_checkpoints
 from understudy.errors import BackendError, ConfigError
 
 OWNER = """
@@ -84,6 +85,13 @@ def test_another_process_is_told_who_has_the_directory_and_a_killed_owner_takes_
         owner.send_signal(signal.SIGKILL)
         owner.communicate()
     assert gone_within([pid, *children], 60)
+
+
+async def test_the_command_line_finds_the_key_of_a_running_server(local_backend: us.LocalBackend) -> None:
+    model = us.TrainableModel("listed", base_model="tiny", backend=local_backend)
+    await model.register()
+    assert (local_backend.dir / "server.json").stat().st_mode & 0o777 == 0o600
+    assert await asyncio.to_thread(list_checkpoints, "listed", None, local_backend.dir) == []
 
 
 async def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ class ConnectedSampler(SamplerClient):
 
     def __init__(self, url: str) -> None:
         super().__init__(Path("nowhere"), EngineOptions(), Path("nowhere.log"))
-        self._client = httpx.AsyncClient(base_url=url, timeout=30, trust_env=False)
+        self._client = self._control = httpx.AsyncClient(base_url=url, timeout=30, trust_env=False)
         self.state = "ok"
 
 

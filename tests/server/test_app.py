@@ -17,6 +17,8 @@ import psutil
 import pytest
 from servers import RunningServer, chat_body, command, until
 
+from understudy.server.serving import OPEN_FILES
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
@@ -160,6 +162,11 @@ def test_the_server_process_never_loads_torch(server: RunningServer) -> None:
 def test_health_says_what_runs_here(server: RunningServer) -> None:
     facts = server.http.get("/health").json()
     assert facts["base_model"] == "tiny" and facts["engine"] == "embedded" and facts["pid"] == server.process.pid
+
+
+def test_it_may_open_as_many_files_as_calls_need(server: RunningServer) -> None:
+    soft, hard = psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    assert soft >= min(hard if hard > 0 else OPEN_FILES, OPEN_FILES)
 
 
 def test_a_foreign_host_header_is_refused_on_loopback(server: RunningServer) -> None:

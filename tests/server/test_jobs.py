@@ -87,6 +87,12 @@ def test_an_unscored_trajectory_may_be_empty_and_a_scored_one_may_not() -> None:
     assert built(
         (), exception=RolloutException(type="ValueError", message="no", traceback="")
     ).failed  # whatever a judge gave it
+    pair = TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("t", "bare")),))
+    records = {
+        name: TrajectoryRecord(id=name, model="m", reward=1.0, started_at=1, ended_at=2) for name in ("t", "bare")
+    }
+    job = build_job(pair, records, {"t": (call(),)}, None)
+    assert [len(each.samples) for each in job.groups[0]] == [1, 0]  # the learner counts the empty one
     with pytest.raises(ApiError, match=r"'t'.*no call was recorded"):
         built(())
     with pytest.raises(ApiError, match="cancelled, failed or came after the end"):

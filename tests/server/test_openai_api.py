@@ -15,7 +15,7 @@ from fakes.scripted_sampler import Choice, Turn
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from understudy.types import Call, CallStatus
-from understudy.wire import IDEMPOTENCY_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
+from understudy.wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 
 T1 = {TRAJECTORY_HEADER: "t1"}
 DEADLINE = 10.0
@@ -235,6 +235,27 @@ async def test_the_origin_of_a_call_is_kept(gateway: Gateway) -> None:
     assert call.origin is not None and (call.origin.node, call.origin.step, call.origin.tags) == ("agent", 2, ("a",))
     bad = await gateway.chat(T1 | {ORIGIN_HEADER: '{"knot": 1}'})
     assert bad.status_code == 400 and "knot" in bad.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_limit_for_another_model_becomes_the_room_of_the_context(gateway: Gateway, stream: bool) -> None:
+    refusal = {"error": {"message": "lower max_tokens to 9", "param": "max_tokens", "code": 400}}
+    gateway.sampler.turns.append(Turn(status=400, error=refusal))
+    fitting = await gateway.chat(T1 | {LENGTH_HEADER: "fit"}, max_tokens=64_000, stream=stream)
+    assert fitting.status_code == 200, fitting.text
+    first, second = gateway.sampler.received
+    assert first["max_tokens"] == 64_000 and "max_tokens" not in second
+    assert [call.status for call in await gateway.calls("t1")] == [CallStatus.COMPLETE]
+    gateway.sampler.turns.append(Turn(status=400, error=refusal))
+    assert (await gateway.chat(T1, max_tokens=64_000)).status_code == 400
+    wrong = await gateway.chat(T1 | {LENGTH_HEADER: "cut"})
+    assert wrong.status_code == 400 and LENGTH_HEADER in wrong.text
+
+
+async def test_a_temperature_that_engines_take_as_greedy_is_recorded_as_greedy(gateway: Gateway) -> None:
+    await gateway.chat(T1, temperature=1e-8)
+    (call,) = await gateway.calls("t1")
+    assert call.sampling.temperature == gateway.sampler.received[0]["temperature"] == 0.0
 
 
 async def test_every_sampling_default_is_spelled_out_to_the_sampler(gateway: Gateway) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import typer
 
+from understudy.cli import guarded
 from understudy.errors import ConfigError
 from understudy.trainer.target import load_target
 
@@ -37,6 +41,33 @@ def test_bad_input_is_named_and_ends_with_2(tmp_path: Path, words: tuple[str, ..
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_serve_becomes_the_server_so_that_a_signal_reaches_it(tmp_path: Path) -> None:
+    words = ["serve", "--model", "tiny", "--port", "0", "--inference-only", "--dir", str(tmp_path)]
+    code = "import sys; from understudy.cli import main; sys.argv[0] = 'understudy'; main()"
+    with subprocess.Popen([sys.executable, "-c", code, *words], cwd=tmp_path) as process:
+        facts = tmp_path / "server.json"
+        deadline = time.monotonic() + 120
+        while not facts.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert json.loads(facts.read_text())["pid"] == process.pid
+        process.terminate()
+        assert process.wait(120) == 0
+    assert not facts.exists()
+
+
+def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def slow() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        guarded(lambda: app([]))
+    assert end.value.code == 130
+    assert "understudy: interrupted" in capsys.readouterr().err
 
 
 def test_targets_are_looked_for_in_the_given_folder(tmp_path: Path) -> None:

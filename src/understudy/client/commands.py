@@ -6,12 +6,11 @@ import asyncio
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import httpx
 
@@ -38,17 +37,12 @@ EXTRAS = {
 """Extra -> the packages that tell whether it is installed."""
 
 
-def run_server(argv: Sequence[str]) -> int:
-    """`python -m understudy.server` with these arguments, in the foreground; its exit code."""
+def run_server(argv: Sequence[str]) -> NoReturn:
+    """Become `python -m understudy.server` with these arguments: signals and the exit code are its own."""
     for package in ("fastapi", "torch", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "server")
-    with subprocess.Popen([sys.executable, "-m", "understudy.server", *argv]) as process:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:  # the terminal has told the server too; it ends in its own order
-                continue
+    os.execv(sys.executable, [sys.executable, "-m", "understudy.server", *argv])
 
 
 def installed() -> list[str]:
@@ -100,7 +94,8 @@ async def _ask(model: str, url: str | None, folder: Path | None, question: Calla
 
 
 def running_server(folder: Path) -> Api | None:
-    """The server that runs on a directory; None when there is none. Its key is the environment's or the directory's."""
+    """The server that runs on a directory; None when there is none. Its key is the one it has written down there, else
+    the environment's."""
     try:
         facts: Json = json.loads((folder / "server.json").read_text(encoding="utf-8"))
         answer = httpx.get(f"{facts['url']}/health", timeout=5, trust_env=False)
@@ -109,8 +104,8 @@ def running_server(folder: Path) -> Api | None:
     except (OSError, ValueError, KeyError, TypeError, httpx.TransportError):
         return None
     key_file = folder / "key"
-    key = os.environ.get("UNDERSTUDY_API_KEY") or (key_file.read_text().strip() if key_file.exists() else None)
-    return Api(facts["url"], key)
+    kept = facts.get("key") or (key_file.read_text().strip() if key_file.exists() else None)
+    return Api(facts["url"], kept or os.environ.get("UNDERSTUDY_API_KEY"))
 
 
 def base_model_of(model: str, folder: Path) -> str:

@@ -82,7 +82,8 @@ class Guard:
             return (
                 401,
                 "invalid_api_key",
-                "The key is wrong; the server keeps its own in the file `key` of its directory",
+                "The key is wrong: send the one that the server was started with (one that it made itself is in the "
+                "file `key` of its directory)",
             )
         return None
 

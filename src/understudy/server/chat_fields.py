@@ -112,7 +112,7 @@ class ChatFields(BaseModel):
 
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, ge=0.01)
     length_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     bad_words: list[str] | None = None

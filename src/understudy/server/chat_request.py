@@ -12,25 +12,27 @@ from typing import TypeVar, cast
 import orjson
 from pydantic import ValidationError
 
-from ..types import CallOrigin, Json, Message, Sampling, Tool, new_id
-from ..wire import IDEMPOTENCY_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
+from ..types import GREEDY_BELOW, CallOrigin, Json, Message, Sampling, Tool, new_id
+from ..wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 from .chat_fields import CONSTRAINTS, OURS, REFUSED, WITHOUT_EFFECT, ChatFields, Named
 from .errors import ApiError, bad_request, shortened
 
 V = TypeVar("V")
 
+LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})
 _MAX_KEY = 300
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A request that may be sampled. `trajectory_id=None`: answered, not recorded."""
+    """A request that may be sampled. `trajectory_id=None`: answered, not recorded. `fit`: see `LENGTH_HEADER`."""
 
     body: dict[str, Json]
     fields: ChatFields
     trajectory_id: str | None
     idempotency_key: str | None
     origin: CallOrigin | None
+    fit: bool = False
 
     @classmethod
     def parse(cls, raw: bytes, headers: Mapping[str, str], url_trajectory: str | None = None) -> ChatRequest:
@@ -49,7 +51,7 @@ class ChatRequest:
         if key is not None and len(key) > _MAX_KEY:
             raise ApiError(400, f"{IDEMPOTENCY_HEADER} is longer than {_MAX_KEY} characters", IDEMPOTENCY_HEADER)
         trajectory = _trajectory(fields, headers, url_trajectory, key)
-        return cls(body, fields, trajectory, key, _origin(headers))
+        return cls(body, fields, trajectory, key, _origin(headers), _fit(headers))
 
     @property
     def model(self) -> str:
@@ -92,10 +94,12 @@ class ChatRequest:
 
     @cached_property
     def sampling(self) -> Sampling:
-        """The settings as sent; what was left out is off, whatever the base model's generation_config says."""
+        """The settings as sent, a temperature that engines take as greedy as 0; what was left out is off, whatever the base
+        model's generation_config says."""
         fields = self.fields
+        temperature = _or(fields.temperature, 1.0)
         return Sampling(
-            temperature=_or(fields.temperature, 1.0),
+            temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
             top_p=_or(fields.top_p, 1.0),
             top_k=max(_or(fields.top_k, 0), 0),
             min_p=_or(fields.min_p, 0.0),
@@ -190,6 +194,13 @@ def _origin(headers: Mapping[str, str]) -> CallOrigin | None:
         return CallOrigin.model_validate_json(raw)
     except ValidationError as error:
         raise bad_request(error, ORIGIN_HEADER) from error
+
+
+def _fit(headers: Mapping[str, str]) -> bool:
+    value = headers.get(LENGTH_HEADER)
+    if value not in (None, "fit"):
+        raise ApiError(400, f"{LENGTH_HEADER} must be fit, got {shortened(value)}", LENGTH_HEADER, "invalid_value")
+    return value is not None
 
 
 def _or(value: V | None, default: V) -> V:

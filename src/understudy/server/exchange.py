@@ -21,7 +21,7 @@ from ..errors import EngineError, UnderstudyError
 from ..types import Call, Json
 from ..wire import TRAJECTORY_HEADER
 from .chat_answer import Answer, replayed, replayed_chunks, shown, split
-from .chat_request import ChatRequest
+from .chat_request import LENGTHS, ChatRequest
 from .errors import ApiError, as_api_error, shortened
 from .models import ModelRegistry, Route
 from .recorder import OpenCall, Recorder
@@ -87,6 +87,15 @@ class ChatExchange(Response):
 
     async def _sample(self, route: Route, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         payload = self._request.payload(route.adapter)
+        try:
+            await self._send_on(payload, call, sampled, send)
+        except ApiError as error:
+            if not self._request.fit or error.param not in LENGTHS:
+                raise
+            without = {name: value for name, value in payload.items() if name not in LENGTHS}
+            await self._send_on(without, call, sampled, send)  # up to the end of the context
+
+    async def _send_on(self, payload: dict[str, Json], call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         if self._request.stream:
             async with self._sampler.stream(payload) as response:
                 if response.status_code != 200:

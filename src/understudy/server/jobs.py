@@ -45,7 +45,7 @@ def build_job(
     calls: Mapping[str, Sequence[Call]],
     tool_call_id: int | None,
 ) -> TrainJob:
-    """The job of a request. Raises ApiError 400 naming trajectories that are unknown or have nothing to train on.
+    """The job of a request. Raises ApiError 400 for trajectories that are unknown, or when none has anything to train on.
 
     `tool_call_id`: the base's token for `<tool_call>`, None where it is plain text.
     """
@@ -64,7 +64,7 @@ def build_job(
     }
     scored = [each for each in built.values() if each.reward is not None and not each.failed]
     empty = [each.id for each in scored if not each.samples and not each.histories]
-    if empty:
+    if empty and len(empty) == len(scored):  # else the learner counts them and warns
         raise ApiError(400, _why_empty(empty, request.model, calls), "groups", "no_calls")
     groups = tuple(tuple(built[trajectory_id] for trajectory_id in group.trajectory_ids) for group in request.groups)
     return TrainJob(request.id, request.model, groups, request.config)

@@ -22,11 +22,14 @@ class DirectoryLock:
         self._facts.unlink(missing_ok=True)
         self._note({"pid": os.getpid(), "url": None})
 
-    def announce(self, url: str, base_model: str) -> None:
-        """Write `server.json`, by which clients on this machine find the server."""
+    def announce(self, url: str, base_model: str, key: str | None) -> None:
+        """Write `server.json` (0600), by which this account's clients find the server, and its key on loopback."""
         self._note({"pid": os.getpid(), "url": url})
         scratch = self._facts.with_name("server.json.part")
-        scratch.write_text(json.dumps({"url": url, "pid": os.getpid(), "base_model": base_model}) + "\n", "utf-8")
+        scratch.unlink(missing_ok=True)
+        facts = {"url": url, "pid": os.getpid(), "base_model": base_model, "key": key}
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(json.dumps(facts) + "\n")
         os.replace(scratch, self._facts)
 
     def release(self) -> None:

@@ -47,6 +47,7 @@ class SamplerClient:
         self._log_path = log_path
         self._child: Child | None = None
         self._client: httpx.AsyncClient | None = None
+        self._control: httpx.AsyncClient | None = None  # of its own: questions never wait behind calls
         self._supervisor: asyncio.Task[None] | None = None
         self._adapters: dict[str, Path] = {}
         self._changed = asyncio.Condition()
@@ -90,8 +91,7 @@ class SamplerClient:
         await self._become("stopped")
         if self._child is not None:
             await self._child.stop(deadline)
-        if self._client is not None:
-            await self._client.aclose()
+        await self._close_clients()
 
     def kill(self) -> None:
         """End the child at once, without waiting."""
@@ -124,7 +124,7 @@ class SamplerClient:
         if adapter in self._adapters:
             return
         body = {"lora_name": adapter, "lora_path": str(folder)}
-        response = await self._with_retry(lambda client: client.post("/v1/load_lora_adapter", json=body))
+        response = await self._with_retry(lambda _: self._ask("/v1/load_lora_adapter", body))
         if response.is_error and "already" not in response.text:
             raise EngineError(f"The sampler could not load {adapter} from {folder}: {_reason(response)}")
         self._adapters[adapter] = folder
@@ -134,11 +134,20 @@ class SamplerClient:
         if self._adapters.pop(adapter, None) is None:
             return
         body = {"lora_name": adapter}
-        response = await self._with_retry(lambda client: client.post("/v1/unload_lora_adapter", json=body))
+        response = await self._with_retry(lambda _: self._ask("/v1/unload_lora_adapter", body))
         if response.is_error and response.status_code != 404:
             raise EngineError(f"The sampler could not unload {adapter}: {_reason(response)}")
 
     # ---- inside
+
+    async def _ask(self, path: str, body: Mapping[str, Json]) -> httpx.Response:
+        assert self._control is not None, "ready means that there is a client"
+        return await self._control.post(path, json=body)
+
+    async def _close_clients(self) -> None:
+        for client in (self._client, self._control):
+            if client is not None:
+                await client.aclose()
 
     async def _with_retry(self, send: Callable[[httpx.AsyncClient], Awaitable[R]]) -> R:
         for attempt in (1, 2):
@@ -208,24 +217,18 @@ class SamplerClient:
 
     async def _launch(self) -> None:
         """Start the child, wait for its health, load its adapters again. Raises EngineError with the log's tail."""
-        port = _free_port()
         try:
+            port = _free_port()
             child = await Child.start(self._argv(port), self._log_path)
         except OSError as error:
             raise EngineError(f"The sampler could not be started: {error}") from error
         self._child = child
-        if self._client is not None:
-            await self._client.aclose()
-        self._client = client = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}",
-            limits=httpx.Limits(max_connections=2048, max_keepalive_connections=256),
-            timeout=httpx.Timeout(connect=10.0, read=None, write=60.0, pool=None),
-            trust_env=False,
-        )
+        await self._close_clients()
+        self._client, self._control = _client(port, 2048), _client(port, 16)
         try:
-            await self._await_health(child, client)
+            await self._await_health(child, self._control)
             for adapter, folder in list(self._adapters.items()):
-                await self._reload(client, adapter, folder)
+                await self._reload(self._control, adapter, folder)
         except (EngineError, httpx.TransportError) as error:
             child.kill()
             await child.exited.wait()
@@ -254,13 +257,13 @@ class SamplerClient:
     async def _until_dead(self) -> None:
         """Return when the child has ended; end it when it gives no health for long."""
         assert self._child is not None
-        assert self._client is not None
+        assert self._control is not None
         answered = time.monotonic()
         while not self._child.exited.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._child.exited.wait(), 5.0)
                 return
-            if await _healthy(self._client):
+            if await _healthy(self._control):
                 answered = time.monotonic()
             elif time.monotonic() - answered > UNHEALTHY_SECONDS:
                 log.error("The sampler gave no health for %.0f s and is ended", UNHEALTHY_SECONDS)
@@ -274,6 +277,15 @@ class SamplerClient:
         for flag, value in (("--max-model-len", options.max_model_len), ("--threads", options.threads)):
             argv += [flag, str(value)] if value is not None else []
         return argv
+
+
+def _client(port: int, connections: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}",
+        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=256),
+        timeout=httpx.Timeout(connect=10.0, read=None, write=60.0, pool=None),
+        trust_env=False,
+    )
 
 
 async def _healthy(client: httpx.AsyncClient) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import time
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 END_SECONDS = 120
 """What runs when the server is told to end has so long to finish."""
+OPEN_FILES = 65_536
+"""Each call in flight holds two sockets here; many systems allow 256 or 1,024 unless asked."""
 ORPHAN_SECONDS = 3
 """The same when its parent is gone, so that nobody waits for the answers."""
 
@@ -49,6 +52,7 @@ def run(options: ServerOptions) -> int:
             "--dtype float16 cannot train, its gradients vanish without a word: use bfloat16 or float32, or serve with "
             "--inference-only"
         )
+    _allow_open_files()
     base = find(options.model)
     lock = DirectoryLock(options.dir)
     try:
@@ -175,7 +179,9 @@ async def _begin(
     """Say where the server is; when the sampler answers, say so; when it cannot be started, end with its reason."""
     while not server.started:
         await asyncio.sleep(0.01)
-    lock.announce(_local(url), services.base.name)
+    lock.announce(
+        _local(url), services.base.name, key.text if key is not None and is_loopback(services.options.host) else None
+    )
     try:
         await services.sampler.ready()
     except EngineError as error:
@@ -208,6 +214,18 @@ async def _follow(pid: int, ending: Ending) -> None:
         log.debug("process %d is gone", pid)
     log.warning("The process that started this server (pid %d) is gone; ending", pid)
     ending.begin(ORPHAN_SECONDS)
+
+
+def _allow_open_files() -> None:
+    """As many open files as this account may have, for this process and the children it starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        log.warning("only %d files can be open at once (%s): some %d calls in flight", soft, error, soft // 2)
 
 
 def _listen(host: str, port: int) -> socket.socket:

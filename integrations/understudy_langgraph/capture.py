@@ -42,7 +42,7 @@ class Capture:
         origin = call_origin(original, tags, metadata, callbacks)
         if self.select is not None and not self.select(origin):
             return None
-        kept: dict[str, Any] = {"cache": False, "tags": original.tags, "metadata": original.metadata}
+        kept: dict[str, Any] = {"fit": True, "cache": False, "tags": original.tags, "metadata": original.metadata}
         kept["callbacks"] = original.callbacks
         kept |= {name: value for name in CARRIED if (value := getattr(original, name, None)) is not None}
         return self.target.model_copy(update={**kept, "trajectory_id": self.trajectory_id, "origin": origin})

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from understudy.client.transport import LoopTransport
 from understudy.types import CallOrigin, Message
-from understudy.wire import ORIGIN_HEADER, TRAJECTORY_HEADER
+from understudy.wire import LENGTH_HEADER, ORIGIN_HEADER, TRAJECTORY_HEADER
 
 RAW_ARGUMENTS = "understudy_arguments"
 """Key of `additional_kwargs`: tool call id -> the arguments exactly as they were sampled."""
@@ -36,8 +36,12 @@ class ChatUnderstudy(ChatOpenAI):
     use_responses_api: bool | None = False
     max_retries: int | None = 0
     stream_chunk_timeout: float | None = None
+    openai_proxy: str | None = None  # the environment's OPENAI_PROXY is for the app's own models
     trajectory_id: str | None = Field(default=None, description="the trajectory that owns the calls")
     origin: CallOrigin | None = Field(default=None, description="where in the app the calls are made")
+    fit: bool = Field(
+        default=False, description="max_tokens was set for another model: no more than the context has room"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -68,6 +72,8 @@ class ChatUnderstudy(ChatOpenAI):
             headers[TRAJECTORY_HEADER] = self.trajectory_id
         if self.origin is not None:
             headers[ORIGIN_HEADER] = json.dumps(self.origin.model_dump(exclude_defaults=True))
+        if self.fit:
+            headers[LENGTH_HEADER] = "fit"
         if headers:
             payload["extra_headers"] = headers
         return payload if "response_format" in payload else as_plain_json(payload)

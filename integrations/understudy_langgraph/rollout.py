@@ -136,6 +136,9 @@ async def in_own_thread(work: Callable[[], Any]) -> Any:
         result, error = None, None
         try:
             result = context.run(work)
+        except StopIteration as raised:  # no future takes it
+            error = RuntimeError(f"the function raised {raised!r}")
+            error.__cause__ = raised
         except BaseException as raised:  # noqa: BLE001  # handed to the awaiting task, whatever it is
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop ended first: nobody waits

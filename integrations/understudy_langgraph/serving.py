@@ -10,11 +10,11 @@ import copy
 import functools
 import inspect
 import types
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextvars import copy_context
 from typing import Any, TypeVar, cast
 
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 
 from understudy.client.model import TrainableModel
 
@@ -70,12 +70,25 @@ def serving_function(function: Callable[..., Any], serving: Serving) -> Callable
         with activated(await serving.capture()):
             return await function(*args, **kwargs)
 
+    async def awaited(outcome: Any, capture: Capture) -> Any:
+        with activated(capture):
+            return await outcome
+
     @functools.wraps(function)
     def served(*args: Any, **kwargs: Any) -> Any:
-        with activated(serving.capture_now()):
-            return function(*args, **kwargs)
+        capture = serving.capture_now()
+        with activated(capture):
+            outcome = function(*args, **kwargs)
+        return awaited(outcome, capture) if inspect.isawaitable(outcome) else outcome
 
     return served_async if inspect.iscoroutinefunction(inspect.unwrap(function)) else served
+
+
+def served_runnable(graph: Runnable[Any, Any], serving: Serving) -> Any:
+    """The same graph, every way of running it captured. A chain is wrapped whole: a longer chain would take it apart and
+    run its steps on the app's own models."""
+    whole = RunnableBinding(bound=graph) if isinstance(graph, RunnableSequence) else graph
+    return subclassed(whole, ServedRunnable, _serving=serving)
 
 
 class ServedRunnable:
@@ -93,35 +106,77 @@ class ServedRunnable:
         with activated(await self._serving.capture()):
             return await cast(Runnable[Any, Any], super()).ainvoke(input, config, **kwargs)
 
+    def batch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
+        with activated(self._serving.capture_now()):
+            return cast(Runnable[Any, Any], super()).batch(inputs, config, **kwargs)
+
+    async def abatch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
+        with activated(await self._serving.capture()):
+            return await cast(Runnable[Any, Any], super()).abatch(inputs, config, **kwargs)
+
+    def batch_as_completed(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> Generator[Any]:
+        items = cast(Runnable[Any, Any], super()).batch_as_completed(inputs, config, **kwargs)
+        return captured_items(items, self._serving)
+
+    async def abatch_as_completed(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
+        items = cast(Runnable[Any, Any], super()).abatch_as_completed(inputs, config, **kwargs)
+        async for item in captured_items_async(items, self._serving):
+            yield item
+
+    async def astream_events(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
+        items = cast(Runnable[Any, Any], super()).astream_events(input, config, **kwargs)
+        async for item in captured_items_async(items, self._serving):
+            yield item
+
     def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Generator[Any]:
-        context = copy_context()
-        context.run(activate, self._serving.capture_now())
-        items = cast(Generator[Any], cast(Runnable[Any, Any], super()).stream(input, config, **kwargs))
-        try:
-            while (item := context.run(next, items, ENDED)) is not ENDED:
-                yield item
-        finally:
-            context.run(items.close)
+        items = cast(Runnable[Any, Any], super()).stream(input, config, **kwargs)
+        return captured_items(items, self._serving)
 
     async def astream(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
-        context = copy_context()
-        context.run(activate, await self._serving.capture())
         items = cast(Runnable[Any, Any], super()).astream(input, config, **kwargs)
-        queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
+        async for item in captured_items_async(items, self._serving):
+            yield item
 
-        async def pump() -> None:
-            async for item in items:
-                await queue.put(item)
-            await queue.put(ENDED)
+    def transform(self, input: Iterator[Any], config: Any = None, **kwargs: Any) -> Generator[Any]:
+        items = cast(Runnable[Any, Any], super()).transform(input, config, **kwargs)
+        return captured_items(items, self._serving)
 
-        task = asyncio.get_running_loop().create_task(pump(), context=context)
-        task.add_done_callback(lambda _: wake(queue))
-        try:
-            while not (task.done() and queue.empty()) and (item := await queue.get()) is not ENDED:
-                yield item
-            await task
-        finally:
-            task.cancel()
+    async def atransform(self, input: AsyncIterator[Any], config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
+        items = cast(Runnable[Any, Any], super()).atransform(input, config, **kwargs)
+        async for item in captured_items_async(items, self._serving):
+            yield item
+
+
+def captured_items(items: Iterator[Any], serving: Serving) -> Generator[Any]:
+    """The items of a generator that has not begun, made in a context of its own with the capture active."""
+    context = copy_context()
+    context.run(activate, serving.capture_now())
+    try:
+        while (item := context.run(next, items, ENDED)) is not ENDED:
+            yield item
+    finally:
+        context.run(cast(Generator[Any], items).close)
+
+
+async def captured_items_async(items: AsyncIterator[Any], serving: Serving) -> AsyncGenerator[Any]:
+    """The same for an async generator."""
+    context = copy_context()
+    context.run(activate, await serving.capture())
+    queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
+
+    async def pump() -> None:
+        async for item in items:
+            await queue.put(item)
+        await queue.put(ENDED)
+
+    task = asyncio.get_running_loop().create_task(pump(), context=context)
+    task.add_done_callback(lambda _: wake(queue))
+    try:
+        while not (task.done() and queue.empty()) and (item := await queue.get()) is not ENDED:
+            yield item
+        await task
+    finally:
+        task.cancel()
 
 
 def wake(queue: asyncio.Queue[Any]) -> None:

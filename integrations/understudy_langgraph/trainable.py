@@ -19,7 +19,7 @@ from understudy.types import Trajectory
 
 from .capture import Select
 from .rollout import FunctionAgent, GraphAgent, Plan, Reward
-from .serving import ServedRunnable, Serving, serving_function, subclassed
+from .serving import Serving, served_runnable, serving_function, subclassed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,7 +121,7 @@ class TrainableRunnable(Training, Runnable[Any, Any]):
 
     def trained(self, step: int | None = None, *, temperature: float | None = None) -> Any:
         """The same graph, its models answered by the newest step, or by step `step`. Nothing is recorded."""
-        return subclassed(self, ServedRunnable, _serving=self._serving_by(step, temperature))
+        return served_runnable(self, self._serving_by(step, temperature))
 
 
 @overload

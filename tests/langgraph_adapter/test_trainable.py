@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from fakes.scripted_server import says, scripted_server
 from langchain.agents import create_agent
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.pregel import Pregel
@@ -128,6 +129,66 @@ def test_a_chain_of_runnables_can_be_wrapped(model: TrainableModel) -> None:
     assert isinstance(app, type(chain))
     assert isinstance(app, Runnable)
     assert app.evaluate(SCENARIOS).scored == 2
+
+
+def test_a_trained_chain_is_answered_by_the_policy_in_every_way_and_inside_longer_chains(model: TrainableModel) -> None:
+    own = ChatOpenAI(model="own", api_key="unused", base_url="http://127.0.0.1:9/v1", max_retries=0)
+    chain = ChatPromptTemplate.from_messages([("user", "{question}")]) | own.model_copy(update={"max_tokens": 16})
+    trained = trainable(chain, model=model, reward=lottery).trained(temperature=0.0)
+    asked = {"question": "say the word teal"}
+    expected = trained.invoke(asked).text
+    text = StrOutputParser()
+    longer = RunnablePassthrough() | trained | text
+    assert (trained | text).invoke(asked) == longer.invoke(asked) == expected
+    assert [message.text for message in trained.batch([asked, asked])] == [expected] * 2
+    assert [message.text for _, message in trained.batch_as_completed([asked])] == [expected]
+    assert "".join(message.text for message in trained.stream(asked)) == expected
+    assert (
+        "".join(longer.stream(asked)) == "".join(trained.with_config(tags=["x"]).pipe(text).stream(asked)) == expected
+    )
+
+    async def run_async() -> list[str]:
+        found = [message.text for message in await trained.abatch([asked])]
+        found += ["".join([part async for part in longer.astream(asked)])]
+        found += [message.text async for _, message in trained.abatch_as_completed([asked])]
+        events = [event async for event in trained.astream_events(asked, version="v2")]
+        return [*found, events[-1]["data"]["output"].text]
+
+    assert asyncio.run(run_async()) == [expected] * 4
+
+
+async def test_a_sync_function_that_returns_a_coroutine_is_answered_by_the_policy(model: TrainableModel) -> None:
+    app = make_app()
+    await model.register()
+
+    def agent(scenario: dict[str, str]) -> Any:
+        return app.ainvoke({"messages": [("user", scenario["question"])]})
+
+    state = await trainable(agent, model=model, reward=lottery).trained()(SCENARIOS[0])
+    assert state["messages"][-1].type == "ai"
+
+
+def test_a_function_that_raises_stop_iteration_fails_at_once(model: TrainableModel) -> None:
+    @trainable(model=model)
+    def agent(scenario: dict[str, str]) -> float:
+        return next(number for number in (1.0, 2.0) if number > 3)
+
+    with pytest.raises(RolloutError, match=r"the function raised StopIteration"):
+        agent.train(SCENARIOS, steps=1, timeout=60, **SMALL)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_limit_that_was_set_for_a_larger_model_is_no_error(model: TrainableModel, streaming: bool) -> None:
+    app = create_agent(ChatOpenAI(model="own", api_key="unused", max_tokens=64_000, streaming=streaming), [box_size])
+    assert trainable(app, model=model, reward=lottery).evaluate(SCENARIOS).failed == 0
+
+
+def test_a_proxy_for_the_apps_own_model_is_not_the_policys(
+    model: TrainableModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_PROXY", "http://127.0.0.1:9")
+    app = trainable(make_app(), model=model, reward=lottery)
+    assert app.evaluate(SCENARIOS).failed == 0
 
 
 def test_a_method_is_wrapped_with_its_object(model: TrainableModel) -> None:

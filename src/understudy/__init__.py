@@ -84,8 +84,10 @@ def __getattr__(name: str) -> object:
         return value
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    elsewhere: dict[str, str] = import_module(f"{__name__}.compat.art.names").ELSEWHERE
-    hint = f": {elsewhere[name]}" if name in elsewhere else ""
+    art = import_module(f"{__name__}.compat.art.names")
+    if name in art.TYPES:
+        return art.TYPES[name]
+    hint = f": {art.ELSEWHERE[name]}" if name in art.ELSEWHERE else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 

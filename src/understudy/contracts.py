@@ -20,7 +20,7 @@ class TraceSink(Protocol):
 
 
 class Judge(Protocol):
-    """Scores a group. A failure drops the group, counted; returning None drops it too."""
+    """Scores a group. One that fails is asked once more, then the group is dropped, counted; returning None drops it too."""
 
     def __call__(self, group: TrajectoryGroup) -> Awaitable[TrajectoryGroup | None]: ...
 

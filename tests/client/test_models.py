@@ -149,7 +149,9 @@ async def test_litellm_parameters_name_the_endpoint_and_ask_for_a_record(local_b
     params = model.litellm_completion_params(3)
     assert params["model"] == "hosted_vllm/litellm@3"
     assert params["base_url"].endswith("/v1") and params["num_retries"] == 0
-    assert params["extra_headers"] == {"x-understudy-record": "1"}
+    assert params["extra_headers"] == {"x-understudy-record": "1"} and "temperature" not in params
+    with at_temperature(0.0):
+        assert model.litellm_completion_params()["temperature"] == 0.0
 
 
 async def test_calls_made_inside_a_captured_coroutine_become_its_trajectory(local_backend: us.LocalBackend) -> None:
@@ -225,7 +227,24 @@ async def test_logged_metrics_decide_which_checkpoints_stay(local_backend: us.Lo
     client = model.openai_client()
     with pytest.raises(NotFoundError, match="has no step 1; it has 0, 2, 4"):
         await client.chat.completions.create(model="kept@1", messages=ASK, max_tokens=2)
-    assert await model.delete_checkpoints(best_checkpoint_metric="val/nothing") == [2]
+    with pytest.raises(ConfigError, match=r"no checkpoint has 'val/nothing'; logged are .*val/speed"):
+        await model.delete_checkpoints(best_checkpoint_metric="val/nothing")
+    assert await model.delete_checkpoints("val/won") == []
+
+
+async def test_the_best_step_by_its_own_rollouts_stays_when_the_step_after_it_is_gone(
+    local_backend: us.LocalBackend,
+) -> None:
+    model = model_of(local_backend, "own-rollouts")
+    kept: list[list[int]] = []
+    for best in (0.1, 0.2, 0.9, 0.3, 0.1, 0.4):  # the step's rollouts are those of the step before
+        group = (await gathered(model))[0]
+        for trajectory, reward in zip(group, (0.0, 2 * best), strict=True):
+            trajectory.reward = reward
+        await model.train([group])
+        await model.delete_checkpoints("train/reward")
+        kept.append([state.step for state in await model.checkpoints()])
+    assert kept == [[1], [1, 2], [2, 3], [2, 4], [2, 5], [2, 6]]
 
 
 async def test_a_json_of_the_users_own_is_kept_with_the_model(local_backend: us.LocalBackend) -> None:

@@ -14,6 +14,7 @@ from understudy import TrainableModel, TrainConfig, Trainer, Trajectory, Traject
 from understudy.errors import ConfigError, RolloutError, WrongLoopError
 from understudy.trainer.progress import PlainProgress
 from understudy.trainer.report import Stopped
+from understudy.trainer.trainer import judged
 from understudy.types import RolloutException
 
 SCENARIOS = [
@@ -141,6 +142,65 @@ def test_a_judges_reward_for_a_failed_rollout_does_not_count(model: TrainableMod
     assert report.iterations[0].reward >= 1.0
 
 
+async def test_evaluations_are_judged_too_and_decide_which_checkpoint_is_best(model: TrainableModel) -> None:
+    async def judge(group: TrajectoryGroup) -> TrajectoryGroup:
+        for trajectory in group:
+            trajectory.reward = float(next(REWARDS))
+        return group
+
+    async def unscored(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        trajectory = await rollout(model, scenario)
+        trajectory.reward = None
+        return trajectory
+
+    trainer = Trainer(model, unscored, SCENARIOS, judge=judge, eval=SCENARIOS, progress=quiet()[0], **SMALL)
+    report = await trainer.atrain(1)
+    assert [each.scored for each in report.evaluations] == [3, 3]
+    logged = await (await model.api()).logs(model.name)
+    assert [each.metrics["val/reward"] for each in logged] == [each.reward for each in report.evaluations]
+
+
+async def test_a_judge_that_fails_is_asked_once_more_and_then_its_group_is_dropped() -> None:
+    asked: list[str] = []
+
+    async def judge(group: TrajectoryGroup) -> TrajectoryGroup:
+        name = str(group.metadata["scenario_id"])
+        asked.append(name)
+        if name == "never" or (name == "second" and asked.count(name) == 1):
+            raise TimeoutError("no answer")
+        for trajectory in group:
+            trajectory.reward = 1.0
+        return group
+
+    names = ("first", "second", "never")
+    groups = [TrajectoryGroup([Trajectory(reward=0.5)], metadata={"scenario_id": name}) for name in names]
+    kept = await judged(groups, judge)
+    assert [group.trajectories[0].reward for group in kept] == [1.0, 1.0, None]
+    assert [asked.count(name) for name in names] == [1, 2, 2]
+    assert kept[2].logs == ["the judge failed: TimeoutError('no answer')"]
+
+
+def test_rollouts_without_a_call_are_counted_and_the_others_train(model: TrainableModel) -> None:
+    turns = iter(range(100))
+
+    async def sometimes(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        if next(turns) % 4 == 0:
+            return Trajectory(captured=True, reward=float(next(REWARDS)))
+        return await varied(model, scenario)
+
+    report = Trainer(model, sometimes, SCENARIOS, progress=quiet()[0], **SMALL).train(1)
+    assert report.step == 1
+    assert report.iterations[0].metrics["trajectories/without_targets"] == 2
+
+
+async def test_a_rollout_that_returns_no_trajectory_says_so(model: TrainableModel) -> None:
+    async def forgetful(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        return None  # type: ignore[return-value]
+
+    with pytest.raises(RolloutError, match="the rollout returned None; it must return a Trajectory"):
+        await Trainer(model, forgetful, SCENARIOS, progress=quiet()[0], **SMALL).atrain(1)
+
+
 def test_a_run_is_solved_by_the_mean_over_all_its_last_batches(model: TrainableModel) -> None:
     def by_scenario(scenario: dict[str, str], trajectory: Trajectory) -> float:
         return float(scenario["id"] != "0")
@@ -202,6 +262,7 @@ async def test_a_cancelled_run_says_how_to_go_on(model: TrainableModel) -> None:
         ("timeout", 0, "timeout: seconds above 0"),
         ("patience", 0, "patience"),
         ("eval", [], "eval: at least one scenario"),
+        ("config", {"learning_rate": 1e-3}, "config: a TrainConfig, or a function"),
         ("learning_rate", 1e-3, "no option 'learning_rate'"),
     ],
 )

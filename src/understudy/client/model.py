@@ -23,12 +23,13 @@ from ..wire import (
 )
 from .backend import Backend, RemoteBackend
 from .capture import current_trajectory
-from .checkpoints import spared_steps
+from .checkpoints import best_step
 from .foreign import MODEL_OPTIONS, refuse_foreign
 from .http import Api
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
 from .records import trajectory_record
+from .sampling import forced_temperature
 from .transport import LoopTransport
 
 Rollouts = Iterable[Trajectory] | Iterable[TrajectoryGroup]
@@ -172,7 +173,7 @@ class TrainableModel(Model):
             raise ConfigError(
                 'base_model: name a base, such as "Qwen/Qwen2.5-7B-Instruct", or "tiny" for the bundled one'
             )
-        super().__init__(name, project, config)
+        super().__init__(name, project, config, inference_model_name=name)
         self.base_model = base_model
         self.lora = LoraOptions.parse(**lora) if isinstance(lora, dict) else lora
         self._backend = backend
@@ -226,16 +227,17 @@ class TrainableModel(Model):
         return self.name if step is None else f"{self.name}@{step}"
 
     def litellm_completion_params(self, step: int | None = None) -> dict[str, Json]:
-        """What `litellm.acompletion` needs to call this model, recorded and without retries."""
-        trajectory = current_trajectory()
+        """What `litellm.acompletion` needs to call this model, recorded, without retries, at an evaluation's temperature."""
+        trajectory, temperature = current_trajectory(), forced_temperature()
         label = {RECORD_HEADER: "1"} if trajectory is None else {TRAJECTORY_HEADER: trajectory.id}
-        return {
+        params: dict[str, Json] = {
             "model": f"hosted_vllm/{self.inference_name(step)}",
             "base_url": f"{self._known_api().url}/v1",
             "api_key": self.inference_api_key,
             "extra_headers": label,
             "num_retries": 0,
         }
+        return params if temperature is None else params | {"temperature": temperature}
 
     async def get_step(self) -> int:
         """The newest step: the number of train requests applied."""
@@ -268,12 +270,19 @@ class TrainableModel(Model):
         """The checkpoints that exist, by step. Step 0, the base, has none."""
         return await (await self.api()).checkpoints(self.name)
 
-    async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[int]:
-        """Delete all but the newest and the best step by a logged metric (`train/...`: of the rollouts that were
-        trained on); returns the deleted steps."""
+    async def delete_checkpoints(self, best_checkpoint_metric: str | None = None) -> list[int]:
+        """Delete all but the newest and the best step by a logged metric (default `val/reward`, a Trainer's evaluations;
+        `train/...`: of the rollouts that were trained on); returns the deleted steps.
+
+        Raises ConfigError, and deletes nothing, for a metric that is named and that no step has."""
         api = await self.api()
         found = await api.checkpoints(self.name)
-        spared = spared_steps(found, await api.logs(self.name), best_checkpoint_metric)
+        if not found:
+            return []
+        best = best_step(found, await api.logs(self.name), best_checkpoint_metric)
+        if best is not None and best.split == "train":
+            await api.log(self.name, best)  # the checkpoint that has it, the one after, may be deleted now
+        spared = {found[-1].step, best.step if best is not None else None}
         deleted = [state.step for state in found if state.step not in spared]
         for step in deleted:
             await api.delete_checkpoint(self.name, step)

@@ -89,14 +89,16 @@ def trajectory_record(trajectory: Trajectory, model: str, where: str) -> Traject
 
 
 def require_calls(groups: Iterable[GroupWire], recorded: Mapping[str, int]) -> None:
-    """Raise ConfigError for a captured rollout under whose id the server recorded nothing."""
-    for at, (records, _) in enumerate(groups):
-        for record in records:
-            if record.calls is None and record.exception is None and recorded.get(record.id, 0) == 0:
-                raise ConfigError(
-                    f"trajectory {record.id} (group {at}) was captured, but the server recorded no call under it: "
-                    "make the calls with model.openai_client() inside the capture"
-                )
+    """Raise ConfigError for captured rollouts where the server recorded no call at all. A single one without a call is
+    counted by the learner: an agent may answer without its model."""
+    every = [record for records, _ in groups for record in records]
+    captured = [record for record in every if record.calls is None and record.exception is None]
+    if captured and not any(recorded.get(record.id, 0) for record in every):
+        raise ConfigError(
+            f"{len(captured)} rollouts were captured, but the server recorded no call under any of them, such as "
+            f"trajectory {captured[0].id}: does select= leave every call out, or does the agent call a model that is "
+            "not captured? By hand: make the calls with model.openai_client() inside the capture"
+        )
 
 
 def _can_be_trained(record: TrajectoryRecord) -> bool:

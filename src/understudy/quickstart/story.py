@@ -30,7 +30,7 @@ class Transcripts:
         self.kept: dict[tuple[str, int], tuple[list[Message], bool]] = {}
 
     def groups_finished(self, groups: list[TrajectoryGroup], step: int, split: str) -> None:
-        if split != "eval":
+        if split != "val":
             return
         for group in groups:
             for trajectory in group:

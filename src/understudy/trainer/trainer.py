@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -25,6 +26,8 @@ from understudy.types import Trajectory, TrajectoryGroup
 from .evaluate import Evaluation, mean, summarise
 from .progress import Progress, StepRow, make_progress
 from .report import Iteration, Stopped, TrainReport, causes, make_iteration
+
+log = logging.getLogger("understudy")
 
 RolloutFunction = Callable[[TrainableModel, object], Awaitable[Trajectory]]
 """(model, scenario) -> the finished trajectory; an exception leaves the rollout unscored."""
@@ -91,6 +94,10 @@ class Options:
                 raise ConfigError(f"{name}: a whole number of at least {bound} is needed, got {value!r}")
         if not self.timeout > 0:
             raise ConfigError(f"timeout: seconds above 0 are needed, got {self.timeout!r}")
+        if not isinstance(self.config, TrainConfig) and not callable(self.config):
+            raise ConfigError(
+                f"config: a TrainConfig, or a function from the step to one, is needed, got {self.config!r}"
+            )
 
 
 class Trainer:
@@ -178,10 +185,12 @@ class Trainer:
         step = await self.model.get_step()
         with at_temperature(temperature):
             groups = await self._gather(chosen, rollouts)
+        if self.options.judge is not None:
+            groups = await judged(groups, self.options.judge)
         evaluation = summarise(groups, step, temperature)
         if not evaluation.scored:
             raise RolloutError(f"evaluation at step {step}: no rollout was scored: {causes(groups)}")
-        split = "eval" if temperature == 0 else "eval-sampled"
+        split = "val" if temperature == 0 else "val-sampled"
         self._sinks.groups_finished(groups, step, split)
         await self.model.log(groups, metrics=evaluation.as_metrics(), split=split, step=step)
         return evaluation
@@ -229,9 +238,11 @@ class Trainer:
         raises by `_gather`."""
         trajectory = await self._rollout(self.model, scenario)
         for _ in range(self.options.retries):
-            if trajectory.exception is None:
+            if not isinstance(trajectory, Trajectory) or trajectory.exception is None:  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
                 break
             trajectory = await self._rollout(self.model, scenario)
+        if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return trajectory  # refused by what gathers it
         if trajectory.exception is not None:
             trajectory.reward = None
         elif self.options.reward is not None:
@@ -265,9 +276,17 @@ class Trainer:
 
 
 async def judged(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:
-    """The groups with the judge's rewards; a failed rollout stays unscored. A group whose judge fails or gives None is
-    dropped: its rollouts become unscored, and say why."""
-    answers = await asyncio.gather(*(judge(group) for group in groups), return_exceptions=True)
+    """The groups with the judge's rewards; a failed rollout stays unscored. A group whose judge fails twice or gives None
+    is dropped: its rollouts become unscored, and say why."""
+
+    async def asked(group: TrajectoryGroup) -> TrajectoryGroup | None:
+        try:
+            return await judge(group)
+        except Exception:  # whatever it was, a judge is asked once more
+            log.warning("the judge failed and is asked again", exc_info=True)
+        return await judge(group)
+
+    answers = await asyncio.gather(*(asked(group) for group in groups), return_exceptions=True)
     kept: list[TrajectoryGroup] = []
     for group, answer in zip(groups, answers, strict=True):
         if isinstance(answer, TrajectoryGroup):

@@ -1,5 +1,16 @@
 """Names of OpenPipe ART's that are not Understudy's own, and what to use instead."""
 
+from openai.types.chat import ChatCompletionMessageParam
+
+from understudy.types import MessageOrChoice, Tool
+
+TYPES = {
+    "Messages": list[ChatCompletionMessageParam],
+    "MessagesAndChoices": list[MessageOrChoice],
+    "Tools": list[Tool],
+}
+"""Names that annotations of rollouts use."""
+
 ELSEWHERE = {
     "PydanticException": "use understudy.types.RolloutException",
     "ServerlessBackend": "use RemoteBackend(url, api_key) with a server of your own",

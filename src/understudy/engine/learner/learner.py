@@ -197,7 +197,7 @@ class Learner:
             names = ", ".join(batch.without_targets[:3])
             self._warner(request_id)(
                 f"{len(batch.without_targets)} trajectories have a reward and nothing to train ({names}"
-                f"{', ...' if len(batch.without_targets) > 3 else ''}): did their calls go through this server?"
+                f"{', ...' if len(batch.without_targets) > 3 else ''}): they made no call, or none that was sampled here and kept"
             )
 
     def _check_outcome(self, outcome: Outcome) -> None:

@@ -2,7 +2,7 @@ import random
 
 from understudy.tiny.desks import Argument, Tool
 from understudy.tiny.episodes import Episode, exchange
-from understudy.tiny.marks import ARGUMENT, NAME, NOTHING, VALUE, marks
+from understudy.tiny.marks import ARGUMENT, FIRST_TOOL, NAME, NOTHING, VALUE, marks
 from understudy.tiny.wording import Mention
 
 ORDER_STATUS = Tool(("order", "status"), (Argument("order"),))
@@ -11,7 +11,8 @@ TOOLS = (ORDER_STATUS, ORDER_BUYER)
 
 
 def marked(named, request, result):
-    """Each word or value of what is read, with its mark; the policy calls order_status, which `named` says."""
+    """Each word or value of what is read, with its mark, and the tool that an opening name is marked as; the policy calls
+    order_status, which `named` says."""
     messages = [
         {"role": "user", "content": request},
         *exchange(random.Random(0), TOOLS, ORDER_STATUS, {"order": "4821"}, result, named),
@@ -19,11 +20,14 @@ def marked(named, request, result):
     ]
     drawn = Episode("named", [tool.schema() for tool in TOOLS], messages)
     text = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
-    return {text[begin:end]: mark for begin, end, mark in marks(drawn, text)}
+    found = [(text[begin:end], mark) for begin, end, mark in marks(drawn, text)]
+    read = {said: mark for said, mark in found if mark < FIRST_TOOL}
+    return read, [(said, mark) for said, mark in found if mark >= FIRST_TOOL]
 
 
 def test_words_of_arguments_and_names_and_the_values_to_copy_are_marked():
-    found = marked(None, "has order 4821 a status yet", "shipped")
+    found, opened = marked(None, "has order 4821 a status yet", "shipped")
+    assert opened == []
     assert found == {
         "has order 4821 a status yet": NOTHING,
         "order": ARGUMENT,
@@ -34,7 +38,9 @@ def test_words_of_arguments_and_names_and_the_values_to_copy_are_marked():
 
 
 def test_the_words_by_which_a_tool_is_named_are_a_name_though_an_argument_is_called_alike():
-    found = marked(Mention(ORDER_STATUS, "order status", whole=True), "order status of 4821", "shipped")
+    found, opened = marked(Mention(ORDER_STATUS, "order status", whole=True), "order status of 4821", "shipped")
     assert found["order status"] == NAME
-    found = marked(Mention(ORDER_STATUS, "status", whole=False), "status of order 4821", "shipped")
+    assert opened == [("order_status", FIRST_TOOL)]
+    found, opened = marked(Mention(ORDER_STATUS, "status", whole=False), "status of order 4821", "shipped")
     assert (found["status"], found["order"]) == (NAME, ARGUMENT)
+    assert opened == [("status", FIRST_TOOL)]

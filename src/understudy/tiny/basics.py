@@ -32,7 +32,7 @@ def basic_episode(rng: random.Random, held_out: bool = False, naming: float = 0.
     request = soup(bag, said, 2 if named else 4)
     drawn.messages.append({"role": "user", "content": request})
     fitting = [chosen] if named else [tool for tool in tools if tool.required == chosen.required]
-    drawn.turns.append(Turn(tuple(call_text(tools, tool, offered, named) for tool in fitting), ()))
+    drawn.turns.append(Turn(tuple(call_text(tools, tool, offered, named) for tool in fitting), (), calling=1.0))
     follow(drawn, bag, tools, chosen, offered, named)
     return drawn
 
@@ -52,12 +52,13 @@ def follow(
         following = []
     drawn.messages += exchange(rng, tools, chosen, offered, result, named)
     answer = f"The answer is {next(iter(result.values()))}."
-    drawn.turns.append(Turn(tuple(call_text(tools, tool, result, None) for tool in following), (answer,)))
+    calls = tuple(call_text(tools, tool, result, None) for tool in following)
+    drawn.turns.append(Turn(calls, (answer,), calling=GO_ON if following else 0.0))
     if following and rng.random() < GO_ON:
         result_after: dict[str, Value] = {"result": bag.draw()}
         drawn.messages += exchange(rng, tools, rng.choice(following), result, result_after, None)
         answer = f"The answer is {result_after['result']}."
-        drawn.turns.append(Turn((), (answer,)))
+        drawn.turns.append(Turn((), (answer,), calling=0.0))
     drawn.messages.append({"role": "assistant", "content": answer})
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from .words import Bag, Value, identifier, number, phrase, value
 
+HARD = 0.5
+"""The share of training's desks whose tools often end alike, and of its tools with several fields: most misses are there."""
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -107,6 +110,8 @@ def draw_fields(bag: Bag, attribute: str, links: tuple[Argument, ...]) -> tuple[
     taken = attribute in [link.name for link in links]
     own = attribute if rng.random() < 0.6 and not taken else ("result" if rng.random() < 0.35 else bag.draw())
     count = rng.choice([0, 0, 0, 1, 2]) if links else rng.choice([1, 1, 1, 1, 2, 3])
+    if not bag.held_out and rng.random() < HARD:
+        count = rng.choice([2, 3])
     plain = [Argument(own if index == 0 else bag.draw(), rng.random() < 0.15) for index in range(count)]
     fields = plain + list(links)
     rng.shuffle(fields)
@@ -121,19 +126,21 @@ def draw_desk(bag: Bag) -> tuple[Tool, ...]:
     keys = [draw_argument(bag, word) for word in words]
     if len({key.name for key in keys}) < len(keys):
         keys = [Argument(word, key.numeric) for word, key in zip(words, keys, strict=True)]
+    alike = not bag.held_out and rng.random() < HARD
     tools: list[Tool] = []
     for index in range(size):
         chosen = index if index < len(keys) else rng.choices(range(len(keys)), [3, 2, 1][: len(keys)])[0]
-        tools.append(draw_tool(bag, words, keys, chosen, linked=index == 0 or rng.random() < 0.35))
+        ends = [tool.parts[-1] for tool in tools if alike and tool.parts[-1] not in words]
+        tools.append(draw_tool(bag, words, keys, chosen, ends, linked=index == 0 or rng.random() < 0.35))
     tools = list({tool.name: tool for tool in tools}.values())
     rng.shuffle(tools)
     return tuple(tools)
 
 
-def draw_tool(bag: Bag, words: list[str], keys: list[Argument], chosen: int, linked: bool) -> Tool:
-    """A tool about one entity; a linked one returns the argument of another entity's tools."""
+def draw_tool(bag: Bag, words: list[str], keys: list[Argument], chosen: int, ends: list[str], linked: bool) -> Tool:
+    """A tool about one entity, ending like others or not; a linked one returns the argument of another entity's tools."""
     rng = bag.rng
-    attribute = bag.draw()
+    attribute = rng.choice(ends) if ends and rng.random() < 0.6 else bag.draw()
     links: tuple[Argument, ...] = ()
     others = [index for index in range(len(keys)) if index != chosen]
     if linked and others:

@@ -14,17 +14,27 @@ from .words import Bag, Value, phrase, spoken, title
 
 Kind = Literal["named", "chain", "open", "plain", "idle"]
 KINDS: tuple[Kind, ...] = ("named", "chain", "open", "plain", "idle")
-SHARES = (0.27, 0.20, 0.45, 0.07, 0.01)
+SHARES = (0.33, 0.24, 0.36, 0.06, 0.01)
 GO_ON = 0.5
 MOST_CALLS = 3
 
 
 @dataclass(frozen=True)
 class Turn:
-    """All completions that would be right at one turn of the assistant: calls and plain texts."""
+    """All completions that would be right at one turn of the assistant: calls and plain texts. `calling`: how often it
+    is a call that is drawn."""
 
     calls: tuple[str, ...]
     texts: tuple[str, ...]
+    calling: float
+
+    def shares(self) -> dict[str, float]:
+        """How often each completion is drawn."""
+        found = dict.fromkeys(self.calls + self.texts, 0.0)
+        for completions, share in ((self.calls, self.calling), (self.texts, 1 - self.calling)):
+            for text in completions:
+                found[text] += share / len(completions)
+        return found
 
 
 @dataclass
@@ -82,8 +92,9 @@ def add_task(drawn: Episode, bag: Bag, desk: Sequence[Tool], kind: Kind, held_ou
         named = (subject,)
     arguments = offered_arguments(bag, subject)
     result_fields = [argument.name for argument in (named or (subject,))[-1].fields]
-    wanted = rng.choice(result_fields) if result_fields and rng.random() < 0.3 else None
-    if not named and any(wanted in tool.parts for tool in desk):
+    asking = 0.6 if named and not held_out else 0.3
+    wanted = rng.choice(result_fields) if result_fields and rng.random() < asking else None
+    if any(wanted in tool.parts for tool in desk if tool not in named):
         wanted = None  # in a request, it would name that tool
     keys = {argument.name for tool in desk for argument in tool.required}
     bare = len(arguments) == 1 and (kind == "named" or len(keys) == 1) and rng.random() < 0.3
@@ -128,13 +139,15 @@ def play(drawn: Episode, bag: Bag, desk: Sequence[Tool], goal: Goal) -> None:
         named = due[0] if due else None
         open_end = bool(called) and not due
         callable_now = [each.tool for each in due] or (fitting if not called or not goal.named else [])
+        ended = len(called) == MOST_CALLS or not callable_now
         drawn.turns.append(
             Turn(
                 calls=tuple(call_text(desk, tool, offered, named) for tool in callable_now),
                 texts=tuple(answers(result, goal.field)) if open_end else (),
+                calling=0.0 if ended else GO_ON if open_end else 1.0,
             )
         )
-        if len(called) == MOST_CALLS or not callable_now or (open_end and rng.random() >= GO_ON):
+        if ended or (open_end and rng.random() >= GO_ON):
             break
         chosen = rng.choice(callable_now)
         waiting = [each for each in waiting if each.tool is not chosen]
@@ -209,7 +222,7 @@ def system_prompt(bag: Bag) -> str:
 
 def small_talk(drawn: Episode, bag: Bag, said: str, replies: list[str]) -> None:
     """Appends a request and one of its replies."""
-    drawn.turns.append(Turn((), tuple(replies)))
+    drawn.turns.append(Turn((), tuple(replies), calling=0.0))
     drawn.messages.append({"role": "user", "content": said})
     drawn.messages.append({"role": "assistant", "content": bag.rng.choice(replies)})
 

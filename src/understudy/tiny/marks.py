@@ -1,4 +1,5 @@
-"""What a reader must notice in a request or a result: the words that the list of tools has too, and the values to copy.
+"""What a reader must notice in a request or a result: the words that the list of tools has too, and the values to copy;
+and while it writes a tool's name, which tool of the list that is.
 
 A linear probe learns these marks beside the loss, which shows the policy early what to look for; it is not kept."""
 
@@ -9,15 +10,20 @@ from collections.abc import Iterator
 from ..types import Message
 from ..types import Tool as ToolSchema
 from .episodes import Episode
+from .tokenizer import NUMBERS
 
-MARKS = NOTHING, ARGUMENT, NAME, VALUE = range(4)
+NOTHING, ARGUMENT, NAME, VALUE, FIRST_TOOL = range(5)
+MARKS = range(FIRST_TOOL + len(NUMBERS))
+"""From FIRST_TOOL on, a mark for each number of a tool."""
 UNMARKED = -100
 WORD = re.compile(r"[^\W_]+")
 READ = re.compile(r"<\|im_start\|>(?:user|tool)\n(.*?)<\|im_end\|>", re.DOTALL)
+NAMED = re.compile(r"<\|im_start\|>assistant\n(\w+)<(\d)>\(")
 
 
 def marks(drawn: Episode, text: str) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, mark) over the characters of each message that is read; later ones overrule earlier ones."""
+    """(begin, end, mark) over the characters of each message that is read, and of each name that opens a call; later ones
+    overrule earlier ones."""
     argument_words, name_words = words_of(drawn.tools)
     read = [index for index, message in enumerate(drawn.messages) if message["role"] in ("user", "tool")]
     for index, found in zip(read, READ.finditer(text), strict=True):
@@ -32,6 +38,8 @@ def marks(drawn: Episode, text: str) -> Iterator[tuple[int, int, int]]:
         for value in copied(drawn.messages[index + 1]):
             if (at := text.find(value, begin, end)) >= 0:
                 yield at, at + len(value), VALUE
+    for found in NAMED.finditer(text):
+        yield *found.span(1), FIRST_TOOL + int(found[2]) - 1
 
 
 def words_of(tools: list[ToolSchema]) -> tuple[set[str], set[str]]:

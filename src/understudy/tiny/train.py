@@ -22,6 +22,7 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from .basics import basic_episode
+from .choices import choices
 from .episodes import Episode, episode
 from .marks import MARKS, UNMARKED, marks
 from .tokenizer import CONTEXT, end_id, padding_id, render
@@ -61,8 +62,11 @@ STAGES = (
     replace(FALLING, tokens=6_000_000, decay_from=0.1, muon_rate=0.008),
     replace(FALLING, tokens=12_000_000, decay_from=0.2, muon_rate=0.009),
     replace(FALLING, tokens=8_000_000, wide=(0.9, 0.9), decay_from=0.05, muon_rate=0.008),
+    replace(FALLING, tokens=11_000_000, wide=(0.95, 0.95), decay_from=0.05, muon_rate=0.009),
+    replace(FALLING, tokens=8_000_000, wide=(0.95, 0.95), decay_from=0.05, muon_rate=0.008),
+    replace(FALLING, tokens=7_000_000, wide=(0.95, 0.95), decay_from=0.05, muon_rate=0.009, mark_weight=0.5),
 )
-"""First to copy at all, from basic episodes; then ever wider; five times the rates fall to zero."""
+"""First to copy at all, from basic episodes; then ever wider; eight times the rates fall to zero."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
@@ -93,11 +97,23 @@ def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalL
 
 @dataclass(frozen=True)
 class Example:
-    """An episode's ids, which of them the assistant wrote (end marks included), and each one's mark or UNMARKED, [T]."""
+    """An episode's ids, which of them the assistant wrote (end marks included), and each one's mark or UNMARKED, [T];
+    `open`: where it chose, the tokens that may stand there and their shares."""
 
     ids: list[int]
     written: list[bool]
     marks: list[int]
+    open: dict[int, dict[int, float]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Ids, the assistant's share of them, and marks, all [B, T]; choices as (row, place, token, share), each [K]."""
+
+    ids: torch.Tensor
+    written: torch.Tensor
+    marks: torch.Tensor
+    open: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, drawn: Episode) -> Example:
@@ -105,10 +121,13 @@ def encode(tokenizer: PreTrainedTokenizerBase, drawn: Episode) -> Example:
     text = render(tokenizer, drawn.messages, drawn.tools)
     encoded = tokenizer(text, return_offsets_mapping=True)
     begins = [begin for begin, _ in encoded["offset_mapping"]]
-    example = Example(encoded["input_ids"], [False] * len(begins), [UNMARKED] * len(begins))
-    for found in WRITTEN.finditer(text):
-        for index in range(*places(begins, *found.span(1))):
-            example.written[index] = True
+    example = Example(encoded["input_ids"], [False] * len(begins), [UNMARKED] * len(begins), {})
+    for found, turn in zip(WRITTEN.finditer(text), drawn.turns, strict=True):
+        begin, end = places(begins, *found.span(1))
+        example.written[begin:end] = [True] * (end - begin)
+        example.open.update(
+            {begin + place: shares for place, shares in choices(tokenizer, turn, example.ids[begin:end])}
+        )
     for begin, end, mark in marks(drawn, text):
         for index in range(*places(begins, begin, end)):
             example.marks[index] = mark
@@ -122,8 +141,8 @@ def places(begins: list[int], begin: int, end: int) -> tuple[int, int]:
 
 def batches(
     tokenizer: PreTrainedTokenizerBase, rng: random.Random, wide: float, naming: float, size: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Ids, the assistant's share of them, and marks, all [B, T], from one pool of episodes of like lengths."""
+) -> Iterator[Batch]:
+    """Batches of episodes of like lengths, from one pool."""
     drawn = (episode(rng) if rng.random() < wide else basic_episode(rng, naming=naming) for _ in range(POOL))
     encoded = sorted((encode(tokenizer, one) for one in drawn), key=lambda example: len(example.ids))
     grouped: list[list[Example]] = [[]]
@@ -132,34 +151,46 @@ def batches(
             grouped.append([])
         grouped[-1].append(example)
     rng.shuffle(grouped)
-    for group in grouped:
-        longest = max(len(example.ids) for example in group)
-        ids_B_T = torch.full((len(group), longest), padding_id(tokenizer))
-        written_B_T = torch.zeros(len(group), longest)
-        marks_B_T = torch.full((len(group), longest), UNMARKED)
-        for row, example in enumerate(group):
-            length = len(example.ids)
-            ids_B_T[row, :length] = torch.tensor(example.ids)
-            written_B_T[row, :length] = torch.tensor(example.written, dtype=torch.float)
-            marks_B_T[row, :length] = torch.tensor(example.marks)
-        yield ids_B_T, written_B_T, marks_B_T
+    yield from (padded(group, padding_id(tokenizer)) for group in grouped)
 
 
-def loss_of(
-    model: Qwen2ForCausalLM,
-    probe: nn.Linear,
-    stage: Stage,
-    ids: torch.Tensor,
-    written: torch.Tensor,
-    marks: torch.Tensor,
-) -> torch.Tensor:
-    """Cross-entropy of the assistant's tokens (others weigh `prompt_weight`), and of the marks that `probe` reads."""
+def padded(group: list[Example], padding: int) -> Batch:
+    """The examples as rows of one length."""
+    longest = max(len(example.ids) for example in group)
+    ids_B_T = torch.full((len(group), longest), padding)
+    written_B_T = torch.zeros(len(group), longest)
+    marks_B_T = torch.full((len(group), longest), UNMARKED)
+    for row, example in enumerate(group):
+        length = len(example.ids)
+        ids_B_T[row, :length] = torch.tensor(example.ids)
+        written_B_T[row, :length] = torch.tensor(example.written, dtype=torch.float)
+        marks_B_T[row, :length] = torch.tensor(example.marks)
+    chosen = [
+        (row, place, token, share)
+        for row, example in enumerate(group)
+        for place, shares in example.open.items()
+        for token, share in shares.items()
+    ]
+    rows, at, tokens, shares = zip(*chosen, strict=True) if chosen else ((), (), (), ())
+    whole = [torch.tensor(column, dtype=torch.int64) for column in (rows, at, tokens)]
+    return Batch(ids_B_T, written_B_T, marks_B_T, (*whole, torch.tensor(shares, dtype=torch.float)))
+
+
+def loss_of(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage, batch: Batch) -> torch.Tensor:
+    """Cross-entropy of the assistant's tokens (others weigh `prompt_weight`), where it chose against the shares of the
+    tokens that may stand there, and of the marks that `probe` reads."""
+    ids, written, marks = batch.ids, batch.written, batch.marks
     pad = cast(int, model.config.pad_token_id)
     weights = (written + stage.prompt_weight * (1 - written))[:, 1:]
     weights = weights * (written[:, 1:] + (ids[:, 1:] != pad)).clamp(max=1)
     kept = weights > 0
     hidden = model.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
-    losses = functional.cross_entropy(model.lm_head(hidden[-1][:, :-1][kept]), ids[:, 1:][kept], reduction="none")
+    logprobs = model.lm_head(hidden[-1][:, :-1][kept]).log_softmax(-1)
+    losses = -logprobs.gather(-1, ids[:, 1:][kept][:, None])[:, 0]
+    rows, at, tokens, shares = batch.open
+    number = kept.flatten().cumsum(0).view_as(kept) - 1
+    chosen = number[rows, at - 1]
+    losses = losses.index_fill(0, chosen, 0.0).index_add(0, chosen, -shares * logprobs[chosen, tokens])
     seen = marks != UNMARKED
     noticed = functional.cross_entropy(probe(hidden[MARKED_LAYER][seen]), marks[seen])
     return (losses * weights[kept]).sum() / weights.sum() + stage.mark_weight * noticed
@@ -221,19 +252,19 @@ def train(
     while tokens < stage.tokens:
         narrow, full = stage.wide
         wide = narrow + (full - narrow) * min(1.0, tokens / stage.tokens / stage.widening)
-        for ids, written, marked in batches(tokenizer, rng, wide, stage.naming, stage.batch_tokens):
+        for batch in batches(tokenizer, rng, wide, stage.naming, stage.batch_tokens):
             progress = min(1.0, tokens / stage.tokens)
-            loss = loss_of(model, probe, stage, ids, written, marked)
+            loss = loss_of(model, probe, stage, batch)
             loss.backward()
             update(model, optimizers, rate(step, progress, stage.decay_from))
             step += 1
-            tokens += ids.numel()
+            tokens += batch.ids.numel()
             recent.append(loss.item())
             if step % REPORT_STEPS == 0:
                 seconds = time.monotonic() - start
                 report = f"step {step}  {tokens / 1e6:.2f}M tokens  {seconds / 60:.1f} min  {tokens / seconds:.0f}/s"
                 print(f"{report}  loss {mean(recent):.3f}", flush=True)
-            if tokens // PROBE_TOKENS != (tokens - ids.numel()) // PROBE_TOKENS:
+            if tokens // PROBE_TOKENS != (tokens - batch.ids.numel()) // PROBE_TOKENS:
                 model.eval()
                 print(f"{tokens / 1e6:.2f}M tokens: {glance()}", flush=True)
                 model.train()

@@ -26,12 +26,9 @@ def test_the_bundle_is_complete_and_small():
     assert sum(files.values()) < 20 * 2**20
 
 
-TARGET = pytest.mark.xfail(strict=True, reason="the bundled policy is undertrained: see the model card")
-
-
 @pytest.fixture(scope="module")
 def measured(policy):
-    return measure_exact(*policy, count=40, seed=7, held_out=True)
+    return measure_exact(*policy, count=400, seed=11, held_out=True)  # the model card's
 
 
 def is_call(text):
@@ -50,37 +47,31 @@ def test_calls_are_well_formed_and_end(policy):
 
 
 def test_answers_and_replies_are_copied_on_held_out_words(measured):
-    assert measured["final answers"][1] >= 0.8
-    assert measured["plain replies"][1] >= 0.8
+    assert measured["second calls"][1] >= 0.95
+    assert measured["final answers"][1] >= 0.95
+    assert measured["plain replies"][1] >= 0.95
 
 
 def test_most_held_out_tools_and_wordings_are_called_exactly(measured):
     asked, greedy, sampled = measured["tool calls"]
-    assert asked >= 30
-    assert greedy >= 0.85
-    assert sampled >= 0.8
-
-
-@TARGET
-def test_held_out_tools_and_wordings_are_called_exactly(measured):
-    _, greedy, sampled = measured["tool calls"]
-    assert greedy >= 0.95
+    assert asked >= 300
+    assert greedy >= 0.93
     assert sampled >= 0.9
+
+
+@pytest.mark.xfail(strict=True, reason="the bundled policy is at 94 %: see the model card")
+def test_held_out_tools_and_wordings_are_called_exactly(measured):
+    assert measured["tool calls"][1] >= 0.95
 
 
 @pytest.fixture(scope="module")
 def choices(policy):
-    return measure_choice(*policy, count=40, seed=7, held_out=True)
+    return measure_choice(*policy, count=400, seed=11, held_out=True)
 
 
 def test_an_open_choice_is_spread_over_the_tools_that_fit_and_results_lead_on(choices):
     spreads, going_on = choices
-    assert len(spreads) >= 20
-    assert mean(each.mass for each in spreads) > 0.8
-    assert mean(each.evenness for each in spreads) > 0.85
+    assert len(spreads) >= 200
+    assert mean(each.mass for each in spreads) > 0.9
+    assert mean(each.evenness for each in spreads) > 0.9
     assert 0.3 < mean(going_on) < 0.7
-
-
-@TARGET
-def test_nearly_all_of_an_open_choice_falls_on_tools_that_fit(choices):
-    assert mean(each.mass for each in choices[0]) > 0.9

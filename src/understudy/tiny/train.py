@@ -172,8 +172,8 @@ def padded(group: list[Example], padding: int) -> Batch:
         for token, share in shares.items()
     ]
     rows, at, tokens, shares = zip(*chosen, strict=True) if chosen else ((), (), (), ())
-    whole = [torch.tensor(column, dtype=torch.int64) for column in (rows, at, tokens)]
-    return Batch(ids_B_T, written_B_T, marks_B_T, (*whole, torch.tensor(shares, dtype=torch.float)))
+    opened = (torch.tensor(rows).long(), torch.tensor(at).long(), torch.tensor(tokens).long(), torch.tensor(shares))
+    return Batch(ids_B_T, written_B_T, marks_B_T, opened)
 
 
 def loss_of(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage, batch: Batch) -> torch.Tensor:

@@ -118,33 +118,29 @@ class ServedRunnable:
         items = cast(Runnable[Any, Any], super()).batch_as_completed(inputs, config, **kwargs)
         return captured_items(items, self._serving)
 
-    async def abatch_as_completed(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
+    def abatch_as_completed(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
         items = cast(Runnable[Any, Any], super()).abatch_as_completed(inputs, config, **kwargs)
-        async for item in captured_items_async(items, self._serving):
-            yield item
+        return captured_items_async(items, self._serving)
 
-    async def astream_events(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
+    def astream_events(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
         items = cast(Runnable[Any, Any], super()).astream_events(input, config, **kwargs)
-        async for item in captured_items_async(items, self._serving):
-            yield item
+        return captured_items_async(items, self._serving)
 
     def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Generator[Any]:
         items = cast(Runnable[Any, Any], super()).stream(input, config, **kwargs)
         return captured_items(items, self._serving)
 
-    async def astream(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
+    def astream(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
         items = cast(Runnable[Any, Any], super()).astream(input, config, **kwargs)
-        async for item in captured_items_async(items, self._serving):
-            yield item
+        return captured_items_async(items, self._serving)
 
     def transform(self, input: Iterator[Any], config: Any = None, **kwargs: Any) -> Generator[Any]:
         items = cast(Runnable[Any, Any], super()).transform(input, config, **kwargs)
         return captured_items(items, self._serving)
 
-    async def atransform(self, input: AsyncIterator[Any], config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
+    def atransform(self, input: AsyncIterator[Any], config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
         items = cast(Runnable[Any, Any], super()).atransform(input, config, **kwargs)
-        async for item in captured_items_async(items, self._serving):
-            yield item
+        return captured_items_async(items, self._serving)
 
 
 def captured_items(items: Iterator[Any], serving: Serving) -> Generator[Any]:

@@ -15,12 +15,11 @@ from understudy.cli import guarded
 from understudy.errors import ConfigError
 from understudy.trainer.target import load_target
 
+COMMAND = [sys.executable, "-c", "import sys; from understudy.cli import main; sys.argv[0] = 'understudy'; main()"]
+
 
 def understudy(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from understudy.cli import main; sys.argv[0] = 'understudy'; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=cwd, capture_output=True, text=True, timeout=240, check=False
-    )
+    return subprocess.run([*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +44,7 @@ def test_bad_input_is_named_and_ends_with_2(tmp_path: Path, words: tuple[str, ..
 
 def test_serve_becomes_the_server_so_that_a_signal_reaches_it(tmp_path: Path) -> None:
     words = ["serve", "--model", "tiny", "--port", "0", "--inference-only", "--dir", str(tmp_path)]
-    code = "import sys; from understudy.cli import main; sys.argv[0] = 'understudy'; main()"
-    with subprocess.Popen([sys.executable, "-c", code, *words], cwd=tmp_path) as process:
+    with subprocess.Popen([*COMMAND, *words], cwd=tmp_path) as process:
         facts = tmp_path / "server.json"
         deadline = time.monotonic() + 120
         while not facts.exists() and time.monotonic() < deadline:

@@ -94,8 +94,8 @@ async def _ask(model: str, url: str | None, folder: Path | None, question: Calla
 
 
 def running_server(folder: Path) -> Api | None:
-    """The server that runs on a directory; None when there is none. Its key is the one it has written down there, else
-    the environment's."""
+    """The server that runs on a directory; None when there is none. Its key is the one in `server.json`, else the
+    environment's, else the one that a server here once made."""
     try:
         facts: Json = json.loads((folder / "server.json").read_text(encoding="utf-8"))
         answer = httpx.get(f"{facts['url']}/health", timeout=5, trust_env=False)
@@ -104,8 +104,8 @@ def running_server(folder: Path) -> Api | None:
     except (OSError, ValueError, KeyError, TypeError, httpx.TransportError):
         return None
     key_file = folder / "key"
-    kept = facts.get("key") or (key_file.read_text().strip() if key_file.exists() else None)
-    return Api(facts["url"], kept or os.environ.get("UNDERSTUDY_API_KEY"))
+    made = key_file.read_text().strip() if key_file.exists() else None
+    return Api(facts["url"], facts.get("key") or os.environ.get("UNDERSTUDY_API_KEY") or made)
 
 
 def base_model_of(model: str, folder: Path) -> str:

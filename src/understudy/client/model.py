@@ -274,16 +274,16 @@ class TrainableModel(Model):
         """Delete all but the newest and the best step by a logged metric (default `val/reward`, a Trainer's evaluations;
         `train/...`: of the rollouts that were trained on); returns the deleted steps.
 
-        Raises ConfigError, and deletes nothing, for a metric that is named and that no step has."""
+        Raises ConfigError, and deletes nothing, for a metric other than `train/...` that is named and that no step has."""
         api = await self.api()
         found = await api.checkpoints(self.name)
         if not found:
             return []
         best = best_step(found, await api.logs(self.name), best_checkpoint_metric)
-        if best is not None and best.split == "train":
-            await api.log(self.name, best)  # the checkpoint that has it, the one after, may be deleted now
         spared = {found[-1].step, best.step if best is not None else None}
         deleted = [state.step for state in found if state.step not in spared]
+        if best is not None and best.split == "train" and best.step is not None and best.step + 1 in deleted:
+            await api.log(self.name, best)  # its value stands in the checkpoint after it, which goes now
         for step in deleted:
             await api.delete_checkpoint(self.name, step)
         return deleted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .words import Bag, Value, identifier, number, phrase, value
 
 HARD = 0.5
-"""The share of training's desks whose tools often end alike, and of its tools with several fields: most misses are there."""
+"""The share of training's desks whose tools often end alike, and of its tools with several fields: most misses were there."""
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,7 @@ class Grammars:
 
     def json_schema(self, schema: Json, field: str) -> GrammarMask:
         """JSON that follows a schema. `field` names it in errors."""
-        try:
-            return self._mask(self._compiler.compile_json_schema(json.dumps(schema), max_whitespace_cnt=_JSON_SPACES))
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise GrammarError(f"{field} cannot be compiled: {_brief(error)}") from error
+        return self._mask(self._compiled(schema, field))
 
     def tool_calls(self, tools: Sequence[Tool], *, parallel: bool) -> GrammarMask:
         """One call of one of these tools, or several when `parallel`."""
@@ -75,8 +72,14 @@ class Grammars:
     def tool_calls_or_json(self, tools: Sequence[Tool], schema: Json, field: str, *, parallel: bool) -> GrammarMask:
         """Tool calls as above, or JSON that follows a schema. `field` names it in errors."""
         answer = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _JSON_SPACES}
-        self.json_schema(schema, field)  # its errors name it
+        self._compiled(schema, field)  # alone first, so that an error names it
         return self._structure({"type": "or", "elements": [_calls(tools, parallel), answer]}, tools)
+
+    def _compiled(self, schema: Json, field: str) -> xgrammar.CompiledGrammar:
+        try:
+            return self._compiler.compile_json_schema(json.dumps(schema), max_whitespace_cnt=_JSON_SPACES)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise GrammarError(f"{field} cannot be compiled: {_brief(error)}") from error
 
     def _structure(self, wanted: Json, tools: Sequence[Tool]) -> GrammarMask:
         try:

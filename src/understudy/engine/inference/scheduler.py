@@ -140,12 +140,12 @@ class Scheduler:
             while self._queue and len(entering) < room:
                 entering.append(self._queue.popleft())
             closing = self._closing
-        if cancelled:
-            self._drop(cancelled)
         for generation in entering:
             self._waiting.setdefault(generation.adapter, []).append(generation)
             if generation.adapter not in self._turns:
                 self._turns.append(generation.adapter)
+        if cancelled:
+            self._drop(cancelled)  # last: should it fail, all calls are where a death finds them
         self._release(forgotten)
         return not closing
 

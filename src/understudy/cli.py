@@ -6,17 +6,17 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from .client.commands import export_model, installed, list_checkpoints, run_server
-from .config import TrainConfig
+from .config import LossName, TrainConfig
 from .errors import ConfigError, MissingExtraError, UnderstudyError
 from .scenarios.loading import load_scenarios
 from .tracing.jsonl import JsonlSink
 from .trainer.target import load_target
-from .trainer.trainer import evaluation_line
+from .trainer.trainer import Options, evaluation_line
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -56,12 +56,12 @@ def train(
     scenarios: Annotated[Path, typer.Option(help="JSONL or CSV file, one scenario per line")],
     steps: Annotated[int, typer.Option(min=1, help="steps in all; run again, it goes on")] = 50,
     eval: Annotated[Path | None, typer.Option(help="scenarios to evaluate on, before and after")] = None,
-    group_size: Annotated[int, typer.Option(min=2, help="rollouts per scenario")] = 8,
-    scenarios_per_step: Annotated[int, typer.Option(min=1, help="scenarios per step")] = 4,
-    concurrency: Annotated[int, typer.Option(min=1, help="rollouts at once")] = 32,
-    timeout: Annotated[float, typer.Option(min=0.001, help="seconds per rollout")] = 300.0,
-    learning_rate: Annotated[float, typer.Option(help="AdamW's rate")] = 1e-5,
-    loss: Annotated[str, typer.Option(help="grpo, dapo, dr_grpo, gspo or cispo")] = "grpo",
+    group_size: Annotated[int, typer.Option(help="rollouts per scenario")] = Options.group_size,
+    scenarios_per_step: Annotated[int, typer.Option(help="scenarios per step")] = Options.scenarios_per_step,
+    concurrency: Annotated[int, typer.Option(help="rollouts at once")] = Options.concurrency,
+    timeout: Annotated[float, typer.Option(help="seconds per rollout")] = Options.timeout,
+    learning_rate: Annotated[float, typer.Option(help="AdamW's rate")] = TrainConfig().learning_rate,
+    loss: Annotated[str, typer.Option(help=", ".join(get_args(LossName)))] = TrainConfig().loss,
     seed: Annotated[int, typer.Option(min=0, help="seed of the scenarios' order")] = 0,
     log: Annotated[Path | None, typer.Option(help="folder for rollouts and steps as JSONL")] = None,
 ) -> None:
@@ -89,7 +89,7 @@ def evaluate(
     scenarios: Annotated[Path, typer.Option(help="JSONL or CSV file, one scenario per line")],
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
-    concurrency: Annotated[int, typer.Option(min=1, help="rollouts at once")] = 32,
+    concurrency: Annotated[int, typer.Option(help="rollouts at once")] = Options.concurrency,
 ) -> None:
     """Score the newest step on scenarios."""
     loaded = load_scenarios(scenarios)

@@ -1,4 +1,4 @@
-"""Every option once: its name, default, range and one line of meaning.
+"""Every option of a step, an engine and a server once: its name, default, range and one line of meaning.
 
 Options are pydantic models with `extra="forbid"`: an unknown option is an error that names it.
 Mathematics never sees these objects; callers pass the scalars.
@@ -146,7 +146,7 @@ class EngineOptions(Options):
     loader: Literal["auto", "peft"] = Field(default="auto", description="who loads the base for the learner")
     device: Device = Field(default="auto", description="torch device of both processes; auto takes cuda, then cpu")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="precision of the base; auto: float32 on cpu, bfloat16 on cuda"
+        default="auto", description="precision of the base; auto: bfloat16 on cuda, else float32"
     )
     max_model_len: int | None = Field(
         default=None, ge=16, description="longest prompt plus completion in tokens; None: the model's own"

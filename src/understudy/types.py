@@ -248,12 +248,19 @@ def as_rollout_exception(error: RolloutException | BaseException | Json) -> Json
 
 
 class Scenario(BaseModel):
-    """One task for the agent: an input, and what is needed to judge it. Extra fields are kept."""
+    """One task for the agent: an input, and what is needed to judge it. Extra fields are kept; `scenario["question"]`
+    is `scenario.question`, so that a function written for dicts takes both."""
 
     model_config = ConfigDict(extra="allow")
 
     id: str | None = None
     prompt: str | None = None
+
+    def __getitem__(self, name: str) -> Json:
+        fields = {"id": self.id, "prompt": self.prompt} | (self.model_extra or {})
+        if name not in fields:
+            raise KeyError(f"{name!r}: the scenario has {', '.join(fields)}")
+        return fields[name]
 
 
 class TrainResult(Frozen):

@@ -55,6 +55,20 @@ def test_serve_becomes_the_server_so_that_a_signal_reaches_it(tmp_path: Path) ->
     assert not facts.exists()
 
 
+@pytest.mark.parametrize(
+    ("code", "missing", "extra"),
+    [
+        ("from understudy.server.__main__ import main; sys.exit(main(['--port', '0']))", "psutil", "server"),
+        ("import understudy_langgraph", "langchain_openai", "langgraph"),
+    ],
+)
+def test_a_missing_extra_is_answered_with_the_command_that_installs_it(code: str, missing: str, extra: str) -> None:
+    probe = [sys.executable, "-c", f"import sys; sys.modules['{missing}'] = None; {code}"]
+    done = subprocess.run(probe, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f'{missing} is not installed: pip install "understudy[{extra}]"' in done.stderr
+
+
 def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     app = typer.Typer()
 

@@ -85,6 +85,9 @@ def test_scenarios_load_from_jsonl_and_csv(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,prompt,answer\n1,a,yes\n,b,no\n")
     first, second = load_scenarios(tmp_path / "a.jsonl")
     assert (first.prompt, first.model_extra, second.id) == ("a", {"answer": 1}, "x")
+    assert (first["prompt"], first["answer"]) == ("a", 1)  # as a function written for dicts reads it
+    with pytest.raises(KeyError, match="the scenario has id, prompt, answer"):
+        first["question"]
     rows = load_scenarios(tmp_path / "a.csv")
     assert [(row.prompt, row.model_extra) for row in rows] == [("a", {"answer": "yes"}), ("b", {"answer": "no"})]
     assert rows[0].id == "1"

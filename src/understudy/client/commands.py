@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import NoReturn, TypeVar
 import httpx
 
 from ..config import default_dir
-from ..errors import ConfigError, MissingExtraError
+from ..errors import ConfigError
 from ..types import Json
 from ..wire import CheckpointState, ExportRequest
 from .backend import RemoteBackend
@@ -39,9 +38,6 @@ EXTRAS = {
 
 def run_server(argv: Sequence[str]) -> NoReturn:
     """Become `python -m understudy.server` with these arguments: signals and the exit code are its own."""
-    for package in ("fastapi", "torch", "uvicorn"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError(package, "server")
     os.execv(sys.executable, [sys.executable, "-m", "understudy.server", *argv])
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -109,16 +112,24 @@ def show(report: TrainReport, folder: Path, console: Console) -> None:
     if report.rewards:
         print_curve(console, report.rewards)
         write_curve(report.rewards, folder / "rewards.png")
-    where = f"--dir {folder / 'server'}"
+    understudy, where = command(), f"--dir {shlex.quote(str(folder / 'server'))}"
     lines = [
         "",
         f"curve   {folder / 'rewards.png'}",
         f"LoRA    {report.checkpoint or 'none: no step was applied'}",
-        "next    " + f"understudy checkpoints {report.model} {where}",
-        "        " + f"understudy export {report.model} --format peft --output order-desk-lora {where}",
-        "        " + f"understudy serve --model tiny {where}",
+        "next    " + f"{understudy} checkpoints {report.model} {where}",
+        "        " + f"{understudy} export {report.model} --format peft --output order-desk-lora {where}",
+        "        " + f"{understudy} serve --model tiny {where}",
     ]
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def command() -> str:
+    """`understudy` as the user's shell finds it: by its name, or by its path if its environment is not active."""
+    own = Path(sys.executable).with_name("understudy")
+    if shutil.which("understudy") == str(own):
+        return "understudy"
+    return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
 
 
 def main(seed: int, steps: int | None, folder: Path, results: Path | None) -> None:

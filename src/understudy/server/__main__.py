@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
-from ..errors import ConfigError, UnderstudyError
+from ..config import ServerOptions
+from ..errors import ConfigError, MissingExtraError, UnderstudyError
 from .arguments import parse
+
+NEEDED = ("fastapi", "orjson", "peft", "psutil", "sqlalchemy", "torch", "transformers", "uvicorn", "xgrammar")
+"""What the server and its two children import; a sampler that lacks one would only die."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,15 +20,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.platform == "win32":
             raise ConfigError("The server needs Linux or macOS; on Windows run it inside WSL2 (`wsl --install`)")
         options = parse(sys.argv[1:] if argv is None else argv)
-        from .serving import run  # the web framework is loaded when there is something to serve, not for --help
-
-        return run(options)
+        return run_server(options)
     except ConfigError as error:
         print(f"understudy: {error}", file=sys.stderr)
         return 2
     except UnderstudyError as error:
         print(f"understudy: {error}", file=sys.stderr)
         return 1
+
+
+def run_server(options: ServerOptions) -> int:
+    """The web framework is loaded when there is something to serve, not for --help. Raises MissingExtraError."""
+    for package in NEEDED:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "server")
+    from .serving import run
+
+    return run(options)
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def load_policy(folder: Path, *, device: str, dtype: str, max_model_len: int | N
 
 def _precision(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return torch.bfloat16 if device.type == "cuda" else torch.float32  # as the learner's dtype_of
     found = getattr(torch, dtype, None)
     if found not in _PROBE_LIMIT:
         raise ConfigError(f"--dtype {dtype!r}: one of auto, float32, bfloat16, float16")

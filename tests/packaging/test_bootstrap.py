@@ -1,0 +1,64 @@
+"""`scripts/bootstrap` on machines that lack something: one sentence with the fix, and no half-made environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with the script, and a `bin` that holds the few commands that it may find."""
+    for name in ("scripts", "requirements"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "cat", "dirname", "rm", "grep"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
+    return tmp_path
+
+
+def bootstrap(checkout: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": str(checkout / "bin")}
+    return subprocess.run(
+        [checkout / "scripts" / "bootstrap", "quickstart"], env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def put(file: Path, lines: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{lines}\n")
+    file.chmod(0o755)
+
+
+def test_without_a_recent_python_it_says_what_to_install(checkout: Path) -> None:
+    put(checkout / "bin" / "python3", "exit 1")  # it is there, and does not run
+    done = bootstrap(checkout)
+    assert done.returncode == 2
+    assert "needs Python 3.11 or newer" in done.stderr
+    assert "apt install python3.11" in done.stderr
+
+
+def test_without_venv_it_names_the_package_of_this_very_python(checkout: Path) -> None:
+    put(checkout / "bin" / "python3", f'case "$2" in *"import venv"*) exit 1;; esac\nexec {sys.executable} "$@"')
+    done = bootstrap(checkout)
+    assert done.returncode == 2
+    assert f"python3.{sys.version_info.minor}-venv" in done.stderr
+
+
+def test_an_environment_whose_python_is_gone_is_made_again_in_spite_of_its_stamp(checkout: Path) -> None:
+    put(checkout / "bin" / "python3", f'case "$2" in venv) echo made >&2; exit 7;; esac\nexec {sys.executable} "$@"')
+    put(checkout / ".venv" / "bin" / "python", f'[ "$2" = pip ] && exit 0\nexec {sys.executable} "$@"')
+    assert bootstrap(checkout).returncode == 0  # pip installs nothing here; the stamp is written
+    assert bootstrap(checkout).stdout == ""
+    (checkout / ".venv" / "bin" / "python").unlink()
+    done = bootstrap(checkout)
+    assert done.returncode == 7
+    assert "made" in done.stderr

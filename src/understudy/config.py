@@ -50,7 +50,7 @@ def describe(error: ValidationError, where: str) -> str:
 
 
 class LoraOptions(Options):
-    """The shape of the adapter; fixed when a model is first registered."""
+    """The shape of the adapter; fixed by a model's first step."""
 
     r: int = Field(default=8, ge=1, le=512, description="rank of the LoRA matrices")
     alpha: float = Field(default=16.0, gt=0, description="scale: the update is alpha / r * B @ A")
@@ -121,7 +121,7 @@ class TrainConfig(Options):
     )
     logits_chunk: int = Field(default=512, ge=1, description="targets whose logits are held at once")
     kl_warn: float = Field(default=0.02, gt=0, description="sampler-to-learner KL per token above which the step warns")
-    seed: int = Field(default=0, ge=0, description="seed of anything random inside the step")
+    seed: int = Field(default=0, ge=0, description="seed of the step's random numbers: the adapter's dropout")
 
     @model_validator(mode="before")
     @classmethod
@@ -175,7 +175,7 @@ class ServerOptions(Options):
     inference_only: bool = Field(default=False, description="serve without a learner; train requests are refused")
     max_body: int = Field(default=32 * 2**20, ge=1024, description="largest request body in bytes")
     unclaimed_ttl: float = Field(
-        default=3600.0, gt=0, description="seconds until a recorded call that no trajectory claimed expires"
+        default=7 * 86_400.0, gt=0, description="seconds until a recorded call that no trajectory claimed expires"
     )
     parent_pid: int | None = Field(default=None, ge=1, description="end with this process (set by LocalBackend)")
 

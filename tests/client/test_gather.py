@@ -38,6 +38,27 @@ async def test_the_siblings_of_a_failed_rollout_go_on_and_the_exception_is_kept_
     assert "in broken" in error.traceback
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"metrics": {"found_at": None}}, "metrics['found_at'] must be a number, got None"),
+        ({"reward": "good"}, "the trajectory['reward'] must be a number, got 'good'"),
+    ],
+)
+async def test_what_is_no_number_fails_its_rollout_by_name_and_no_other(
+    fields: dict[str, object], message: str
+) -> None:
+    async def odd() -> us.Trajectory:
+        trajectory = await scored(1)
+        for name, value in fields.items():
+            setattr(trajectory, name, value)
+        return trajectory
+
+    [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([scored(1), odd()])], max_exceptions=1)
+    assert [t.reward for t in group] == [1]
+    assert message in group.exceptions[0].message
+
+
 async def test_too_many_exceptions_are_an_error_that_lists_the_causes_with_counts() -> None:
     rollouts = [broken("a"), broken("a"), broken("b"), scored(1)]
     with pytest.raises(RolloutError) as caught:

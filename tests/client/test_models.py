@@ -275,7 +275,7 @@ async def test_a_client_with_only_a_url_submits_what_its_completions_remember(lo
             completion = await asking.chat.completions.create(model="by-url", messages=ASK, max_tokens=4)
             trajectory = completion.trajectory  # type: ignore[attr-defined]
             assert trajectory.messages_and_choices == [*ASK, completion.choices[0]]
-            trajectory.reward = reward
+            completion.trajectory.reward = reward  # type: ignore[attr-defined]
             group.trajectories.append(trajectory)
         result = await client.submit_trajectories([group], model="by-url", config={"learning_rate": 1e-4})
         assert (result.model, result.step) == ("by-url", 1)

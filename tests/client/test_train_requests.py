@@ -163,6 +163,7 @@ async def test_a_captured_rollout_without_recorded_calls_is_named() -> None:
         ({"learning_rate": 7}, "TrainConfig.learning_rate: .*less than or equal to 1 .got 7"),
         ({"betas": (0.9, 1.0)}, r"TrainConfig.betas.1: .*less than 1 .got 1.0"),
         ({"config": us.TrainConfig(), "epochs": 2}, r"either config= or single options, not both .*\['epochs'\]"),
+        ({"config": us.TrainConfig(), "_config": {}}, "use single options of TrainConfig"),
         ({"config": 1e-5}, "expected a TrainConfig or a dict"),
     ],
 )
@@ -179,15 +180,22 @@ async def test_a_stream_that_breaks_is_joined_again_under_the_same_id_until_the_
         if request.path != "/api/train":
             return None
         tries.append(request)
-        replies = [Reply(cut=True), Reply(events=(going,)), Reply(503, {"error": {"message": "busy"}})]
-        return replies[len(tries) - 1] if len(tries) <= 3 else Reply(events=(result(request, step=5),))
+        replies = [
+            Reply(cut=True),
+            Reply(events=(going,)),
+            Reply(events=(going,)),
+            Reply(503, {"error": {"message": "busy"}}),
+        ]
+        return replies[len(tries) - 1] if len(tries) <= 4 else Reply(events=(result(request, step=5),))
 
     seen: list[TrainEvent] = []
     with scripted_api(script) as api:
         done = await model_at(api.url).train([us.TrajectoryGroup([rollout()])], on_event=seen.append, timeout=60)
-    assert done.step == 5 and len(tries) == 4
+    assert done.step == 5 and len(tries) == 5
     assert len({json.dumps(request.body) for request in tries}) == 1
-    assert [(event.phase, event.done, event.total) for event in seen] == [("update", 1, 4)]
+    assert [(event.phase, event.done, event.total) for event in seen] == [
+        ("update", 1, 4)
+    ]  # once, though it came twice
 
 
 async def test_a_step_that_was_not_applied_is_an_error_with_its_reason() -> None:
@@ -238,6 +246,18 @@ async def test_a_wrong_key_says_how_to_give_one() -> None:
 async def test_an_answer_of_something_else_is_not_taken_for_ours() -> None:
     strange = pytest.raises(ServerError, match="answered 404, not in the shape of an Understudy server")
     with scripted_api(lambda request: Reply(404, "nginx")) as api, strange:
+        await model_at(api.url).get_step()
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (Reply(text="<html>"), "with no JSON: '<html>'"),
+        (Reply(308, location="https://box/"), "redirects to https://box/: give the server's own URL"),
+    ],
+)
+async def test_what_a_proxy_answers_is_named(reply: Reply, message: str) -> None:
+    with scripted_api(lambda request: reply) as api, pytest.raises(ServerError, match=message):
         await model_at(api.url).get_step()
 
 

@@ -25,10 +25,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reply:
-    """`json`, or `events`: server-sent events, after which the stream ends. `cut`: the connection ends without one."""
+    """`json`, or `text` as it is, or `events`: server-sent events, after which the stream ends. `location`: of a redirect.
+    `cut`: the connection ends without an answer."""
 
     status: int = 200
     json: Json = None
+    text: str | None = None
+    location: str | None = None
     events: tuple[Json, ...] | None = None
     cut: bool = False
     wait_for: threading.Event | None = None
@@ -88,7 +91,9 @@ def scripted_api(script: Script = lambda request: None) -> Iterator[ScriptedApi]
                 return
             self.send_response(reply.status)
             if reply.events is None:
-                content = json.dumps(reply.json).encode()
+                content = (json.dumps(reply.json) if reply.text is None else reply.text).encode()
+                if reply.location is not None:
+                    self.send_header("location", reply.location)
                 self.send_header("content-length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)

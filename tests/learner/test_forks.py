@@ -10,6 +10,7 @@ from jobs import sample
 from understudy.engine.learner.forks import count_forks
 
 END = 0
+ENDS = frozenset({END, 0xE001})
 JOINED = 0xE000  # one token for the two characters "ab"
 PROMPT = "ask\0"
 
@@ -25,7 +26,7 @@ def decode(tokens: Sequence[int]) -> str:
 def forks(answer: str | list[int], prompt: str | list[int], **changes: object) -> dict[str, int]:
     first = sample("a", ids(PROMPT), answer if isinstance(answer, list) else ids(answer), **changes)
     second = sample("b", prompt if isinstance(prompt, list) else ids(prompt), ids("x"))
-    return dict(count_forks([first, second], decode, END))
+    return dict(count_forks([first, second], decode, ENDS))
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1, "b": 2}}</tool_call>\0'
@@ -35,6 +36,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {"a": 1, "b": 2}}</tool_call>\0'
     ("answer", "prompt", "cause"),
     [
         ("fine\0", PROMPT + "fine\0\nnext\0", None),
+        ("fine\ue001", PROMPT + "fine \ue001\nnext\0", "template"),  # another end token of the model
         ("fine \0", PROMPT + "fine\0\nnext\0", "template"),
         ("<think>hm</think>fine\0", PROMPT + "fine\0\nnext\0", "template"),
         ([JOINED, END], PROMPT + "ab\0next\0", "retokenised"),
@@ -63,4 +65,4 @@ def test_interleaved_agents_are_held_against_their_own_calls() -> None:
             answer = ids(f"{name}{turn}\0")
             calls.append(sample(f"{name}{turn}", prompts[name], answer))
             prompts[name] = prompts[name] + answer + ids("go\0")
-    assert dict(count_forks(calls, decode, END)) == {"other_prompt": 1}
+    assert dict(count_forks(calls, decode, ENDS)) == {"other_prompt": 1}

@@ -19,6 +19,7 @@ from understudy.config import LoraOptions, TrainConfig
 from understudy.engine.learner.failures import describe_failure
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.policy import Policy
+from understudy.engine.learner.render import render_history
 from understudy.engine.learner.step import NotFiniteError
 from understudy.engine.protocol import JobTrajectory, Progress, TrainCommand, Warned
 from understudy.errors import ConfigError, TrainError
@@ -405,6 +406,18 @@ def test_a_history_is_rendered_with_the_template_up_to_the_end_of_the_turn(lab: 
     assert result.metrics["calls/rendered_share"] == 1
     assert result.metrics["kl/sampler_learner"] == 0
     assert sum(value for name, value in result.metrics.items() if name.startswith("forks/")) == 0
+
+
+def test_a_rendered_answer_ends_where_the_sampler_would_stop(lab: Lab) -> None:
+    tokenizer = lab.learner._policy.tokenizer  # pyright: ignore[reportPrivateUsage]
+    history = RenderedHistory(
+        messages=({"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes and no"}), targets=(1,)
+    )
+    [whole] = render_history(tokenizer, frozenset({tokenizer.eos_token_id}), history, "t", 0)
+    other = int(whole.completion_ids[1])
+    [cut] = render_history(tokenizer, frozenset({tokenizer.eos_token_id, other}), history, "t", 0)
+    assert whole.completion_ids[-1] == tokenizer.eos_token_id
+    assert cut.completion_ids.tolist() == whole.completion_ids[:2].tolist()
 
 
 def test_a_history_whose_target_is_no_answer_is_refused(lab: Lab) -> None:

@@ -210,3 +210,26 @@ def test_a_sliding_window_refuses_the_tree_and_keeps_its_window(tmp_path: Path) 
 def test_target_modules_that_match_nothing_are_refused(base) -> None:
     with pytest.raises(ConfigError, match="target_modules"):
         Policy.load(base("qwen2"), LoraOptions(target_modules=("no_such_layer",)))
+
+
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")  # PEFT says it first
+def test_what_the_sampler_cannot_adapt_is_refused_before_anything_is_trained(base) -> None:
+    with pytest.raises(ConfigError, match=r"model\.embed_tokens is no linear layer"):
+        Policy.load(base("qwen2"), LoraOptions(target_modules=("embed_tokens", "q_proj")))
+
+
+def test_dropout_acts_on_the_adapter_and_only_where_there_are_gradients(base) -> None:
+    policy = Policy.load(base("qwen2"), LoraOptions(r=2, dropout=0.5))
+    for name, value in policy.trainable_parameters().items():
+        if "lora_B" in name:
+            value.data.fill_(0.1)
+    made = plan(every_token(), "call_rows", 4096, policy.shape)
+    chosen = settings(np.arange(VOCABULARY))
+
+    def twice() -> bool:
+        first, second = (policy.row_logprobs(made.rows[0], chosen)[0].detach() for _ in range(2))
+        return torch.equal(first, second)
+
+    assert not twice()
+    with torch.no_grad():
+        assert twice()

@@ -54,15 +54,24 @@ def test_registering_again_finds_the_model(server: RunningServer) -> None:
     ("fields", "param"),
     [
         ({"base_model": "other/base"}, "base_model"),
-        ({"lora": {"r": 32}}, "lora"),
         ({"project": "elsewhere"}, "project"),
     ],
 )
-def test_another_base_lora_or_project_under_the_same_name_is_a_conflict(
+def test_another_base_or_project_under_the_same_name_is_a_conflict(
     server: RunningServer, fields: dict[str, Any], param: str
 ) -> None:
     register(server, "fixed", lora={"r": 4})
     assert refused(register(server, "fixed", **fields), 409)["param"] == param
+
+
+def test_the_lora_is_fixed_by_the_first_step(server: RunningServer, trained: dict[str, Any]) -> None:
+    register(server, "mended", lora={"r": 4, "target_modules": ["q_prj"]})
+    assert register(server, "mended", lora={"r": 4, "target_modules": ["q_proj"]}).json()["lora"]["target_modules"] == [
+        "q_proj"
+    ]
+    facts = json.loads((server.folder / "default/models/mended/model.json").read_text())
+    assert facts["lora"]["target_modules"] == ["q_proj"]
+    assert refused(register(server, "default", lora={"r": 32}), 409)["param"] == "lora"
 
 
 def test_a_users_json_and_metrics_are_kept_with_the_model(server: RunningServer) -> None:

@@ -25,17 +25,21 @@ class RecordedCompletion(ChatCompletion):
 
     _messages: list[Message] = PrivateAttr(default_factory=list[Message])
     _tools: list[Tool] | None = PrivateAttr(default=None)
+    _trajectory: Trajectory | None = PrivateAttr(default=None)
 
     @property
     def trajectory(self) -> Trajectory:
-        """The conversation with its first choice, ready for a reward: a new one at each access."""
-        items: list[MessageOrChoice] = [*self._messages, self.choices[0]]
-        return Trajectory(messages_and_choices=items, tools=self._tools)
+        """The conversation with its first choice, ready for a reward: the same one at each access."""
+        if self._trajectory is None:
+            items: list[MessageOrChoice] = [*self._messages, self.choices[0]]
+            self._trajectory = Trajectory(messages_and_choices=items, tools=self._tools)
+        return self._trajectory
 
     def answers(self, body: Json) -> None:
         """Remember the request's messages and tools."""
         self._messages = list(body["messages"])
         self._tools = list(body["tools"]) if isinstance(body.get("tools"), list) else None
+        self._trajectory = None  # the SDK makes its objects without private defaults
 
 
 class AsyncClient(AsyncOpenAI):

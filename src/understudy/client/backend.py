@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ..config import TrainConfig
+from ..config import ELSEWHERE, TrainConfig
 from ..errors import ConfigError
 from ..types import Json, TrainResult, TrajectoryGroup, new_id
 from ..wire import TrainEvent, TrainRequest
@@ -79,6 +79,8 @@ class RemoteBackend(Backend):
 
 def train_config(config: TrainConfig | dict[str, Json] | None, options: dict[str, Json]) -> TrainConfig:
     """Options as given, as one TrainConfig; raises ConfigError naming what is wrong."""
+    if config is not None and options.keys() & ELSEWHERE.keys():
+        TrainConfig.parse(**options)  # names the equivalent
     if config is not None and options:
         raise ConfigError(f"give either config= or single options, not both (got config and {sorted(options)})")
     if isinstance(config, TrainConfig):

@@ -13,6 +13,7 @@ from typing import TypeAlias, TypeVar, cast
 from ..errors import ConfigError, RolloutError
 from ..types import PendingRollout, RolloutException, Trajectory, TrajectoryGroup, as_rollout_exception
 from .progress import RolloutBar
+from .records import as_numbers
 
 AfterEach: TypeAlias = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
 PendingGroup: TypeAlias = TrajectoryGroup | Awaitable[TrajectoryGroup]
@@ -210,6 +211,12 @@ class _Runner:
             return as_rollout_exception(
                 RolloutError(f"the rollout returned {result!r:.200}; it must return a Trajectory")
             )
+        try:  # before the bar or a mean would stumble over them
+            as_numbers(result.metrics, "metrics")
+            if result.reward is not None:
+                as_numbers({"reward": result.reward}, "the trajectory")
+        except ConfigError as error:
+            return as_rollout_exception(RolloutError(f"the rollout returned a trajectory of which {error}"))
         return result
 
     def failed(self, error: RolloutException) -> None:

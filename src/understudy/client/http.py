@@ -148,9 +148,12 @@ class Api:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 2.0)
                 continue
-            if answer.is_error:
+            if not answer.is_success:
                 raise server_error(self.url, answer)
-            return answer.json() if answer.content else None
+            try:
+                return answer.json() if answer.content else None
+            except ValueError as error:
+                raise ServerError(f"{self.url} answered {path} with no JSON: {answer.text[:200]!r}") from error
 
 
 def checked_url(url: str) -> str:
@@ -178,6 +181,8 @@ def server_error(url: str, answer: httpx.Response) -> ServerError:
         message, code, param = str(fault["message"]), str(fault.get("code") or code), fault.get("param")
     except (ValueError, KeyError, TypeError, AttributeError):
         message = f"{url} answered {answer.status_code}, not in the shape of an Understudy server: {message!r}"
+    if answer.has_redirect_location:
+        message = f"{url} redirects to {answer.headers['location']}: give the server's own URL"
     if answer.status_code == 401:
         message += " (pass api_key=, or set UNDERSTUDY_API_KEY)"
     return ServerError(message, status=answer.status_code, code=code, param=param)

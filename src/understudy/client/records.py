@@ -137,8 +137,19 @@ def _reward(reward: Json, where: str) -> float | None:
     return value
 
 
+def as_numbers(values: Mapping[str, Json], where: str) -> dict[str, float]:
+    """Raises ConfigError naming the first that is no number."""
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{where}[{name!r}] must be a number, got {value!r}") from error
+    return numbers
+
+
 def _metrics(metrics: Mapping[str, Metric], where: str) -> dict[str, float]:
-    values = {name: float(value) for name, value in metrics.items()}
+    values = as_numbers(metrics, f"{where}: metrics")
     for name, value in values.items():
         if not math.isfinite(value):
             raise ConfigError(f"{where}: metrics[{name!r}] must be finite, got {value!r}")

@@ -49,6 +49,7 @@ async def _until_result(
     api: Api, request: TrainRequest, on_event: Callable[[TrainEvent], None], lost_after: float
 ) -> TrainResult:
     contact, pause = time.monotonic(), 0.1
+    heard: set[str] = set()  # a joined stream begins anew
     while True:
         broken: httpx.TransportError | ServerError
         try:
@@ -61,7 +62,9 @@ async def _until_result(
                         return event.result
                     if event.kind == "error":
                         raise _train_error(event, request)
-                    on_event(event)
+                    if (said := event.model_dump_json()) not in heard:
+                        heard.add(said)
+                        on_event(event)
             broken = httpx.RemoteProtocolError("the stream ended before its result")
         except httpx.TransportError as error:
             broken = error
@@ -85,7 +88,7 @@ async def _events(api: Api, request: TrainRequest) -> AsyncGenerator[TrainEvent 
     wait = httpx.Timeout(SILENCE_SECONDS, connect=30.0)
     body = request.model_dump_json().encode()
     async with api.http.stream("POST", "/api/train", content=body, headers=headers, timeout=wait) as answer:
-        if answer.is_error:
+        if not answer.is_success:
             await answer.aread()
             raise server_error(api.url, answer)
         async for line in answer.aiter_lines():

@@ -144,7 +144,7 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(scratch, path)
-    _sync_folder(path.parent)
+    _sync(path.parent)
 
 
 def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> None:
@@ -156,15 +156,16 @@ def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> Non
         write_facts(scratch, facts)
         if start is not None:
             copy = scratch / "checkpoints" / start.path.name
-            shutil.copytree(start.path, copy)
+            shutil.copytree(start.path, copy, copy_function=_copy_synced)
             note: dict[str, Json] = json.loads((copy / NOTE).read_text("utf-8"))
             origin = {"model": note["model"], "step": start.step}
             made: dict[str, Json] = note.get("result") or {}
             result = made | {"model": facts.name, "request_id": ""}
             note |= {"model": facts.name, "request_id": None, "result": result, "forked_from": origin}
             write_text(copy / NOTE, json.dumps(note, indent=2) + "\n")
+            _sync(copy.parent)
         scratch.rename(folder)
-        _sync_folder(folder.parent)
+        _sync(folder.parent)
     except OSError:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -204,8 +205,13 @@ def _aside(folder: Path) -> Path:
         number += 1
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _copy_synced(source: str, target: str) -> None:
+    shutil.copyfile(source, target)
+    _sync(Path(target))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

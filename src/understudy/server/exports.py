@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 
 from ..engine.protocol import Failed, MergeCommand, Merged
@@ -40,9 +41,10 @@ async def _merge(services: Services, checkpoint: Checkpoint, output: Path) -> No
             409, "This server was started with --inference-only and cannot merge", "format", "inference_only"
         )
     command = MergeCommand(request_id=new_id("merge"), adapter=checkpoint.path, output=output)
-    async for event in services.learner.run(command):
-        if isinstance(event, Failed):
-            raise EngineError(f"{checkpoint.path} was not merged: {event.message}")
-        if isinstance(event, Merged):
-            return
+    async with aclosing(services.learner.run(command)) as events:
+        async for event in events:
+            if isinstance(event, Failed):
+                raise EngineError(f"{checkpoint.path} was not merged: {event.message}")
+            if isinstance(event, Merged):
+                return
     raise EngineError(f"{checkpoint.path} was not merged: the learner gave no answer")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -60,7 +61,7 @@ class LearnerClient:
         """Begin loading in the background, so that the first step does not wait for it."""
         self._early = asyncio.create_task(self._start_early(), name="learner")
 
-    async def run(self, command: TrainCommand | MergeCommand) -> AsyncIterator[Event]:
+    async def run(self, command: TrainCommand | MergeCommand) -> AsyncGenerator[Event]:
         """The command's events; the last is Trained, Merged or Failed. A learner that dies is a Failed."""
         async with self._one_at_a_time:
             try:
@@ -139,7 +140,7 @@ class LearnerClient:
         await child.exited.wait()
         raise EngineError(f"The learner ended ({child.ending()}) before it was ready. {_tail(child)}")
 
-    async def _events(self, child: Child, request_id: str) -> AsyncIterator[Event]:
+    async def _events(self, child: Child, request_id: str) -> AsyncGenerator[Event]:
         while (event := await _next_event(child)) is not None:
             if isinstance(event, Ready) or event.request_id != request_id:
                 continue  # a leftover of an earlier command whose reader went away
@@ -148,7 +149,11 @@ class LearnerClient:
                 return
         self.state = "stopped"
         await child.exited.wait()
-        message = f"The learner ended ({child.ending()}) before the step was saved; it was not applied. {_tail(child)}"
+        killed = "the system may have run out of memory: lower row_tokens or logits_chunk, or send fewer groups. "
+        why = killed if child.returncode == -signal.SIGKILL else ""
+        message = (
+            f"The learner ended ({child.ending()}) before the step was saved; it was not applied. {why}{_tail(child)}"
+        )
         yield Failed(request_id=request_id, reason="learner_died", message=message)
 
     def _argv(self) -> list[str]:

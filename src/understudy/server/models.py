@@ -222,8 +222,9 @@ class ModelRegistry:
 
     # ---- changes
 
-    def register(self, request: RegisterRequest) -> ModelState:
-        """Make a model, or find it. Raises ApiError 409 on another base model, project or LoRA shape."""
+    def register(self, request: RegisterRequest, in_training: bool = False) -> ModelState:
+        """Make a model, or find it. Raises ApiError 409 on another base model or project, and, once a step is made or
+        `in_training`, on another LoRA shape."""
         self._check_base(request)
         known = self._models.get(request.name)
         if known is None:
@@ -246,10 +247,14 @@ class ModelRegistry:
                 "model_conflict",
             )
         if request.lora is not None and request.lora != known.facts.lora:
+            if known.step == 0 and not in_training:  # a slip in target_modules can be mended
+                known.facts = known.facts.model_copy(update={"lora": request.lora})
+                checkpoints.write_facts(known.folder, known.facts)
+                return known.state()
             raise ApiError(
                 409,
                 f"Model {request.name!r} has the LoRA {known.facts.lora.model_dump()}, not {request.lora.model_dump()}: "
-                "it is fixed at the first registration; register another name.",
+                "it is fixed by the first step; register another name.",
                 "lora",
                 "model_conflict",
             )

@@ -7,7 +7,7 @@ import logging
 import math
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,10 +177,14 @@ class Training:
         checkpoint = self._models.applied(request.model, request.id)
         return checkpoint.result() if checkpoint is not None else None
 
+    def concerns(self, model: str) -> bool:
+        """Whether a request for the model waits or runs."""
+        return any(feed.request.model == model for feed in self._feeds.values())
+
     async def _accept(self, request: TrainRequest) -> Feed:
         ids = check_ids(request)
         records, calls = await asyncio.gather(self._store.finished(ids), self._store.calls_of(ids))
-        job = build_job(request, records, calls, self._tool_call_id)
+        job = await asyncio.to_thread(build_job, request, records, calls, self._tool_call_id)
         await asyncio.to_thread(_write_anew, job_folder(self._jobs, request.id), job)
         await self._store.save_train(
             TrainStatus(id=request.id, model=request.model, state="queued"), request.model_dump_json()
@@ -221,18 +225,19 @@ class Training:
             lora=model.facts.lora,
         )
         assert self._learner is not None, "submit refuses without a learner"
-        async for event in self._learner.run(command):
-            match event:
-                case Progress():
-                    feed.publish(TrainEvent(kind="progress", phase=event.phase, done=event.done, total=event.total))
-                case Warned():
-                    feed.publish(TrainEvent(kind="warning", message=event.message))
-                case Trained():
-                    return await self._applied(feed, event.result)
-                case Failed():
-                    return await self._failed(feed, event)
-                case Ready() | Merged():
-                    continue
+        async with aclosing(self._learner.run(command)) as events:
+            async for event in events:
+                match event:
+                    case Progress():
+                        feed.publish(TrainEvent(kind="progress", phase=event.phase, done=event.done, total=event.total))
+                    case Warned():
+                        feed.publish(TrainEvent(kind="warning", message=event.message))
+                    case Trained():
+                        return await self._applied(feed, event.result)
+                    case Failed():
+                        return await self._failed(feed, event)
+                    case Ready() | Merged():
+                        continue
         raise TrainError("The learner ended its answer without a result")
 
     async def _failed(self, feed: Feed, event: Failed) -> None:

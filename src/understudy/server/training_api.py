@@ -41,7 +41,7 @@ async def list_models(given: Given) -> list[ModelState]:
 
 @router.post("/models")
 async def register_model(given: Given, body: RegisterRequest) -> ModelState:
-    return given.models.register(body)
+    return given.models.register(body, in_training=given.training.concerns(body.name))
 
 
 @router.get("/models/{name}")

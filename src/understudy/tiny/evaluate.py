@@ -33,6 +33,17 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Exact:
+    """Of `asked` probes, the shares with the right call (tool, arguments, values) or text: greedy, and sampled at
+    temperature 1. `to_the_letter`: greedy, and the line before the call is right as well."""
+
+    asked: int
+    greedy: float
+    sampled: float
+    to_the_letter: float
+
+
+@dataclass(frozen=True)
 class Spread:
     """How a choice is spread: mass on right completions, and over these, evenness (1 is uniform) and the largest share."""
 
@@ -96,6 +107,20 @@ def matched(completions: list[str], asked: list[Probe]) -> float:
     return mean(text in one.turn.calls + one.turn.texts for text, one in zip(completions, asked, strict=True))
 
 
+def call_of(completion: str) -> str:
+    """The call of a completion, without the line before it; all of a completion that calls nothing."""
+    _, mark, call = completion.partition("<tool_call>")
+    return mark + call if mark else completion
+
+
+def called(completions: list[str], asked: list[Probe]) -> float:
+    """The share of completions with a right call, or a right text."""
+    return mean(
+        call_of(text) in {call_of(right) for right in one.turn.calls + one.turn.texts}
+        for text, one in zip(completions, asked, strict=True)
+    )
+
+
 def tool_of(completion: str) -> str:
     """A completion up to the arguments of its call: the line and the name of the tool it takes."""
     return completion.split(', "arguments"')[0]
@@ -154,21 +179,21 @@ def single(turn: Turn) -> bool:
 
 def measure_exact(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: int, seed: int, held_out: bool
-) -> dict[str, tuple[int, float, float]]:
-    """For each skill: how many probes, and the share answered exactly, greedy and sampled."""
-    called = [each for one in draw(count, seed, held_out, ("named", "chain")) for each in probes(tokenizer, one)]
+) -> dict[str, Exact]:
+    """For each skill, how much is answered exactly."""
+    calls = [each for one in draw(count, seed, held_out, ("named", "chain")) for each in probes(tokenizer, one)]
     talked = [each for one in draw(count // 2, seed, held_out, ("plain",)) for each in probes(tokenizer, one)]
     skills = {
-        "tool calls": [each for each in called if each.first and single(each.turn) and each.turn.calls],
-        "second calls": [each for each in called if not each.first and single(each.turn) and each.turn.calls],
-        "final answers": [each for each in called if single(each.turn) and each.turn.texts],
+        "tool calls": [each for each in calls if each.first and single(each.turn) and each.turn.calls],
+        "second calls": [each for each in calls if not each.first and single(each.turn) and each.turn.calls],
+        "final answers": [each for each in calls if single(each.turn) and each.turn.texts],
         "plain replies": talked,
     }
-    measured: dict[str, tuple[int, float, float]] = {}
+    measured: dict[str, Exact] = {}
     for skill, asked in skills.items():
         prompts = [each.prompt for each in asked]
-        greedy, sampled = (matched(complete(model, tokenizer, prompts, mode, seed), asked) for mode in (False, True))
-        measured[skill] = (len(asked), greedy, sampled)
+        greedy, sampled = (complete(model, tokenizer, prompts, mode, seed) for mode in (False, True))
+        measured[skill] = Exact(len(asked), called(greedy, asked), called(sampled, asked), matched(greedy, asked))
     return measured
 
 
@@ -200,8 +225,11 @@ def main() -> None:
     for held_out in (False, True):
         print("held-out words and wordings" if held_out else "new episodes of the training kind")
         exact = measure_exact(model, tokenizer, options.count, options.seed, held_out)
-        for skill, (asked, greedy, sampled) in exact.items():
-            print(f"  {skill:<14} {asked:4} probes   exact: greedy {greedy:6.1%}   sampled {sampled:6.1%}")
+        for skill, each in exact.items():
+            print(
+                f"  {skill:<14} {each.asked:4} probes   exact: greedy {each.greedy:6.1%}   sampled {each.sampled:6.1%}   "
+                f"with the line before: {each.to_the_letter:6.1%}"
+            )
         spreads, going_on = measure_choice(model, tokenizer, options.count, options.seed, held_out)
         print(
             f"  open choices   {len(spreads):4} probes   fitting {mean(each.mass for each in spreads):.1%}, "

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from ...errors import ConfigError, EngineError
+from ..ends import end_tokens
 from .adapters import Wardrobe
 from .attention import NAME, additive, register
 from .slots import CacheShape, Slots, Window
@@ -45,7 +46,7 @@ class Policy:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.vocabulary = int(model.config.get_text_config().vocab_size)
-        self.eos = _end_tokens(model, tokenizer)
+        self.eos = end_tokens(tokenizer, model.generation_config)
         self.layers: dict[str, nn.Linear] = {
             str(name): module for name, module in model.named_modules() if isinstance(module, nn.Linear)
         }
@@ -179,10 +180,3 @@ def _precision(dtype: str, device: torch.device) -> torch.dtype:
     if found not in _PROBE_LIMIT:
         raise ConfigError(f"--dtype {dtype!r}: one of auto, float32, bfloat16, float16")
     return found
-
-
-def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokenizer's end token and those of the model's generation config."""
-    own = getattr(model.generation_config, "eos_token_id", None)
-    ids: list[object] = [*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id]
-    return frozenset(token for token in ids if isinstance(token, int))

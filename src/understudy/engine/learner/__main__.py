@@ -41,6 +41,7 @@ class Service:
     def __init__(self, arguments: argparse.Namespace, events: TextIO) -> None:
         self._base = Path(arguments.base)
         self._events = events
+        self._device_broken = False
         self._policy = Policy.load(
             self._base,
             LoraOptions(),
@@ -84,9 +85,12 @@ class Service:
             if isinstance(command, StopCommand):
                 return
             self.emit(self.answer(command))
+            if self._device_broken:
+                print("The learner ends: its device fails every call from now on", file=sys.stderr)
+                return
 
     def answer(self, command: TrainCommand | MergeCommand) -> Event:
-        """The last event of a command. Any failure is an answer: the process goes on."""
+        """The last event of a command. Any failure is an answer: the process goes on, unless its device is lost."""
         try:
             if isinstance(command, TrainCommand):
                 return Trained(request_id=command.request_id, result=self.learner.train(command))
@@ -95,6 +99,7 @@ class Service:
         except Exception as error:  # noqa: BLE001  # the boundary of the process: the server gets every failure as an event
             place = command.checkpoints if isinstance(command, TrainCommand) else command.output
             reason, message = describe_failure(error, place)
+            self._device_broken = isinstance(error, torch.AcceleratorError) and reason != "out_of_memory"
             return Failed(request_id=command.request_id, reason=reason, message=message)
 
 

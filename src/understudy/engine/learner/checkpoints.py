@@ -138,7 +138,9 @@ class Draft:
         self.target = path_of(folder, step)
 
     def __enter__(self) -> Draft:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True)
+            _sync(self.folder.parent)
         remove_scratch(self.folder)
         self.path.mkdir()
         return self

@@ -17,7 +17,7 @@ from ...errors import ConfigError, EngineError, TrainError
 from .step import NotFiniteError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
 
 def describe_failure(error: Exception, place: Path) -> tuple[str, str]:

@@ -31,7 +31,7 @@ CAUSES: tuple[Cause, ...] = (
 Decode = Callable[[Sequence[int]], str]
 
 
-def count_forks(samples: Sequence[Sample], decode: Decode, end_id: int | None) -> Counter[Cause]:
+def count_forks(samples: Sequence[Sample], decode: Decode, end_ids: frozenset[int]) -> Counter[Cause]:
     """The forks among one trajectory's calls, in the order they began. Each call is held against the earlier call with
     which it shares most."""
     causes: Counter[Cause] = Counter()
@@ -40,7 +40,7 @@ def count_forks(samples: Sequence[Sample], decode: Decode, end_id: int | None) -
         earlier = max(samples[:later], key=lambda sample: (_shared(sample, prompt), -len(sample.completion_ids)))
         at = left_at(Row(earlier.prompt_ids, earlier.completion_ids, 0), prompt)
         if at is not None:
-            causes[_cause(earlier, prompt, at, decode, end_id)] += 1
+            causes[_cause(earlier, prompt, at, decode, end_ids)] += 1
     return causes
 
 
@@ -48,20 +48,20 @@ def _shared(sample: Sample, prompt: NDArray[np.int32]) -> int:
     return common_prefix(np.concatenate([sample.prompt_ids, sample.completion_ids]), prompt)
 
 
-def _cause(earlier: Sample, prompt: NDArray[np.int32], at: int, decode: Decode, end_id: int | None) -> Cause:
+def _cause(earlier: Sample, prompt: NDArray[np.int32], at: int, decode: Decode, end_ids: frozenset[int]) -> Cause:
     start = len(earlier.prompt_ids)
     if at < start:
-        if end_id is None or end_id not in earlier.prompt_ids[:at]:
+        if end_ids.isdisjoint(earlier.prompt_ids[:at].tolist()):
             return "other_prompt"
         return "history_edited"
     if len(prompt) == start:
         return "retried"
     completion = [int(token) for token in earlier.completion_ids]
-    ended = bool(completion) and completion[-1] == end_id
+    ended = bool(completion) and completion[-1] in end_ids
     sampled = decode(completion[:-1] if ended else completion)
     rest = [int(token) for token in prompt[start:]]
-    turn = rest[: rest.index(end_id)] if end_id in rest else rest
-    returned = decode(turn)
+    end = next((i for i, token in enumerate(rest) if token in end_ids), len(rest))
+    returned = decode(rest[:end])
     if returned == sampled or (not ended and returned.startswith(sampled)):
         return "retokenised"
     if _without_calls(returned) == _without_calls(sampled):

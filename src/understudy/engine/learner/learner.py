@@ -24,7 +24,7 @@ from .checkpoints import Checkpoint, Draft, Note, OptimizerState
 from .forks import Cause, count_forks
 from .metrics import Groups, batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
 from .policy import Policy
-from .render import end_token, render_trajectory
+from .render import render_trajectory
 from .step import Outcome, Step
 
 Emit = Callable[[Progress | Warned], None]
@@ -140,6 +140,8 @@ class Learner:
         def report(phase: str, done: int, total: int) -> None:
             self._emit(Progress(request_id=command.request_id, phase=phase, done=done, total=total))
 
+        if config.layout == "tree" and self._policy.tree_refused is not None:
+            self._warner(command.request_id)(f"layout='tree': plain rows are used instead: {self._policy.tree_refused}")
         outcome = Step(self._policy, self._optimizer, batch, config, self._updates, report).run()
         self._check_outcome(outcome)
         self._updates += outcome.updates
@@ -157,7 +159,9 @@ class Learner:
         """The job's groups; histories of trajectories that have an advantage are samples."""
         return tuple(
             tuple(
-                trajectory if value is None else render_trajectory(self._policy.tokenizer, trajectory, step)
+                trajectory
+                if value is None
+                else render_trajectory(self._policy.tokenizer, self._policy.end_ids, trajectory, step)
                 for trajectory, value in zip(group, values, strict=True)
             )
             if any(trajectory.histories for trajectory in group)
@@ -210,7 +214,6 @@ class Learner:
 
     def _forks(self, groups: Groups, advantages: Advantages) -> Counter[Cause]:
         tokenizer = self._policy.tokenizer
-        end_id = end_token(tokenizer)
 
         def decode(ids: Sequence[int]) -> str:
             return str(tokenizer.decode(list(ids)))
@@ -219,7 +222,7 @@ class Learner:
         for group, values in zip(groups, advantages.values, strict=True):
             for trajectory, value in zip(group, values, strict=True):
                 if value is not None and len(trajectory.samples) > 1:
-                    forks += count_forks(trajectory.samples, decode, end_id)
+                    forks += count_forks(trajectory.samples, decode, self._policy.end_ids)
         return forks
 
     # ---- saving

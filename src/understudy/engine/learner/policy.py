@@ -12,6 +12,7 @@ from typing import Literal, cast
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ...config import LoraOptions
 from ...errors import ConfigError
+from ..ends import end_tokens
 from . import attention
 from .cost import ModelShape
 from .layouts import ComputeRow
@@ -86,6 +88,12 @@ class Policy:
         if not isinstance(self._tokenizer, PreTrainedTokenizerBase):
             self._tokenizer = self._tokenizer()
         return self._tokenizer
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end a turn, as the sampler has them."""
+        base = cast(PreTrainedModel, self._model.get_base_model())
+        return end_tokens(self.tokenizer, base.generation_config)
 
     @property
     def model(self) -> PeftModel:
@@ -158,8 +166,11 @@ class Policy:
         """logprobs [n], entropy [n] (detached, nats), kept [n] bool of the row's targets, in the order of
         `row.target_ids`, under their calls' sampling settings. Differentiable unless grad is off.
 
-        A token outside the kept set has logprob 0, no gradient and kept False. `adapter=False`: the base's.
+        A token outside the kept set has logprob 0, no gradient and kept False. `adapter=False`: the base's. The adapter's
+        dropout, if any, acts only where gradients are on.
         """
+        for dropout in self._dropouts:
+            dropout.train(torch.is_grad_enabled())
         if not adapter:
             with self._model.disable_adapter():
                 return self._row_logprobs(row, targets, logits_chunk)
@@ -190,6 +201,7 @@ class Policy:
 
     def _read_model(self) -> None:
         base = cast(PreTrainedModel, self._model.get_base_model())
+        self._dropouts = [module for name, module in self._model.named_modules() if ".lora_dropout." in name]
         self._body: nn.Module = getattr(base, base.base_model_prefix)
         self._head = cast(nn.Linear, base.get_output_embeddings())
         self.shape = _shape(base, self.trainable_parameters(), self._head)
@@ -209,10 +221,12 @@ def _with_adapter(model: PreTrainedModel, lora: LoraOptions) -> PeftModel:
         except ValueError as error:
             raise ConfigError(f"lora.target_modules {lora.target_modules!r}: {error}") from error
     wrapped.eval()
-    if lora.dropout:
-        for module in wrapped.modules():
-            if isinstance(module, nn.Dropout):
-                module.train()
+    for name, module in wrapped.named_modules():
+        if isinstance(module, LoraLayer) and not isinstance(module.get_base_layer(), nn.Linear):
+            raise ConfigError(
+                f"lora.target_modules {lora.target_modules!r}: {name.removeprefix('base_model.model.')} is no linear layer, "
+                "and the sampler adapts no other"
+            )
     if model.dtype == torch.float64:
         wrapped.to(torch.float64)
     return wrapped

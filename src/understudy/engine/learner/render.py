@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -22,27 +23,36 @@ from ..protocol import JobTrajectory, Sample
 RENDERED = "rendered"
 
 
-def render_trajectory(tokenizer: PreTrainedTokenizerBase, trajectory: JobTrajectory, step: int) -> JobTrajectory:
+def render_trajectory(
+    tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], trajectory: JobTrajectory, step: int
+) -> JobTrajectory:
     """The trajectory with a sample for every target message of its histories, after its recorded ones."""
     if not trajectory.histories:
         return trajectory
     made = tuple(
         sample
         for i, history in enumerate(trajectory.histories)
-        for sample in render_history(tokenizer, history, f"{trajectory.id}/history-{i}", step)
+        for sample in render_history(tokenizer, end_ids, history, f"{trajectory.id}/history-{i}", step)
     )
-    return JobTrajectory(trajectory.id, trajectory.reward, trajectory.samples + made, (), trajectory.failed)
+    return replace(trajectory, samples=trajectory.samples + made, histories=())
 
 
 def render_history(
-    tokenizer: PreTrainedTokenizerBase, history: RenderedHistory, name: str, step: int
+    tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], history: RenderedHistory, name: str, step: int
 ) -> tuple[Sample, ...]:
     """One sample per target message: the prompt as the sampler would see it, the message as it would have said it, up to
-    and including the end-of-turn token. Raises ConfigError when the template cannot render them so."""
-    return tuple(_sample(tokenizer, history, target, name, step) for target in history.targets)
+    and including the first of `end_ids`. Raises ConfigError when the template cannot render them so."""
+    return tuple(_sample(tokenizer, end_ids, history, target, name, step) for target in history.targets)
 
 
-def _sample(tokenizer: PreTrainedTokenizerBase, history: RenderedHistory, target: int, name: str, step: int) -> Sample:
+def _sample(
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: frozenset[int],
+    history: RenderedHistory,
+    target: int,
+    name: str,
+    step: int,
+) -> Sample:
     if not 0 <= target < len(history.messages) or history.messages[target].get("role") != "assistant":
         raise ConfigError(
             f"{name}: target {target} is not an assistant message of its {len(history.messages)} messages"
@@ -58,7 +68,7 @@ def _sample(tokenizer: PreTrainedTokenizerBase, history: RenderedHistory, target
             "instead of loading its transcript"
         )
     prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-    completion_ids = _until_end(tokenizer.encode(whole[len(prompt) :], add_special_tokens=False), end_token(tokenizer))
+    completion_ids = _until_end(tokenizer.encode(whole[len(prompt) :], add_special_tokens=False), end_ids)
     return Sample(
         call_id=f"{name}/{target}",
         index=0,
@@ -111,18 +121,10 @@ def _call_for_template(call: Json) -> Json:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id of the end-of-turn token."""
-    found = tokenizer.eos_token_id
-    return int(found) if isinstance(found, int) else None
-
-
-def _until_end(ids: Sequence[int], eos: int | None) -> list[int]:
-    """The ids up to the last end token: what the template adds after it was never sampled."""
-    for i in range(len(ids) - 1, -1, -1):
-        if ids[i] == eos:
-            return list(ids[: i + 1])
-    return list(ids)
+def _until_end(ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
+    """The ids up to the first end token, where sampling stops: what the template adds after it was never sampled."""
+    end = next((i for i, token in enumerate(ids) if token in end_ids), len(ids))
+    return list(ids[: end + 1])
 
 
 def _shared(a: str, b: str) -> str:

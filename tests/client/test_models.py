@@ -268,6 +268,7 @@ async def test_a_model_is_forked_and_exported(local_backend: us.LocalBackend, tm
 
 async def test_a_client_with_only_a_url_submits_what_its_completions_remember(local_backend: us.LocalBackend) -> None:
     await model_of(local_backend, "by-url").register()
+    await model_of(local_backend, "by-url-too").register()
     api = await local_backend.connect()
     async with us.AsyncClient(api.url + "/v1", api.key) as client:
         group = us.TrajectoryGroup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -12,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from jobs import command, random_groups, write_toy_base
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
+from understudy.engine.learner.__main__ import Service, parse
 from understudy.engine.protocol import (
     EVENTS,
     LEARNER_MODULE,
@@ -29,6 +32,7 @@ from understudy.engine.protocol import (
     StopCommand,
     Trained,
 )
+from understudy.types import TrainResult
 
 SECONDS = 600
 
@@ -195,3 +199,19 @@ def test_a_base_that_cannot_be_loaded_is_a_failed_event_that_says_so(tmp_path: P
     assert "nowhere" in event.message
     assert process.wait() == 1
     process.close()
+
+
+def test_a_lost_device_ends_the_process_so_that_the_server_starts_a_new_one(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(_: object) -> TrainResult:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    said = io.StringIO()
+    service = Service(parse(["--base", str(toy), "--device", "cpu"]), said)
+    monkeypatch.setattr(service.learner, "train", train)
+    asked = iter([command(tmp_path, random_groups(0), step) for step in range(2)])
+    service.run(asked)
+    [failed] = [EVENTS.validate_json(line) for line in said.getvalue().splitlines()]
+    assert isinstance(failed, Failed) and "illegal memory access" in failed.message
+    assert next(asked).step == 1  # nobody took it

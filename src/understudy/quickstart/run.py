@@ -32,7 +32,7 @@ from understudy_langgraph.trainable import TrainableRunnable
 
 TRAIN_REQUESTS, TEST_REQUESTS = 600, 120
 GROUP_SIZE, SCENARIOS_PER_STEP = 8, 12
-STEPS = 40
+STEPS = 36
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def trainable_agent(desk: Desk, model: TrainableModel) -> TrainableRunnable:
 def schedule(step: int, steps: int) -> TrainConfig:
     """Both fall in a line: the rate, and the pull towards the base, which keeps all tools in play while little is known."""
     left = 1 - (step - 1) / steps
-    return TrainConfig(learning_rate=3e-3 * left, kl_coef=0.3 * left, minibatches=4)
+    return TrainConfig(learning_rate=3.3e-3 * left, kl_coef=0.3 * left, minibatches=4)
 
 
 async def evaluate(agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts, console: Console) -> Rates:

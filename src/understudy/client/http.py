@@ -189,11 +189,16 @@ def server_error(url: str, answer: httpx.Response) -> ServerError:
 
 
 def _path(name: str) -> str:
+    return f"/api/models/{checked_name(name, 'name')}"
+
+
+def checked_name(name: str, field: str) -> str:
+    """A name that may become a folder. Raises ConfigError."""
     try:
-        return f"/api/models/{_NAME.validate_python(name)}"
+        return _NAME.validate_python(name)
     except ValidationError as error:
         raise ConfigError(
-            f"name: {name!r} must be letters, digits, dots, dashes and underscores, at most 128, beginning with a letter or digit"
+            f"{field}: {name!r} must be letters, digits, dots, dashes and underscores, at most 128, beginning with a letter or digit"
         ) from error
 
 

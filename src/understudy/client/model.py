@@ -25,7 +25,7 @@ from .backend import Backend, RemoteBackend
 from .capture import current_trajectory
 from .checkpoints import best_step
 from .foreign import MODEL_OPTIONS, refuse_foreign
-from .http import Api
+from .http import Api, checked_name
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
 from .records import trajectory_record
@@ -173,7 +173,9 @@ class TrainableModel(Model):
             raise ConfigError(
                 'base_model: name a base, such as "Qwen/Qwen2.5-7B-Instruct", or "tiny" for the bundled one'
             )
-        super().__init__(name, project, config, inference_model_name=name)
+        super().__init__(
+            checked_name(name, "name"), checked_name(project, "project"), config, inference_model_name=name
+        )
         self.base_model = base_model
         self.lora = LoraOptions.parse(**lora) if isinstance(lora, dict) else lora
         self._backend = backend

@@ -61,23 +61,25 @@ def schedule(step: int, steps: int) -> TrainConfig:
     return TrainConfig(learning_rate=3.3e-3 * left, kl_coef=0.3 * left, minibatches=4)
 
 
-async def evaluate(agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts, console: Console) -> Rates:
+async def evaluate(agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts) -> Rates:
     """Both rates with the newest step."""
     rates: list[float] = []
     for temperature in (0.0, 1.0):
         found = await agent.aevaluate(test, temperature=temperature, concurrency=64, timeout=300, sinks=[sink])
         rates.append(found.success or 0.0)
-    console.print(f"success on {len(test)} held-out requests: greedy {rates[0]:.0%}, sampled {rates[1]:.0%}")
     return Rates(*rates)
 
 
-async def rates_before(
-    file: Path, agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts, console: Console
-) -> Rates:
+def rates_line(when: str, rates: Rates) -> str:
+    """`before: ...`"""
+    return f"{when}: greedy {rates.greedy:.0%}, sampled {rates.sampled:.0%} of {TEST_REQUESTS} held-out requests right"
+
+
+async def rates_before(file: Path, agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts) -> Rates:
     """The untrained policy's rates, kept in a file for a run that goes on after an interruption."""
     if file.exists():
         return Rates(**json.loads(file.read_text(encoding="utf-8")))
-    rates = await evaluate(agent, test, sink, console)
+    rates = await evaluate(agent, test, sink)
     file.write_text(json.dumps(asdict(rates)), encoding="utf-8")
     return rates
 
@@ -89,7 +91,8 @@ async def quickstart(folder: Path, seed: int, steps: int, console: Console) -> t
     model = TrainableModel(name=f"order-desk-{seed}", project="quickstart", base_model="tiny")
     await model.register(LocalBackend(dir=folder / "server"))
     agent = trainable_agent(desk, model)
-    before = await rates_before(folder / f"before-{seed}.json", agent, test, transcripts, console)
+    before = await rates_before(folder / f"before-{seed}.json", agent, test, transcripts)
+    console.print(rates_line("before", before), highlight=False)
     report = await agent.atrain(
         train,
         steps=steps,
@@ -99,11 +102,14 @@ async def quickstart(folder: Path, seed: int, steps: int, console: Console) -> t
         config=partial(schedule, steps=steps),
         seed=seed,
     )
-    after = await evaluate(agent, test, transcripts, console)
+    after = await evaluate(agent, test, transcripts)
     if (learned := transcripts.learned()) is not None:
         console.print(
             "\nbefore", conversation(learned[0]), "\nafter", conversation(learned[1]), sep="\n", highlight=False
         )
+    console.print(f"\n{rates_line('before', before)}\n{rates_line('after', after)}", highlight=False)
+    if report.step < STEPS:
+        console.print(f"step {report.step} of the usual {STEPS}: too early for a gain", highlight=False)
     return before, after, report
 
 

@@ -242,7 +242,8 @@ class ModelRegistry:
             raise ApiError(
                 409,
                 f"Model {request.name!r} belongs to project {known.facts.project!r}, not {request.project!r}: "
-                "names are unique on a server.",
+                "names are unique on a server. Register it with that project, or start the server with "
+                f"--project {request.project}.",
                 "project",
                 "model_conflict",
             )

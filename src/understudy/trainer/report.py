@@ -33,7 +33,7 @@ class Iteration:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainReport:
     """`started` and `step` are the model's step before and after; `checkpoint` is the newest LoRA's folder."""
 
@@ -49,6 +49,13 @@ class TrainReport:
     def rewards(self) -> list[float]:
         """The mean reward of each iteration."""
         return [iteration.reward for iteration in self.iterations]
+
+    def __repr__(self) -> str:
+        rewards = f"reward {self.rewards[0]:.3f} -> {self.rewards[-1]:.3f}, " if self.rewards else ""
+        return (
+            f"TrainReport({self.model}: step {self.started} -> {self.step}, {rewards}{self.stopped}, "
+            f"checkpoint={self.checkpoint!r})"
+        )
 
 
 def make_iteration(

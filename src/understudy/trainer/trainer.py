@@ -113,7 +113,7 @@ class Trainer:
         unknown = sorted(set(options) - {each.name for each in fields(Options)})
         if unknown:
             raise ConfigError(
-                f"Trainer has no option {unknown[0]!r}; it has {', '.join(each.name for each in fields(Options))}"
+                f"there is no option {unknown[0]!r}: beside `steps` there are {', '.join(each.name for each in fields(Options))}"
             )
         self.model = model
         self.options = Options(**options)

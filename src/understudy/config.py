@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -27,23 +27,17 @@ DEFAULT_NAME = "default"
 
 
 class Options(BaseModel):
-    """Base of all option sets: frozen, unknown fields refused, errors as ConfigError."""
+    """Base of all option sets: frozen, unknown fields refused, errors as ConfigError via `parse`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    if not TYPE_CHECKING:  # type checkers take the fields
-
-        def __init__(self, **values: Any) -> None:
-            """Raises ConfigError naming each bad field, its value and what is allowed."""
-            try:
-                super().__init__(**values)
-            except ValidationError as error:
-                raise ConfigError(describe(error, type(self).__name__)) from error
-
     @classmethod
     def parse(cls, **values: Any) -> Self:
-        """Build from names that are not known beforehand. Raises ConfigError."""
-        return cls(**values)
+        """Build from user input; raises ConfigError naming each bad field, its value and what is allowed."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError(describe(error, cls.__name__)) from error
 
 
 def describe(error: ValidationError, where: str) -> str:

@@ -271,11 +271,6 @@ def test_a_name_that_cannot_be_a_folder_is_refused_at_once() -> None:
         us.TrainableModel(name="a b/c", base_model="tiny")
 
 
-def test_an_option_given_directly_is_refused_as_every_other_one() -> None:
-    with pytest.raises(ConfigError, match=r"TrainConfig.learning_rat: Extra inputs"):
-        us.TrainConfig(learning_rat=1e-5)  # pyright: ignore[reportCallIssue]
-
-
 async def test_a_client_with_only_a_url_submits_what_its_completions_remember(local_backend: us.LocalBackend) -> None:
     await model_of(local_backend, "by-url").register()
     await model_of(local_backend, "by-url-too").register()

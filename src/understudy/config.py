@@ -29,7 +29,7 @@ DEFAULT_NAME = "default"
 class Options(BaseModel):
     """Base of all option sets: frozen, unknown fields refused, errors as ConfigError via `parse`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def parse(cls, **values: Any) -> Self:
@@ -60,7 +60,7 @@ class LoraOptions(Options):
     target_modules: str | tuple[str, ...] = Field(
         default="all-linear", description="layers that get an adapter, as PEFT names them"
     )
-    seed: int = Field(default=0, ge=0, description="seed of the adapter's first weights")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the adapter's first weights")
 
 
 ELSEWHERE = {
@@ -101,7 +101,9 @@ class TrainConfig(Options):
         gt=0,
         description="C in min(old / sampler, C), the truncated importance weight; None switches it off",
     )
-    max_tokens: int = Field(default=2048, ge=1, description="dr_grpo's constant denominator per trajectory, in tokens")
+    max_tokens: int = Field(
+        default=2048, ge=1, lt=2**31, description="dr_grpo's constant denominator per trajectory, in tokens"
+    )
     epochs: int = Field(default=1, ge=1, le=64, description="passes over the step's samples")
     minibatches: int = Field(
         default=1, ge=1, le=1024, description="optimizer updates per epoch; trajectories are dealt to them in turn"
@@ -117,11 +119,11 @@ class TrainConfig(Options):
     )
     layout: LayoutName = Field(default="auto", description="how rows are computed; auto takes the cheapest by estimate")
     row_tokens: int = Field(
-        default=16_384, ge=64, description="token budget of one forward and backward; larger trees are split"
+        default=16_384, ge=64, lt=2**31, description="token budget of one forward and backward; larger trees are split"
     )
-    logits_chunk: int = Field(default=512, ge=1, description="targets whose logits are held at once")
+    logits_chunk: int = Field(default=512, ge=1, lt=2**31, description="targets whose logits are held at once")
     kl_warn: float = Field(default=0.02, gt=0, description="sampler-to-learner KL per token above which the step warns")
-    seed: int = Field(default=0, ge=0, description="seed of the step's random numbers: the adapter's dropout")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the step's random numbers: the adapter's dropout")
 
     @model_validator(mode="before")
     @classmethod

@@ -135,8 +135,8 @@ class TrajectoryRecord(Wire):
     metadata: dict[str, Json] = Field(default_factory=dict)
     logs: tuple[str, ...] = ()
     exception: RolloutException | None = None
-    started_at: float
-    ended_at: float
+    started_at: FiniteFloat
+    ended_at: FiniteFloat
 
 
 class FinishRequest(Wire):

@@ -244,6 +244,29 @@ def test_a_wrong_field_is_named(server: RunningServer, path: str, body: dict[str
     assert error["param"] == field and field in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "text", "field"),
+    [
+        (
+            "/api/trajectories",
+            '{"trajectories": [{"id": "t", "model": "default", "started_at": NaN, "ended_at": 2}]}',
+            "trajectories.0.started_at",
+        ),
+        (
+            "/api/train",
+            '{"model": "default", "groups": [{"trajectory_ids": ["t"]}], "config": {"max_grad_norm": Infinity}}',
+            "config.max_grad_norm",
+        ),
+    ],
+)
+def test_what_json_could_not_give_back_is_refused_and_named(
+    server: RunningServer, path: str, text: str, field: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    assert refused(server.http.post(path, content=text, headers=headers), 400)["param"] == field
+    assert server.http.get("/api/trajectories").status_code == 200
+
+
 def test_a_reward_that_is_no_number_is_refused_and_named(server: RunningServer) -> None:
     for bad in ("NaN", "Infinity", '"high"'):
         text = (

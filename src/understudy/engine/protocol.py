@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from ..config import LoraOptions, TrainConfig
 from ..types import Sampling, TrainResult
@@ -199,14 +199,12 @@ def write_job(folder: Path, job: TrainJob) -> None:
     """Write `job.json` and `tokens.safetensors` into a new folder. Raises OSError."""
     folder.mkdir(parents=True)
     samples = [sample for group in job.groups for trajectory in group for sample in trajectory.samples]
-    save_file(
-        {
-            "prompts": _ids([sample.prompt_ids for sample in samples]),
-            "completions": _ids([sample.completion_ids for sample in samples]),
-            "logprobs": _floats([sample.logprobs for sample in samples]),
-        },
-        folder / "tokens.safetensors",
-    )
+    tokens = {
+        "prompts": _ids([sample.prompt_ids for sample in samples]),
+        "completions": _ids([sample.completion_ids for sample in samples]),
+        "logprobs": _floats([sample.logprobs for sample in samples]),
+    }
+    (folder / "tokens.safetensors").write_bytes(save(tokens))  # save_file hides a full disk in an error of its own
     head = _JobHead(
         request_id=job.request_id,
         model=job.model,

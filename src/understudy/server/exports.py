@@ -17,8 +17,10 @@ from .services import Services
 
 async def export(services: Services, name: str, step: int, request: ExportRequest) -> ExportResult:
     """Write step `step` of a model to `request.output`. Raises ApiError, EngineError, OSError."""
-    output = Path(request.output).expanduser()
-    if not output.is_absolute():
+    output = Path(request.output)
+    if request.output.startswith("~/"):
+        output = output.expanduser()
+    if not output.is_absolute() or "\0" in request.output:
         raise ApiError(
             400, f"output must be an absolute path on the server's machine, not {request.output!r}", "output"
         )

@@ -14,7 +14,7 @@ from .services import Given
 router = APIRouter(prefix="/api/trajectories")
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
-Offset = Annotated[int, Query(ge=0)]
+Offset = Annotated[int, Query(ge=0, lt=2**63)]
 
 
 @router.post("")

@@ -193,9 +193,8 @@ async def test_a_stream_that_breaks_is_joined_again_under_the_same_id_until_the_
         done = await model_at(api.url).train([us.TrajectoryGroup([rollout()])], on_event=seen.append, timeout=60)
     assert done.step == 5 and len(tries) == 5
     assert len({json.dumps(request.body) for request in tries}) == 1
-    assert [(event.phase, event.done, event.total) for event in seen] == [
-        ("update", 1, 4)
-    ]  # once, though it came twice
+    told = [(event.phase, event.done, event.total) for event in seen]
+    assert told == [("update", 1, 4)]  # once, though it came twice
 
 
 async def test_a_step_that_was_not_applied_is_an_error_with_its_reason() -> None:

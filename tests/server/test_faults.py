@@ -90,9 +90,8 @@ def _calls(server: RunningServer, trajectory: str) -> list[dict[str, Any]]:
 def test_the_death_of_the_learner_in_a_step_is_an_error_and_the_request_sent_again_is_applied_once(
     server: RunningServer,
 ) -> None:
-    server.train(
-        "wedding-step", [server.rollouts(2, "bride")]
-    )  # the learner is loaded: one that dies before is replaced
+    # The learner is loaded by a first step: one that dies before that is only replaced.
+    server.train("wedding-step", [server.rollouts(2, "bride")])
     ids = server.rollouts(2, "widow")
     step = server.http.get("/api/models/default").json()["step"]
     learner = server.child("engine.learner")

@@ -66,9 +66,8 @@ def test_another_base_or_project_under_the_same_name_is_a_conflict(
 
 def test_the_lora_is_fixed_by_the_first_step(server: RunningServer, trained: dict[str, Any]) -> None:
     register(server, "mended", lora={"r": 4, "target_modules": ["q_prj"]})
-    assert register(server, "mended", lora={"r": 4, "target_modules": ["q_proj"]}).json()["lora"]["target_modules"] == [
-        "q_proj"
-    ]
+    again = register(server, "mended", lora={"r": 4, "target_modules": ["q_proj"]})
+    assert again.json()["lora"]["target_modules"] == ["q_proj"]
     facts = json.loads((server.folder / "default/models/mended/model.json").read_text())
     assert facts["lora"]["target_modules"] == ["q_proj"]
     assert refused(register(server, "default", lora={"r": 32}), 409)["param"] == "lora"

@@ -1,0 +1,7 @@
+"""Stands for `art.utils`, with its submodules."""
+
+from .iterate_dataset import iterate_dataset
+from .limit_concurrency import limit_concurrency
+from .retry import retry
+
+__all__ = ["iterate_dataset", "limit_concurrency", "retry"]

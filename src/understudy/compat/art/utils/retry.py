@@ -1,0 +1,5 @@
+"""Stands for `art.utils.retry`."""
+
+from ....client.retry import retry
+
+__all__ = ["retry"]

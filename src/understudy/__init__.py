@@ -8,7 +8,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .client.async_client import AsyncClient
     from .client.backend import RemoteBackend
-    from .client.capture import auto_trajectory, capture_auto_trajectory, current_trajectory
+    from .client.capture import (
+        auto_trajectory,
+        capture_auto_trajectory,
+        current_trajectory,
+        log_metric,
+        log_reward,
+    )
     from .client.dataset import iterate_dataset
     from .client.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
     from .client.local import LocalBackend
@@ -44,6 +50,8 @@ __all__ = [
     "gather_trajectory_groups",
     "iterate_dataset",
     "limit_concurrency",
+    "log_metric",
+    "log_reward",
     "retry",
     "trajectory_group_batches",
 ]
@@ -72,6 +80,8 @@ _MODULE_OF = {
     "gather_trajectory_groups": "client.gather",
     "iterate_dataset": "client.dataset",
     "limit_concurrency": "client.retry",
+    "log_metric": "client.capture",
+    "log_reward": "client.capture",
     "retry": "client.retry",
     "trajectory_group_batches": "client.gather",
 }

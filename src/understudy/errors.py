@@ -5,7 +5,9 @@ UnderstudyError
 ├── MissingExtraError      an optional package is not installed; the message is the pip command
 ├── WrongLoopError         a sync method was called inside a running event loop; names its async twin
 ├── RolloutError           rollouts failed: timeout, too many exceptions, a return value of the wrong kind
-├── CaptureError           a model call could not be captured, or leaked past the capture
+├── CaptureError           a model call could not be captured; ends a gathering, as every rollout has the same fault
+│   ├── LeakError          a request to another LLM left during a capture, past it
+│   └── SharedStateError   two rollouts met in one thread or store namespace
 ├── BackendError           the local server could not be started, found or kept alive
 ├── ServerError            the server refused or failed a request (carries status, code and field)
 │   └── UnreachableError   no answer: nothing listens, the connection broke, or it timed out
@@ -46,6 +48,14 @@ class RolloutError(UnderstudyError, RuntimeError):
 
 class CaptureError(UnderstudyError, RuntimeError):
     """A model call was not captured, or could not be."""
+
+
+class LeakError(CaptureError):
+    """A request to another LLM left during a capture, past it: names its URL and the line that made it."""
+
+
+class SharedStateError(CaptureError):
+    """Two rollouts met in one thread of a checkpointer, or one namespace of a store."""
 
 
 class BackendError(UnderstudyError, RuntimeError):

@@ -34,6 +34,8 @@ NAMES = [
     "gather_trajectory_groups",
     "iterate_dataset",
     "limit_concurrency",
+    "log_metric",
+    "log_reward",
     "retry",
     "trajectory_group_batches",
 ]

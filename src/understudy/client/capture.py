@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,7 +11,7 @@ from typing import Literal, overload
 
 from openai.types.chat.chat_completion import Choice
 
-from ..errors import CaptureError, ServerError
+from ..errors import CaptureError, ConfigError, ServerError
 from ..types import Call, History, Json, Message, Trajectory
 from .http import Api
 
@@ -28,28 +30,80 @@ class Capture:
 
 
 _capture: ContextVar[Capture | None] = ContextVar("understudy_capture", default=None)
+_of_process: list[Capture] = []
+_logging = threading.Lock()
+
+LOGGED = "reward/"
+"""Beginning of the metrics that hold what `log_reward` added."""
 
 
 def active_capture() -> Capture | None:
-    """The innermost capture of this context."""
-    return _capture.get()
+    """The innermost capture of this context, else that of the process."""
+    return _capture.get() or (_of_process[-1] if _of_process else None)
 
 
 def current_trajectory() -> Trajectory | None:
     """The trajectory that owns the calls made here; None outside a capture."""
-    capture = _capture.get()
+    capture = active_capture()
     return capture.trajectory if capture else None
 
 
 @contextmanager
-def capturing(trajectory: Trajectory) -> Generator[Trajectory]:
-    """Calls to our endpoints made inside, in this context and in tasks started from it, belong to `trajectory`."""
+def capturing(trajectory: Trajectory, *, process: bool = False) -> Generator[Trajectory]:
+    """Calls to our endpoints made inside belong to `trajectory`: those of this context and of tasks started from it, or
+    (`process`) also those of threads and loops that were there before."""
     trajectory.captured = True
-    token = _capture.set(Capture(trajectory))
+    capture = Capture(trajectory)
+    if process:
+        _of_process.append(capture)
+    token = _capture.set(capture)
     try:
         yield trajectory
     finally:
         _capture.reset(token)
+        if process:
+            _of_process.remove(capture)
+
+
+def log_reward(value: float, key: str = "logged") -> None:
+    """Add to the reward of the rollout that runs here, whose other part is what the agent returns or `reward=` gives.
+    What one key added is the metric `reward/{key}`. Outside a rollout it does nothing: the app runs on as it always did.
+    """
+    _add(f"{LOGGED}{key}", value, "log_reward")
+
+
+def log_metric(name: str, value: float) -> None:
+    """Set a metric of the rollout that runs here; outside a rollout it does nothing."""
+    if name.startswith(LOGGED):
+        raise ConfigError(f"log_metric: names that begin with {LOGGED!r} belong to log_reward, got {name!r}")
+    trajectory = current_trajectory()
+    number = _finite(value, f"log_metric({name!r})")
+    if trajectory is not None:
+        trajectory.metrics[name] = number
+
+
+def logged_reward(trajectory: Trajectory) -> float | None:
+    """The sum of what `log_reward` added; None when it was not called."""
+    parts = [float(value) for name, value in trajectory.metrics.items() if name.startswith(LOGGED)]
+    return math.fsum(parts) if parts else None
+
+
+def _add(name: str, value: float, source: str) -> None:
+    trajectory = current_trajectory()
+    number = _finite(value, f"{source}({name.removeprefix(LOGGED)!r})")
+    if trajectory is not None:
+        with _logging:  # tools run in threads
+            trajectory.metrics[name] = float(trajectory.metrics.get(name, 0.0)) + number
+
+
+def _finite(value: object, source: str) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]  # user input, checked here
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{source}: a number is needed, got {value!r}") from error
+    if not math.isfinite(number):
+        raise ConfigError(f"{source}: a finite number is needed, got {value!r}")
+    return number
 
 
 @overload
@@ -72,7 +126,7 @@ async def capture_auto_trajectory(rollout: Awaitable[object]) -> Trajectory:
     """
     trajectory = Trajectory()
     with capturing(trajectory):
-        capture = _capture.get()
+        capture = active_capture()
         await rollout
     calls: list[Call] = []
     for api in capture.seen_by if capture else []:
@@ -94,8 +148,9 @@ async def recorded_calls(api: Api, trajectory_id: str) -> tuple[Call, ...]:
         raise
 
 
-def histories_of(calls: list[Call]) -> list[History]:
-    """Recorded calls as conversations: a call whose messages begin with an earlier one's continues it."""
+def histories_of(calls: list[Call], *, marked: bool = True) -> list[History]:
+    """Calls as conversations: a call whose messages begin with an earlier one's continues it. `marked`: their choices
+    name the recorded calls; else they are choices of another endpoint."""
     histories: list[History] = []
     for call in sorted(calls, key=lambda call: call.started_at):
         sent = [_plain(message) for message in call.messages]
@@ -106,7 +161,7 @@ def histories_of(calls: list[Call]) -> list[History]:
             at = len(histories) - 1
         else:
             histories[at].messages_and_choices += call.messages[len(histories[at].messages_and_choices) :]
-        histories[at].messages_and_choices.append(_choice(call))
+        histories[at].messages_and_choices.append(_choice(call, marked))
     return histories
 
 
@@ -120,14 +175,12 @@ def _plain(message: Message) -> Message:
     return {key: value for key, value in message.items() if value not in (None, "", [])}
 
 
-def _choice(call: Call) -> Choice:
+def _choice(call: Call, marked: bool) -> Choice:
     output = call.outputs[0]
     mark: Json = {"call_id": call.id, "trajectory_id": call.trajectory_id, "index": output.index, "step": call.step}
-    return Choice.model_validate(
-        {
-            "index": output.index,
-            "finish_reason": output.finish_reason or "stop",
-            "message": {"role": "assistant", **output.message},
-            "understudy": mark,
-        }
-    )
+    choice: Json = {
+        "index": output.index,
+        "finish_reason": output.finish_reason or "stop",
+        "message": {"role": "assistant", **output.message},
+    }
+    return Choice.model_validate(choice | {"understudy": mark} if marked else choice)

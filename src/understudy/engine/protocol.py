@@ -129,7 +129,8 @@ class Sample:
     """One sampled completion: one row of the reference layout.
 
     prompt_ids int32 [P]; completion_ids int32 [C]; logprobs float32 [C], NaN where the engine gave none.
-    `constrained` says why recorded logprobs are unusable, else None.
+    `constrained` says why recorded logprobs are unusable, else None. `weight` scales the advantage of its tokens; 0
+    leaves it out of training.
     """
 
     call_id: str
@@ -142,6 +143,8 @@ class Sample:
     constrained: str | None = None
     tool_call: bool = False  # the answer held a parsed tool call
     parse_failure: bool = False  # the answer looked like a tool call and was none
+    weight: float = 1.0
+    unused: bool = False  # the app threw the answer away
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,8 @@ class _SampleHead(Line):
     constrained: str | None
     tool_call: bool
     parse_failure: bool
+    weight: float
+    unused: bool
 
 
 class _TrajectoryHead(Line):
@@ -251,7 +256,7 @@ def read_job(folder: Path) -> TrainJob:
     return TrainJob(head.request_id, head.model, tuple(groups), head.config)
 
 
-_KEPT = ("call_id", "index", "sampling", "step", "constrained", "tool_call", "parse_failure")
+_KEPT = ("call_id", "index", "sampling", "step", "constrained", "tool_call", "parse_failure", "weight", "unused")
 
 
 def _head(trajectory: JobTrajectory) -> _TrajectoryHead:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STD_EPSILON = 1e-6
+LARGEST_REWARD = 1e100
+"""Sums of squares of larger ones overflow."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,18 @@ def group_advantages(
 ) -> Advantages:
     """Reward minus the mean of the group's scored rollouts, divided by their population standard deviation + 1e-6
     if asked (GRPO 2402.03300, section 4.1.2; undivided: Dr. GRPO 2503.20783, section 3.2). None is unscored: it is
-    neither 0 nor part of the mean. Raises ValueError for a reward that is not finite."""
+    neither 0 nor part of the mean. Raises ValueError for a reward that is not finite or beyond `LARGEST_REWARD`."""
     values: list[tuple[float | None, ...]] = []
     too_few = no_spread = 0
     for g, group in enumerate(rewards):
         scored = [reward for reward in group if reward is not None]
         if not all(map(math.isfinite, scored)):
             raise ValueError(f"group {g}: rewards must be finite numbers or None (unscored), got {list(group)!r}")
+        if max(map(abs, scored), default=0.0) > LARGEST_REWARD:
+            raise ValueError(
+                f"group {g}: rewards beyond +-{LARGEST_REWARD:g} overflow in the advantages, got {list(group)!r}: "
+                "scale them down"
+            )
         nothing: tuple[None, ...] = (None,) * len(group)
         if len(scored) < min_group_size:
             too_few += 1

@@ -25,6 +25,8 @@ class Batch:
 
     `rows[c]` and `samples[c]` are trained call c; arrays are [N]: `trajectory` indexes `trajectories`, `call` indexes
     `rows`, `sampler` is the recorded logprob, NaN where it cannot be used (none given, or the call was constrained).
+    `advantages` is the trajectory's advantage times the weight of the call: the policy gradient is linear in it, so the
+    weight scales the gradient of that call alone. It is no part of any denominator, nor of the KL term.
     """
 
     trajectories: tuple[str, ...]
@@ -35,7 +37,8 @@ class Batch:
     call: NDArray[np.int64]
     advantages: NDArray[np.float64]
     sampler: NDArray[np.float64]
-    left_out: Counter[str]  # why calls of trained trajectories are context only: greedy, not_trained
+    left_out: Counter[str]  # why calls of trained trajectories are context only: excluded, greedy, not_trained
+    unused: int  # calls of trajectories with an advantage whose output the app threw away
     without_targets: tuple[str, ...]  # trajectories with an advantage and nothing to train
 
     def __len__(self) -> int:
@@ -50,32 +53,37 @@ class Batch:
 
 
 def make_batch(groups: Groups, advantages: Advantages) -> Batch:
-    """The targets of every trajectory that has an advantage."""
+    """The targets of every trajectory that has an advantage. A call of weight 0 is none, and counts nowhere but in
+    `left_out`: the batch is the one that it would be without the call."""
     trajectories: list[str] = []
     without: list[str] = []
     left_out: Counter[str] = Counter()
     kept: list[tuple[int, float, Sample]] = []
+    unused = 0
     for group, values in zip(groups, advantages.values, strict=True):
         for trajectory, advantage in zip(group, values, strict=True):
             if advantage is None:
                 continue
             before = len(kept)
             left_out["not_trained"] += trajectory.left_out
+            unused += sum(sample.unused for sample in trajectory.samples)
             for sample in trajectory.samples:
                 reason = _context_only(sample)
                 if reason is None:
-                    kept.append((len(trajectories), advantage, sample))
+                    kept.append((len(trajectories), advantage * sample.weight, sample))
                 else:
                     left_out[reason] += 1
             if len(kept) == before:
                 without.append(trajectory.id)
             else:
                 trajectories.append(trajectory.id)
-    return _joined(tuple(trajectories), kept, left_out, tuple(without))
+    return _joined(tuple(trajectories), kept, left_out, unused, tuple(without))
 
 
 def _context_only(sample: Sample) -> str | None:
     """Why none of the call's tokens is a target; None when they are."""
+    if sample.weight == 0:
+        return "excluded"
     if not len(sample.completion_ids):
         return "not_trained"
     return "greedy" if sample.sampling.temperature <= 0 else None
@@ -85,6 +93,7 @@ def _joined(
     trajectories: tuple[str, ...],
     kept: Sequence[tuple[int, float, Sample]],
     left_out: Counter[str],
+    unused: int,
     without: tuple[str, ...],
 ) -> Batch:
     samples = tuple(sample for _, _, sample in kept)
@@ -116,5 +125,6 @@ def _joined(
         advantages=spread([advantage for _, advantage, _ in kept], np.float64),
         sampler=np.where(constrained, np.nan, recorded),
         left_out=left_out,
+        unused=unused,
         without_targets=without,
     )

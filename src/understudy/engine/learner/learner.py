@@ -185,7 +185,8 @@ class Learner:
             causes = ", ".join(f"{count} {_LEFT_OUT[why]}" for why, count in sorted(batch.left_out.items()) if count)
             raise TrainError(
                 f"nothing to train: {len(batch.without_targets)} trajectories have an advantage, and none of them a sampled "
-                f"token ({causes or 'they have no calls'}): sample through this server at a temperature above 0",
+                f"token ({causes or 'they have no calls'}): sample through this server at a temperature above 0"
+                f"{', and let train_on= keep calls' if batch.left_out['excluded'] else ''}",
                 reason="bad_job",
             )
         largest = max(
@@ -201,7 +202,8 @@ class Learner:
             names = ", ".join(batch.without_targets[:3])
             self._warner(request_id)(
                 f"{len(batch.without_targets)} trajectories have a reward and nothing to train ({names}"
-                f"{', ...' if len(batch.without_targets) > 3 else ''}): they made no call, or none that was sampled here and kept"
+                f"{', ...' if len(batch.without_targets) > 3 else ''}): they made no call, none that was "
+                "sampled here and kept, or none that train_on= keeps"
             )
 
     def _check_outcome(self, outcome: Outcome) -> None:
@@ -287,6 +289,7 @@ class Learner:
 
 
 _LEFT_OUT = {
+    "excluded": "calls that train_on= left out",
     "greedy": "calls at temperature 0",
     "not_trained": "calls cancelled, failed, late or without a sampled token",
 }

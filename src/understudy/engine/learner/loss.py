@@ -82,8 +82,9 @@ def grpo(logprobs_N: Tensor, targets: Targets, clip: Clip) -> Gradient:
 def gspo(logprobs_N: Tensor, targets: Targets, clip: Clip) -> Gradient:
     """The clipped surrogate of a sequence's ratio s = exp(mean of (current - old) over its tokens).
 
-    Source: GSPO 2507.18071 eq. 5 and 7, gradient eq. 10. Needs every target of each sequence at once. Each token
-    carries its weight times its importance weight; ds / d logprob = s / |sequence|."""
+    Source: GSPO 2507.18071 eq. 5 and 7, gradient eq. 10; where advantages differ inside a sequence, because calls are
+    weighted, its GSPO-token: each token's gradient has its own. Needs every target of each sequence at once. Each token
+    carries its weight times its importance weight, of which the gradient takes the sequence's mean."""
     size = int(targets.sequence.max()) + 1 if targets.sequence.numel() else 0
     empty = torch.zeros(size, dtype=logprobs_N.dtype, device=logprobs_N.device)
     length_S = empty.index_add(0, targets.sequence, torch.ones_like(logprobs_N)).clamp(min=1)
@@ -93,9 +94,10 @@ def gspo(logprobs_N: Tensor, targets: Targets, clip: Clip) -> Gradient:
     surrogate_N = torch.minimum(ratio_N * targets.advantages, bounded_N * targets.advantages)
     clipped_N = _outside(ratio_N, targets.advantages, clip)
     scale_N = targets.weights * targets.importance
-    slope_N = torch.where(clipped_N, torch.zeros_like(ratio_N), scale_N * ratio_N * targets.advantages)
-    slope_S = empty.index_add(0, targets.sequence, slope_N) / length_S
-    return _with_kl(-(scale_N * surrogate_N), -slope_S[targets.sequence], clipped_N, logprobs_N, targets, clip.kl_coef)
+    scale_S = empty.index_add(0, targets.sequence, scale_N) / length_S
+    slope_N = torch.where(clipped_N, torch.zeros_like(ratio_N), ratio_N * targets.advantages)
+    slope_N = scale_S[targets.sequence] * slope_N
+    return _with_kl(-(scale_N * surrogate_N), -slope_N, clipped_N, logprobs_N, targets, clip.kl_coef)
 
 
 def cispo(logprobs_N: Tensor, targets: Targets, clip: Clip) -> Gradient:

@@ -13,6 +13,8 @@
 | trajectories/without_targets | had an advantage and nothing to train |
 | calls/total | recorded and rendered calls of the request |
 | calls/trained, greedy, not_trained | of trajectories with an advantage: trained; left out because of T = 0; because cancelled, failed, late or without a sampled token |
+| calls/excluded, weighted | of trajectories with an advantage: left out by weight 0 (train_on=); trained with a weight other than 1 |
+| calls/unused | of trajectories with an advantage: the app threw the output away (a retry, a node that ran again); marked, trained like any other |
 | calls/tool_call_rate, parse_failure_rate | share of all calls with a parsed tool call; that looked like one and were none |
 | calls/constrained_share, rendered_share | share of trained calls without usable recorded logprobs; rendered from messages |
 | calls/stale_share | share of trained calls sampled at an earlier step |
@@ -101,7 +103,9 @@ def batch_metrics(batch: Batch, step: int) -> dict[str, float]:
         "trajectories/trained": float(len(batch.trajectories)),
         "trajectories/without_targets": float(len(batch.without_targets)),
         "calls/trained": float(len(samples)),
-        **{f"calls/{reason}": float(batch.left_out[reason]) for reason in ("greedy", "not_trained")},
+        **{f"calls/{reason}": float(batch.left_out[reason]) for reason in ("excluded", "greedy", "not_trained")},
+        "calls/weighted": float(sum(sample.weight != 1 for sample in samples)),
+        "calls/unused": float(batch.unused),
         "calls/constrained_share": _mean([sample.constrained is not None for sample in samples]),
         "calls/rendered_share": _mean([sample.constrained == RENDERED for sample in samples]),
         "calls/stale_share": _mean([sample.step < step for sample in samples]),

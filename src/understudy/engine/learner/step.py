@@ -29,6 +29,10 @@ Report = Callable[[str, int, int], None]
 """Called with (phase, done, total): the phases are plan, old_logprobs, update, save."""
 
 
+HUGE = 1e6
+"""An advantage above it is named when a step is not finite: rewards or weights are of a strange scale."""
+
+
 class NotFiniteError(UnderstudyError, ArithmeticError):
     """A loss or gradient is NaN or infinite."""
 
@@ -268,9 +272,11 @@ class Step:
 
     def _check_finite(self, name: str, value: float, outcome: Outcome) -> None:
         if not math.isfinite(value):
+            largest = float(self._advantages.abs().max())
+            scale = f"; the largest advantage times weight is {largest:g}: scale the rewards" if largest > HUGE else ""
             raise NotFiniteError(
                 f"the {name} of update {outcome.updates + 1} is {value!r}, so the step was not applied: lower "
-                f"learning_rate (now {self._config.learning_rate:g}), or look for a broken adapter or base model"
+                f"learning_rate (now {self._config.learning_rate:g}), or look for a broken adapter or base model{scale}"
             )
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 
+import numpy as np
 import pytest
+import torch
 
 import understudy as us
-from understudy.errors import ConfigError, RolloutError
+from understudy.errors import ConfigError, LeakError, RolloutError
+from understudy.types import RolloutException
 
 
 async def scored(reward: float) -> us.Trajectory:
@@ -43,9 +47,11 @@ async def test_the_siblings_of_a_failed_rollout_go_on_and_the_exception_is_kept_
     [
         ({"metrics": {"found_at": None}}, "metrics['found_at'] must be a number, got None"),
         ({"reward": "good"}, "the trajectory['reward'] must be a number, got 'good'"),
+        ({"reward": float("nan")}, "the trajectory['reward'] must be a finite number, got nan"),
+        ({"metrics": {"loss": float("inf")}}, "metrics['loss'] must be a finite number, got inf"),
     ],
 )
-async def test_what_is_no_number_fails_its_rollout_by_name_and_no_other(
+async def test_what_is_no_finite_number_fails_its_rollout_by_name_and_no_other(
     fields: dict[str, object], message: str
 ) -> None:
     async def odd() -> us.Trajectory:
@@ -57,6 +63,68 @@ async def test_what_is_no_number_fails_its_rollout_by_name_and_no_other(
     [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([scored(1), odd()])], max_exceptions=1)
     assert [t.reward for t in group] == [1]
     assert message in group.exceptions[0].message
+
+
+async def test_scalars_of_numpy_and_torch_become_plain_numbers() -> None:
+    async def scientific() -> us.Trajectory:
+        trajectory = us.Trajectory(metrics={"turns": np.int64(3), "right": True})
+        trajectory.reward = torch.tensor(0.5)  # type: ignore[assignment]
+        return trajectory
+
+    [trajectory] = await us.gather_trajectories([scientific()])
+    assert (trajectory.reward, type(trajectory.reward)) == (0.5, float)
+    kinds = {name: type(value) for name, value in trajectory.metrics.items()}
+    assert (kinds["turns"] in (int, float), kinds["right"]) == (True, bool)
+    json.dumps(trajectory.metrics)
+
+
+@pytest.mark.parametrize("limit", [0, 0.9, 100])
+async def test_a_call_past_the_capture_ends_everything_at_once_whatever_failures_are_allowed(limit: float) -> None:
+    ended: list[str] = []
+    tries: list[str] = []
+
+    async def leaking() -> us.Trajectory:
+        tries.append("leaking")
+        raise LeakError("POST https://api.example.com/v1/chat/completions left at app.py:3")
+
+    async def long() -> us.Trajectory:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("long")
+        raise AssertionError
+
+    with pytest.raises(LeakError, match="left at app"):
+        await us.gather_trajectory_groups(
+            [us.TrajectoryGroup([long, leaking]), us.TrajectoryGroup([long])], max_exceptions=limit, retries=3
+        )
+    assert (ended, tries) == (["long", "long"], ["leaking"])
+
+
+async def test_a_capture_fault_is_found_in_the_group_of_a_task_group_and_in_a_group_that_cannot_be_made() -> None:
+    async def leaking() -> us.Trajectory:
+        raise LeakError("past the capture")
+
+    async def in_a_task() -> us.Trajectory:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(leaking())
+        raise AssertionError
+
+    async def no_group() -> us.TrajectoryGroup:
+        await leaking()
+        raise AssertionError
+
+    for source in (us.TrajectoryGroup([in_a_task()]), no_group()):
+        with pytest.raises(LeakError, match="past the capture"):
+            await us.gather_trajectory_groups([source], max_exceptions=10)
+
+
+async def test_a_capture_fault_that_a_trajectory_carries_is_one_failed_rollout() -> None:
+    async def noted() -> us.Trajectory:
+        return us.Trajectory(exception=RolloutException(type="LeakError", message="past", traceback=""))
+
+    [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([noted(), scored(1)])])
+    assert [trajectory.reward for trajectory in group] == [None, 1]
 
 
 async def test_too_many_exceptions_are_an_error_that_lists_the_causes_with_counts() -> None:

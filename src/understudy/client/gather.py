@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import islice
 from typing import TypeAlias, TypeVar, cast
 
-from ..errors import ConfigError, RolloutError
+from ..errors import CaptureError, ConfigError, RolloutError
 from ..types import PendingRollout, RolloutException, Trajectory, TrajectoryGroup, as_rollout_exception
 from .progress import RolloutBar
 from .records import as_numbers
@@ -34,9 +35,10 @@ async def gather_trajectory_groups(
     """Run the rollouts of every group and return the groups, in order.
 
     A failed rollout leaves its exception in `group.exceptions`; the others go on. More than `max_exceptions` of them (a
-    count, or below 1 a fraction of all) end everything with a RolloutError that lists the causes. `after_each` may
-    replace a finished group, split it, or drop it (None). At most `concurrency` rollouts run at once, each for at most
-    `timeout` seconds; one that fails is run again up to `retries` times, for which it must be a callable.
+    count, or below 1 a fraction of all) end everything with a RolloutError that lists the causes; a CaptureError ends
+    everything at once, since every other rollout has the same fault. `after_each` may replace a finished group, split it,
+    or drop it (None). At most `concurrency` rollouts run at once, each for at most `timeout` seconds; one that fails is
+    run again up to `retries` times, for which it must be a callable.
     """
     found = list(groups)
     for at, group in enumerate(found):
@@ -206,15 +208,14 @@ class _Runner:
             late.__cause__ = error
             return as_rollout_exception(late)
         except Exception as error:  # noqa: BLE001  # a bad rollout is data, not a crash
+            raise_capture_fault(error)
             return as_rollout_exception(error)
         if not isinstance(result, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
             return as_rollout_exception(
                 RolloutError(f"the rollout returned {result!r:.200}; it must return a Trajectory")
             )
         try:  # before the bar or a mean would stumble over them
-            as_numbers(result.metrics, "metrics")
-            if result.reward is not None:
-                as_numbers({"reward": result.reward}, "the trajectory")
+            _make_plain(result)
         except ConfigError as error:
             return as_rollout_exception(RolloutError(f"the rollout returned a trajectory of which {error}"))
         return result
@@ -249,6 +250,7 @@ async def _group(source: PendingGroup, runner: _Runner, after_each: AfterEach | 
         try:
             group = await source
         except Exception as error:  # noqa: BLE001  # counted like a failed rollout
+            raise_capture_fault(error)
             runner.failed(as_rollout_exception(error))
             return []
         if not isinstance(group, TrajectoryGroup):  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
@@ -265,9 +267,36 @@ async def _group(source: PendingGroup, runner: _Runner, after_each: AfterEach | 
     try:
         kept = await after_each(group)
     except Exception as error:  # noqa: BLE001  # a judge that fails drops its group, counted like a failed rollout
+        raise_capture_fault(error)
         runner.failed(as_rollout_exception(error))
         return []
     return [] if kept is None else [kept] if isinstance(kept, TrajectoryGroup) else list(kept)
+
+
+def _make_plain(trajectory: Trajectory) -> None:
+    """Reward and metrics as plain finite numbers, also where they were scalars of numpy or torch. Raises ConfigError."""
+    found = as_numbers(trajectory.metrics, "metrics")
+    if trajectory.reward is not None:
+        trajectory.reward = as_numbers({"reward": trajectory.reward}, "the trajectory")["reward"]
+        _check_finite(trajectory.reward, "the trajectory['reward']")
+    for name, value in found.items():
+        _check_finite(value, f"metrics[{name!r}]")
+        if not isinstance(trajectory.metrics[name], int | float):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+            trajectory.metrics[name] = value
+
+
+def _check_finite(value: float, where: str) -> None:
+    if not math.isfinite(value):
+        raise ConfigError(f"{where} must be a finite number, got {value!r}")
+
+
+def raise_capture_fault(error: Exception) -> None:
+    """Raise the CaptureError that this is, or that a task group hands on; return for any other exception."""
+    if isinstance(error, ExceptionGroup):
+        for inner in cast("ExceptionGroup[Exception]", error).exceptions:
+            raise_capture_fault(inner)
+    if isinstance(error, CaptureError):
+        raise error
 
 
 async def _all(jobs: Sequence[Awaitable[Result]]) -> list[Result]:

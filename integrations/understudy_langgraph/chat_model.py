@@ -6,33 +6,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, cast
 
 import httpx
 import openai
-from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.load.serializable import SerializedConstructor, SerializedNotImplemented
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, SystemMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from understudy.client.transport import LoopTransport
+from understudy.errors import ConfigError
 from understudy.types import CallOrigin, Message
 from understudy.wire import LENGTH_HEADER, ORIGIN_HEADER, TRAJECTORY_HEADER
 
+URL_VARIABLE = "UNDERSTUDY_URL"
+KEY_VARIABLE = "UNDERSTUDY_API_KEY"
 RAW_ARGUMENTS = "understudy_arguments"
 """Key of `additional_kwargs`: tool call id -> the arguments exactly as they were sampled."""
 
 
 class ChatUnderstudy(ChatOpenAI):
-    """`ChatUnderstudy(model="agent-001", base_url="http://host:8000/v1", api_key=...)`.
+    """`ChatUnderstudy(model="agent-001", base_url="http://host:8000/v1", api_key=...)`; without `base_url` and `api_key`, those
+    of UNDERSTUDY_URL and UNDERSTUDY_API_KEY, never OpenAI's.
 
     Differs from ChatOpenAI: no hidden retries, no limit between a stream's chunks (calls wait for their turn on a small
     machine), usable from any event loop, calls labelled with their trajectory and origin, and tool arguments sent back
     as they were sampled, so that the next prompt extends the last one.
     """
 
+    model_config = ConfigDict(hide_input_in_errors=True)  # the input has the key
+
+    model_name: str = Field(alias="model")
+    stream_usage: bool | None = True
     use_responses_api: bool | None = False
     max_retries: int | None = 0
     stream_chunk_timeout: float | None = None
@@ -45,18 +55,63 @@ class ChatUnderstudy(ChatOpenAI):
 
     @model_validator(mode="before")
     @classmethod
-    def _connect_per_loop(cls, values: Any) -> Any:
-        """langchain-openai's own async client is shared by all event loops, and fails in the second one."""
-        given = cast(dict[str, Any], values)
-        if given.get("http_async_client") is not None:
-            return given
-        url = str(given.get("base_url") or given.get("openai_api_base") or "")
-        transport = LoopTransport(secure=not url.startswith("http://"))
-        return {**given, "http_async_client": httpx.AsyncClient(transport=transport)}
+    def _connect(cls, values: Any) -> Any:
+        """Our server's address and key, and connections per event loop: langchain-openai's own async client is shared by
+        all loops, and fails in the second one."""
+        given = {**cast(dict[str, Any], values)}
+        named = (given.pop("base_url", None), given.pop("openai_api_base", None), os.environ.get(URL_VARIABLE))
+        url = str(next(filter(None, named), ""))
+        if not url:
+            raise ConfigError(f"base_url: not given; pass base_url='http://host:8000/v1', or set {URL_VARIABLE}")
+        keys = (given.pop("api_key", None), given.pop("openai_api_key", None), os.environ.get(KEY_VARIABLE))
+        given["base_url"] = f"{url.rstrip('/').removesuffix('/v1')}/v1"
+        given["api_key"] = next(filter(None, keys), "none")
+        if given.get("http_async_client") is None:
+            transport = LoopTransport(secure=not url.startswith("http://"))
+            given["http_async_client"] = httpx.AsyncClient(transport=transport)
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def validate_temperature(cls, values: Any) -> Any:
+        """In place of langchain-openai's, which drops or sets the temperature of a model that is called like OpenAI's."""
+        return values
 
     @property
     def _llm_type(self) -> str:
         return "understudy"
+
+    def _resolve_model_profile(self) -> None:
+        """None is known. ChatOpenAI takes OpenAI's for a model that has the name of one of theirs."""
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        return {"openai_api_key": KEY_VARIABLE}
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        return cls.__module__.split(".")
+
+    def to_json(self) -> SerializedConstructor | SerializedNotImplemented:
+        written = super().to_json()
+        if written["type"] == "constructor":  # langchain-core lets ChatOpenAI's lc_secrets win over ours
+            written["kwargs"]["openai_api_key"] = {"lc": 1, "type": "secret", "id": [KEY_VARIABLE]}
+        return written
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """By `custom_get_token_ids`. tiktoken, which ChatOpenAI downloads, knows nothing of the model's tokenizer."""
+        if self.custom_get_token_ids is None:
+            raise NotImplementedError(
+                f"{self.model_name!r}: its tokenizer is on the server. Pass custom_get_token_ids=tokenizer.encode, count "
+                "with langchain_core.messages.utils.count_tokens_approximately, or read an answer's usage_metadata"
+            )
+        return self.custom_get_token_ids(text)
+
+    def get_num_tokens_from_messages(
+        self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None, **_: Any
+    ) -> int:
+        """The tokens of the messages' text, by `custom_get_token_ids`; the chat template's own are not among them."""
+        return BaseChatModel.get_num_tokens_from_messages(self, list(messages), tools)
 
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
@@ -67,6 +122,8 @@ class ChatUnderstudy(ChatOpenAI):
         for message, sent in zip(messages, written, strict=True):
             if isinstance(message, AIMessage) and sent.get("tool_calls"):
                 sent["tool_calls"] = as_sampled(message, sent["tool_calls"])
+            elif isinstance(message, SystemMessage):  # "developer" when the model is called like one of OpenAI's
+                sent["role"] = message.additional_kwargs.get("__openai_role__", "system")
         headers: dict[str, str] = {**(payload.get("extra_headers") or {})}
         if self.trajectory_id is not None:
             headers[TRAJECTORY_HEADER] = self.trajectory_id

@@ -3,7 +3,9 @@
 from understudy.errors import MissingExtraError
 
 try:
+    from .capture import uncaptured
     from .chat_model import ChatUnderstudy
+    from .observe import observe
     from .scope import capture
     from .trainable import trainable
 except ModuleNotFoundError as error:
@@ -11,4 +13,4 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtraError(error.name, "langgraph") from error
 
-__all__ = ["ChatUnderstudy", "capture", "trainable"]
+__all__ = ["ChatUnderstudy", "capture", "observe", "trainable", "uncaptured"]

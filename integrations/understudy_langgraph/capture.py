@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
 
-from langchain_core.callbacks import BaseCallbackManager
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
-from langchain_core.runnables.config import var_child_runnable_config
 
-from understudy.types import CallOrigin
+from understudy.errors import CaptureError
+from understudy.types import CallOrigin, Trajectory
 
 from .chat_model import ChatUnderstudy
+from .ledger import Ledger
+from .origins import call_origin
+from .selection import Predicate
 
-Select = Callable[[CallOrigin], bool]
-"""Whether a call made there is redirected; the others go to the app's own model."""
+Scope = Literal["context", "process"]
+"""Which code a capture sees: this context with the tasks and threads started from it, or all of the process."""
+OnLeak = Literal["error", "warn", "ignore"]
+SharedState = Literal["error", "allow"]
 
 CARRIED = ("stop", "max_tokens")
 """Settings of the app's model that its stand-in keeps. Not temperature and seed: they belong to the training."""
 
 
 @dataclass(frozen=True)
-class Capture:
-    """Calls made while it is active go to `target` under `trajectory_id`, where `select` agrees."""
+class Route:
+    """Calls that `select` agrees to go to `target`; None agrees to all."""
 
     target: ChatUnderstudy
-    trajectory_id: str | None
-    select: Select | None = None
+    select: Predicate | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """While it is active, a call goes to the first route that takes it, under `trajectory`; one that none takes goes to
+    the enclosing capture, or else to the app's own model. `watcher` hears LangChain's events; a capture without routes
+    only watches, and what it selects stays on the app's own model. `faults` are errors that the app may have swallowed.
+    """
+
+    routes: tuple[Route, ...] = ()
+    trajectory: Trajectory | None = None
+    ledger: Ledger | None = None
+    exclude: Predicate | None = None
+    watcher: BaseCallbackHandler | None = None
+    watches: Predicate | None = None
+    on_leak: OnLeak = "ignore"
+    shared_state: SharedState = "allow"
+    outer: Capture | None = None
+    faults: list[CaptureError] = field(default_factory=list[CaptureError])
+
+    @property
+    def trajectory_id(self) -> str | None:
+        """Under which its calls are recorded; None: they are not."""
+        return self.trajectory.id if self.trajectory is not None else None
 
     def stand_in(
         self,
@@ -38,22 +67,70 @@ class Capture:
         metadata: Mapping[str, Any] | None,
         callbacks: object,
     ) -> ChatUnderstudy | None:
-        """A copy of the target for one call of `original`; None when the call is not selected."""
+        """A copy of the target for one call of `original`; None when the call stays where it is."""
         origin = call_origin(original, tags, metadata, callbacks)
-        if self.select is not None and not self.select(origin):
+        capture: Capture | None = self
+        while capture is not None:
+            route = capture.route(origin, original)
+            if route is not None:
+                return capture.made(route.target, original, origin)
+            if capture.observes(origin, original):
+                return None
+            capture = capture.outer
+        return None
+
+    def route(self, origin: CallOrigin, original: BaseChatModel) -> Route | None:
+        """The first route that takes the call."""
+        if self.exclude is not None and self.exclude(origin, original):
             return None
+        for route in self.routes:
+            if route.select is None or route.select(origin, original):
+                return route
+        return None
+
+    def observes(self, origin: CallOrigin, original: BaseChatModel) -> bool:
+        """Whether the call is meant to stay on the app's own model and be watched."""
+        return not self.routes and (self.watches is None or self.watches(origin, original))
+
+    def made(self, target: ChatUnderstudy, original: BaseChatModel, origin: CallOrigin) -> ChatUnderstudy:
+        """The target for one call of `original`."""
         kept: dict[str, Any] = {"fit": True, "cache": False, "tags": original.tags, "metadata": original.metadata}
         kept["callbacks"] = original.callbacks
         kept |= {name: value for name in CARRIED if (value := getattr(original, name, None)) is not None}
-        return self.target.model_copy(update={**kept, "trajectory_id": self.trajectory_id, "origin": origin})
+        made = target.model_copy(update={**kept, "trajectory_id": self.trajectory_id, "origin": origin})
+        if self.ledger is not None:
+            made.on_recorded(partial(self.ledger.note, origin=origin))
+        return made
 
+    def with_watcher(self, watcher: BaseCallbackHandler, outer: Capture | None) -> Capture:
+        """The same, heard by `watcher`, inside of `outer`."""
+        return replace(self, watcher=watcher, outer=outer)
+
+    def handler(self) -> BaseCallbackHandler | None:
+        """What hears LangChain's events here."""
+        return self.watcher or self.ledger
+
+
+OFF = Capture()
+"""Active where nothing is captured, inside of a capture."""
 
 _active: ContextVar[Capture | None] = ContextVar("understudy_langgraph_capture", default=None)
+_of_process: list[Capture] = []
 
 
 def active() -> Capture | None:
     """The capture that is active here."""
-    return _active.get()
+    found = _active.get() or (_of_process[-1] if _of_process else None)
+    return None if found is OFF else found
+
+
+class ActiveHandler:
+    """Stands for a ContextVar in LangChain's configure hooks: the handler of the capture that is active, which LangChain
+    adds to every run, also where the app gives `callbacks: []`."""
+
+    def get(self) -> BaseCallbackHandler | None:
+        capture = active()
+        return capture.handler() if capture is not None else None
 
 
 def activate(capture: Capture) -> None:
@@ -62,33 +139,27 @@ def activate(capture: Capture) -> None:
 
 
 @contextmanager
-def activated(capture: Capture) -> Generator[Capture]:
-    """Make `capture` the active one in this context; the patches must be installed."""
+def activated(capture: Capture, scope: Scope = "context") -> Generator[Capture]:
+    """Make `capture` the active one; the patches must be installed. Raises CaptureError for a second one of the process:
+    nobody could say which of the two a thread's call belongs to."""
+    if scope == "process":
+        if _of_process:
+            raise CaptureError(
+                'scope="process": another such capture is active, and a thread could belong to either: run one rollout '
+                "at a time (concurrency=1), or one in each process"
+            )
+        _of_process.append(capture)
     token = _active.set(capture)
     try:
         yield capture
     finally:
         _active.reset(token)
+        if scope == "process":
+            _of_process.remove(capture)
 
 
-def call_origin(
-    original: BaseChatModel, tags: list[str] | None, metadata: Mapping[str, Any] | None, callbacks: object
-) -> CallOrigin:
-    """Where the call is made, from three sources, because metadata given at the call hides the inherited one."""
-    config = var_child_runnable_config.get() or {}
-    inherited = callbacks.inheritable_metadata if isinstance(callbacks, BaseCallbackManager) else {}
-    facts: dict[str, Any] = {**(config.get("metadata") or {}), **inherited, **(metadata or {})}
-    configurable = config.get("configurable") or {}
-    namespace = facts.get("langgraph_checkpoint_ns") or configurable.get("checkpoint_ns") or None
-    node = facts.get("langgraph_node") or (str(namespace).rsplit("|", 1)[-1].split(":")[0] if namespace else None)
-    thread = facts.get("thread_id") or configurable.get("thread_id")
-    name = getattr(original, "model_name", None) or getattr(original, "model", None)
-    return CallOrigin(
-        node=node,
-        step=facts.get("langgraph_step"),
-        namespace=namespace,
-        agent=facts.get("lc_agent_name"),
-        thread=None if thread is None else str(thread),
-        model=None if name is None else str(name),
-        tags=tuple(dict.fromkeys([*(tags or []), *(original.tags or [])])),
-    )
+@contextmanager
+def uncaptured() -> Generator[None]:
+    """Inside, chat models are the app's own again: for a judge or a simulated user in the middle of a rollout."""
+    with activated(OFF):
+        yield

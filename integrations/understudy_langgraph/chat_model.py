@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, cast
 
 import httpx
@@ -17,7 +17,7 @@ from langchain_core.load.serializable import SerializedConstructor, SerializedNo
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, SystemMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from understudy.client.transport import LoopTransport
 from understudy.errors import ConfigError
@@ -26,6 +26,8 @@ from understudy.wire import LENGTH_HEADER, ORIGIN_HEADER, TRAJECTORY_HEADER
 
 URL_VARIABLE = "UNDERSTUDY_URL"
 KEY_VARIABLE = "UNDERSTUDY_API_KEY"
+MARK = "understudy"
+"""Key of `response_metadata`: the recorded call that made the message ({trajectory_id, call_id, index, step})."""
 RAW_ARGUMENTS = "understudy_arguments"
 """Key of `additional_kwargs`: tool call id -> the arguments exactly as they were sampled."""
 
@@ -52,6 +54,11 @@ class ChatUnderstudy(ChatOpenAI):
     fit: bool = Field(
         default=False, description="max_tokens was set for another model: no more than the context has room"
     )
+    _recorded: Callable[[str], None] | None = PrivateAttr(default=None)
+
+    def on_recorded(self, told: Callable[[str], None]) -> None:
+        """Tell the id of each call that is answered and was recorded."""
+        self._recorded = told
 
     @model_validator(mode="before")
     @classmethod
@@ -141,11 +148,30 @@ class ChatUnderstudy(ChatOpenAI):
         result = super()._create_chat_result(response, generation_info)
         plain: dict[str, Any] = response if isinstance(response, dict) else response.model_dump(warnings=False)
         for generation, choice in zip(result.generations, plain["choices"], strict=True):
+            self._mark(generation.message, choice)
             calls: list[Message] = choice["message"].get("tool_calls") or []
             if calls:
                 raw: dict[str, str] = {call["id"]: call["function"]["arguments"] for call in calls}
                 generation.message.additional_kwargs[RAW_ARGUMENTS] = raw
         return result
+
+    def _convert_chunk_to_generation_chunk(
+        self, chunk: dict[str, Any], default_chunk_class: type, base_generation_info: dict[str, Any] | None
+    ) -> ChatGenerationChunk | None:
+        made = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)
+        inner: dict[str, Any] = chunk.get("chunk") or chunk
+        choices: list[dict[str, Any]] = inner.get("choices") or []
+        if made is not None and choices:
+            self._mark(made.message, choices[0])
+        return made
+
+    def _mark(self, message: BaseMessage, choice: dict[str, Any]) -> None:
+        """Let the message say which recorded call made it."""
+        mark = choice.get(MARK)
+        if mark:
+            message.response_metadata[MARK] = mark
+            if self._recorded is not None:
+                self._recorded(mark["call_id"])
 
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         raw = RawArguments()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from pydantic import SecretStr
@@ -14,6 +17,8 @@ from understudy.client.model import TrainableModel
 from understudy.client.sampling import forced_temperature
 
 from .chat_model import ChatUnderstudy
+
+Result = TypeVar("Result")
 
 _of_server: WeakKeyDictionary[Api, ChatUnderstudy] = WeakKeyDictionary()
 
@@ -31,7 +36,19 @@ async def chat_model(model: TrainableModel, temperature: float | None, step: int
     return shared.model_copy(update={"model_name": model.inference_name(step), "temperature": chosen})
 
 
-def chat_model_now(model: TrainableModel, temperature: float | None, step: int | None = None) -> ChatUnderstudy:
-    """The same for sync code, also inside a running event loop."""
+def chat_model_at(
+    url: str, api_key: str | None, model: TrainableModel, temperature: float | None, step: int | None
+) -> ChatUnderstudy:
+    """A chat model on a server of one's own, which knows the model by name. Nothing is registered there. Without
+    `api_key`, the environment variable UNDERSTUDY_API_KEY is sent, if set."""
+    root = url.rstrip("/").removesuffix("/v1")
+    key = api_key or os.environ.get("UNDERSTUDY_API_KEY") or "none"
+    return ChatUnderstudy(
+        model=model.inference_name(step), base_url=f"{root}/v1", api_key=SecretStr(key), temperature=temperature
+    )
+
+
+def in_own_loop(work: Coroutine[Any, Any, Result]) -> Result:
+    """Await from sync code, also inside a running event loop: in a thread, in a copy of this context."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(copy_context().run, asyncio.run, chat_model(model, temperature, step)).result()
+        return pool.submit(copy_context().run, asyncio.run, work).result()

@@ -7,13 +7,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as pool
-from contextvars import copy_context
-from typing import Any
+from contextvars import ContextVar, copy_context
+from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables.config import ensure_config
+from langchain_core.tracers.context import register_configure_hook
 
-from .capture import Capture, active
+from . import leaks, shared_state
+from .capture import ActiveHandler, Capture, active
 from .chat_model import ChatUnderstudy
 from .provider_formats import to_openai
 
@@ -29,24 +31,40 @@ ENTRY_POINTS = (
 
 _lock = threading.Lock()
 _wrapped = "__understudy_original__"
-_threads_carry_context = False
+_done_once = False
 
 
 def install() -> None:
     """Wrap the entry points of all chat model classes that exist now, once each. Inactive, a wrap only looks."""
-    global _threads_carry_context
+    global _done_once
     with _lock:
-        classes: list[type[BaseChatModel]] = [BaseChatModel]
-        while classes:
-            found = classes.pop()
-            classes += found.__subclasses__()
-            if not issubclass(found, ChatUnderstudy):
-                for name in ENTRY_POINTS:
-                    if name in found.__dict__ and not hasattr(found.__dict__[name], _wrapped):
-                        setattr(found, name, wrapped(name, found.__dict__[name]))
-        if not _threads_carry_context:
+        wrap_subclasses(BaseChatModel, ENTRY_POINTS, wrapped, but=ChatUnderstudy)
+        shared_state.watch(wrap_subclasses)
+        leaks.watch()
+        if not _done_once:
             carry_context_into_threads()
-            _threads_carry_context = True
+            register_configure_hook(cast("ContextVar[Any]", ActiveHandler()), inheritable=True)
+            _done_once = True
+
+
+def wrap_subclasses(
+    base: type[Any],
+    names: tuple[str, ...],
+    wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]],
+    but: type[Any] | None = None,
+) -> None:
+    """Wrap the methods `names` of a class and of all its subclasses, where they define them, once each."""
+    classes: list[type[Any]] = [base]
+    while classes:
+        found = classes.pop()
+        classes += found.__subclasses__()
+        if but is None or not issubclass(found, but):
+            for name in names:
+                method = found.__dict__.get(name)
+                if callable(method) and not hasattr(method, _wrapped):
+                    made = wrap(name, method)
+                    setattr(made, _wrapped, method)
+                    setattr(found, name, made)
 
 
 def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +80,6 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         return getattr(stand_in, name)(*args, **to_openai(kwargs))
 
-    setattr(entry_point, _wrapped, original)
     return entry_point
 
 

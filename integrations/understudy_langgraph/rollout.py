@@ -2,104 +2,145 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import contextvars
-import functools
 import inspect
-import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
-from langchain_core.runnables import Runnable
 
-from understudy.client.model import TrainableModel
-from understudy.errors import RolloutError
-from understudy.rewards.outcome import as_reward
-from understudy.scenarios.identity import scenario_id, scenario_text
-from understudy.types import Message, RolloutException, Trajectory
+from understudy.client.capture import capturing, logged_reward
+from understudy.contracts import Judge
+from understudy.errors import CaptureError, ConfigError, RolloutError
+from understudy.rewards.outcome import RewardResult, as_reward
+from understudy.scenarios.identity import scenario_id
+from understudy.types import Message, RolloutException, Trajectory, as_rollout_exception
 
-from .capture import Select
-from .scope import capture
+from .agents import Agent, OnInterrupt, ToInput
+from .capture import OnLeak, Scope, SharedState
+from .ledger import TrainOn
+from .scope import Models, capture
+from .selection import Selection
 
-Reward = Callable[[Any, Any], object]
-"""(scenario, output) -> a number, a dict of numbers with `reward`, or a RewardResult; sync or async."""
-
-
-@dataclass(frozen=True)
-class FunctionAgent:
-    """A user's function of one scenario, async or sync; a sync one runs in a thread of its own."""
-
-    function: Callable[..., Any]
-
-    async def run(self, scenario: Any, thread_id: str) -> object:
-        del thread_id  # functions read current_trajectory().id
-        if inspect.iscoroutinefunction(inspect.unwrap(self.function)):
-            return await self.function(scenario)
-        outcome = await in_own_thread(functools.partial(self.function, scenario))
-        return await outcome if inspect.isawaitable(outcome) else outcome
-
-
-@dataclass(frozen=True)
-class GraphAgent:
-    """A compiled graph, or any Runnable; each rollout has a thread of its own in checkpointers."""
-
-    graph: Runnable[Any, Any]
-    to_input: Callable[[Any], Any] | None = None
-
-    async def run(self, scenario: Any, thread_id: str) -> object:
-        given = self.to_input(scenario) if self.to_input else {"messages": [("user", scenario_text(scenario))]}
-        return await self.graph.ainvoke(given, {"configurable": {"thread_id": thread_id}})
+Reward: TypeAlias = Callable[[Any, Any], object] | Literal["logged"]
+"""(scenario, output) -> a number, a dict of numbers with `reward`, or a RewardResult; sync or async. Or "logged": what the
+agent gives to `understudy.log_reward` is all."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How an agent is trained: by which model, from which rewards, on which of its calls, at which temperature."""
+    """How an agent is trained; the options are those of `trainable`."""
 
-    model: TrainableModel
+    model: Models | None = None
     reward: Reward | None = None
-    select: Select | None = None
-    to_input: Callable[[Any], Any] | None = None
+    judge: Judge | None = None
+    select: Selection | None = None
+    exclude: Selection | None = None
+    to_input: ToInput | None = None
+    on_interrupt: OnInterrupt | None = None
     temperature: float = 1.0
+    scope: Scope = "context"
+    on_leak: OnLeak = "error"
+    shared_state: SharedState = "error"
+    train_on: TrainOn | None = None
 
-    async def rollout(self, agent: FunctionAgent | GraphAgent, scenario: object) -> Trajectory:
-        """Run the agent once on its stand-in. What it raises is kept on the trajectory, which stays unscored."""
+    def models(self) -> Models:
+        """The models that are trained. Raises ConfigError when none was named."""
+        if self.model is None:
+            raise ConfigError(
+                "model: which model is trained? trainable(model=us.TrainableModel(...)), or train(..., model=...)"
+            )
+        return self.model
+
+    def capture(self, trajectory: Trajectory) -> capture:
+        """The capture of one rollout."""
+        return capture(
+            self.models(),
+            select=self.select,
+            exclude=self.exclude,
+            scope=self.scope,
+            trajectory=trajectory,
+            temperature=self.temperature,
+            on_leak=self.on_leak,
+            shared_state=self.shared_state,
+            train_on=self.train_on,
+        )
+
+    async def rollout(self, agent: Agent, scenario: object, judged: bool) -> Trajectory:
+        """Run the agent once on its stand-in. What it raises is kept on the trajectory, which stays unscored; a fault of
+        the capture itself is raised."""
         trajectory = Trajectory(captured=True, metadata={"scenario_id": scenario_id(scenario)})
-        scope = capture(self.model, trajectory=trajectory, select=self.select, temperature=self.temperature)
-        async with scope:
+        with capturing(trajectory):
             try:
-                output = await agent.run(scenario, trajectory.id)
+                async with self.capture(trajectory):
+                    output = await agent.run(scenario, trajectory.id)
                 trajectory.messages_and_choices = list(conversation(output))
-                trajectory = await self._outcome(agent, trajectory, scenario, output)
+                # No longer captured: a judge that the reward asks is its own model.
+                trajectory = await self._scored(agent, trajectory, scenario, output, judged)
+            except CaptureError:
+                raise
             except Exception as error:  # noqa: BLE001  # user code: a failed rollout is data, kept with its traceback
                 trajectory.reward = None
-                trajectory.exception = as_exception(error)
+                trajectory.exception = cast(RolloutException, as_rollout_exception(error))
         return trajectory.finish()
 
-    async def _outcome(
-        self, agent: FunctionAgent | GraphAgent, trajectory: Trajectory, scenario: object, output: object
+    async def _scored(
+        self, agent: Agent, trajectory: Trajectory, scenario: object, output: object, judged: bool
     ) -> Trajectory:
-        """The trajectory with its reward: from `reward=`, else from what a function returned."""
-        value, source = output, "the function's return value"
-        if self.reward is not None:
-            given = self.reward(scenario, output)
-            value, source = (await given if inspect.isawaitable(given) else given), "reward="
-        elif isinstance(agent, GraphAgent) or output is None:
-            return trajectory  # a judge decides
+        """The trajectory with its reward: from `reward=`, else from what a function returned, and what was logged."""
+        value: object = None
+        if callable(self.reward):
+            value = self.reward(scenario, output)
+            value = await value if inspect.isawaitable(value) else value
+        elif self.reward is None and not agent.returns_output and not (judged and not is_reward(output)):
+            value = output
         if isinstance(value, Trajectory):
-            return value.model_copy(update={"id": trajectory.id, "captured": True})
+            return own_trajectory(value, trajectory)
+        logged = logged_reward(trajectory)
+        if value is None and self.reward is not None and callable(self.reward):
+            raise RolloutError("reward= gave None; a number, a dict with `reward` or a RewardResult is needed")
+        if value is None and logged is None and not judged:
+            raise RolloutError(_no_reward(self.reward, output))
+        if value is not None:
+            result = self._as_reward(value)
+            trajectory.reward = result.reward + (logged or 0.0)
+            trajectory.metrics.update(result.metrics)
+        else:
+            trajectory.reward = logged
+        return trajectory
+
+    def _as_reward(self, value: object) -> RewardResult:
         try:
-            result = as_reward(value, source)
+            return as_reward(value, "reward=" if self.reward is not None else "the function's return value")
         except RolloutError as error:
             raise RolloutError(
                 f"{error}. Return a number (or a dict with `reward`), or pass reward=(scenario, output) -> number"
             ) from error
-        trajectory.reward = result.reward
-        trajectory.metrics.update(result.metrics)
-        return trajectory
+
+
+def is_reward(output: object) -> bool:
+    """Whether a function returned what can be a reward, and not only an output that a judge will look at."""
+    if isinstance(output, Mapping):
+        return "reward" in output
+    return isinstance(output, int | float | RewardResult | Trajectory)
+
+
+def own_trajectory(value: Trajectory, captured: Trajectory) -> Trajectory:
+    """A trajectory that the function returned, with the captured calls and what is known of them."""
+    kept = {"id": captured.id, "captured": True, "weights": captured.weights, "unused": captured.unused}
+    kept["metrics"] = {**captured.metrics, **value.metrics}
+    kept["metadata"] = {**captured.metadata, **value.metadata}
+    kept["logs"] = [*captured.logs, *value.logs]
+    return value.model_copy(update=kept)
+
+
+def _no_reward(reward: object, output: object) -> str:
+    if reward == "logged":
+        return 'reward="logged", and the agent called understudy.log_reward not once'
+    return (
+        f"the function returned {type(output).__name__} {output!r}, and there is no reward: return a number (or a dict with "
+        "`reward`), pass reward=(scenario, output) -> number, judge=, or call understudy.log_reward inside"
+    )
 
 
 def conversation(output: object) -> list[Message]:
@@ -110,39 +151,3 @@ def conversation(output: object) -> list[Message]:
     ):
         return []
     return convert_to_openai_messages(cast(list[BaseMessage], messages))
-
-
-def as_exception(error: Exception) -> RolloutException:
-    """An exception as it is recorded."""
-    return RolloutException(
-        type=type(error).__name__, message=str(error), traceback="".join(traceback.format_exception(error))
-    )
-
-
-async def in_own_thread(work: Callable[[], Any]) -> Any:
-    """Run blocking work in a thread of its own, in a copy of this context. Cancelled, it is left to end by itself."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if not done.done():
-            if error is None:
-                done.set_result(result)
-            else:
-                done.set_exception(error)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = context.run(work)
-        except StopIteration as raised:  # no future takes it
-            error = RuntimeError(f"the function raised {raised!r}")
-            error.__cause__ = raised
-        except BaseException as raised:  # noqa: BLE001  # handed to the awaiting task, whatever it is
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop ended first: nobody waits
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="understudy-rollout", daemon=True).start()
-    return await done

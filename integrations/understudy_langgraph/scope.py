@@ -2,55 +2,132 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
+from typing import TypeAlias
 
-from understudy.client.capture import capturing
+from understudy.client.capture import capturing, logged_reward
 from understudy.client.model import TrainableModel
+from understudy.errors import ConfigError
 from understudy.types import Trajectory
 
-from .capture import Capture, Select, activated
-from .chat_model import ChatUnderstudy
-from .endpoint import chat_model, chat_model_now
+from .capture import Capture, OnLeak, Route, Scope, SharedState, activated, active
+from .endpoint import chat_model, in_own_loop
+from .ledger import Ledger, TrainOn
 from .patches import install
+from .selection import Predicate, Selection, as_predicate
+
+Models: TypeAlias = TrainableModel | Mapping[TrainableModel, Selection]
+"""The model that is trained; or several, each with the calls that are its own: one LoRA per role."""
+
+OPTIONS = {"scope": ("context", "process"), "on_leak": ("error", "warn", "ignore"), "shared_state": ("error", "allow")}
+
+
+def by_model(models: Models, select: Selection | None) -> dict[TrainableModel, Predicate | None]:
+    """Each model and what it takes. Raises ConfigError."""
+    if isinstance(models, TrainableModel):
+        return {models: as_predicate(select, "select")}
+    if not isinstance(models, Mapping) or not models:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+        raise ConfigError(
+            f"model: a TrainableModel, or a mapping of several to what each takes, is needed, got {models!r}"
+        )
+    if select is not None:
+        raise ConfigError(
+            "select: with several models, each has its own selection: model={planner: {'node': 'plan'}, ...}"
+        )
+    for each in models:
+        if not isinstance(each, TrainableModel):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"model: the keys must be TrainableModels, got {each!r}")
+    return {each: as_predicate(taken, f"model[{each.name!r}]") for each, taken in models.items()}
+
+
+def check_choice(option: str, value: str) -> None:
+    """Raise ConfigError for a value that the option does not have."""
+    if value not in OPTIONS[option]:
+        raise ConfigError(f"{option}: one of {', '.join(OPTIONS[option])} is needed, got {value!r}")
 
 
 class capture:  # used like a function: `async with capture(model) as trajectory`
     """Inside, the app's selected chat model calls go to `model` and are recorded under one trajectory, which the block
-    is given. Works with `with` and `async with`, around one rollout at a time."""
+    is given. Works with `with` and `async with`, around one rollout at a time; captures nest, and a call goes to the
+    innermost that selects it.
+
+    select, exclude: which calls (see `Selection`); the others stay on the app's own model.
+    scope: "process" also sees threads and loops that ran before the block, one rollout at a time in the process.
+    on_leak: what to do when a request to another LLM leaves past the capture. Raises LeakError.
+    shared_state: whether two rollouts may meet in one thread or store namespace. Raises SharedStateError.
+    train_on: origin -> weight of a call in training, or False; `origin.unused` says that its output was thrown away.
+    """
 
     def __init__(
         self,
-        model: TrainableModel,
+        model: Models,
         *,
+        select: Selection | None = None,
+        exclude: Selection | None = None,
+        scope: Scope = "context",
         trajectory: Trajectory | None = None,
-        select: Select | None = None,
         temperature: float | None = 1.0,
+        on_leak: OnLeak = "error",
+        shared_state: SharedState = "error",
+        train_on: TrainOn | None = None,
     ) -> None:
-        self._model = model
-        self._trajectory = trajectory or Trajectory()
-        self._select = select
+        for option, value in (("scope", scope), ("on_leak", on_leak), ("shared_state", shared_state)):
+            check_choice(option, value)
+        self._models = by_model(model, select)
+        self._exclude = as_predicate(exclude, "exclude")
+        self._scope: Scope = scope
+        self._trajectory = trajectory if trajectory is not None else Trajectory()
         self._temperature = temperature
+        self._on_leak: OnLeak = on_leak
+        self._shared_state: SharedState = shared_state
+        self._train_on = train_on
         self._stack = ExitStack()
 
+    async def _routes(self) -> tuple[Route, ...]:
+        targets = await asyncio.gather(*(chat_model(each, self._temperature) for each in self._models))
+        return tuple(Route(target, select) for target, select in zip(targets, self._models.values(), strict=True))
+
     async def __aenter__(self) -> Trajectory:
-        return self._enter(await chat_model(self._model, self._temperature))
+        return self._enter(await self._routes())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._exit(error)
 
     def __enter__(self) -> Trajectory:
-        return self._enter(chat_model_now(self._model, self._temperature))
+        return self._enter(in_own_loop(self._routes()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._exit(error)
 
-    def _enter(self, target: ChatUnderstudy) -> Trajectory:
+    def _enter(self, routes: tuple[Route, ...]) -> Trajectory:
         install()
-        trajectory = self._stack.enter_context(capturing(self._trajectory))
-        self._stack.enter_context(activated(Capture(target, trajectory.id, self._select)))
-        return trajectory
+        self._active = Capture(
+            routes=routes,
+            trajectory=self._trajectory,
+            ledger=Ledger(),
+            exclude=self._exclude,
+            on_leak=self._on_leak,
+            shared_state=self._shared_state,
+            outer=active(),
+        )
+        self._stack.enter_context(capturing(self._trajectory, process=self._scope == "process"))
+        self._stack.enter_context(activated(self._active, self._scope))
+        return self._trajectory
+
+    def _exit(self, error: BaseException | None) -> None:
+        """Close the trajectory's account; a fault that the app swallowed is raised here."""
+        self._stack.close()
+        ledger = self._active.ledger
+        assert ledger is not None, "made with one"
+        ledger.close(self._trajectory, self._train_on)
+        if self._trajectory.reward is None:
+            self._trajectory.reward = logged_reward(self._trajectory)
+        if self._active.faults and error is not self._active.faults[0]:
+            raise self._active.faults[0] from error

@@ -10,19 +10,22 @@ import copy
 import functools
 import inspect
 import types
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextvars import copy_context
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 
 from understudy.client.model import TrainableModel
+from understudy.errors import ConfigError
 
-from .capture import Capture, activate, activated
-from .endpoint import chat_model, chat_model_now
+from .capture import Capture, Route, activate, activated
+from .chat_model import ChatUnderstudy
+from .endpoint import chat_model, chat_model_at, in_own_loop
 from .patches import install
+from .selection import Predicate
 
-T = TypeVar("T")
 ENDED = object()
 
 
@@ -43,43 +46,64 @@ def subclassed(graph: Any, mixin: type, **attributes: Any) -> Any:
     return made
 
 
+@dataclass(frozen=True)
 class Serving:
-    """Answers with a model's newest step, or with a fixed one."""
+    """Answers with the models' newest steps, or with fixed ones; from their own server, or from the one at `url`."""
 
-    def __init__(self, model: TrainableModel, step: int | None, temperature: float | None) -> None:
-        self._model = model
-        self._step = step
-        self._temperature = temperature
+    models: Mapping[TrainableModel, Predicate | None]
+    exclude: Predicate | None = None
+    step: int | Mapping[str, int] | None = None
+    temperature: float | None = None
+    url: str | None = None
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        names = [model.name for model in self.models]
+        if isinstance(self.step, int) and len(names) > 1:
+            raise ConfigError(
+                f"step: several models are served: give each its own, step={{{names[0]!r}: {self.step}, ...}}"
+            )
+        if isinstance(self.step, Mapping) and (unknown := sorted(set(self.step) - set(names))):
+            raise ConfigError(f"step: there is no model {unknown[0]!r} here; there are {', '.join(names)}")
 
     async def capture(self) -> Capture:
-        """The capture, once the model is registered."""
+        """The capture, once the models are registered. Nothing is registered with a `url`."""
         install()
-        return Capture(await chat_model(self._model, self._temperature, self._step), None)
+        routes = [Route(await self._target(model), select) for model, select in self.models.items()]
+        return Capture(routes=tuple(routes), exclude=self.exclude)
 
     def capture_now(self) -> Capture:
-        """The same without awaiting: outside an event loop the model is registered, inside it must have been."""
-        install()
-        return Capture(chat_model_now(self._model, self._temperature, self._step), None)
+        """The same from sync code."""
+        return in_own_loop(self.capture())
+
+    async def _target(self, model: TrainableModel) -> ChatUnderstudy:
+        step = self.step.get(model.name) if isinstance(self.step, Mapping) else self.step
+        if self.url is not None:
+            return chat_model_at(self.url, self.api_key, model, self.temperature, step)
+        return await chat_model(model, self.temperature, step)
 
 
 def serving_function(function: Callable[..., Any], serving: Serving) -> Callable[..., Any]:
-    """The function, its models answered by the policy."""
+    """The function, its models answered by the policy; of a factory, the graph that it makes."""
+
+    def served_output(output: Any) -> Any:
+        return served_runnable(output, serving) if isinstance(output, Runnable) else output
 
     @functools.wraps(function)
     async def served_async(*args: Any, **kwargs: Any) -> Any:
         with activated(await serving.capture()):
-            return await function(*args, **kwargs)
+            return served_output(await function(*args, **kwargs))
 
     async def awaited(outcome: Any, capture: Capture) -> Any:
         with activated(capture):
-            return await outcome
+            return served_output(await outcome)
 
     @functools.wraps(function)
     def served(*args: Any, **kwargs: Any) -> Any:
         capture = serving.capture_now()
         with activated(capture):
             outcome = function(*args, **kwargs)
-        return awaited(outcome, capture) if inspect.isawaitable(outcome) else outcome
+        return awaited(outcome, capture) if inspect.isawaitable(outcome) else served_output(outcome)
 
     return served_async if inspect.iscoroutinefunction(inspect.unwrap(function)) else served
 

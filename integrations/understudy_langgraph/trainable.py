@@ -1,24 +1,29 @@
-"""`trainable`: a function or a compiled graph that can be trained, and otherwise is what it was."""
+"""`trainable`: a function or a graph that can be trained, and otherwise is what it was."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, get_type_hints, overload
 
 from langchain_core.runnables import Runnable
 
-from understudy.client.model import TrainableModel
+from understudy.contracts import Judge
 from understudy.errors import ConfigError
 from understudy.trainer.evaluate import Evaluation
 from understudy.trainer.report import TrainReport
 from understudy.trainer.trainer import Trainer, TrainerOptions, refuse_running_loop
 from understudy.types import Trajectory
 
-from .capture import Select
-from .rollout import FunctionAgent, GraphAgent, Plan, Reward
+from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToInput
+from .capture import OnLeak, Scope, SharedState
+from .ledger import TrainOn
+from .rollout import Plan, Reward
+from .scope import Models, by_model, check_choice
+from .selection import Selection, as_predicate
 from .serving import Serving, served_runnable, serving_function, subclassed
 
 P = ParamSpec("P")
@@ -26,37 +31,57 @@ R = TypeVar("R")
 
 
 class Training:
-    """The training methods of a wrapped function or graph. Options are those of `understudy.Trainer`."""
+    """The training methods of a wrapped function or graph. Options are those of `understudy.Trainer`, and `model=`, for
+    an agent that was wrapped without one."""
 
     __slots__ = ()
     _plan: Plan
 
-    def _agent(self) -> FunctionAgent | GraphAgent:
+    def _agent(self) -> Agent:
         raise NotImplementedError
 
-    def trainer(self, scenarios: Sequence[object], **options: Unpack[TrainerOptions]) -> Trainer:
-        """The Trainer that `train` runs."""
+    def trainer(
+        self, scenarios: Sequence[object], *, model: Models | None = None, **options: Unpack[TrainerOptions]
+    ) -> Trainer:
+        """The Trainer that `train` runs. Raises ConfigError for what would fail in every rollout."""
+        plan = self._plan if model is None else replace(self._plan, model=model)
         agent = self._agent()
-        if isinstance(agent, GraphAgent) and self._plan.reward is None and options.get("judge") is None:
+        options = cast(TrainerOptions, {"judge": plan.judge, **options})
+        judged = options.get("judge") is not None or options.get("reward") is not None
+        check_scored(plan, agent, judged)
+        models = tuple(by_model(plan.models(), plan.select))
+        if plan.scope == "process" and options.setdefault("concurrency", 1) != 1:
             raise ConfigError(
-                "reward: a graph returns its state, not a reward; pass trainable(graph, reward=...) or judge="
+                f'concurrency: scope="process" runs one rollout at a time, got {options.get("concurrency")!r}'
             )
 
-        async def rollout(model: TrainableModel, scenario: object) -> Trajectory:
-            return await self._plan.rollout(agent, scenario)
+        async def rollout(_: object, scenario: object) -> Trajectory:
+            return await plan.rollout(agent, scenario, judged)
 
-        return Trainer(self._plan.model, rollout, scenarios, **options)
+        return Trainer(models[0] if len(models) == 1 else models, rollout, scenarios, **options)
 
-    def train(self, scenarios: Sequence[object], *, steps: int = 50, **options: Unpack[TrainerOptions]) -> TrainReport:
+    def train(
+        self,
+        scenarios: Sequence[object],
+        *,
+        steps: int = 50,
+        model: Models | None = None,
+        **options: Unpack[TrainerOptions],
+    ) -> TrainReport:
         """Train until the model has made `steps` steps in all. In a notebook: `await atrain(...)`."""
         refuse_running_loop("train", "atrain")
-        return asyncio.run(self.atrain(scenarios, steps=steps, **options))
+        return asyncio.run(self.atrain(scenarios, steps=steps, model=model, **options))
 
     async def atrain(
-        self, scenarios: Sequence[object], *, steps: int = 50, **options: Unpack[TrainerOptions]
+        self,
+        scenarios: Sequence[object],
+        *,
+        steps: int = 50,
+        model: Models | None = None,
+        **options: Unpack[TrainerOptions],
     ) -> TrainReport:
         """Train until the model has made `steps` steps in all; run again, it goes on from where it was."""
-        return await self.trainer(scenarios, **options).atrain(steps)
+        return await self.trainer(scenarios, model=model, **options).atrain(steps)
 
     def evaluate(
         self,
@@ -64,11 +89,14 @@ class Training:
         *,
         temperature: float | None = 0.0,
         rollouts: int = 1,
+        model: Models | None = None,
         **options: Unpack[TrainerOptions],
     ) -> Evaluation:
         """Run and score each scenario with the newest step. In a notebook: `await aevaluate(...)`."""
         refuse_running_loop("evaluate", "aevaluate")
-        return asyncio.run(self.aevaluate(scenarios, temperature=temperature, rollouts=rollouts, **options))
+        return asyncio.run(
+            self.aevaluate(scenarios, temperature=temperature, rollouts=rollouts, model=model, **options)
+        )
 
     async def aevaluate(
         self,
@@ -76,14 +104,24 @@ class Training:
         *,
         temperature: float | None = 0.0,
         rollouts: int = 1,
+        model: Models | None = None,
         **options: Unpack[TrainerOptions],
     ) -> Evaluation:
         """Run and score each scenario with the newest step: greedy at temperature 0, sampled at 1."""
-        trainer = self.trainer(scenarios, **options)
+        trainer = self.trainer(scenarios, model=model, **options)
         return await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts)
 
-    def _serving_by(self, step: int | None, temperature: float | None) -> Serving:
-        return Serving(self._plan.model, step, temperature)
+    def _serving(
+        self,
+        step: int | Mapping[str, int] | None,
+        url: str | None,
+        api_key: str | None,
+        temperature: float | None,
+        model: Models | None,
+    ) -> Serving:
+        plan = self._plan if model is None else replace(self._plan, model=model)
+        models = by_model(plan.models(), plan.select)
+        return Serving(models, as_predicate(plan.exclude, "exclude"), step, temperature, url, api_key)
 
 
 class TrainableFunction(Training, Generic[P, R]):
@@ -103,83 +141,131 @@ class TrainableFunction(Training, Generic[P, R]):
             return self
         bound = functools.partial(cast(Callable[..., R], self._function), owner)
         functools.update_wrapper(bound, self._function)
-        return TrainableFunction(bound, self._plan)
+        return type(self)(bound, self._plan)
 
     def _agent(self) -> FunctionAgent:
-        return FunctionAgent(self._function)
+        return FunctionAgent(self._function, self._plan.to_input, self._plan.on_interrupt)
 
-    def trained(self, step: int | None = None, *, temperature: float | None = None) -> Callable[P, R]:
-        """The same function, its models answered by the newest step, or by step `step`. Nothing is recorded."""
-        return serving_function(self._function, self._serving_by(step, temperature))
+    def trained(
+        self,
+        step: int | Mapping[str, int] | None = None,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        temperature: float | None = None,
+        model: Models | None = None,
+    ) -> Callable[P, R]:
+        """The same function, its models answered by the newest step, or by step `step`: of the model's own server, or of
+        the one at `url`. Nothing is recorded."""
+        return serving_function(self._function, self._serving(step, url, api_key, temperature, model))
+
+
+class TrainableCoroutineFunction(TrainableFunction[P, R]):
+    """The same for an async function, which it still is for whoever asks (`add_node`, `iscoroutinefunction`)."""
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # type: ignore[override]  # awaits what R is
+        return await cast(Callable[P, Any], self._function)(*args, **kwargs)
 
 
 class TrainableRunnable(Training, Runnable[Any, Any]):
     """Mixed into the graph's own class: it stays the Runnable it was, on its own model, and can be trained."""
 
     def _agent(self) -> GraphAgent:
-        return GraphAgent(self, self._plan.to_input)
+        return GraphAgent(self, self._plan.to_input, self._plan.on_interrupt)
 
-    def trained(self, step: int | None = None, *, temperature: float | None = None) -> Any:
-        """The same graph, its models answered by the newest step, or by step `step`. Nothing is recorded."""
-        return served_runnable(self, self._serving_by(step, temperature))
+    def trained(
+        self,
+        step: int | Mapping[str, int] | None = None,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        temperature: float | None = None,
+        model: Models | None = None,
+    ) -> Any:
+        """The same graph, its models answered by the newest step, or by step `step`: of the model's own server, or of
+        the one at `url`. Nothing is recorded."""
+        return served_runnable(self, self._serving(step, url, api_key, temperature, model))
+
+
+class TrainableOptions(TypedDict, total=False):
+    """The options of `trainable`."""
+
+    model: Models | None
+    reward: Reward | None
+    judge: Judge | None
+    select: Selection | None
+    exclude: Selection | None
+    to_input: ToInput | None
+    on_interrupt: OnInterrupt | None
+    temperature: float
+    scope: Scope
+    on_leak: OnLeak
+    shared_state: SharedState
+    train_on: TrainOn | None
 
 
 @overload
-def trainable(
-    target: Runnable[Any, Any],
-    *,
-    model: TrainableModel,
-    reward: Reward | None = None,
-    select: Select | None = None,
-    to_input: Callable[[Any], Any] | None = None,
-    temperature: float = 1.0,
-) -> TrainableRunnable: ...
+def trainable(target: Runnable[Any, Any], **options: Unpack[TrainableOptions]) -> TrainableRunnable: ...
 
 
 @overload
-def trainable(
-    target: Callable[P, R],
-    *,
-    model: TrainableModel,
-    reward: Reward | None = None,
-    select: Select | None = None,
-    temperature: float = 1.0,
-) -> TrainableFunction[P, R]: ...
+def trainable(target: Callable[P, R], **options: Unpack[TrainableOptions]) -> TrainableFunction[P, R]: ...
 
 
 @overload
-def trainable(
-    *,
-    model: TrainableModel,
-    reward: Reward | None = None,
-    select: Select | None = None,
-    temperature: float = 1.0,
-) -> Callable[[Callable[P, R]], TrainableFunction[P, R]]: ...
+def trainable(**options: Unpack[TrainableOptions]) -> Callable[[Callable[P, R]], TrainableFunction[P, R]]: ...
 
 
-def trainable(
-    target: Any = None,
-    *,
-    model: TrainableModel,
-    reward: Reward | None = None,
-    select: Select | None = None,
-    to_input: Callable[[Any], Any] | None = None,
-    temperature: float = 1.0,
-) -> Any:
-    """Make a function of one scenario (also as a decorator) or a compiled graph trainable by `model`.
+def trainable(target: Any = None, **options: Unpack[TrainableOptions]) -> Any:
+    """Make a function of one scenario (also as a decorator) or a graph trainable.
 
-    The function returns the reward, or its output when `reward=(scenario, output)` is given; a graph needs `reward`.
+    model: the TrainableModel; or several, each with its own calls: `{planner: {"node": "plan"}, writer: {...}}`.
+    reward: (scenario, output) -> a number, a dict with `reward`, or a RewardResult. Without it a function returns the
+        reward itself; a graph needs it, or "logged" where the graph calls `understudy.log_reward`, or `judge`.
+    judge: an async function from a finished group to the group with rewards.
+    select, exclude: which of the app's calls go to the policy; see `Selection`.
+    to_input: scenario -> what a graph is invoked with. on_interrupt: the value of an interrupt -> what resumes it.
+    temperature: at which rollouts are sampled.
+    scope, on_leak, shared_state, train_on: see `capture`.
     """
+    plan = checked_plan(options)
     if target is None:
-        return functools.partial(
-            trainable, model=model, reward=reward, select=select, to_input=to_input, temperature=temperature
+        return functools.partial(made, plan=plan)
+    return made(target, plan)
+
+
+def checked_plan(options: TrainableOptions) -> Plan:
+    """The options as a plan. Raises ConfigError."""
+    known = [each.name for each in fields(Plan)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ConfigError(f"trainable: there is no option {unknown[0]!r}; there are {', '.join(known)}")
+    plan = Plan(**options)
+    for option in ("scope", "on_leak", "shared_state"):
+        check_choice(option, getattr(plan, option))
+    as_predicate(plan.exclude, "exclude")
+    if plan.model is not None:
+        by_model(plan.model, plan.select)
+    if plan.reward is not None and not callable(plan.reward) and plan.reward != "logged":
+        raise ConfigError(
+            f'reward: a function (scenario, output) -> number, or "logged", is needed, got {plan.reward!r}'
         )
-    plan = Plan(model, reward, select, to_input, temperature)
+    for option in ("to_input", "on_interrupt", "train_on"):
+        if getattr(plan, option) is not None and not callable(getattr(plan, option)):
+            raise ConfigError(f"{option}: a function is needed, got {getattr(plan, option)!r}")
+    return plan
+
+
+def made(target: Any, plan: Plan) -> Any:
+    """What `trainable` returns. Raises ConfigError for what cannot be wrapped, with the fix."""
+    if isinstance(target, Training):
+        raise ConfigError(f"trainable: {target!r} is wrapped already")
     if isinstance(target, Runnable):
         return subclassed(target, TrainableRunnable, _plan=plan)
     if isinstance(target, type):
         raise ConfigError(f"trainable: {target.__name__} is a class; wrap its method or an instance's method")
-    if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
+    function = inspect.unwrap(target) if callable(target) else target
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
             f"trainable: {target.__name__} is a generator; wrap a function that returns once it has ended"
         )
@@ -187,6 +273,28 @@ def trainable(
         raise ConfigError(
             f"trainable: a function or a compiled graph is needed, got {type(target).__name__} {target!r}"
         )
-    if to_input is not None:
-        raise ConfigError("to_input: for graphs only; a function is handed the scenario as it is")
-    return TrainableFunction(target, plan)
+    return (TrainableCoroutineFunction if inspect.iscoroutinefunction(function) else TrainableFunction)(target, plan)
+
+
+def check_scored(plan: Plan, agent: Agent, judged: bool) -> None:
+    """Raise ConfigError for an agent whose rollouts could have no reward."""
+    if plan.reward is not None or judged:
+        return
+    if agent.returns_output:
+        raise ConfigError(
+            "reward: a graph returns its state, not a reward: pass trainable(graph, reward=(scenario, output) -> number), "
+            'reward="logged" if it calls understudy.log_reward, or judge='
+        )
+    if isinstance(agent, FunctionAgent) and _returns_nothing(agent.function):
+        raise ConfigError(
+            f"reward: {getattr(agent.function, '__name__', 'the function')} is annotated to return None: pass judge=, "
+            'reward=(scenario, output) -> number, or reward="logged" if it calls understudy.log_reward'
+        )
+
+
+def _returns_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        hints = get_type_hints(inspect.unwrap(function))
+    except (NameError, TypeError, AttributeError):  # names that exist for type checkers only
+        return False
+    return "return" in hints and hints["return"] is type(None)

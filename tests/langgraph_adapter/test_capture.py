@@ -17,10 +17,12 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
+from understudy import Trajectory
 from understudy_langgraph import ChatUnderstudy
-from understudy_langgraph.capture import Capture, activated
+from understudy_langgraph.capture import Capture, Route, activated
 from understudy_langgraph.patches import install
 from understudy_langgraph.provider_formats import to_openai
+from understudy_langgraph.selection import Selection, as_predicate
 
 
 @tool
@@ -48,9 +50,10 @@ def app() -> Any:
     return create_agent(ChatOpenAI(model="gpt-4.1-mini", api_key="unused", max_tokens=33), [add])
 
 
-def capture_to(server: ScriptedServer, trajectory: str, **options: Any) -> Any:
+def capture_to(server: ScriptedServer, trajectory: str, select: Selection | None = None) -> Any:
     install()
-    return activated(Capture(ChatUnderstudy(model="agent", base_url=server.url, api_key="k"), trajectory, **options))
+    target = ChatUnderstudy(model="agent", base_url=server.url, api_key="k")
+    return activated(Capture((Route(target, as_predicate(select, "select")),), Trajectory(id=trajectory)))
 
 
 QUESTION = {"messages": [("user", "1 + 2?")]}

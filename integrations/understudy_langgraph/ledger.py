@@ -1,0 +1,90 @@
+"""What became of a rollout's calls: LangChain's own run tree tells whose output was thrown away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.outputs import LLMResult
+from langgraph.errors import GraphRecursionError, ParentCommand
+
+from understudy.errors import ConfigError
+from understudy.types import CallOrigin, Trajectory
+
+from .chat_model import MARK
+
+TrainOn = Callable[[CallOrigin], bool | float]
+"""The weight of a call's tokens in training: True is 1, False is 0; `origin.unused` is known by then."""
+
+ENTERED = (ParentCommand, GraphRecursionError)
+"""Exceptions after which what was sampled had entered the state: a hand-off to the parent graph, a limit of steps."""
+
+
+class Ledger(BaseCallbackHandler):
+    """The recorded calls of one rollout by id, with their origins. A call beneath a run that ended with an error (a node
+    that was retried or interrupted, a chain under `with_retry`) handed its output to nobody: it is unused."""
+
+    run_inline = True  # in the order of events, and without a thread for each
+
+    def __init__(self) -> None:
+        self._origins: dict[str, CallOrigin] = {}
+        self._run_of: dict[str, UUID] = {}
+        self._parents: dict[UUID, UUID | None] = {}
+        self._failed: set[UUID] = set()
+
+    def note(self, call_id: str, origin: CallOrigin) -> None:
+        """A call was answered, and recorded under this id."""
+        self._origins[call_id] = origin
+
+    def close(self, trajectory: Trajectory, train_on: TrainOn | None) -> None:
+        """Write marks and weights on the trajectory. Raises ConfigError for a weight that is no number of at least 0."""
+        unused = [call_id for call_id in self._origins if self._is_unused(call_id)]
+        trajectory.unused = unused
+        if train_on is None:
+            return
+        marked = frozenset(unused)
+        for call_id, origin in self._origins.items():
+            weight = train_on(origin.model_copy(update={"unused": True}) if call_id in marked else origin)
+            if not isinstance(weight, bool | int | float) or not 0 <= weight < float("inf"):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(
+                    f"train_on: a bool or a number of at least 0 is needed, got {weight!r} for {origin!r}"
+                )
+            if weight != 1:
+                trajectory.weights[call_id] = float(weight)
+
+    def _is_unused(self, call_id: str) -> bool:
+        run = self._run_of.get(call_id)
+        while run is not None:
+            if run in self._failed:
+                return True
+            run = self._parents.get(run)
+        return False
+
+    # ---- LangChain's events
+
+    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._parents[run_id] = kwargs.get("parent_run_id")
+
+    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
+        self._parents[run_id] = kwargs.get("parent_run_id")
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._parents[run_id] = kwargs.get("parent_run_id")
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        if not isinstance(error, ENTERED):
+            self._failed.add(run_id)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        if not isinstance(error, ENTERED):
+            self._failed.add(run_id)
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        for generations in response.generations:
+            for generation in generations:
+                message = getattr(generation, "message", None)
+                mark = message.response_metadata.get(MARK) if message is not None else None
+                if mark:
+                    self._run_of[mark["call_id"]] = run_id

@@ -1,0 +1,223 @@
+"""`observe`: a block of code whose chat model calls are recorded as they are, on the app's own models."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import Any, cast
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
+from langchain_core.outputs import LLMResult
+
+from understudy.client.capture import current_trajectory, histories_of
+from understudy.types import (
+    Call,
+    CallOrigin,
+    CallOutput,
+    CallStatus,
+    Message,
+    RolloutException,
+    Sampling,
+    Tool,
+    Trajectory,
+    as_rollout_exception,
+    new_id,
+)
+
+from .capture import Capture, OnLeak, Scope, activated, active
+from .origins import origin_of
+from .patches import install
+from .provider_formats import to_openai
+from .scope import check_choice
+from .selection import Selection, as_predicate
+
+FINISHED = {"length": CallStatus.TRUNCATED, "max_tokens": CallStatus.TRUNCATED, "MAX_TOKENS": CallStatus.TRUNCATED}
+"""How providers say that the answer was cut off."""
+
+
+class observe:  # used like a function: `with observe() as trajectory`
+    """Inside, the app's chat models answer as ever, whatever their provider, and what they were asked and answered is in
+    the trajectory that the block is given when it ends: conversations of plain messages and choices, for traces,
+    scenarios and supervised warm starts. No server is needed. Works with `with` and `async with`.
+
+    select, exclude: which calls. A call that is made by another chat model on its behalf counts once.
+    """
+
+    def __init__(
+        self,
+        *,
+        select: Selection | None = None,
+        exclude: Selection | None = None,
+        scope: Scope = "context",
+        trajectory: Trajectory | None = None,
+        on_leak: OnLeak = "warn",
+    ) -> None:
+        check_choice("scope", scope)
+        check_choice("on_leak", on_leak)
+        self._trajectory = trajectory if trajectory is not None else Trajectory()
+        self._scope: Scope = scope
+        self._capture = Capture(
+            trajectory=self._trajectory,
+            exclude=as_predicate(exclude, "exclude"),
+            watches=as_predicate(select, "select"),
+            on_leak=on_leak,
+        )
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Trajectory:
+        install()
+        self._watcher = Watcher(self._capture)
+        capture = self._capture.with_watcher(self._watcher, active())
+        self._stack.enter_context(activated(capture, self._scope))
+        return self._trajectory
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        self._watcher.close(self._trajectory)
+        if isinstance(error, Exception) and current_trajectory() is not self._trajectory:
+            self._trajectory.exception = cast(RolloutException, as_rollout_exception(error))
+        self._trajectory.finish()
+        if self._capture.faults and error is not self._capture.faults[0]:
+            raise self._capture.faults[0] from error
+
+    async def __aenter__(self) -> Trajectory:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+@dataclass
+class Asked:
+    """A call that has begun."""
+
+    origin: CallOrigin
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] | None
+    started_at: float = field(default_factory=time.time)
+
+
+class Watcher(BaseCallbackHandler):
+    """Hears the begin and the end of every chat model call."""
+
+    run_inline = True  # on the caller's stack, where the chat model is found
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._asked: dict[UUID, Asked] = {}
+        self._calls: list[Call] = []
+        self._origins: list[CallOrigin] = []
+
+    def on_chat_model_start(
+        self, serialized: Any, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        models = chat_models_on_stack()
+        if len(models) > 1:
+            return  # made on behalf of another call, which is heard by itself
+        original = models[0] if models else None
+        origin = origin_of(original, kwargs.get("metadata") or {}, {}, kwargs.get("tags"))
+        if original is not None and not self._means(origin, original):
+            return
+        params: dict[str, Any] = kwargs.get("invocation_params") or {}
+        tools: list[Tool] = to_openai({"tools": params.get("tools")}).get("tools") or []
+        self._asked[run_id] = Asked(origin, plain(messages[0]), tuple(tools) or None)
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        asked = self._asked.pop(run_id, None)
+        if asked is not None:
+            made = [generation for generation in response.generations[0] if hasattr(generation, "message")]
+            outputs = tuple(output_of(at, cast(Any, generation).message) for at, generation in enumerate(made))
+            self._keep(asked, outputs, outputs[0].status if outputs else CallStatus.FAILED, None)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        asked = self._asked.pop(run_id, None)
+        if asked is not None:
+            cancelled = not isinstance(error, Exception)
+            self._keep(asked, (), CallStatus.CANCELLED if cancelled else CallStatus.FAILED, repr(error))
+
+    def close(self, trajectory: Trajectory) -> None:
+        """Write what was heard on the trajectory. Calls without an answer are in its log."""
+        for asked in self._asked.values():
+            self._keep(asked, (), CallStatus.CANCELLED, "it had not ended when the observation did")
+        self._asked.clear()
+        histories = histories_of([call for call in self._calls if call.outputs], marked=False)
+        if histories:
+            trajectory.messages_and_choices, trajectory.tools = histories[0].messages_and_choices, histories[0].tools
+            trajectory.additional_histories = histories[1:]
+        for call in self._calls:
+            if call.error is not None:
+                trajectory.log(f"a call of {call.model} has no answer ({call.status}): {call.error}")
+        trajectory.metrics["calls"] = len(self._calls)
+        trajectory.metadata["calls"] = [origin.model_dump(exclude_defaults=True) for origin in self._origins]
+
+    def _means(self, origin: CallOrigin, original: BaseChatModel) -> bool:
+        if self._capture.exclude is not None and self._capture.exclude(origin, original):
+            return False
+        return self._capture.observes(origin, original)
+
+    def _keep(self, asked: Asked, outputs: tuple[CallOutput, ...], status: CallStatus, error: str | None) -> None:
+        trajectory = self._capture.trajectory
+        assert trajectory is not None, "observe gives one"
+        self._origins.append(asked.origin)
+        self._calls.append(
+            Call(
+                id=new_id("call"),
+                trajectory_id=trajectory.id,
+                model=asked.origin.model or "unknown",
+                step=0,
+                status=status,
+                sampling=Sampling(),
+                messages=asked.messages,
+                tools=asked.tools,
+                prompt_ids=(),
+                outputs=outputs,
+                origin=asked.origin,
+                error=error,
+                started_at=asked.started_at,
+                ended_at=time.time(),
+            )
+        )
+
+
+def chat_models_on_stack() -> list[BaseChatModel]:
+    """The different chat models whose methods are running here, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # a traceback would cost more
+    found: list[BaseChatModel] = []
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, BaseChatModel) and all(owner is not each for each in found):
+            found.append(owner)
+        frame = frame.f_back
+    return found
+
+
+def plain(messages: list[BaseMessage]) -> tuple[Message, ...]:
+    """LangChain's messages in OpenAI's shape, whatever provider they were written for."""
+    return tuple(convert_to_openai_messages(messages))
+
+
+def output_of(index: int, message: BaseMessage) -> CallOutput:
+    """One choice of an answer."""
+    facts: Mapping[str, Any] = message.response_metadata
+    reason = facts.get("finish_reason") or facts.get("stop_reason")
+    shaped = dict(plain([message])[0]) if isinstance(message, AIMessage) else {"content": str(message.content)}
+    calls = bool(shaped.get("tool_calls"))
+    return CallOutput(
+        index=index,
+        token_ids=(),
+        logprobs=(),
+        message={name: value for name, value in shaped.items() if name != "role"},
+        finish_reason="length" if reason in FINISHED else "tool_calls" if calls else "stop",
+        status=FINISHED.get(str(reason), CallStatus.COMPLETE),
+    )

@@ -1,0 +1,51 @@
+"""Where in the app a chat model call is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.callbacks import BaseCallbackManager
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables.config import var_child_runnable_config
+
+from understudy.types import CallOrigin
+
+
+def call_origin(
+    original: BaseChatModel, tags: list[str] | None, metadata: Mapping[str, Any] | None, callbacks: object
+) -> CallOrigin:
+    """Where the call is made, from three sources, because metadata given at the call hides the inherited one."""
+    config = var_child_runnable_config.get() or {}
+    inherited = callbacks.inheritable_metadata if isinstance(callbacks, BaseCallbackManager) else {}
+    facts: dict[str, Any] = {**(config.get("metadata") or {}), **inherited, **(metadata or {})}
+    return origin_of(original, facts, config.get("configurable") or {}, tags)
+
+
+def origin_of(
+    original: BaseChatModel | None,
+    facts: Mapping[str, Any],
+    configurable: Mapping[str, Any],
+    tags: list[str] | None,
+) -> CallOrigin:
+    """The origin from a call's metadata, and LangGraph's own keys where the metadata lacks them."""
+    namespace = facts.get("langgraph_checkpoint_ns") or configurable.get("checkpoint_ns") or None
+    node = facts.get("langgraph_node") or (str(namespace).rsplit("|", 1)[-1].split(":")[0] if namespace else None)
+    thread = facts.get("thread_id") or configurable.get("thread_id")
+    return CallOrigin(
+        node=node,
+        step=facts.get("langgraph_step"),
+        namespace=namespace,
+        agent=facts.get("lc_agent_name"),
+        thread=None if thread is None else str(thread),
+        model=model_name(original) or facts.get("ls_model_name"),
+        kind=None if original is None else type(original).__name__,
+        source=facts.get("lc_source"),
+        tags=tuple(dict.fromkeys([*(tags or []), *((original.tags or []) if original is not None else [])])),
+    )
+
+
+def model_name(original: BaseChatModel | None) -> str | None:
+    """What the provider calls the app's model."""
+    name = getattr(original, "model_name", None) or getattr(original, "model", None)
+    return None if name is None else str(name)

@@ -1,0 +1,117 @@
+"""What rollouts must not share: a thread of a checkpointer, a namespace of a store."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.store.base import BaseStore, GetOp, PutOp, SearchOp
+
+from understudy.errors import SharedStateError
+
+from .capture import Capture, active
+
+Place = tuple[str, ...]
+Wrap = Callable[[type[Any], tuple[str, ...], Callable[[str, Callable[..., Any]], Callable[..., Any]]], None]
+
+SAVER_READS = ("get_tuple", "aget_tuple")
+SAVER_WRITES = ("put", "aput", "put_writes", "aput_writes")
+STORE_READS = ("get", "aget", "search", "asearch")
+STORE_WRITES = ("put", "aput", "delete", "adelete")
+STORE_BATCHES = ("batch", "abatch")
+
+_lock = threading.Lock()
+_writers: WeakKeyDictionary[Any, dict[Place, tuple[str, ...]]] = WeakKeyDictionary()
+"""Checkpointer or store -> place -> up to two trajectories that wrote there. The prefixes of a namespace are places too,
+with BENEATH at their end."""
+BENEATH = "..."
+
+
+def watch(wrap: Wrap) -> None:
+    """Look at what rollouts read and write, in every checkpointer and store class that exists now."""
+    wrap(BaseCheckpointSaver, SAVER_READS + SAVER_WRITES, _saver_method)
+    wrap(BaseStore, STORE_READS + STORE_WRITES + STORE_BATCHES, _store_method)
+
+
+def touch(owner: Any, place: Place, *, writes: bool, below: bool = False) -> None:
+    """Note that the rollout which runs here reads or writes a place, or (`below`) all beneath it. Raises SharedStateError
+    where another rollout has written."""
+    capture = active()
+    if capture is None or capture.trajectory_id is None or capture.shared_state == "allow":
+        return
+    mine = capture.trajectory_id
+    with _lock:
+        written = _writers.setdefault(owner, {})
+        before = written.get((*place, BENEATH) if below else place, ())
+        if writes:
+            for noted in (place, *((*place[:end], BENEATH) for end in range(1, len(place) + 1))):
+                known = written.get(noted, ())
+                if len(known) < 2 and mine not in known:
+                    written[noted] = (*known, mine)
+    other = next((trajectory_id for trajectory_id in before if trajectory_id != mine), None)
+    if other is not None:
+        _refuse(capture, owner, place, other)
+
+
+def _refuse(capture: Capture, owner: Any, place: Place, other: str) -> None:
+    kind, *names = place
+    what = f"the thread {names[0]!r}" if kind == "thread" else f"the store namespace {tuple(names)!r}"
+    use = "thread_id" if kind == "thread" else "part of the namespace"
+    error = SharedStateError(
+        f"two rollouts met in {what} of {type(owner).__name__}: {other} wrote there, and {capture.trajectory_id} came "
+        f"after it, so what one did would colour the other. Use us.current_trajectory().id as {use}, or accept it with "
+        'shared_state="allow"'
+    )
+    capture.faults.append(error)
+    raise error
+
+
+def _saver_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    writes = name in SAVER_WRITES
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if active() is not None:
+            config: RunnableConfig = args[0] if args else kwargs.get("config") or {}
+            thread: object = (config.get("configurable") or {}).get("thread_id")
+            if thread is not None:
+                touch(self, ("thread", str(thread)), writes=writes)
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+def _store_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    writes, below = name in STORE_WRITES, name in ("search", "asearch")
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if active() is not None:
+            namespace = args[0] if args else kwargs.get("namespace") or ()
+            touch(self, ("store", *namespace), writes=writes, below=below)
+        return original(self, *args, **kwargs)
+
+    @functools.wraps(original)
+    def batch(self: Any, ops: Iterable[Any]) -> Any:
+        if active() is None:
+            return original(self, ops)
+        operations = list(ops)
+        _touch_all(self, operations)
+        return original(self, operations)
+
+    return batch if name in STORE_BATCHES else method
+
+
+def _touch_all(owner: Any, operations: Iterable[Any]) -> None:
+    for operation in operations:
+        if isinstance(operation, PutOp):
+            touch(owner, ("store", *operation.namespace), writes=True)
+        elif isinstance(operation, GetOp):
+            touch(owner, ("store", *operation.namespace), writes=False)
+        elif isinstance(operation, SearchOp):
+            touch(owner, ("store", *operation.namespace_prefix), writes=False, below=True)

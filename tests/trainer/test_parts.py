@@ -99,7 +99,7 @@ def test_scenarios_load_from_jsonl_and_csv(tmp_path: Path) -> None:
 
 def test_an_evaluation_counts_each_scenario_once_and_failed_rollouts_not_as_zero() -> None:
     groups = [scored(1.0, 0.0, success=1.0), scored(1.0, success=0.0), scored(None)]
-    found = summarise(groups, step=3, temperature=0.0)
+    found = summarise(groups, {"agent": 3}, temperature=0.0)
     assert (found.scenarios, found.scored, found.failed) == (3, 2, 1)
     assert found.reward == pytest.approx(0.75)
     assert found.reward_spread == pytest.approx(0.3535533905932738)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from understudy.types import TrajectoryGroup
@@ -12,7 +12,8 @@ from understudy.types import TrajectoryGroup
 @dataclass(frozen=True)
 class Evaluation:
     """Means over scenarios. `reward_error` is the standard error of the mean reward, `reward_spread` the standard
-    deviation over scenarios. `metrics` holds the mean of every metric that a scored rollout reported."""
+    deviation over scenarios. `metrics` holds the mean of every metric that a scored rollout reported. `step` is the first
+    model's, `steps` that of each."""
 
     step: int
     temperature: float | None
@@ -23,6 +24,7 @@ class Evaluation:
     reward_spread: float
     reward_error: float
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    steps: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def success(self) -> float | None:
@@ -37,8 +39,8 @@ class Evaluation:
         return named
 
 
-def summarise(groups: Sequence[TrajectoryGroup], step: int, temperature: float | None) -> Evaluation:
-    """One group per scenario. A scenario counts once: the mean of its scored rollouts. Failed rollouts are no zeros."""
+def summarise(groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], temperature: float | None) -> Evaluation:
+    """One group per scenario; `steps` are the models', the first one's first. A scenario counts once: the mean of its scored rollouts. Failed rollouts are no zeros."""
     rewards: list[float] = []
     metrics: dict[str, list[float]] = {}
     failed = 0
@@ -53,7 +55,7 @@ def summarise(groups: Sequence[TrajectoryGroup], step: int, temperature: float |
             metrics.setdefault(name, []).append(mean(reported))
     spread = deviation(rewards)
     return Evaluation(
-        step=step,
+        step=next(iter(steps.values())),
         temperature=temperature,
         scenarios=len(groups),
         scored=len(rewards),
@@ -62,6 +64,7 @@ def summarise(groups: Sequence[TrajectoryGroup], step: int, temperature: float |
         reward_spread=spread,
         reward_error=spread / math.sqrt(len(rewards)) if rewards else 0.0,
         metrics={name: mean(values) for name, values in sorted(metrics.items())},
+        steps=dict(steps),
     )
 
 

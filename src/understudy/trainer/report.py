@@ -1,27 +1,30 @@
-"""What a training run was: its iterations, evaluations, why it stopped and where the LoRA is."""
+"""What a training run was: its iterations, evaluations, why it stopped and where each LoRA is."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from understudy.types import RolloutException, TrainResult, TrajectoryGroup
+from understudy.types import RolloutException, TrajectoryGroup
 
 from .evaluate import Evaluation, mean
+from .models import ModelStep, Outcome
 
 
 class Stopped(StrEnum):
-    FINISHED = "finished"  # the model has reached `steps`
-    NOTHING_LEFT = "nothing_left"  # the model had reached `steps` before
+    FINISHED = "finished"  # every model has reached `steps`
+    NOTHING_LEFT = "nothing_left"  # every model had reached `steps` before
     SOLVED = "solved"  # no signal, and the mean reward has reached the target
     NO_SIGNAL = "no_signal"  # no signal for `patience` iterations, below the target
+    NO_CALLS = "no_calls"  # for `patience` iterations nothing was trained, and one of several models was never called
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """Rollouts and one train request. `reward` is the mean over scored rollouts."""
+    """Rollouts, and one train request per model. `reward` is the mean over scored rollouts. `step`, `applied` and
+    `metrics` are the first model's; `models` has what was done for each, by name."""
 
     step: int
     applied: bool
@@ -31,11 +34,32 @@ class Iteration:
     rollout_seconds: float
     train_seconds: float
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    models: dict[str, ModelStep] = field(default_factory=dict[str, ModelStep])
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """The step of each model afterwards."""
+        return {name: step.step for name, step in self.models.items()}
+
+    @property
+    def trained(self) -> bool:
+        """Whether any model was."""
+        return any(step.outcome == Outcome.TRAINED for step in self.models.values())
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """One model's step before and after, and the folder of its newest LoRA."""
+
+    started: int
+    step: int
+    checkpoint: str | None
 
 
 @dataclass(frozen=True, repr=False)
 class TrainReport:
-    """`started` and `step` are the model's step before and after; `checkpoint` is the newest LoRA's folder."""
+    """`model`, `started`, `step` and `checkpoint` (the newest LoRA's folder) are the first model's; `models` has those of
+    each, by name."""
 
     model: str
     started: int
@@ -44,6 +68,7 @@ class TrainReport:
     iterations: tuple[Iteration, ...]
     evaluations: tuple[Evaluation, ...]
     checkpoint: str | None
+    models: dict[str, ModelReport] = field(default_factory=dict[str, ModelReport])
 
     @property
     def rewards(self) -> list[float]:
@@ -52,28 +77,49 @@ class TrainReport:
 
     def __repr__(self) -> str:
         rewards = f"reward {self.rewards[0]:.3f} -> {self.rewards[-1]:.3f}, " if self.rewards else ""
-        return (
-            f"TrainReport({self.model}: step {self.started} -> {self.step}, {rewards}{self.stopped}, "
-            f"checkpoint={self.checkpoint!r})"
-        )
+        models = ", ".join(f"{name}: step {each.started} -> {each.step}" for name, each in self.models.items())
+        saved = {name: each.checkpoint for name, each in self.models.items()}
+        where = f"checkpoint={self.checkpoint!r}" if len(saved) < 2 else f"checkpoints={saved!r}"
+        return f"TrainReport({models}, {rewards}{self.stopped}, {where})"
 
 
 def make_iteration(
-    groups: Sequence[TrajectoryGroup], result: TrainResult, rollout_seconds: float, train_seconds: float
+    groups: Sequence[TrajectoryGroup], models: Mapping[str, ModelStep], rollout_seconds: float, train_seconds: float
 ) -> Iteration:
-    """An iteration from its groups, at least one rollout of which is scored, and the train request's result."""
+    """An iteration from its groups, at least one rollout of which is scored, and what was done for each model."""
     scored = [trajectory for group in groups for trajectory in group if trajectory.reward is not None]
     successes = [float(trajectory.metrics["success"]) for trajectory in scored if "success" in trajectory.metrics]
+    first = next(iter(models.values()))
     return Iteration(
-        step=result.step,
-        applied=result.applied,
+        step=first.step,
+        applied=first.outcome == Outcome.TRAINED,
         reward=mean([float(trajectory.reward or 0.0) for trajectory in scored]),
         success=mean(successes) if successes else None,
         failed=len(failures(groups)),
         rollout_seconds=rollout_seconds,
         train_seconds=train_seconds,
-        metrics=result.metrics,
+        metrics=first.metrics,
+        models=dict(models),
     )
+
+
+def verdict(iterations: Sequence[Iteration], patience: int, target_reward: float) -> Stopped | None:
+    """Whether the last iterations say that going on is of no use."""
+    last = iterations[-patience:]
+    if len(last) < patience or any(iteration.trained for iteration in last):
+        return None
+    if never_called(last):
+        return Stopped.NO_CALLS
+    return Stopped.SOLVED if mean([each.reward for each in last]) >= target_reward else Stopped.NO_SIGNAL
+
+
+def never_called(iterations: Sequence[Iteration]) -> list[str]:
+    """The models without calls in every one of these iterations."""
+    without = [
+        {name for name, step in iteration.models.items() if step.outcome == Outcome.NO_CALLS}
+        for iteration in iterations
+    ]
+    return sorted(set[str].intersection(*without)) if without else []
 
 
 def failures(groups: Sequence[TrajectoryGroup]) -> list[RolloutException]:
@@ -83,9 +129,10 @@ def failures(groups: Sequence[TrajectoryGroup]) -> list[RolloutException]:
 
 
 def causes(groups: Sequence[TrajectoryGroup]) -> str:
-    """Why rollouts are unscored, the commonest first: `30 x TimeoutError: ...; 2 x no reward`."""
+    """Why rollouts are unscored, the commonest first: `30 x TimeoutError: ...; 2 x no reward was set`."""
     counts = Counter(f"{error.type}: {error.message}".strip() for error in failures(groups))
-    silent = sum(1 for group in groups for each in group if each.reward is None and each.exception is None)
-    if silent:
-        counts["no reward was set"] = silent
+    for group in groups:
+        dropped = next((line for line in group.logs if line.startswith("the judge ")), "no reward was set")
+        silent = sum(each.reward is None and each.exception is None for each in group)
+        counts.update({dropped: silent} if silent else {})
     return "; ".join(f"{times} x {cause}" for cause, times in counts.most_common(5)) or "no rollout was made"

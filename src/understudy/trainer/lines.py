@@ -1,0 +1,87 @@
+"""What a run says in single lines: a table row, an evaluation, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from .evaluate import Evaluation
+from .models import ModelStep, Outcome
+from .progress import StepRow
+from .report import Iteration, Stopped, TrainReport, never_called
+
+NO_SIGNAL = "no signal: all rewards of each group are equal"
+
+
+def table_row(iteration: Iteration) -> StepRow:
+    """An iteration as the table shows it: the first model's facts, the other models in the note."""
+    first, *others = iteration.models.items()
+    notes = [NO_SIGNAL] if first[1].outcome == Outcome.NO_SIGNAL else []
+    notes += ["no calls"] if first[1].outcome == Outcome.NO_CALLS else []
+    notes += [other_note(name, step) for name, step in others]
+    notes += [f"{iteration.failed} rollouts failed"] if iteration.failed else []
+    return StepRow(
+        step=iteration.step,
+        reward=iteration.reward,
+        success=iteration.success,
+        rollout_seconds=iteration.rollout_seconds,
+        train_seconds=iteration.train_seconds,
+        tokens=iteration.metrics.get("tokens/trained"),
+        kl=iteration.metrics.get("kl/sampler_learner"),
+        note="; ".join(notes),
+    )
+
+
+def other_note(name: str, made: ModelStep) -> str:
+    """`writer: step 3`, and what else there is to say."""
+    said = {Outcome.NO_SIGNAL: ", no signal", Outcome.NO_CALLS: ", no calls", Outcome.DONE: ", done"}
+    return f"{name}: step {made.step}{said.get(made.outcome, '')}"
+
+
+def warnings_of(models: Mapping[str, ModelStep]) -> Iterator[str]:
+    """What went not quite right with each model."""
+    several = len(models) > 1
+    for name, made in models.items():
+        if made.outcome == Outcome.NO_CALLS:
+            yield f"warning: {name} was not trained in this iteration: {made.why}"
+        yield from (f"warning: {name + ': ' if several else ''}{each}" for each in made.warnings)
+
+
+def steps_line(steps: Mapping[str, int]) -> str:
+    """`step 3`, or `step 3 (writer: 2)` with several models."""
+    (_, first), *others = steps.items()
+    also = ", ".join(f"{name}: {step}" for name, step in others)
+    return f"step {first} ({also})" if also else f"step {first}"
+
+
+def evaluation_line(evaluation: Evaluation) -> str:
+    """An evaluation in one line."""
+    temperature = evaluation.temperature
+    sampled = "at the agent's temperature" if temperature is None else f"sampled at temperature {temperature:g}"
+    kind = "greedy" if temperature == 0 else sampled
+    success = "" if evaluation.success is None else f"success {evaluation.success:.0%}, "
+    failed = f", {evaluation.failed} rollouts failed" if evaluation.failed else ""
+    reward = f"reward {evaluation.reward or 0.0:.3f} ± {evaluation.reward_error:.3f}"
+    where = steps_line(evaluation.steps) if evaluation.steps else f"step {evaluation.step}"
+    return f"{where}, {kind}, {evaluation.scored} scenarios: {success}{reward}{failed}"
+
+
+def closing_line(report: TrainReport, patience: int, target_reward: float) -> str:
+    """Why the run ended, and where each LoRA is."""
+    at = " and ".join(f"{name} is at step {each.step}" for name, each in report.models.items())
+    reason = {
+        Stopped.FINISHED: at,
+        Stopped.NOTHING_LEFT: f"{at}: nothing is left to train",
+        Stopped.SOLVED: f"{at}, solved: every rollout of a scenario earns the same, and the mean reward has reached "
+        f"{target_reward:g}",
+        Stopped.NO_SIGNAL: f"{at}, stopped: for {patience} iterations all rewards of each group were equal. Raise "
+        "group_size or the temperature, take scenarios of another difficulty, or give partial rewards",
+        Stopped.NO_CALLS: f"{at}, stopped: for {patience} iterations nothing was trained, and "
+        f"{', '.join(never_called(report.iterations[-patience:]))} had no call in any rollout that counts: does select= "
+        "send it any?",
+    }[report.stopped]
+    saved = {name: each.checkpoint for name, each in report.models.items() if each.checkpoint}
+    if not saved:
+        return f"{reason}. No step was applied"
+    if len(report.models) == 1:
+        return f"{reason}. The LoRA is in {report.checkpoint}"
+    return f"{reason}. The LoRAs are in " + ", ".join(f"{path} ({name})" for name, path in saved.items())

@@ -1,0 +1,166 @@
+"""The models of a run: one as a rule, or several that play different parts in the same rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import cast
+
+from openai.types.chat.chat_completion import Choice
+
+from understudy.client.model import TrainableModel
+from understudy.client.records import trajectory_record
+from understudy.config import TrainConfig
+from understudy.errors import ConfigError, RolloutError, ServerError
+from understudy.types import Trajectory, TrajectoryGroup, call_ref
+from understudy.wire import TrajectoryRecord
+
+Models = tuple[TrainableModel, ...]
+
+
+class Outcome(StrEnum):
+    TRAINED = "trained"
+    NO_SIGNAL = "no_signal"  # the rewards of each group were equal
+    NO_CALLS = "no_calls"  # none of its calls was in a rollout that counts
+    DONE = "done"  # it had made its steps before, and was not asked
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """What one iteration did for one model. `step` is the model's step afterwards, `why` the reason of NO_CALLS."""
+
+    step: int
+    outcome: Outcome
+    seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    warnings: tuple[str, ...] = ()
+    why: str = ""
+
+
+def checked_models(given: object) -> Models:
+    """One model, or a sequence of them, as a tuple; raises ConfigError."""
+    if isinstance(given, TrainableModel):
+        return (given,)
+    found = cast(Sequence[object], given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else ()
+    models = tuple(each for each in found if isinstance(each, TrainableModel))
+    if not models or len(models) != len(found):
+        raise ConfigError(f"model: a TrainableModel, or a sequence of them, is needed, got {given!r:.200}")
+    names = [model.name for model in models]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"model: each needs a name of its own; {', '.join(twice)} comes twice")
+    return models
+
+
+async def steps_of(models: Models) -> dict[str, int]:
+    """The newest step of each model, by name."""
+    return {model.name: await model.get_step() for model in models}
+
+
+async def train_each(
+    models: Models, groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], configs: Mapping[str, TrainConfig]
+) -> dict[str, ModelStep]:
+    """One train request for each model that has a config, the others are done -> what was done, by name.
+
+    Models of one server are trained one after the other, servers side by side; all have ended before an error of one is
+    raised. One of several that was not called is no error, unless none was: RolloutError."""
+    servers = await _by_server(models)
+    several = len(models) > 1
+
+    async def on_one_server(own: Sequence[TrainableModel]) -> dict[str, ModelStep]:
+        made: dict[str, ModelStep] = {}
+        for model in own:
+            step, config = steps[model.name], configs.get(model.name)
+            if config is None:
+                made[model.name] = ModelStep(step, Outcome.DONE)
+            elif len(servers) > 1 and (why := await _why_not_called(model, groups)):
+                made[model.name] = ModelStep(step, Outcome.NO_CALLS, why=why)
+            else:
+                made[model.name] = await _train(model, groups, step, config, several)
+        return made
+
+    answers = await asyncio.gather(*(on_one_server(own) for own in servers.values()), return_exceptions=True)
+    made: dict[str, ModelStep] = {}
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        made |= answer
+    if all(step.outcome == Outcome.NO_CALLS for step in made.values()):
+        raise RolloutError("\n".join(f"{name} was not called: {step.why}" for name, step in made.items()))
+    return {model.name: made[model.name] for model in models}
+
+
+async def _by_server(models: Models) -> dict[str, list[TrainableModel]]:
+    servers: dict[str, list[TrainableModel]] = {}
+    for model in models:
+        servers.setdefault((await model.api()).url, []).append(model)
+    return servers
+
+
+async def _train(
+    model: TrainableModel, groups: Sequence[TrajectoryGroup], step: int, config: TrainConfig, several: bool
+) -> ModelStep:
+    began = time.monotonic()
+    try:
+        result = await model.train(groups, config=config, pbar_desc=None)
+    except ServerError as error:
+        if not several or error.code != "no_calls":
+            raise
+        return ModelStep(step, Outcome.NO_CALLS, time.monotonic() - began, why=str(error))
+    outcome = Outcome.TRAINED if result.applied else Outcome.NO_SIGNAL
+    return ModelStep(result.step, outcome, time.monotonic() - began, result.metrics, result.warnings)
+
+
+async def _why_not_called(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> str | None:
+    """Why a model on a server of its own has nothing to learn from: that server recorded no call in any rollout."""
+    api = await model.api()
+    recorded = await api.finish(_records(model, groups))
+    return None if any(recorded.values()) else f"{api.url} recorded no call in any rollout"
+
+
+def _records(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryRecord]:
+    return [trajectory_record(each, model.name, f"trajectory {each.id}") for group in groups for each in group]
+
+
+async def check_choices(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
+    """Raise ConfigError for rollouts of which several models cannot tell which calls are whose."""
+    if len(models) == 1:
+        return
+    kept = [each for group in groups for each in group if not each.captured]
+    foreign = next((each for each in kept if any(call_ref(choice) is None for choice in _choices(each))), None)
+    if foreign is not None:
+        raise ConfigError(
+            f"trajectory {foreign.id} keeps a choice of another endpoint, and which of {_names(models)} should learn it "
+            "is not known: keep it as a plain message"
+        )
+    if kept and len(await _by_server(models)) > 1:
+        raise ConfigError(
+            f"trajectory {kept[0].id} names its calls by their choices, which only the server that answered knows, and "
+            f"{_names(models)} run on several: run the agent in us.capture_auto_trajectory(...), or give all models "
+            "one backend"
+        )
+
+
+async def log_to_each(
+    models: Models,
+    groups: Sequence[TrajectoryGroup],
+    metrics: Mapping[str, float],
+    split: str,
+    steps: Mapping[str, int],
+) -> None:
+    """Keep evaluated rollouts with every model, each at its own step. The first comes last: a server that has several
+    lists a rollout under the model that named it last."""
+    for model in reversed(models):
+        await model.log(groups, metrics=metrics, split=split, step=steps[model.name])
+
+
+def _choices(trajectory: Trajectory) -> Iterator[Choice]:
+    for history in (trajectory, *trajectory.additional_histories):
+        yield from (item for item in history.messages_and_choices if isinstance(item, Choice))
+
+
+def _names(models: Models) -> str:
+    return ", ".join(model.name for model in models)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .config import EngineOptions, LoraOptions, TrainConfig
     from .contracts import TraceSink
     from .errors import UnderstudyError
+    from .rewards.outcome import RewardResult
     from .trainer.trainer import Trainer
     from .types import History, Scenario, TrainResult, Trajectory, TrajectoryGroup
 
@@ -34,6 +35,7 @@ __all__ = [
     "LoraOptions",
     "Model",
     "RemoteBackend",
+    "RewardResult",
     "Scenario",
     "TraceSink",
     "TrainConfig",
@@ -64,6 +66,7 @@ _MODULE_OF = {
     "LoraOptions": "config",
     "Model": "client.model",
     "RemoteBackend": "client.backend",
+    "RewardResult": "rewards.outcome",
     "Scenario": "types",
     "TraceSink": "contracts",
     "TrainConfig": "config",

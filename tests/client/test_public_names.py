@@ -18,6 +18,7 @@ NAMES = [
     "LoraOptions",
     "Model",
     "RemoteBackend",
+    "RewardResult",
     "Scenario",
     "TraceSink",
     "TrainConfig",

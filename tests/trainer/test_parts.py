@@ -6,10 +6,13 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from understudy import Trajectory, TrajectoryGroup
@@ -107,12 +110,40 @@ def test_an_evaluation_counts_each_scenario_once_and_failed_rollouts_not_as_zero
     assert found.success == pytest.approx(0.5)
 
 
-def test_rewards_are_numbers_or_dicts_of_numbers() -> None:
+def test_rewards_are_numbers_or_dicts_of_numbers_also_those_of_numpy_and_torch() -> None:
     assert as_reward(True, "reward=") == RewardResult(1.0)
     assert as_reward({"reward": 0.5, "length": 3}, "reward=") == RewardResult(0.5, {"length": 3.0})
-    for wrong in ("1", None, [1.0], float("nan"), {"score": 1.0}, {"reward": "x"}):
-        with pytest.raises(RolloutError, match="reward="):
-            as_reward(wrong, "reward=")
+    halves = (np.float32(0.5), np.array(0.5), torch.tensor(0.5, requires_grad=True), Decimal("0.5"))
+    assert [as_reward(half, "reward=") for half in halves] == [RewardResult(0.5)] * 4
+    found = as_reward(RewardResult(np.bool_(True), {"n": torch.tensor(3)}), "reward=")
+    assert (found, type(found.reward), type(found.metrics["n"])) == (RewardResult(1.0, {"n": 3.0}), float, float)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "1",
+        None,
+        [1.0],
+        float("nan"),
+        10**400,
+        1j,
+        {"score": 1.0},
+        {"reward": "x"},
+        np.array([0.5]),
+        np.array("1"),
+        np.complex64(1),
+        torch.tensor([0.5, 1.0]),
+        torch.tensor(float("inf")),
+        RewardResult("x"),  # type: ignore[arg-type]
+        RewardResult(1.0, {"length": None}),  # type: ignore[dict-item]
+        RewardResult(1.0, None),  # type: ignore[arg-type]
+    ],
+    ids=repr,
+)
+def test_what_is_no_finite_number_is_no_reward(wrong: object) -> None:
+    with pytest.raises(RolloutError, match="reward="):
+        as_reward(wrong, "reward=")
 
 
 class Broken:

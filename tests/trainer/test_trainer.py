@@ -6,15 +6,23 @@ import asyncio
 import io
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from understudy import TrainableModel, TrainConfig, Trainer, Trajectory, TrajectoryGroup
-from understudy.errors import ConfigError, RolloutError, WrongLoopError
+from understudy import (
+    TrainableModel,
+    TrainConfig,
+    Trainer,
+    Trajectory,
+    TrajectoryGroup,
+    capture_auto_trajectory,
+    log_reward,
+)
+from understudy.errors import ConfigError, LeakError, RolloutError, WrongLoopError
 from understudy.trainer.progress import PlainProgress
 from understudy.trainer.report import Stopped
-from understudy.trainer.trainer import judged
 from understudy.types import RolloutException
 
 SCENARIOS = [
@@ -160,26 +168,6 @@ async def test_evaluations_are_judged_too_and_decide_which_checkpoint_is_best(mo
     assert [each.metrics["val/reward"] for each in logged] == [each.reward for each in report.evaluations]
 
 
-async def test_a_judge_that_fails_is_asked_once_more_and_then_its_group_is_dropped() -> None:
-    asked: list[str] = []
-
-    async def judge(group: TrajectoryGroup) -> TrajectoryGroup:
-        name = str(group.metadata["scenario_id"])
-        asked.append(name)
-        if name == "never" or (name == "second" and asked.count(name) == 1):
-            raise TimeoutError("no answer")
-        for trajectory in group:
-            trajectory.reward = 1.0
-        return group
-
-    names = ("first", "second", "never")
-    groups = [TrajectoryGroup([Trajectory(reward=0.5)], metadata={"scenario_id": name}) for name in names]
-    kept = await judged(groups, judge)
-    assert [group.trajectories[0].reward for group in kept] == [1.0, 1.0, None]
-    assert [asked.count(name) for name in names] == [1, 2, 2]
-    assert kept[2].logs == ["the judge failed: TimeoutError('no answer')"]
-
-
 def test_rollouts_without_a_call_are_counted_and_the_others_train(model: TrainableModel) -> None:
     turns = iter(range(100))
 
@@ -264,12 +252,70 @@ async def test_a_cancelled_run_says_how_to_go_on(model: TrainableModel) -> None:
         ("eval", [], "eval: at least one scenario"),
         ("config", {"learning_rate": 1e-3}, "config: a TrainConfig, or a function"),
         ("learning_rate", 1e-3, "no option 'learning_rate'"),
+        ("timeout", "5", "timeout: seconds above 0 are needed, got '5'"),
+        ("target_reward", float("nan"), "target_reward: a finite number is needed, got nan"),
+        ("eval_every", 5, "eval_every=5 needs scenarios to evaluate on"),
+        ("reward", 0.5, r"reward: a function \(scenario, trajectory\) -> number is needed, got float 0.5"),
     ],
 )
 def test_a_wrong_option_is_named(option: str, value: object, message: str) -> None:
     model = TrainableModel(name="agent", base_model="tiny")
     with pytest.raises(ConfigError, match=message):
-        Trainer(model, rollout, SCENARIOS, **{option: value})
+        Trainer(model, rollout, SCENARIOS, **{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [0, -3, 2.5, "5"])
+async def test_steps_that_are_no_count_are_refused(steps: object) -> None:
+    model = TrainableModel(name="agent", base_model="tiny")
+    with pytest.raises(ConfigError, match="steps: a whole number of at least 1 is needed, got"):
+        await Trainer(model, rollout, SCENARIOS).atrain(steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1.0}, "temperature.*got -1.0"),
+        ({"temperature": float("nan")}, "nan"),
+        ({"rollouts": 0}, "got 0"),
+    ],
+)
+async def test_an_evaluation_that_no_sampler_could_follow_is_refused(options: dict[str, Any], message: str) -> None:
+    model = TrainableModel(name="agent", base_model="tiny")
+    with pytest.raises(ConfigError, match=message):
+        await Trainer(model, rollout, SCENARIOS).aevaluate(SCENARIOS, **options)
+
+
+def test_a_schedule_that_gives_no_config_is_refused_by_the_step(model: TrainableModel) -> None:
+    options = {**SMALL, "config": lambda step: {"learning_rate": 1e-3}}
+    with pytest.raises(
+        ConfigError, match=r"config: the function gave dict .* for step 1; it must return a TrainConfig"
+    ):
+        Trainer(model, varied, SCENARIOS, progress=quiet()[0], **options).train(1)
+
+
+def test_a_call_past_the_capture_ends_the_run_at_once(model: TrainableModel) -> None:
+    async def leaking(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        raise LeakError("POST https://api.example.com/v1/chat/completions left at app.py:3")
+
+    with pytest.raises(LeakError, match=r"left at app.py:3"):
+        Trainer(model, leaking, SCENARIOS, retries=2, progress=quiet()[0], **SMALL).train(1)
+
+
+async def test_what_was_logged_inside_a_rollout_adds_to_the_reward(model: TrainableModel) -> None:
+    async def agent() -> None:
+        log_reward(0.25, key="format")
+
+    async def logging(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        return await capture_auto_trajectory(agent())
+
+    trainer = Trainer(model, logging, SCENARIOS, reward=lambda scenario, trajectory: 0.5)
+    found = await trainer.aevaluate(SCENARIOS)
+    assert (found.reward, found.metrics["reward/format"]) == (0.75, 0.25)
+
+
+async def test_evaluations_in_between_come_after_every_so_many_steps(model: TrainableModel) -> None:
+    trainer = Trainer(model, varied, SCENARIOS, eval=SCENARIOS, eval_every=2, progress=quiet()[0], **SMALL)
+    assert [each.step for each in (await trainer.atrain(5)).evaluations] == [0, 2, 4, 5]
 
 
 def test_scenarios_of_one_id_are_refused() -> None:

@@ -1,46 +1,207 @@
-"""Tools, tool choices and options as other providers write them, brought to OpenAI's chat-completions form."""
+"""Tools, tool choices, formats and options as other providers write them, brought to OpenAI's chat-completions form."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-NOT_PASSED_ON = frozenset({"temperature", "seed"})
-"""The app's choices that belong to the training while it is captured."""
+from understudy.errors import CaptureError
+
+Fields: TypeAlias = dict[str, Any]
+Choice: TypeAlias = str | bool | Mapping[str, Any]
+
+NOT_PASSED_ON = frozenset({"temperature", "seed", "top_p", "top_k", "min_p"})
+"""How the app samples: that belongs to the training while it is captured."""
 PROVIDER_ONLY = frozenset(
-    {"model", "model_name", "thinking", "betas", "mcp_servers", "cache_control", "stream_usage", "reasoning", "include"}
+    {
+        # of the endpoint that the app would have called
+        "model",
+        "model_name",
+        "stream_usage",
+        "timeout",
+        "extra_headers",
+        "extra_query",
+        "extra_body",
+        # reasoning, which every provider sets up in its own way
+        "thinking",
+        "thinking_budget",
+        "thinking_level",
+        "include_thoughts",
+        "reasoning",
+        "reasoning_effort",
+        "reasoning_format",
+        # of Anthropic's, Google's and Amazon's services, and of OpenAI's Responses API
+        "betas",
+        "cache_control",
+        "context_management",
+        "inference_geo",
+        "safety_settings",
+        "guardrail_config",
+        "performance_config",
+        "include",
+        "truncation",
+        "keep_alive",
+    }
 )
 """Keyword arguments that mean something to one provider only, or name the original model."""
+NOT_HERE = {
+    "previous_response_id": "the earlier messages are kept at OpenAI; send them with the call (use_previous_response_id=False)",
+    "conversation": "the earlier messages are kept at OpenAI; send them with the call",
+    "cached_content": "a part of the prompt is kept at Google; send it with the call",
+    "mcp_servers": "Anthropic's service runs these tools; give the agent MCP tools of its own (langchain-mcp-adapters)",
+}
+"""What only the provider's own service can do, and the app cannot do without."""
 
 
-def to_openai(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of a call on the original model, as ours takes them."""
+def to_openai(arguments: Mapping[str, Any]) -> Fields:
+    """The keyword arguments of a call on the original model, as ours takes them. Raises CaptureError for what only the
+    provider's own service can do, such as a web search that it runs itself."""
+    for name, way_out in NOT_HERE.items():
+        if arguments.get(name):
+            raise CaptureError(f"{name} cannot be redirected to the trained model: {way_out}")
     kept = {name: value for name, value in arguments.items() if name not in PROVIDER_ONLY | NOT_PASSED_ON}
+    wanted = _taken_format(kept)
+    if wanted is not None:
+        kept["response_format"] = wanted
+    sequences = kept.pop("stop_sequences", None)
+    if sequences and not kept.get("stop"):
+        kept["stop"] = sequences
     if kept.get("tools"):
-        kept["tools"] = [convert_to_openai_tool(tool) for tool in kept["tools"]]
-    choice: str | bool | dict[str, Any] | None = kept.get("tool_choice")
-    if choice is None:
-        return kept
-    if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
-        kept["parallel_tool_calls"] = False
-    kept["tool_choice"] = to_openai_choice(choice)
+        kept["tools"] = [to_openai_tool(tool) for tool in kept["tools"] if not _is_cache_point(tool)]
+    choice: Choice | None = kept.pop("tool_choice", None)
+    if choice is not None:
+        if isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use"):
+            kept["parallel_tool_calls"] = False
+        kept["tool_choice"] = to_openai_choice(choice)
     return kept
 
 
-def to_openai_choice(choice: str | bool | dict[str, Any]) -> str | dict[str, Any]:
-    """`"any"`, True, a bare tool name and Anthropic's dicts become `required`, `auto`, `none` or a named function."""
-    if isinstance(choice, dict):
-        kind = choice.get("type")
-        if kind == "tool":
-            return {"type": "function", "function": {"name": choice["name"]}}
-        if kind in ("auto", "any", "none"):
-            return "required" if kind == "any" else kind
-        return choice
-    if choice is True or choice == "any":
+def openai_tools(tools: Sequence[Any]) -> list[Fields]:
+    """Tools for the record: those that the provider runs itself, which have no OpenAI form, stay as they are."""
+    return [_function_tool(tool) or dict(cast(Mapping[str, Any], tool)) for tool in tools]
+
+
+def to_openai_tool(tool: Any) -> Fields:
+    """One tool. Raises CaptureError for one that the provider runs itself."""
+    found = _function_tool(tool)
+    if found is None:
+        kind = tool.get("type") or next(iter(tool), None)
+        raise CaptureError(
+            f"the tool {kind!r} is run by the provider's own service, so the trained model cannot have it: give the agent "
+            f"a tool of its own that does the same, or leave this call out of the capture (exclude=). Got {tool!r:.200}"
+        )
+    return found
+
+
+def _function_tool(tool: Any) -> Fields | None:
+    """A tool with a schema of arguments, that the app runs; None for any other."""
+    if not isinstance(tool, Mapping):
+        return convert_to_openai_tool(tool)
+    given = cast(Mapping[str, Any], tool)
+    if isinstance(given.get("function"), Mapping):
+        return dict(given)
+    if given.get("type") == "function":  # of the Responses API
+        return {"type": "function", "function": {name: value for name, value in given.items() if name != "type"}}
+    known = {"input_schema", "toolSpec", "parameters", "properties", "title"} & given.keys()
+    if not known and (set(given) - {"name", "description"} or "name" not in given):
+        return None
+    made = convert_to_openai_tool(dict(given))
+    if given.get("strict") is not None:  # of Anthropic's
+        made["function"]["strict"] = given["strict"]
+    return made
+
+
+def _is_cache_point(tool: Any) -> bool:
+    """Amazon's mark between tools, which is none itself."""
+    return isinstance(tool, Mapping) and "cachePoint" in tool
+
+
+def to_openai_choice(choice: Choice) -> str | Fields:
+    """`"any"`, True, a bare tool name, and the dicts of Anthropic, Amazon and the Responses API become `required`,
+    `auto`, `none` or a named function."""
+    if isinstance(choice, Mapping):
+        return _choice_of_mapping(choice)
+    if choice is True:
         return "required"
     if choice is False:
         return "none"
-    if choice in ("auto", "none", "required"):
-        return choice
-    return {"type": "function", "function": {"name": choice}}
+    word = choice.lower()
+    if word in ("auto", "none", "required", "any"):
+        return "required" if word == "any" else word
+    return _named(choice)
+
+
+def _choice_of_mapping(choice: Mapping[str, Any]) -> str | Fields:
+    kind = choice.get("type")
+    if kind in ("auto", "any", "none"):
+        return to_openai_choice(str(kind))
+    if kind == "tool" or (kind == "function" and "name" in choice):
+        return _named(choice["name"])
+    if kind is None and len(choice) == 1:  # {"any": {}}, {"tool": {"name": ...}}
+        word, inner = next(iter(choice.items()))
+        return _named(inner["name"]) if word == "tool" else to_openai_choice(word)
+    if kind != "function":
+        raise CaptureError(f"tool_choice={dict(choice)!r} names what only the provider's own service can do")
+    return dict(choice)
+
+
+def _named(name: str) -> Fields:
+    return {"type": "function", "function": {"name": name}}
+
+
+def _taken_format(kept: Fields) -> Fields | None:
+    """The format of the answer, taken out of `kept` where it stands in another provider's words; None: in none of them."""
+    found: Fields | None = None
+    config: Mapping[str, Any] = kept.pop("output_config", None) or {}
+    if form := config.get("format") or kept.pop("output_format", None):  # Anthropic
+        found = _schema_format(form["schema"])
+    elif form := config.get("textFormat"):  # Amazon
+        inner = form["structure"]["jsonSchema"]
+        found = _schema_format(json.loads(inner["schema"]), inner.get("name"))
+    schema = kept.pop("response_json_schema", None) or kept.pop("response_schema", None)  # Google
+    if kept.pop("response_mime_type", None) == "application/json":
+        found = _schema_format(schema) if schema else {"type": "json_object"}
+    if form := kept.pop("format", None):  # Ollama
+        found = {"type": "json_object"} if form == "json" else _schema_format(form)
+    text: Mapping[str, Any] = kept.pop("text", None) or {}
+    if form := text.get("format"):  # the Responses API
+        found = _schema_format(form["schema"], form.get("name")) if form["type"] == "json_schema" else dict(form)
+    return found
+
+
+def _schema_format(schema: Mapping[str, Any], name: str | None = None) -> Fields:
+    inner = {"name": name or str(schema.get("title") or "answer"), "schema": dict(schema)}
+    return {"type": "json_schema", "json_schema": inner}
+
+
+STOPS = ("stop", "stop_sequences")
+LENGTHS = ("max_tokens", "max_output_tokens", "num_predict")
+
+
+def kept_settings(original: BaseChatModel) -> Fields:
+    """What a stand-in keeps of the app's model, as fields of a ChatOpenAI: where the answer ends, its format, and how it
+    arrives. Not temperature and seed: they belong to the training."""
+    own: Mapping[str, Any] = getattr(original, "model_kwargs", None) or {}
+    kept: Fields = {}
+    for field, names in (("stop", STOPS), ("max_tokens", LENGTHS)):
+        given = [getattr(original, name, None) for name in names] + [own.get(name) for name in names]
+        found = next((value for value in given if value), None)
+        if found is not None:
+            kept[field] = found
+    shape = {
+        name: own[name] for name in ("response_format", "tools", "tool_choice", "parallel_tool_calls") if name in own
+    }
+    if shape:
+        kept["model_kwargs"] = to_openai(shape)
+    if getattr(original, "streaming", False) is True:
+        kept["streaming"] = True
+    if original.output_version == "v1":
+        kept["output_version"] = "v1"
+    for name in ("disable_streaming", "logprobs", "top_logprobs", "n"):
+        if value := getattr(original, name, None):
+            kept[name] = value
+    return kept

@@ -1,0 +1,201 @@
+"""Single agents: `create_agent`, `create_react_agent`, hand-written loops, and every way of choosing their model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, ModelRequest, dynamic_prompt, wrap_model_call
+from langchain.chat_models import init_chat_model
+from langchain_core.messages import SystemMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import InjectedState, ToolNode, create_react_agent, tools_condition
+from langgraph.store.base import BaseStore
+from langgraph.store.memory import InMemoryStore
+
+from .apps import add, asked, double, last, own_model
+from .conftest import Policy, names_of, one_branch
+
+
+def test_an_agent_runs_its_tools_in_parallel_and_in_turn(policy: Policy) -> None:
+    app = create_agent(own_model(), [add, double], system_prompt="Be brief.")
+    with policy.rollout() as made:
+        state = app.invoke(asked("add(a=1, b=2) and add(a=3, b=4) then double(x=5)"))
+    assert last(state) == "the tools said 3, 7, 10"
+    assert [call["args"] for call in state["messages"][1].tool_calls] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+    calls = made.calls(3)
+    assert one_branch(calls)
+    assert names_of(made.requests[0]["tools"]) == ["add", "double"]
+    assert calls[0].messages[0] == {"role": "system", "content": "Be brief."}
+    assert [(call.origin.node, call.origin.step) for call in calls if call.origin] == [
+        ("model", 1),
+        ("model", 3),
+        ("model", 5),
+    ]
+
+
+async def test_an_async_agent(policy: Policy) -> None:
+    app = create_agent(own_model(), [add], name="counter")
+    async with policy.rollout() as made:
+        state = await app.ainvoke(asked("add(a=1, b=2)"), {"configurable": {"thread_id": "t-1"}, "tags": ["nightly"]})
+    assert last(state) == "the tools said 3"
+    for call in made.calls(2):
+        assert call.origin is not None
+        assert (call.origin.agent, call.origin.thread, call.origin.model) == ("counter", "t-1", "gpt-4.1-mini")
+        assert "nightly" in call.origin.tags
+
+
+def test_an_agent_whose_model_is_a_string(policy: Policy) -> None:
+    app = create_agent("openai:gpt-4.1-mini", [add])
+    with policy.rollout() as made:
+        assert last(app.invoke(asked("add(a=1, b=2)"))) == "the tools said 3"
+    assert made.calls(2)[0].origin.model == "gpt-4.1-mini"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic", "groq"])
+def test_an_agent_whose_model_is_chosen_in_the_config(policy: Policy, provider: str) -> None:
+    model = init_chat_model(temperature=0, max_tokens=50)
+    app = create_agent(model, [add])  # bound to its tools before there is a model
+    with policy.rollout() as made:
+        config: RunnableConfig = {"configurable": {"model": "some-model", "model_provider": provider}}
+        assert last(app.invoke(asked("add(a=1, b=2)"), config)) == "the tools said 3"
+    made.calls(2)
+    assert names_of(made.requests[0]["tools"]) == ["add"]
+    assert made.requests[0]["temperature"] == 1.0
+    assert made.requests[0].get("max_completion_tokens", made.requests[0].get("max_tokens")) == 50
+
+
+def test_a_prebuilt_react_agent(policy: Policy) -> None:
+    app = create_react_agent(own_model(), [add], prompt="Be brief.", name="counter")
+    with policy.rollout() as made:
+        assert last(app.invoke(asked("add(a=1, b=2)"))) == "the tools said 3"
+    calls = made.calls(2)
+    assert one_branch(calls)
+    assert [call.origin.node for call in calls if call.origin] == ["agent", "agent"]
+
+
+async def test_a_prebuilt_react_agent_that_runs_out_of_steps(policy: Policy) -> None:
+    app = create_react_agent(own_model(), [add])
+    async with policy.rollout() as made:
+        state = await app.ainvoke(asked("add(a=1, b=2) then add(a=3, b=4)"), {"recursion_limit": 4})
+    assert last(state) == "Sorry, need more steps to process this request."
+    assert made.calls(2)[1].outputs[0].message["tool_calls"]  # what was sampled, not what the state says
+
+
+def test_a_prebuilt_react_agent_whose_model_is_chosen_by_a_function(policy: Policy) -> None:
+    def choose(state: Any, runtime: Any) -> Any:
+        return own_model(model=f"gpt-{len(state['messages'])}").bind_tools([add])
+
+    app = create_react_agent(choose, [add])
+    with policy.rollout() as made:
+        assert last(app.invoke(asked("add(a=1, b=2)"))) == "the tools said 3"
+    assert [call.origin.model for call in made.calls(2) if call.origin] == ["gpt-1", "gpt-3"]
+
+
+def test_a_hand_written_loop_with_a_tool_node(policy: Policy) -> None:
+    model = own_model().bind_tools([add, double], parallel_tool_calls=False)
+
+    def think(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [model.invoke([SystemMessage("Be brief."), *state["messages"]])]}
+
+    graph = StateGraph(MessagesState).add_node("think", think).add_node("tools", ToolNode([add, double]))
+    graph.add_edge(START, "think").add_conditional_edges("think", tools_condition).add_edge("tools", "think")
+    app = graph.compile()
+    with policy.rollout() as made:
+        assert last(app.invoke(asked("add(a=1, b=2) and double(x=3)"))) == "the tools said 3"
+    assert one_branch(made.calls(2))
+    assert [request["parallel_tool_calls"] for request in made.requests] == [False, False]
+
+
+def test_an_agent_with_several_tool_calls_in_one_message_run_by_a_tool_node(policy: Policy) -> None:
+    app = create_react_agent(own_model(), ToolNode([add, double]))
+    with policy.rollout() as made:
+        state = app.invoke(asked("add(a=1, b=2) and double(x=3) and double(x=4)"))
+    assert last(state) == "the tools said 3, 6, 8"
+    assert [message["content"] for message in made.calls(2)[1].messages[-3:]] == ["3", "6", "8"]
+
+
+def test_an_agent_whose_tools_raise_or_get_arguments_that_do_not_fit(policy: Policy) -> None:
+    @tool
+    def fail(reason: str) -> str:
+        """Always fails."""
+        raise ValueError(reason)
+
+    app = create_agent(own_model(), ToolNode([add, fail], handle_tool_errors=True).tools_by_name.values())
+    with policy.rollout() as made:
+        state = app.invoke(asked("add(a='one') then add(a=1, b=2)"))
+    assert last(state).endswith(", 3")
+    assert "Error" in state["messages"][2].text
+    assert one_branch(made.calls(3))
+
+
+def test_an_agent_with_a_model_chosen_by_middleware(policy: Policy) -> None:
+    large = own_model(model="gpt-large")
+
+    @wrap_model_call
+    def escalate(request: ModelRequest, handler: Any) -> Any:
+        return handler(request.override(model=large) if len(request.messages) > 1 else request)
+
+    app = create_agent(own_model(model="gpt-small"), [add], middleware=[escalate])
+    with policy.rollout() as made:
+        assert last(app.invoke(asked("add(a=1, b=2)"))) == "the tools said 3"
+    assert [call.origin.model for call in made.calls(2) if call.origin] == ["gpt-small", "gpt-large"]
+
+
+async def test_an_agent_with_settings_tools_and_tool_choice_set_by_async_middleware(policy: Policy) -> None:
+    class Force(AgentMiddleware):
+        async def awrap_model_call(self, request: ModelRequest, handler: Any) -> Any:
+            if len(request.messages) > 1:
+                return await handler(request)
+            settings = {"stop": ["END"], "temperature": 0}
+            return await handler(request.override(tool_choice="any", tools=[double], model_settings=settings))
+
+    app = create_agent(own_model(), [add, double], middleware=[Force()])
+    async with policy.rollout() as made:
+        state = await app.ainvoke(asked("hello"))
+    assert last(state) == "the tools said 14"
+    assert made.calls(2)[0].constrained == "tool_choice"
+    first, second = made.requests
+    assert (first["tool_choice"], first["stop"], names_of(first["tools"])) == ("required", ["END"], ["double"])
+    assert first["temperature"] == 1.0
+    assert names_of(second["tools"]) == ["add", "double"]
+
+
+def test_an_agent_with_a_dynamic_prompt(policy: Policy) -> None:
+    @dynamic_prompt
+    def prompt(request: ModelRequest) -> str:
+        return f"Message {len(request.messages)}."
+
+    app = create_agent(own_model(), [add], middleware=[prompt])
+    with policy.rollout() as made:
+        app.invoke(asked("add(a=1, b=2)"))
+    assert [call.messages[0]["content"] for call in made.calls(2)] == ["Message 1.", "Message 3."]
+
+
+def test_an_agent_with_long_term_memory(policy: Policy) -> None:
+    def think(state: MessagesState, store: BaseStore) -> dict[str, Any]:
+        known = [item.value["fact"] for item in store.search(("facts",))]
+        store.put(("facts",), str(len(known)), {"fact": state["messages"][-1].text})
+        return {"messages": [own_model().invoke([SystemMessage(f"Known: {known}"), *state["messages"]])]}
+
+    app = StateGraph(MessagesState).add_node("think", think).add_edge(START, "think").compile(store=InMemoryStore())
+    with policy.rollout() as made:
+        app.invoke(asked("I am Ada"))
+        assert last(app.invoke(asked("who am I?"))) == "heard: who am I?"
+    assert made.calls(2)[1].messages[0]["content"] == "Known: ['I am Ada']"
+
+
+def test_an_agent_whose_tools_read_its_state_and_store(policy: Policy) -> None:
+    @tool
+    def count(state: Annotated[dict[str, Any], InjectedState], unit: str) -> str:
+        """How many messages there are."""
+        return f"{len(state['messages'])} {unit}"
+
+    app = create_agent(own_model(), [count], store=InMemoryStore())
+    with policy.rollout() as made:
+        assert last(app.invoke(asked("count(unit='messages')"))) == "the tools said 2 messages"
+    made.calls(2)
+    assert list(made.requests[0]["tools"][0]["function"]["parameters"]["properties"]) == ["unit"]

@@ -1,0 +1,379 @@
+"""Apps written for other providers' models, and for OpenAI's newer API: what they bind means the same to the policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.chat_models import init_chat_model
+from langchain_anthropic import ChatAnthropic
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, FakeListChatModel, GenericFakeChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.outputs import ChatResult
+from langchain_groq import ChatGroq
+from langchain_openai import AzureChatOpenAI, ChatOpenAI
+from openai import BadRequestError
+
+from understudy.errors import CaptureError
+
+from .apps import TEAL, City, add, asked, double, last, own_model
+from .conftest import Policy, names_of, one_branch
+
+ADD = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
+ORDER = "add(a=1, b=2)"
+
+
+def claude(**options: Any) -> ChatAnthropic:
+    return ChatAnthropic(model="claude-sonnet-4-5", max_retries=0, **options)  # type: ignore[call-arg]
+
+
+def groq(**options: Any) -> ChatGroq:
+    return ChatGroq(model="llama-3.3-70b", max_retries=0, **options)
+
+
+@pytest.mark.parametrize("make", [claude, groq])
+def test_an_agent_of_another_provider(policy: Policy, make: Any) -> None:
+    app = create_agent(make(), [add, double])
+    with policy.rollout() as made:
+        assert last(app.invoke(asked(f"{ORDER} and double(x=3) then double(x=4)"))) == "the tools said 3, 6, 8"
+    calls = made.calls(3)
+    assert one_branch(calls)
+    assert calls[0].tools == calls[1].tools
+    assert names_of(made.requests[0]["tools"]) == ["add", "double"]
+    assert made.requests[0]["tools"][0]["function"]["parameters"] == ADD
+
+
+@pytest.mark.parametrize("make", [claude, groq])
+async def test_a_streamed_agent_of_another_provider(policy: Policy, make: Any) -> None:
+    app = create_agent(make(), [add])
+    texts: list[str] = []
+    async with policy.rollout() as made:
+        async for chunk, _ in app.astream(asked(ORDER), stream_mode="messages"):
+            texts += [chunk.text] if isinstance(chunk, AIMessageChunk) and chunk.text else []
+    assert "".join(texts) == "the tools said 3"
+    assert len(texts) == 4
+    assert one_branch(made.calls(2))
+
+
+@pytest.mark.parametrize("make", [claude, groq])
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+def test_an_object_from_another_provider(policy: Policy, make: Any, method: Any) -> None:
+    with policy.rollout() as made:
+        assert make().with_structured_output(City, method=method).invoke("which city?") == TEAL
+    made.calls(1)
+    request = made.requests[0]
+    if method == "json_schema":
+        assert set(request["response_format"]["json_schema"]["schema"]["properties"]) == {"city", "size"}
+    else:
+        assert request["tool_choice"] == {"type": "function", "function": {"name": "City"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("any", "required"),
+        ({"type": "any"}, "required"),
+        ({"type": "auto"}, "auto"),
+        ("add", {"type": "function", "function": {"name": "add"}}),
+        ({"type": "tool", "name": "add"}, {"type": "function", "function": {"name": "add"}}),
+    ],
+)
+def test_a_tool_choice_of_anthropics(policy: Policy, choice: Any, expected: Any) -> None:
+    with policy.rollout() as made:
+        answer = (
+            claude().bind_tools([add], tool_choice=choice, parallel_tool_calls=False).invoke(f"{ORDER} and {ORDER}")
+        )
+    assert [call["args"] for call in answer.tool_calls] == [{"a": 1, "b": 2}]
+    made.calls(1)
+    assert (made.requests[0]["tool_choice"], made.requests[0]["parallel_tool_calls"]) == (expected, False)
+
+
+def test_tools_as_anthropic_writes_them(policy: Policy) -> None:
+    tool = {"name": "add", "description": "Adds.", "input_schema": ADD, "cache_control": {"type": "ephemeral"}}
+    with policy.rollout() as made:
+        answer = claude().bind_tools([{**tool, "type": "custom", "strict": True}]).invoke(ORDER)
+    assert answer.tool_calls[0]["args"] == {"a": 1, "b": 2}
+    made.calls(1)
+    function = {"name": "add", "description": "Adds.", "parameters": ADD, "strict": True}
+    assert made.requests[0]["tools"] == [{"type": "function", "function": function}]
+
+
+def test_anthropics_own_settings(policy: Policy) -> None:
+    model = claude(stop=["END"], max_tokens=77, thinking={"type": "enabled", "budget_tokens": 1024}, top_k=5)
+    with policy.rollout() as made:
+        assert model.bind(cache_control={"type": "ephemeral"}, top_k=7).invoke("hi").text == "heard: hi"
+    made.calls(1)
+    request = made.requests[0]
+    assert (request["stop"], request["max_completion_tokens"], request["top_k"]) == (["END"], 77, 0)
+    assert request["temperature"] == 1.0
+
+
+def test_prompts_as_anthropic_writes_them(policy: Policy) -> None:
+    cached = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
+    used = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1, "b": 2}}
+    calls: Any = [{"name": "add", "args": {"a": 1, "b": 2}, "id": "toolu_1"}]
+    prompt: list[BaseMessage] = [
+        SystemMessage([cached]),
+        HumanMessage("add"),
+        AIMessage(
+            [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "I add."}, used],
+            tool_calls=calls,
+        ),
+        ToolMessage([{"type": "text", "text": "3"}], tool_call_id="toolu_1"),
+    ]
+    with policy.rollout() as made:
+        assert claude().invoke(prompt).text == "the tools said 3"
+    made.calls(1)
+    system, _, answer, result = made.requests[0]["messages"]
+    assert system["content"][0]["text"] == "Be brief."
+    assert json.loads(answer["tool_calls"][0]["function"]["arguments"]) == {"a": 1, "b": 2}
+    assert "tool_use" not in json.dumps(answer["content"])
+    assert "thinking" not in json.dumps(answer["content"])
+    assert "3" in json.dumps(result["content"])
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "google": (
+        {
+            "response_mime_type": "application/json",
+            "response_json_schema": City.model_json_schema(),
+            "safety_settings": {},
+        },
+        {"schema": City.model_json_schema()},
+    ),
+    "amazon": (
+        {
+            "output_config": {
+                "textFormat": {
+                    "type": "json_schema",
+                    "structure": {"jsonSchema": {"schema": json.dumps(City.model_json_schema()), "name": "City"}},
+                }
+            }
+        },
+        {"schema": City.model_json_schema()},
+    ),
+    "amazon's tools": (
+        {
+            "tools": [{"toolSpec": {"name": "add", "inputSchema": {"json": ADD}}}, {"cachePoint": {"type": "default"}}],
+            "tool_choice": {"tool": {"name": "add"}},
+        },
+        {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+    ),
+    "ollama": ({"format": City.model_json_schema(), "keep_alive": "5m"}, {"schema": City.model_json_schema()}),
+    "ollama's json": ({"format": "json"}, {"response_format": {"type": "json_object"}}),
+    "anthropic": ({"stop_sequences": ["END"], "betas": ["x"]}, {"stop": ["END"]}),
+    "responses": (
+        {
+            "tools": [{"type": "function", "name": "add", "parameters": ADD}],
+            "tool_choice": {"type": "function", "name": "add"},
+        },
+        {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+    ),
+}
+"""What the chat models of other providers bind, and what it is here."""
+
+
+@pytest.mark.parametrize("provider", OTHERS)
+def test_what_other_providers_bind(policy: Policy, provider: str) -> None:
+    bound, expected = OTHERS[provider]
+    with policy.rollout() as made:
+        own_model().bind(**bound).invoke(ORDER)
+    made.calls(1)
+    request = made.requests[0]
+    for name, value in expected.items():
+        assert (request["response_format"]["json_schema"]["schema"] if name == "schema" else request[name]) == value
+    if "tools" in bound:
+        assert request["tools"] == [{"type": "function", "function": {"name": "add", "parameters": ADD}}]
+
+
+def responses_model(**options: Any) -> ChatOpenAI:
+    return own_model(use_responses_api=True, **options)
+
+
+async def test_an_agent_on_the_responses_api(policy: Policy) -> None:
+    model = responses_model(reasoning={"effort": "low"}, include=["reasoning.encrypted_content"], store=False)
+    app = create_agent(model, [add])
+    async with policy.rollout() as made:
+        assert last(await app.ainvoke(asked(ORDER))) == "the tools said 3"
+    assert one_branch(made.calls(2))
+    assert names_of(made.requests[0]["tools"]) == ["add"]
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # langchain-openai's own, with its own models too
+def test_a_streamed_object_on_the_responses_api(policy: Policy) -> None:
+    with policy.rollout() as made:
+        model = responses_model().with_structured_output(City, method="json_schema", strict=True)
+        assert list(model.stream("which city?"))[-1] == TEAL
+    made.calls(1)
+    assert made.requests[0]["response_format"]["json_schema"]["strict"] is True
+
+
+@pytest.mark.parametrize("version", ["v1", "responses/v1"])
+def test_an_app_that_reads_content_blocks(policy: Policy, version: str) -> None:
+    model = own_model(output_version=version, use_responses_api=version != "v1")
+    with policy.rollout() as made:
+        answer = model.bind_tools([add]).invoke("hi")
+        again = model.invoke([HumanMessage("hi"), answer, HumanMessage("you?")])
+    assert [block["type"] for block in answer.content_blocks] == ["text"]
+    assert (answer.text, again.text) == ("heard: hi", "heard: you?")
+    if version == "v1":
+        assert answer.content == answer.content_blocks
+    made.calls(2)
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "web_search"},
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 3},
+        {"google_search": {}},
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+    ],
+)
+def test_a_tool_that_the_provider_runs_is_refused_by_name(policy: Policy, tool: dict[str, Any]) -> None:
+    name = tool.get("type", "google_search")
+    with pytest.raises(CaptureError, match=f"the tool '{name}' is run by the provider"), policy.rollout() as made:
+        own_model().bind(tools=[tool]).invoke("hi")
+    made.recorded(0)
+
+
+def test_functions_of_openais_first_api_are_refused_with_what_replaced_them(policy: Policy) -> None:
+    with policy.rollout() as made, pytest.raises(BadRequestError, match="functions were replaced by `tools`"):
+        own_model().bind(functions=[{"name": "add", "parameters": ADD}]).invoke("hi")
+    made.recorded(0)
+
+
+@pytest.mark.parametrize("given", [{"previous_response_id": "resp_1"}, {"cached_content": "cachedContents/1"}])
+def test_a_history_that_is_kept_at_the_provider_is_refused_by_name(policy: Policy, given: dict[str, Any]) -> None:
+    with pytest.raises(CaptureError, match=next(iter(given))), policy.rollout() as made:
+        own_model().bind(**given).invoke("hi")
+    made.recorded(0)
+
+
+PICTURES: list[Any] = [
+    (own_model, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
+    (own_model, {"type": "image", "base64": "AAAA", "mime_type": "image/png"}),
+    (claude, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}),
+]
+
+
+@pytest.mark.parametrize(("make", "picture"), PICTURES)
+def test_a_picture_reaches_the_model_which_says_that_it_cannot_see(policy: Policy, make: Any, picture: Any) -> None:
+    with policy.rollout() as made, pytest.raises(BadRequestError, match="not a multimodal model"):
+        make().invoke([HumanMessage([{"type": "text", "text": "what is this?"}, picture])])
+    made.recorded(1)
+    assert made.requests[0]["messages"][0]["content"][1]["image_url"]["url"] == "data:image/png;base64,AAAA"
+
+
+@pytest.mark.parametrize("name", ["openai:gpt-4.1-mini", "anthropic:claude-sonnet-4-5", "groq:llama-3.3-70b"])
+def test_a_model_that_is_made_by_name(policy: Policy, name: str) -> None:
+    model = init_chat_model(name, temperature=0, max_tokens=50)
+    with policy.rollout() as made:
+        assert model.bind_tools([add]).invoke(ORDER).tool_calls[0]["args"] == {"a": 1, "b": 2}
+    assert made.calls(1)[0].origin.model == name.partition(":")[2]  # type: ignore[union-attr]
+    assert made.requests[0]["max_completion_tokens"] == 50
+
+
+def test_a_configurable_model_with_declarative_methods(policy: Policy) -> None:
+    model = init_chat_model("openai:gpt-4.1-mini", configurable_fields="any", config_prefix="main")
+    chain = model.bind_tools([add], tool_choice="any").with_config(tags=["mine"])
+    with policy.rollout() as made:
+        answer = chain.invoke(
+            ORDER, {"configurable": {"main_model": "claude-sonnet-4-5", "main_model_provider": "anthropic"}}
+        )
+        assert model.with_structured_output(City).invoke("which city?") == TEAL
+    assert answer.tool_calls[0]["args"] == {"a": 1, "b": 2}
+    first, second = made.calls(2)
+    assert [call.origin.model for call in (first, second) if call.origin] == ["claude-sonnet-4-5", "gpt-4.1-mini"]
+    assert "mine" in (first.origin.tags if first.origin else ())
+    assert made.requests[0]["tool_choice"] == "required"
+
+
+def test_azures_model(policy: Policy) -> None:
+    model = AzureChatOpenAI(
+        azure_endpoint="http://127.0.0.1:9", api_version="2024-10-21", azure_deployment="mine", api_key="unused"
+    )
+    with policy.rollout() as made:
+        assert model.with_structured_output(City).invoke("which city?") == TEAL
+    made.calls(1)
+
+
+def test_fakes_that_an_app_uses_in_its_own_tests(policy: Policy) -> None:
+    with policy.rollout() as made:
+        assert FakeListChatModel(responses=["scripted"]).invoke("hi").text == "heard: hi"
+        model = GenericFakeChatModel(messages=iter([AIMessage("scripted")]))
+        assert "".join(chunk.text for chunk in model.stream("hi")) == "heard: hi"
+    made.calls(2)
+
+
+class HouseModel(BaseChatModel):
+    """A chat model of the app's own that overrides an entry point, defined while no capture was active."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "house"
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        raise AssertionError("the app's own model was called")
+
+    def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
+        yield from super().stream(input, config, **kwargs)
+
+    async def astream(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncIterator[AIMessageChunk]:
+        async for chunk in super().astream(input, config, **kwargs):
+            yield chunk
+
+
+async def test_a_model_class_of_the_apps_own_that_overrides_its_streams(policy: Policy) -> None:
+    async with policy.rollout() as made:
+        assert "".join([chunk.text for chunk in HouseModel().stream("one two")]) == "heard: one two"
+        assert "".join([chunk.text async for chunk in HouseModel().astream("one two")]) == "heard: one two"
+        assert (await HouseModel().ainvoke("one two")).text == "heard: one two"
+    assert {call.origin.kind for call in made.calls(3) if call.origin} == {"HouseModel"}
+
+
+def test_a_model_class_that_is_made_during_the_capture_and_overrides_an_entry_point(policy: Policy) -> None:
+    with policy.rollout() as made:
+
+        class LateModel(HouseModel):
+            def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
+                raise AssertionError("the app's own model was called")
+
+        assert "".join(chunk.text for chunk in LateModel().stream("one two")) == "heard: one two"
+    made.calls(1)
+
+
+class Wrapper(BaseChatModel):
+    """A chat model that adds a word and hands the call to another."""
+
+    inner: Any
+
+    @property
+    def _llm_type(self) -> str:
+        return "wrapper"
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return self.inner._generate(messages, stop, run_manager, **kwargs)
+
+
+def test_a_model_that_delegates_to_another_makes_one_call(policy: Policy) -> None:
+    with policy.rollout() as made:
+        assert Wrapper(inner=own_model()).bind(stop=["END"]).invoke("hi").text == "heard: hi"
+    made.calls(1)
+    assert made.requests[0]["stop"] == ["END"]

@@ -79,6 +79,9 @@ class CallOrigin(Frozen):
     thread: str | None = None
     model: str | None = None
     tags: tuple[str, ...] = ()
+    kind: str | None = None  # class name of the app's chat model, such as "ChatOpenAI"
+    source: str | None = None  # the framework's own word for who calls: LangChain's `lc_source`, "summarization"
+    unused: bool = False  # known when the rollout has ended: a retry or a node that ran again threw the output away
 
 
 class Call(Frozen):
@@ -146,6 +149,10 @@ class Trajectory(History):
     logs: list[str] = Field(default_factory=list[str])
     exception: RolloutException | None = None
     captured: bool = False  # its calls carry its id: every call recorded under it belongs to it
+    weights: dict[str, float] = Field(default_factory=dict[str, float])
+    """Call id -> weight of its tokens in training: 0 leaves the call out, a call that is missing has 1. Calls that
+    failed or were cancelled are never trained and need none."""
+    unused: list[str] = Field(default_factory=list[str])  # ids of calls whose output was thrown away
     started_at: float = Field(default_factory=time.time)
     ended_at: float | None = None
 
@@ -155,6 +162,14 @@ class Trajectory(History):
         if reward is not None and not math.isfinite(reward):
             raise ValueError(f"reward must be a finite number or None (unscored), got {reward!r}")
         return reward
+
+    @field_validator("weights")
+    @classmethod
+    def _not_negative(cls, weights: dict[str, float]) -> dict[str, float]:
+        for call_id, weight in weights.items():
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"weights[{call_id!r}] must be a finite number of at least 0, got {weight!r}")
+        return weights
 
     def log(self, message: str) -> None:
         """Add a line to the trajectory's log."""

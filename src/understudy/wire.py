@@ -25,9 +25,11 @@ Errors have OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from .config import LoraOptions, Name, TrainConfig
 from .types import Call, CallRef, Json, Message, RolloutException, Tool, TrainResult, new_id
@@ -39,6 +41,31 @@ ORIGIN_HEADER = "x-understudy-origin"
 """JSON of a CallOrigin, ASCII."""
 LENGTH_HEADER = "x-understudy-length"
 """`fit`: max_tokens was set for another model; where the context has less room, the room is the limit."""
+
+
+def _storable(value: Json) -> Json:
+    """Refuses NaN and infinity anywhere inside: JSON has no word for them, so they would come back as null."""
+    if (found := _not_finite(value)) is not None:
+        raise ValueError(f"JSON has no NaN and no infinity, got {found}")
+    return value
+
+
+def _not_finite(value: Json, place: str = "") -> str | None:
+    """The first number inside that is not finite, and where it is."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{value!r}{place and f' at {place}'}"
+    inside: Iterable[tuple[Json, Json]] = ()
+    if isinstance(value, dict):
+        inside = cast(dict[Json, Json], value).items()
+    elif isinstance(value, list | tuple):
+        inside = enumerate(cast(Sequence[Json], value))
+    found = (_not_finite(item, f"{place}[{key!r}]") for key, item in inside)
+    return next((each for each in found if each is not None), None)
+
+
+StoredJson = Annotated[Json, AfterValidator(_storable)]
+"""A JSON value that comes back as it went in."""
+CallWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Wire(BaseModel):
@@ -92,7 +119,7 @@ class LogRequest(Wire):
 class UserState(Wire):
     """A JSON object of the user's own, kept with the model."""
 
-    value: dict[str, Json] = Field(default_factory=dict)
+    value: dict[str, StoredJson] = Field(default_factory=dict)
 
 
 class CheckpointState(Wire):
@@ -132,9 +159,11 @@ class TrajectoryRecord(Wire):
     histories: tuple[RenderedHistory, ...] = ()
     reward: FiniteFloat | None = None
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
-    metadata: dict[str, Json] = Field(default_factory=dict)
+    metadata: dict[str, StoredJson] = Field(default_factory=dict)
     logs: tuple[str, ...] = ()
     exception: RolloutException | None = None
+    weights: dict[str, CallWeight] = Field(default_factory=dict)  # by call id; 0: not trained; missing: 1
+    unused: tuple[str, ...] = ()  # ids of calls whose output was thrown away
     started_at: FiniteFloat
     ended_at: FiniteFloat
 
@@ -159,7 +188,7 @@ class GroupRecord(Wire):
     """Rollouts of one scenario, by the ids of finished trajectories."""
 
     trajectory_ids: tuple[str, ...]
-    metadata: dict[str, Json] = Field(default_factory=dict)
+    metadata: dict[str, StoredJson] = Field(default_factory=dict)
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
 
 

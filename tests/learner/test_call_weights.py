@@ -149,7 +149,7 @@ def test_the_kl_term_has_no_weight(policies: Policies, loss: str) -> None:
 
 @pytest.mark.parametrize("current", [0.002, 0.3])
 def test_gspo_with_weighted_calls_is_gspo_token(current: float) -> None:
-    """2507.18071, eq. 13 and 14: the sequence's ratio, detached, times pi / sg(pi), with an advantage for each token.
+    """2507.18071, section GSPO-token: the sequence's ratio, detached, times pi / sg(pi), with an advantage for each token.
     Calls of 2 and 3 tokens, weights 0.5 and 2; inside the clip range, then beyond it."""
     sequence = torch.tensor([0] * 5 + [1] * 3)
     advantages = torch.tensor([0.5 * 1.5] * 2 + [2 * 1.5] * 3 + [-1.0] * 3, dtype=torch.float64)

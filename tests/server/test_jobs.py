@@ -11,7 +11,7 @@ import pytest
 from understudy.server.errors import ApiError
 from understudy.server.jobs import build_job, job_folder
 from understudy.types import Call, CallOutput, CallStatus, RolloutException, Sampling
-from understudy.wire import GroupRecord, TrainRequest, TrajectoryRecord
+from understudy.wire import GroupRecord, RenderedHistory, TrainRequest, TrajectoryRecord
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
 
@@ -40,9 +40,10 @@ def built(
     reward: float | None = 1.0,
     tool_call_id: int | None = 99,
     exception: RolloutException | None = None,
+    **fields: Any,
 ):
     request = TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("t",)),))
-    record = TrajectoryRecord(id="t", model="m", reward=reward, exception=exception, started_at=1, ended_at=2)
+    record = TrajectoryRecord(id="t", model="m", reward=reward, exception=exception, started_at=1, ended_at=2, **fields)
     return build_job(request, {"t": record}, {"t": calls}, tool_call_id).groups[0][0]
 
 
@@ -97,6 +98,43 @@ def test_an_unscored_trajectory_may_be_empty_and_a_scored_one_may_not() -> None:
         built(())
     with pytest.raises(ApiError, match="cancelled, failed or came after the end"):
         built((call(late=True),))
+
+
+def test_the_weights_and_marks_of_a_record_are_those_of_its_samples() -> None:
+    calls = (
+        call("half"),
+        call("plain"),
+        call("out", outputs=(output(0), output(1))),
+        call("gone", status=CallStatus.CANCELLED),
+        call("side", model="another"),
+    )
+    weights = {"half": 0.5, "out": 0.0, "gone": 0.0, "side": 3.0}
+    kept = built(calls, weights=weights, unused=("plain", "gone", "side"))
+    assert [(s.call_id, s.index, s.weight, s.unused) for s in kept.samples] == [
+        ("half", 0, 0.5, False),
+        ("plain", 0, 1.0, True),
+        ("out", 0, 0.0, False),
+        ("out", 1, 0.0, False),
+    ]
+    assert kept.left_out == 1  # gone
+
+
+def test_weights_that_leave_every_call_out_are_an_error_that_names_train_on() -> None:
+    calls = (call("a"), call("b", outputs=(output(0), output(1))), call("gone", status=CallStatus.CANCELLED))
+    out = {"a": 0.0, "b": 0.0}
+    with pytest.raises(ApiError, match="'t': train_on= left every call out: the weight of all 2 calls") as caught:
+        built(calls, weights=out)
+    assert (caught.value.status, caught.value.code) == (400, "no_calls")
+    history = RenderedHistory(messages=({"role": "assistant", "content": "hi"},), targets=(0,))
+    assert built(calls, weights=out, histories=(history,)).histories == (history,)
+    assert built(calls, weights=out, reward=None).reward is None
+    pair = TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("t", "u")),))
+    records = {
+        name: TrajectoryRecord(id=name, model="m", reward=1.0, started_at=1, ended_at=2, weights=weights)
+        for name, weights in (("t", out), ("u", {}))
+    }
+    job = build_job(pair, records, {"t": calls, "u": (call("c"),)}, None)
+    assert [sample.weight for each in job.groups[0] for sample in each.samples] == [0.0, 0.0, 0.0, 1.0]
 
 
 def test_a_request_id_never_leads_out_of_the_jobs_folder(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ import sqlalchemy as sa
 from understudy.errors import StoreError
 from understudy.server.errors import ApiError, StoreFullError
 from understudy.server.store import Store
-from understudy.server.tables import metadata
+from understudy.server.tables import metadata, trajectories
 from understudy.types import Call, CallOrigin, CallOutput, CallRef, CallStatus, Sampling, new_id
 from understudy.wire import LogRequest, TrainStatus, TrajectoryRecord
 
@@ -41,6 +42,10 @@ async def store(
     opened = await Store.open(url)
     yield opened
     await opened.close()
+
+
+def store_url(store: Store) -> str:
+    return str(POSTGRES) if store.where.startswith("postgres") else f"sqlite:///{store.where}"
 
 
 def a_call(trajectory_id: str = "traj-a", *, at: float = 100.0, choices: int = 1, status: str = "complete") -> Call:
@@ -201,6 +206,57 @@ async def test_unclaimed_calls_expire_but_not_those_of_a_rollout_that_still_runs
     assert await store.expire_unclaimed(before=500.0) == 0
     left = await store.calls_of(["old", "running", "sealed", "claimer"])
     assert {name: len(found) for name, found in left.items()} == {"old": 0, "running": 2, "sealed": 1, "claimer": 1}
+
+
+async def test_weights_and_marks_come_back_and_may_name_calls_that_failed_or_came_late(store: Store) -> None:
+    made = [a_call(at=1.0), a_call(choices=0, status="failed", at=2.0)]
+    for call in made:
+        await store.add_call(call)
+    await store.finish([a_record("traj-a")])
+    made.append(await store.add_call(a_call(at=3.0)))
+    assert made[-1].late
+    ids = [call.id for call in made]
+    record = a_record("traj-a", weights=dict(zip(ids, (0.0, 0.5, 2.0), strict=True)), unused=tuple(ids[1:]))
+    await store.finish([record])
+    assert (await store.finished(["traj-a"]))["traj-a"] == record
+
+
+async def test_weights_of_claimed_calls_may_name_only_those(store: Store) -> None:
+    claimed, side = a_call(at=1.0), a_call(at=2.0)
+    for call in (claimed, side):
+        await store.add_call(call)
+    refs = (CallRef(call_id=claimed.id),)
+    await store.finish([a_record("t", refs, weights={claimed.id: 0.5}, unused=(claimed.id,))])
+    with pytest.raises(ApiError, match=f"'t': weights names call '{side.id}'.*not in its list `calls`"):
+        await store.finish([a_record("t", refs, weights={claimed.id: 0.5, side.id: 1.0})])
+    assert (await store.finished(["t"]))["t"].weights == {claimed.id: 0.5}
+
+
+@pytest.mark.parametrize("field", ["weights", "unused"])
+async def test_an_id_that_is_no_call_of_the_trajectory_is_refused_with_its_field(store: Store, field: str) -> None:
+    own, others = a_call(), a_call("traj-b")
+    for call in (own, others):
+        await store.add_call(call)
+    for stranger in (others.id, "call-nope"):
+        ids = (own.id, stranger)
+        given = {field: dict.fromkeys(ids, 0.5) if field == "weights" else ids}
+        with pytest.raises(ApiError, match=f"trajectory 'traj-a': {field} names call '{stranger}'") as caught:
+            await store.finish([a_record("traj-b"), a_record("traj-a", **given)])
+        assert (caught.value.status, caught.value.code) == (404, "unknown_call")
+        assert caught.value.param == f"trajectories.{field}"
+    assert await store.finished(["traj-a", "traj-b"]) == {}
+
+
+async def test_a_trajectory_that_was_stored_before_calls_had_weights_can_be_read(store: Store) -> None:
+    await store.finish([a_record("traj-a")])
+    body = json.loads(a_record("traj-a").model_dump_json())
+    assert (body.pop("weights"), body.pop("unused")) == ({}, [])
+    engine = sa.create_engine(store_url(store))
+    with engine.begin() as connection:
+        connection.execute(sa.update(trajectories).values(body=json.dumps(body)))
+    engine.dispose()
+    assert await store.finished(["traj-a"]) == {"traj-a": a_record("traj-a")}
+    assert await store.trajectories() == [a_record("traj-a")]
 
 
 async def test_trajectories_are_listed_newest_first_by_model(store: Store) -> None:

@@ -185,6 +185,40 @@ def test_calls_to_another_model_do_not_train_this_one(server: RunningServer) -> 
     assert "default" in error["message"] and "'mine'" in error["message"]
 
 
+def test_weighted_and_excluded_calls_are_counted_and_a_step_that_excludes_all_is_refused(server: RunningServer) -> None:
+    register(server, "weighing", lora={"r": 4})
+    ids = [f"weighed-{i}" for i in range(2)]
+    calls = {
+        name: [
+            server.chat("Hello", name, model="weighing", temperature=1.0, seed=at).headers["x-understudy-call"]
+            for at in range(3)
+        ]
+        for name in ids
+    }
+
+    def finish(weights: tuple[float, float, float]) -> None:
+        server.finish(
+            [
+                record(
+                    name,
+                    float(at),
+                    model="weighing",
+                    weights=dict(zip(calls[name], weights, strict=True)),
+                    unused=calls[name][:1],
+                )
+                for at, name in enumerate(ids)
+            ]
+        )
+
+    finish((0.0, 0.5, 1.0))
+    result = list(events(server.http, train_body("weighed", [ids], "weighing")))[-1]["result"]
+    names = ("trained", "excluded", "weighted", "unused", "not_trained")
+    assert [result["metrics"][f"calls/{name}"] for name in names] == [4, 2, 2, 2, 0]
+    finish((0.0, 0.0, 0.0))
+    error = refused(asked(server, train_body("all-excluded", [ids], "weighing")), 400)
+    assert "train_on= left every call out" in error["message"]
+
+
 def test_a_trajectory_that_comes_twice_and_an_empty_group_are_refused(server: RunningServer) -> None:
     assert "'t'" in refused(asked(server, train_body("twice", [["t", "u"], ["t"]])), 400)["message"]
     assert "Group 1" in refused(asked(server, train_body("empty", [["t"], []])), 400)["message"]

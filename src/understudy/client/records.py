@@ -47,7 +47,7 @@ def group_wires(groups: Iterable[TrajectoryGroup], model: str, request_id: str) 
         ]
         ids = tuple(record.id for record in records)
         metrics = _metrics(group.metrics, f"group {at}")
-        metadata = _metadata(group.metadata, f"group {at}")
+        metadata = as_json(group.metadata, f"group {at}: metadata")
         wires.append((tuple(records), GroupRecord(trajectory_ids=ids, metadata=metadata, metrics=metrics)))
     return wires
 
@@ -80,9 +80,11 @@ def trajectory_record(trajectory: Trajectory, model: str, where: str) -> Traject
         histories=() if trajectory.captured else tuple(rendered),
         reward=_reward(trajectory.reward, where),
         metrics=_metrics(trajectory.metrics, where),
-        metadata=_metadata(trajectory.metadata, where),
+        metadata=as_json(trajectory.metadata, f"{where}: metadata"),
         logs=tuple(trajectory.logs),
         exception=trajectory.exception,
+        weights=_weights(trajectory.weights, where),
+        unused=tuple(trajectory.unused),
         started_at=trajectory.started_at,
         ended_at=time.time() if trajectory.ended_at is None else trajectory.ended_at,
     )
@@ -156,10 +158,21 @@ def _metrics(metrics: Mapping[str, Metric], where: str) -> dict[str, float]:
     return values
 
 
-def _metadata(metadata: Mapping[str, Json], where: str) -> dict[str, Json]:
-    for name, value in metadata.items():
+def _weights(weights: Mapping[str, Json], where: str) -> dict[str, float]:
+    values = as_numbers(weights, f"{where}: weights")
+    for call_id, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(
+                f"{where}: weights[{call_id!r}] must be a finite number of at least 0 (0 leaves the call out), got {value!r}"
+            )
+    return values
+
+
+def as_json(values: Mapping[str, Json], where: str) -> dict[str, Json]:
+    """Raises ConfigError naming the first that is no JSON, also for a NaN deep inside: it would come back as null."""
+    for name, value in values.items():
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{where}: metadata[{name!r}] is no JSON ({error}), got {value!r}") from error
-    return dict(metadata)
+            raise ConfigError(f"{where}[{name!r}] is no JSON ({error}), got {value!r}") from error
+    return dict(values)

@@ -30,7 +30,8 @@ class _Owned:
 def finish(connection: Connection, batch: Sequence[Finish]) -> list[dict[str, int] | UnderstudyError]:
     """Seal the trajectories of each request and claim their calls; recorded calls per trajectory id.
 
-    Refused whole, before any write: unknown calls (404), a choice in two trajectories (409).
+    Refused whole, before any write: calls that are unknown, or no call of the trajectory that names their weight or
+    marks them as unused (404), a choice in two trajectories (409).
     """
     results: list[dict[str, int] | UnderstudyError] = []
     for records in batch:
@@ -68,7 +69,33 @@ def _checked(connection: Connection, records: Finish) -> dict[CallRef, str]:
     for ref, owned in _claimed_elsewhere(connection, sorted(whole)):
         if owned.claimed_by not in ids:
             raise _claimed_twice(ref, owned.claimed_by or "", owned.recorded_under)
+    _check_named(connection, records)
     return claims
+
+
+def _check_named(connection: Connection, records: Finish) -> None:
+    """The ids in `weights` and `unused` are calls of their trajectory. Those that failed or came late are calls too."""
+    named = {call_id for record in records if record.calls is None for call_id in (*record.weights, *record.unused)}
+    under: dict[str, str] = {}
+    for chunk in chunks(sorted(named)):
+        rows = connection.execute(select(calls.c.id, calls.c.trajectory_id).where(calls.c.id.in_(chunk)))
+        under |= {call_id: trajectory_id for call_id, trajectory_id in rows}
+    for record in records:
+        own = None if record.calls is None else {ref.call_id for ref in record.calls}
+        for field, ids in (("weights", record.weights), ("unused", record.unused)):
+            for call_id in ids:
+                if under.get(call_id) != record.id if own is None else call_id not in own:
+                    raise _not_a_call_of(record, field, call_id)
+
+
+def _not_a_call_of(record: TrajectoryRecord, field: str, call_id: str) -> ApiError:
+    calls_of_it = "recorded under its id" if record.calls is None else "in its list `calls`"
+    return ApiError(
+        404,
+        f"trajectory {record.id!r}: {field} names call {call_id!r}, which is none of its calls: it is not {calls_of_it}",
+        f"trajectories.{field}",
+        "unknown_call",
+    )
 
 
 def _wanted(records: Finish) -> dict[CallRef, str]:

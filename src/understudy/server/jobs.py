@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,18 +64,25 @@ def build_job(
         for trajectory_id in ids
     }
     scored = [each for each in built.values() if each.reward is not None and not each.failed]
-    empty = [each.id for each in scored if not each.samples and not each.histories]
+    empty = [each for each in scored if not each.histories and not any(sample.weight for sample in each.samples)]
     if empty and len(empty) == len(scored):  # else the learner counts them and warns
         raise ApiError(400, _why_empty(empty, request.model, calls), "groups", "no_calls")
     groups = tuple(tuple(built[trajectory_id] for trajectory_id in group.trajectory_ids) for group in request.groups)
     return TrainJob(request.id, request.model, groups, request.config)
 
 
-def _why_empty(ids: Sequence[str], model: str, calls: Mapping[str, Sequence[Call]]) -> str:
+def _why_empty(empty: Sequence[JobTrajectory], model: str, calls: Mapping[str, Sequence[Call]]) -> str:
+    ids = [trajectory.id for trajectory in empty]
+    excluded = len({sample.call_id for trajectory in empty for sample in trajectory.samples})
     others = sorted(
         {call.model for trajectory_id in ids for call in calls.get(trajectory_id, ()) if call.model != model}
     )
-    if others:
+    if excluded:
+        why = (
+            f"train_on= left every call out: the weight of all {excluded} calls that could be trained is 0; give those "
+            "that shall be trained a weight above 0"
+        )
+    elif others:
         why = f"their calls went to {', '.join(others)}, and only calls to {model!r} train it"
     elif any(calls.get(trajectory_id) for trajectory_id in ids):
         why = "their calls were cancelled, failed or came after the end of the rollout"
@@ -88,8 +96,9 @@ def _why_empty(ids: Sequence[str], model: str, calls: Mapping[str, Sequence[Call
 
 def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call], tool_call_id: int | None) -> JobTrajectory:
     ours = [call for call in calls if call.model == model]
+    unused = frozenset(record.unused)
     samples = [
-        _sample(call, output, tool_call_id)
+        replace(_sample(call, output, tool_call_id), weight=record.weights.get(call.id, 1.0), unused=call.id in unused)
         for call in ours
         if call.status in TARGETS and not call.late
         for output in call.outputs

@@ -1,4 +1,4 @@
-"""The trainer's pure parts: order, splits, scenario files, summaries, sinks and the progress view."""
+"""The trainer's pure parts: order, splits, rewards, summaries, sinks and the progress view."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from understudy import Trajectory, TrajectoryGroup
 from understudy.errors import ConfigError, RolloutError
 from understudy.rewards.outcome import RewardResult, as_reward
 from understudy.scenarios.identity import scenario_id, scenario_text
-from understudy.scenarios.loading import load_scenarios
 from understudy.scenarios.ordering import batch, split
 from understudy.tracing.fanout import FanOut
 from understudy.tracing.jsonl import JsonlSink
@@ -71,33 +70,6 @@ def test_a_scenarios_id_is_its_own_or_follows_from_its_content() -> None:
     assert scenario_text(Task("why?")) == "why?"
     with pytest.raises(ConfigError, match="its keys are task"):
         scenario_text({"task": "why?"})
-
-
-def test_a_scenario_file_with_faults_names_each_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "data.jsonl"
-    file.write_text('{"prompt": "a"}\n\n{"prompt": \n[1]\n{"prompt": "a"}\n{"prompt": 3}\n')
-    with pytest.raises(ConfigError) as caught:
-        load_scenarios(file)
-    lines = str(caught.value).splitlines()
-    assert [line.removeprefix(str(file)).split(":")[1] for line in lines] == ["3", "4", "5", "6"]
-    assert "line 1" in lines[2]
-
-
-def test_scenarios_load_from_jsonl_and_csv(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"id": "x", "prompt": "b"}\n')
-    (tmp_path / "a.csv").write_text("id,prompt,answer\n1,a,yes\n,b,no\n")
-    first, second = load_scenarios(tmp_path / "a.jsonl")
-    assert (first.prompt, first.model_extra, second.id) == ("a", {"answer": 1}, "x")
-    assert (first["prompt"], first["answer"]) == ("a", 1)  # as a function written for dicts reads it
-    with pytest.raises(KeyError, match="the scenario has id, prompt, answer"):
-        first["question"]
-    rows = load_scenarios(tmp_path / "a.csv")
-    assert [(row.prompt, row.model_extra) for row in rows] == [("a", {"answer": "yes"}), ("b", {"answer": "no"})]
-    assert rows[0].id == "1"
-    with pytest.raises(ConfigError, match=r"\.jsonl, \.csv"):
-        load_scenarios(tmp_path / "a.txt")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_scenarios(tmp_path / "none.csv")
 
 
 def test_an_evaluation_counts_each_scenario_once_and_failed_rollouts_not_as_zero() -> None:

@@ -1,82 +1,70 @@
-"""Scenario files: JSONL and CSV, checked line by line."""
+"""Scenario files: JSONL, CSV and saved Hugging Face datasets, checked row by row."""
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import cast
 
 from understudy.errors import ConfigError
-from understudy.types import Json, Scenario
+from understudy.types import Scenario
 
 from .identity import scenario_id
+from .lines import csv_rows, jsonl_rows
+from .rows import Place, Row
+from .saved_dataset import dataset_folder, dataset_rows
+
+READERS: dict[str, Callable[[Path], Iterator[Row]]] = {".jsonl": jsonl_rows, ".csv": csv_rows}
+SHOWN_FAULTS = 20
 
 
 def load_scenarios(path: str | Path) -> list[Scenario]:
-    """The scenarios of a `.jsonl` or `.csv` file. Raises ConfigError that lists each fault with its line number."""
+    """The scenarios of a `.jsonl` or `.csv` file, or of a folder that `save_to_disk` of Hugging Face's datasets wrote
+    (`folder:train` names a split). Raises ConfigError that lists each fault with its line, or row from 0."""
+    found = dataset_folder(Path(path))
+    if found is not None:
+        folder, split = found
+        return _checked(dataset_rows(folder, split), str(path), "row", ": row ")
     file = Path(path)
-    readers: dict[str, Callable[[Path], list[tuple[int, Json]]]] = {".jsonl": _jsonl_rows, ".csv": _csv_rows}
-    reader = readers.get(file.suffix.lower())
+    reader = READERS.get(file.suffix.lower())
     if reader is None:
-        raise ConfigError(f"scenarios: {file.name!r} ends in none of {', '.join(readers)}")
+        raise ConfigError(
+            f"scenarios: {str(path)!r} ends in none of {', '.join(READERS)}, and is no folder of a saved dataset"
+        )
     try:
-        rows = reader(file)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"scenarios: {file} cannot be read: {error}") from error
-    return _checked(file, rows)
+        return _checked(reader(file), str(path), "line", ":")
+    except OSError as error:
+        raise ConfigError(f"scenarios: {file} cannot be read: {error.strerror or error}") from error
 
 
-def _jsonl_rows(file: Path) -> list[tuple[int, Json]]:
-    rows: list[tuple[int, Json]] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1):
-        if line.strip():
-            try:
-                rows.append((number, json.loads(line)))
-            except ValueError as error:
-                rows.append((number, ConfigError(f"not JSON: {error}")))
-    return rows
-
-
-def _csv_rows(file: Path) -> list[tuple[int, Json]]:
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines, restkey="(too many columns)")
-        return [(reader.line_num, row) for row in reader]
-
-
-def _checked(file: Path, rows: list[tuple[int, Json]]) -> list[Scenario]:
+def _checked(rows: Iterable[Row], source: str, word: str, joint: str) -> list[Scenario]:
     faults: list[str] = []
     scenarios: list[Scenario] = []
-    lines: dict[str, int] = {}
-    for number, row in rows:
-        fault = _fault(row)
-        if fault is None:
-            own = row.get("id")
-            scenario = Scenario(**{**row, "id": None if own in (None, "") else str(own)})
-            name = scenario_id(scenario)
-            if name in lines:
-                fault = f"the same scenario (id {name!r}) as in line {lines[name]}"
-            else:
-                lines[name] = number
-                scenarios.append(scenario.model_copy(update={"id": name}))
-        if fault is not None:
-            faults.append(f"{file}:{number}: {fault}")
+    places: dict[str, Place] = {}
+    for row in rows:
+        scenario, fault = _scenario(row)
+        name = "" if scenario is None else scenario_id(scenario)
+        if name in places:
+            fault = f"the same scenario (id {name!r}) as in {word} {places[name]}"
+        if fault:
+            faults.append(f"{source}{joint}{row.place}: {fault}")
+        elif scenario is not None:
+            places[name] = row.place
+            scenarios.append(scenario.model_copy(update={"id": name}))
     if faults:
-        raise ConfigError("\n".join(faults))
+        more = [f"and {len(faults) - SHOWN_FAULTS} more"] if len(faults) > SHOWN_FAULTS else []
+        raise ConfigError("\n".join(faults[:SHOWN_FAULTS] + more))
     if not scenarios:
-        raise ConfigError(f"scenarios: {file} holds none")
+        raise ConfigError(f"scenarios: {source} holds none")
     return scenarios
 
 
-def _fault(found: Json) -> str | None:
-    if isinstance(found, ConfigError):
-        return str(found)
-    if not isinstance(found, dict):
-        return f"an object is needed, got {type(found).__name__}"
-    row = cast(dict[str, Json], found)
-    if "(too many columns)" in row:
-        return "more values than the header has columns"
-    if not isinstance(row.get("prompt", ""), str):
-        return f"`prompt` must be text, got {row['prompt']!r}"
-    return None
+def _scenario(row: Row) -> tuple[Scenario | None, str]:
+    """The scenario of a row, or its fault."""
+    if row.values is None:
+        return None, row.fault
+    own, prompt = row.values.get("id"), row.values.get("prompt")
+    if own is not None and (isinstance(own, bool) or not isinstance(own, str | int | float)):
+        return None, f"`id` must be text or a number, got {own!r:.200}"
+    if prompt is not None and not isinstance(prompt, str):
+        return None, f"`prompt` must be text, got {prompt!r:.200}"
+    return Scenario(**{**row.values, "id": None if own in (None, "") else str(own)}), ""

@@ -1,0 +1,215 @@
+"""Scenario files: what loads, and how each fault is named with its place."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from PIL import Image
+
+from understudy.errors import ConfigError, MissingExtraError
+from understudy.scenarios.loading import load_scenarios
+
+
+@pytest.fixture(autouse=True)
+def without_progress_bars() -> None:
+    datasets.disable_progress_bars()
+
+
+def faults(file: Path | str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_scenarios(file)
+    return [line.removeprefix(f"{file}:") for line in str(caught.value).splitlines()]
+
+
+def written(folder: Path, name: str, content: str | bytes) -> Path:
+    file = folder / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
+
+
+def saved(folder: Path, rows: list[dict[str, Any]] | dict[str, list[dict[str, Any]]]) -> Path:
+    if isinstance(rows, dict):
+        datasets.DatasetDict({name: datasets.Dataset.from_list(each) for name, each in rows.items()}).save_to_disk(
+            folder
+        )
+    else:
+        datasets.Dataset.from_list(rows).save_to_disk(folder)
+    return folder
+
+
+def test_scenarios_load_from_jsonl_and_csv(tmp_path: Path) -> None:
+    first, second = load_scenarios(
+        written(tmp_path, "a.jsonl", '{"prompt": "a", "answer": 1}\n{"id": "x", "prompt": "b"}\n')
+    )
+    assert (first.prompt, first.model_extra, second.id) == ("a", {"answer": 1}, "x")
+    assert (first["prompt"], first["answer"]) == ("a", 1)  # as a function written for dicts reads it
+    with pytest.raises(KeyError, match="the scenario has id, prompt, answer"):
+        first["question"]
+    rows = load_scenarios(written(tmp_path, "a.csv", "id, prompt,answer\n1,a,yes\n,b,no\n"))
+    assert [(row.prompt, row.model_extra) for row in rows] == [("a", {"answer": "yes"}), ("b", {"answer": "no"})]
+    assert rows[0].id == "1"
+
+
+def test_a_jsonl_file_with_faults_names_each_with_its_line(tmp_path: Path) -> None:
+    lines = [
+        '{"id": "a"}',
+        "",
+        '{"prompt": ',
+        "[1]",
+        '{"id": "a", "prompt": "other"}',
+        '{"prompt": 3}',
+        '{"prompt": "b", "n": {"x": 1, "x": 2}}',
+        '{"prompt": "b", "score": NaN}',
+        '{"prompt": "b", "score": 1e999}',
+        '{"id": [1]}',
+        '{"prompt": "half \\ud83d"}',
+        "[" * 100_000,
+    ]
+    assert faults(written(tmp_path, "data.jsonl", "\n".join(lines))) == [
+        "3: not JSON: Expecting value: line 1 column 12 (char 11)",
+        "4: an object is needed, got list",
+        "5: the same scenario (id 'a') as in line 1",
+        "6: `prompt` must be text, got 3",
+        "7: the key 'x' comes twice in an object",
+        "8: JSON has no NaN; use null, or leave it out",
+        "9: the number 1e999 is too large for a float",
+        "10: `id` must be text or a number, got [1]",
+        "11: key 'prompt': half a character (a lone surrogate, '\\ud83d')",
+        "12: nested too deeply",
+    ]
+
+
+def test_a_line_ends_with_a_newline_and_nothing_else(tmp_path: Path) -> None:
+    text = "a\u2028b\x0bc\x85d"  # where str.splitlines would cut
+    content = json.dumps({"prompt": text}, ensure_ascii=False) + '\r\n\r\n{"prompt": "b"}'
+    assert [scenario.prompt for scenario in load_scenarios(written(tmp_path, "a.jsonl", content))] == [text, "b"]
+
+
+def test_a_byte_order_mark_is_skipped_and_another_encoding_is_named(tmp_path: Path) -> None:
+    line = '{"prompt": "é"}\n'
+    [found] = load_scenarios(written(tmp_path, "a.jsonl", b"\xef\xbb\xbf" + line.encode()))
+    assert found.prompt == "é"
+    assert faults(written(tmp_path, "b.jsonl", b'{"prompt": "a"}\n' + line.encode("latin-1"))) == [
+        "2: not UTF-8: byte 0xe9 at 12"
+    ]
+    assert "is UTF-16; save it as UTF-8" in faults(written(tmp_path, "c.jsonl", line.encode("utf-16")))[0]
+    assert faults(written(tmp_path, "d.csv", "prompt\na\né\n".encode("latin-1"))) == ["3: not UTF-8: byte 0xe9"]
+
+
+def test_a_csv_row_is_named_by_the_line_where_it_begins(tmp_path: Path) -> None:
+    content = 'id,prompt\r\nx,"two\nlines"\r\n\r\ny,"three\n\nlines"\nalone\nz,"a\nb",more\nx,"two\nlines"\n'
+    assert faults(written(tmp_path, "data.csv", content)) == [
+        "8: 1 values, but the header has 2 columns",
+        "9: 3 values, but the header has 2 columns",
+        "11: the same scenario (id 'x') as in line 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("prompt,answer,prompt\na,b,c\n", "1: the column 'prompt' comes twice"),
+        ("\n,prompt\n0,a\n", "2: column 1 has no name"),
+        ("prompt;answer\na;b\n", "1: one column, 'prompt;answer': separate columns by commas, not by ';'"),
+        ('prompt\na\n"open\nb\nc\n', "3: not CSV: unexpected end of data (a quote that is not closed?)"),
+        (
+            "prompt\n" + "a" * 200_000,
+            "2: not CSV: field larger than field limit (131072): put such long values into JSONL",
+        ),
+    ],
+)
+def test_a_csv_file_that_does_not_hold_together_is_refused(tmp_path: Path, content: str, fault: str) -> None:
+    assert faults(written(tmp_path, "data.csv", content)) == [fault]
+
+
+def test_of_many_faults_the_first_are_shown_and_the_others_counted(tmp_path: Path) -> None:
+    found = faults(written(tmp_path, "data.jsonl", "3\n" * 50))
+    assert (found[19], found[20:]) == ("20: an object is needed, got int", ["and 30 more"])
+
+
+def test_what_is_no_scenario_file_is_named(tmp_path: Path) -> None:
+    for name, message in [
+        ("a.txt", r"\.jsonl, \.csv"),
+        ("none.csv", "cannot be read: No such file"),
+        ("none:train", "no folder"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            load_scenarios(tmp_path / name)
+    with pytest.raises(ConfigError, match="holds none"):
+        load_scenarios(written(tmp_path, "empty.jsonl", "\n"))
+    with pytest.raises(ConfigError, match=r"without dataset_info\.json .*save_to_disk"):
+        load_scenarios(tmp_path)
+
+
+def test_a_saved_dataset_loads_with_dates_as_text(tmp_path: Path) -> None:
+    rows = [
+        {"id": 7, "prompt": "a", "when": datetime(2026, 1, 2, 3, 4), "facts": {"sizes": [1, 2]}},
+        {"id": None, "prompt": None, "when": None, "facts": None},
+    ]
+    first, second = load_scenarios(saved(tmp_path / "data", rows))
+    assert (first.id, first["when"], first["facts"]) == ("7", "2026-01-02T03:04:00", {"sizes": [1, 2]})
+    assert (second.prompt, len(second.id or "")) == (None, 16)
+
+
+def test_arrays_load_as_lists_whatever_format_the_dataset_had(tmp_path: Path) -> None:
+    found = datasets.Dataset.from_list([{"prompt": "a", "grid": [[1.0, 2.0], [3.0, 4.0]]}])
+    found.cast_column("grid", datasets.Array2D((2, 2), "float32")).with_format("numpy").save_to_disk(tmp_path / "data")
+    [scenario] = load_scenarios(tmp_path / "data")
+    assert scenario["grid"] == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_the_split_of_a_saved_dataset_dict_is_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "data", {"train": [{"prompt": "a"}], "test": [{"prompt": "b"}]})
+    assert [each.prompt for each in load_scenarios(f"{folder}:test")] == ["b"]
+    assert [each.prompt for each in load_scenarios(folder / "train")] == ["a"]
+    with pytest.raises(ConfigError, match=f"holds train, test: name one, as in {folder}:train"):
+        load_scenarios(folder)
+    with pytest.raises(ConfigError, match="has no split 'val'; it holds train, test"):
+        load_scenarios(f"{folder}:val")
+    with pytest.raises(ConfigError, match="without splits: leave out ':train'"):
+        load_scenarios(f"{saved(tmp_path / 'one', [{'prompt': 'a'}])}:train")
+
+
+def test_a_fault_in_a_saved_dataset_names_row_and_column(tmp_path: Path) -> None:
+    rows = [{"id": "a", "score": 1.0}, {"id": "b", "score": float("nan")}, {"id": "a", "score": 2.0}]
+    assert faults(saved(tmp_path / "numbers", rows)) == [
+        " row 1: column 'score': JSON has no nan; use null, or leave it out",
+        " row 2: the same scenario (id 'a') as in row 0",
+    ]
+    bytes_and_spans = [{"prompt": "a", "raw": b"abc"}], [{"prompt": "a", "span": timedelta(1)}]
+    for number, (rows, kind) in enumerate(zip(bytes_and_spans, ("bytes", "timedelta"), strict=True)):
+        assert f"{kind} is no JSON value" in faults(saved(tmp_path / str(number), rows))[0]
+    photos = datasets.Dataset.from_dict({"prompt": ["a", "b"], "photo": [None, Image.new("RGB", (2, 2))]})
+    photos.save_to_disk(tmp_path / "photos")
+    assert faults(tmp_path / "photos") == [
+        " row 1: column 'photo'['bytes']: bytes is no JSON value; store text or numbers, or a path to the file"
+    ]
+
+
+def test_a_damaged_dataset_is_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "data", [{"prompt": "a"}])
+    next(folder.glob("*.arrow")).write_bytes(b"junk")
+    with pytest.raises(ConfigError, match=r"the dataset in .*data cannot be loaded: ArrowInvalid"):
+        load_scenarios(folder)
+
+
+def test_datasets_is_imported_for_a_folder_only_and_named_when_it_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, "a.jsonl", '{"prompt": "a"}\n')
+    code = (
+        "import sys; from understudy.scenarios.loading import load_scenarios; load_scenarios('a.jsonl'); "
+        "sys.exit('datasets' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    folder = saved(tmp_path / "data", [{"prompt": "a"}])
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r'datasets is not installed: pip install "understudy\[hf\]"'):
+        load_scenarios(folder)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
 
-from understudy import LocalBackend, TrainableModel
+import pytest
+from fakes.obedient_policy import obey
+from fakes.served_gateway import ServedGateway, served_gateway
+
+from understudy import LocalBackend, RemoteBackend, TrainableModel
 from understudy.types import new_id
 
 
@@ -12,3 +16,16 @@ from understudy.types import new_id
 def model(local_backend: LocalBackend) -> TrainableModel:
     """A fresh model."""
     return TrainableModel(name=new_id("agent"), base_model="tiny", backend=local_backend)
+
+
+@pytest.fixture(scope="session")
+def obedient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    """The real server over a scripted model that does what it is told."""
+    with served_gateway(obey, tmp_path_factory.mktemp("obedient")) as running:
+        yield running
+
+
+@pytest.fixture
+def stand_in(obedient: ServedGateway) -> TrainableModel:
+    """A model there."""
+    return TrainableModel(name=new_id("agent"), base_model="tiny", backend=RemoteBackend(obedient.url))

@@ -28,7 +28,7 @@ from .foreign import MODEL_OPTIONS, refuse_foreign
 from .http import Api, checked_name
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
-from .records import trajectory_record
+from .records import as_json, trajectory_record
 from .sampling import forced_temperature
 from .transport import LoopTransport
 
@@ -123,7 +123,7 @@ class Model:
 
     async def overwrite_state(self, state: Mapping[str, Json]) -> None:
         """Replace the JSON object of the user's own that is kept with the model."""
-        await (await self.api()).set_state(self.name, dict(state))
+        await (await self.api()).set_state(self.name, as_json(state, "state"))
 
     async def merge_state(self, state: Mapping[str, Json]) -> dict[str, Json]:
         """Replace single keys of it; returns the whole."""

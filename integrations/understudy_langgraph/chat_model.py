@@ -124,6 +124,10 @@ class ChatUnderstudy(ChatOpenAI):
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         payload: dict[str, Any] = super()._get_request_payload(input_, stop=stop, **kwargs)
+        if payload["stream"] and (payload.get("n") or 1) > 1:
+            raise ConfigError(
+                f"n={payload['n']}: a stream is one message, several would be mixed; use generate, or n=1"
+            )
         messages = self._convert_input(input_).to_messages()
         written: list[Message] = payload["messages"]
         for message, sent in zip(messages, written, strict=True):

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.outputs import LLMResult
+from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphRecursionError, ParentCommand
 
 from understudy.errors import ConfigError
@@ -65,13 +66,13 @@ class Ledger(BaseCallbackHandler):
     # ---- LangChain's events
 
     def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._parents[run_id] = kwargs.get("parent_run_id")
+        self._parents[run_id] = kwargs.get("parent_run_id") or surrounding_run()
 
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
-        self._parents[run_id] = kwargs.get("parent_run_id")
+        self._parents[run_id] = kwargs.get("parent_run_id") or surrounding_run()
 
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._parents[run_id] = kwargs.get("parent_run_id")
+        self._parents[run_id] = kwargs.get("parent_run_id") or surrounding_run()
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         if not isinstance(error, ENTERED):
@@ -88,3 +89,9 @@ class Ledger(BaseCallbackHandler):
                 mark = message.response_metadata.get(MARK) if message is not None else None
                 if mark:
                     self._run_of[mark["call_id"]] = run_id
+
+
+def surrounding_run() -> UUID | None:
+    """The run that is going on here, for one that was cut off from it by `callbacks: []`."""
+    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
+    return callbacks.parent_run_id if isinstance(callbacks, BaseCallbackManager) else None

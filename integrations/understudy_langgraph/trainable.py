@@ -264,16 +264,17 @@ def made(target: Any, plan: Plan) -> Any:
         return subclassed(target, TrainableRunnable, _plan=plan)
     if isinstance(target, type):
         raise ConfigError(f"trainable: {target.__name__} is a class; wrap its method or an instance's method")
-    function = inspect.unwrap(target) if callable(target) else target
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(
-            f"trainable: {target.__name__} is a generator; wrap a function that returns once it has ended"
-        )
     if not callable(target):
         raise ConfigError(
             f"trainable: a function or a compiled graph is needed, got {type(target).__name__} {target!r}"
         )
-    return (TrainableCoroutineFunction if inspect.iscoroutinefunction(function) else TrainableFunction)(target, plan)
+    for each in (target, target.__call__):
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            name = getattr(target, "__name__", type(target).__name__)
+            raise ConfigError(f"trainable: {name} is a generator; wrap a function that returns once it has ended")
+    if inspect.iscoroutinefunction(inspect.unwrap(target)):
+        return TrainableCoroutineFunction[..., Any](target, plan)
+    return TrainableFunction[..., Any](target, plan)
 
 
 def check_scored(plan: Plan, agent: Agent, judged: bool) -> None:

@@ -171,8 +171,11 @@ def _begins(sent: list[Message], history: History) -> bool:
 
 
 def _plain(message: Message) -> Message:
-    """A message without what clients drop or fill in: empty fields."""
-    return {key: value for key, value in message.items() if value not in (None, "", [])}
+    """A message without what clients drop or fill in: empty fields, and the name of the agent that wrote an answer."""
+    named = message.get("role") == "assistant"
+    return {
+        key: value for key, value in message.items() if value not in (None, "", []) and not (named and key == "name")
+    }
 
 
 def _choice(call: Call, marked: bool) -> Choice:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
 from .client.commands import export_model, installed, list_checkpoints, run_server
+from .client.model import TrainableModel
 from .config import LossName, TrainConfig
 from .errors import ConfigError, MissingExtraError, UnderstudyError
 from .scenarios.loading import load_scenarios
 from .tracing.jsonl import JsonlSink
-from .trainer.target import load_target
-from .trainer.trainer import Options, evaluation_line
+from .trainer.lines import evaluation_line
+from .trainer.options import Options
+from .trainer.target import TargetOptions, load_target
 
 INTERRUPTED = 130
 app = typer.Typer(
@@ -29,6 +33,14 @@ app = typer.Typer(
 )
 
 Target = Annotated[str, typer.Argument(help="what `trainable` returned, as module:name, such as my_app:agent")]
+Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or folder[:split] of a saved Hugging Face dataset")]
+Concurrency = Annotated[int, typer.Option(min=1, help="rollouts at once")]
+Timeout = Annotated[float, typer.Option(help="seconds per rollout")]
+Retries = Annotated[int, typer.Option(min=0, help="how often a rollout that fails is run again")]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="name of the model, where the target was wrapped without")
+]
+BaseModel = Annotated[str | None, typer.Option(help="its base: a Hugging Face name, a folder, or tiny")]
 Server = Annotated[str | None, typer.Option(help="URL of a running server; none: one on this machine")]
 Dir = Annotated[Path | None, typer.Option(help="directory of the server's records; none: ./.understudy")]
 
@@ -53,48 +65,78 @@ def quickstart(
 @app.command()
 def train(
     target: Target,
-    scenarios: Annotated[Path, typer.Option(help="JSONL or CSV file, one scenario per line")],
+    scenarios: Scenarios,
     steps: Annotated[int, typer.Option(min=1, help="steps in all; run again, it goes on")] = 50,
     eval: Annotated[Path | None, typer.Option(help="scenarios to evaluate on, before and after")] = None,
-    group_size: Annotated[int, typer.Option(help="rollouts per scenario")] = Options.group_size,
-    scenarios_per_step: Annotated[int, typer.Option(help="scenarios per step")] = Options.scenarios_per_step,
-    concurrency: Annotated[int, typer.Option(help="rollouts at once")] = Options.concurrency,
-    timeout: Annotated[float, typer.Option(help="seconds per rollout")] = Options.timeout,
+    eval_every: Annotated[int, typer.Option(min=0, help="and after so many steps; 0: never")] = Options.eval_every,
+    group_size: Annotated[int, typer.Option(min=2, help="rollouts per scenario")] = Options.group_size,
+    scenarios_per_step: Annotated[int, typer.Option(min=1, help="scenarios per step")] = Options.scenarios_per_step,
+    concurrency: Concurrency = Options.concurrency,
+    timeout: Timeout = Options.timeout,
+    retries: Retries = Options.retries,
+    patience: Annotated[
+        int, typer.Option(min=1, help="iterations in a row without anything to train on that end the run")
+    ] = Options.patience,
+    target_reward: Annotated[float, typer.Option(help="mean reward at which such an end is a success")] = (
+        Options.target_reward
+    ),
     learning_rate: Annotated[float, typer.Option(help="AdamW's rate")] = TrainConfig().learning_rate,
     loss: Annotated[str, typer.Option(help=", ".join(get_args(LossName)))] = TrainConfig().loss,
     seed: Annotated[int, typer.Option(min=0, help="seed of the scenarios' order")] = 0,
     log: Annotated[Path | None, typer.Option(help="folder for rollouts and steps as JSONL")] = None,
+    model: ModelName = None,
+    base_model: BaseModel = None,
 ) -> None:
     """Train a wrapped function or graph on scenarios."""
-    config = TrainConfig.parse(learning_rate=learning_rate, loss=loss, seed=seed)
+    options: TargetOptions = {
+        "eval_every": eval_every,
+        "group_size": group_size,
+        "scenarios_per_step": scenarios_per_step,
+        "concurrency": concurrency,
+        "timeout": timeout,
+        "retries": retries,
+        "patience": patience,
+        "target_reward": target_reward,
+        "config": TrainConfig.parse(learning_rate=learning_rate, loss=loss, seed=seed),
+        "seed": seed,
+        **model_option(model, base_model),
+    }
     loaded = load_scenarios(scenarios)
-    held_out = load_scenarios(eval) if eval is not None else None
-    load_target(target).train(
-        loaded,
-        steps=steps,
-        eval=held_out,
-        group_size=group_size,
-        scenarios_per_step=scenarios_per_step,
-        concurrency=concurrency,
-        timeout=timeout,
-        config=config,
-        seed=seed,
-        sinks=[JsonlSink(log)] if log is not None else [],
-    )
+    if eval is not None:
+        options["eval"] = load_scenarios(eval)
+    found = load_target(target)
+    if log is not None:
+        options["sinks"] = [log_folder(log)]
+    found.train(loaded, steps=steps, **options)
 
 
 @app.command("eval")
 def evaluate(
     target: Target,
-    scenarios: Annotated[Path, typer.Option(help="JSONL or CSV file, one scenario per line")],
+    scenarios: Scenarios,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
-    concurrency: Annotated[int, typer.Option(help="rollouts at once")] = Options.concurrency,
+    concurrency: Concurrency = Options.concurrency,
+    timeout: Timeout = Options.timeout,
+    retries: Retries = Options.retries,
+    json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
+    model: ModelName = None,
+    base_model: BaseModel = None,
 ) -> None:
     """Score the newest step on scenarios."""
+    options: TargetOptions = {
+        "concurrency": concurrency,
+        "timeout": timeout,
+        "retries": retries,
+        **model_option(model, base_model),
+    }
+    if json is not None and (json.is_dir() or not json.absolute().parent.is_dir()):
+        raise ConfigError(f"--json: {json} cannot be written: a file in a folder that exists is needed")
     loaded = load_scenarios(scenarios)
-    found = load_target(target).evaluate(loaded, temperature=temperature, rollouts=rollouts, concurrency=concurrency)
+    found = load_target(target).evaluate(loaded, temperature=temperature, rollouts=rollouts, **options)
     typer.echo(evaluation_line(found))
+    if json is not None:
+        json.write_text(dumps(asdict(found) | {"success": found.success}, indent=1) + "\n", encoding="utf-8")
 
 
 @app.command()
@@ -122,6 +164,26 @@ def doctor() -> None:
     """Show what is installed here, and what is missing for which part."""
     for line in installed():
         typer.echo(line)
+
+
+def model_option(name: str | None, base_model: str | None) -> TargetOptions:
+    """The option `model=`, where `--model` and `--base-model` are given."""
+    if name is None and base_model is None:
+        return {}
+    if name is None or base_model is None:
+        given, missing = ("--base-model", "--model") if name is None else ("--model", "--base-model")
+        raise ConfigError(
+            f"{given} needs {missing} too, as in --model email-agent --base-model Qwen/Qwen2.5-7B-Instruct"
+        )
+    return {"model": TrainableModel(name, base_model=base_model)}
+
+
+def log_folder(folder: Path) -> JsonlSink:
+    """The sink that writes there. Raises ConfigError."""
+    try:
+        return JsonlSink(folder)
+    except OSError as error:
+        raise ConfigError(f"--log: no folder can be made at {folder}: {error.strerror or error}") from error
 
 
 def part(module: str, package: str, extra: str) -> Any:

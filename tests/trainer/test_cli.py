@@ -6,40 +6,206 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
 
-from understudy.cli import guarded
-from understudy.errors import ConfigError
+from understudy import LocalBackend
+from understudy.cli import app, guarded
+from understudy.errors import ConfigError, LeakError
 from understudy.trainer.target import load_target
+from understudy.types import new_id
 
 COMMAND = [sys.executable, "-c", "import sys; from understudy.cli import main; sys.argv[0] = 'understudy'; main()"]
 
 
-def understudy(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
+def understudy(words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run([*COMMAND, *words.split()], cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
+
+
+def called(words: str) -> int:
+    """The exit code of the command, run here."""
+    try:
+        return guarded(lambda: app(words.split()))
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+APP = """
+import json
+from understudy.trainer.evaluate import Evaluation
+
+class Agent:
+    def train(self, scenarios, **options):
+        self.say("train", scenarios, options)
+
+    def evaluate(self, scenarios, **options):
+        self.say("evaluate", scenarios, options)
+        return Evaluation(3, 0.5, 2, 2, 0, 0.25, 0.0, 0.125, {"success": 0.5}, {"agent": 3})
+
+    def say(self, method, scenarios, options):
+        shown = {name: getattr(value, "name", None) or getattr(value, "learning_rate", None) or value
+                 for name, value in options.items()}
+        print(json.dumps([method, len(scenarios), shown], default=repr))
+
+agent = Agent()
+def plain(scenario): return 1.0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, a project: an app that says what it was asked, and a scenario."""
+    (tmp_path / "data.jsonl").write_text('{"prompt": "hi"}\n')
+    (tmp_path / "app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("app", None)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("train", "app:agent", "--scenarios", "none.jsonl"), "none.jsonl cannot be read"),
-        (("train", "app:agent", "--scenarios", "data.jsonl", "--loss", "ppo"), "TrainConfig.loss"),
-        (("eval", "nowhere:agent", "--scenarios", "data.jsonl"), "there is no module 'nowhere'"),
-        (("checkpoints", "agent", "--dir", "."), "there is no model 'agent'"),
-        (("export", "agent", "--output", "lora", "--format", "gguf"), "'gguf' must be one of peft, merged"),
-        (("quickstart", "--steps", "0"), "--steps"),
-        (("tran",), "tran"),
+        ("train app:agent --scenarios none.jsonl", "scenarios: none.jsonl cannot be read: No such file"),
+        ("train app:agent --scenarios .", "no dataset that save_to_disk wrote"),
+        ("train app:agent --scenarios data.jsonl --eval none.csv", "scenarios: none.csv cannot be read: No such file"),
+        ("train app:agent --scenarios data.jsonl --loss ppo", "TrainConfig.loss"),
+        ("train app:agent --scenarios data.jsonl --learning-rate -1", "TrainConfig.learning_rate"),
+        ("train app:agent --scenarios data.jsonl --steps 0", "Invalid value for '--steps'"),
+        ("train app:agent --scenarios data.jsonl --group-size 1", "Invalid value for '--group-size'"),
+        ("train app:agent --scenarios data.jsonl --retries -1", "Invalid value for '--retries'"),
+        ("train app:agent --scenarios data.jsonl --patience 0", "Invalid value for '--patience'"),
+        ("train app:agent --scenarios data.jsonl --model a", "--model needs --base-model too"),
+        ("train app:agent --scenarios data.jsonl --base-model tiny", "--base-model needs --model too"),
+        ("train app:agent --scenarios data.jsonl --log data.jsonl", "--log: no folder can be made at data.jsonl"),
+        ("train app:agent", "Missing option '--scenarios'"),
+        ("train app:plain --scenarios data.jsonl", "app:plain is of type function, which has no train()"),
+        ("train app:Agent --scenarios data.jsonl", "app:Agent is the class Agent"),
+        ("train app.py:agent --scenarios data.jsonl", "'app.py' is a file; name its module, app:agent"),
+        ("eval app:agent --scenarios data.jsonl --json none/out.json", "--json: none/out.json cannot be written"),
+        ("eval app:agent --scenarios data.jsonl --temperature 3", "Invalid value for '--temperature'"),
+        ("eval nowhere:agent --scenarios data.jsonl", "there is no module 'nowhere'"),
+        ("checkpoints agent --dir .", "there is no model 'agent'"),
+        ("export agent --output lora --format gguf", "'gguf' must be one of peft, merged"),
+        ("quickstart --steps 0", "--steps"),
+        ("tran", "tran"),
     ],
 )
-def test_bad_input_is_named_and_ends_with_2(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
-    (tmp_path / "data.jsonl").write_text('{"prompt": "hi"}\n')
-    done = understudy(*words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_bad_input_is_named_and_ends_with_2(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    assert called(words) == 2
+    said = capsys.readouterr()
+    assert (said.out, message in said.err) == ("", True), said.err
+
+
+def test_options_reach_the_target_and_a_model_only_when_it_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (
+        "train app:agent --scenarios data.jsonl --steps 3 --eval data.jsonl --eval-every 2 --group-size 4 --retries 1 "
+        "--scenarios-per-step 2 --concurrency 5 --timeout 60 --patience 7 --target-reward 0.9 --learning-rate 0.5 --seed 6"
+    )
+    assert called(given) == 0
+    method, count, options = json.loads(capsys.readouterr().out)
+    assert (method, count, len(options.pop("eval"))) == ("train", 1, 1)
+    assert options == {
+        "steps": 3,
+        "eval_every": 2,
+        "group_size": 4,
+        "scenarios_per_step": 2,
+        "concurrency": 5,
+        "timeout": 60.0,
+        "retries": 1,
+        "patience": 7,
+        "target_reward": 0.9,
+        "config": 0.5,
+        "seed": 6,
+    }
+    called("train app:agent --scenarios data.jsonl --model mine --base-model tiny")
+    assert json.loads(capsys.readouterr().out)[2]["model"] == "mine"
+
+
+def test_an_evaluation_is_one_line_and_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "eval app:agent --scenarios data.jsonl --temperature 0.5 --rollouts 2 --retries 1 --json out.json"
+    assert called(words) == 0
+    asked, line = capsys.readouterr().out.splitlines()
+    options = {"temperature": 0.5, "rollouts": 2, "concurrency": 32, "timeout": 300.0, "retries": 1}
+    assert json.loads(asked) == ["evaluate", 1, options]
+    assert line == "step 3, sampled at temperature 0.5, 2 scenarios: success 50%, reward 0.250 ± 0.125"
+    found = json.loads((folder / "out.json").read_text())
+    assert (found["step"], found["reward"], found["success"], found["steps"]) == (3, 0.25, 0.5, {"agent": 3})
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        (
+            "import understudy; understudy.TrainableModel(name='bad name', base_model='tiny')",
+            "ConfigError: name: 'bad name'",
+        ),
+    ],
+)
+def test_what_the_users_module_raises_keeps_its_traceback(folder: Path, line: str, error: str) -> None:
+    (folder / "broken.py").write_text(f"x = 1\n{line}\n")
+    done = understudy("train broken:agent --scenarios data.jsonl", cwd=folder)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert 'broken.py", line 2' in done.stderr
+    assert error in done.stderr
+
+
+def test_a_call_past_the_capture_is_one_sentence_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    def leaking() -> None:
+        raise LeakError("POST https://api.example.com/v1/chat/completions left at app.py:3")
+
+    assert guarded(leaking) == 1
+    assert capsys.readouterr().err == "understudy: POST https://api.example.com/v1/chat/completions left at app.py:3\n"
+
+
+AGENT = """
+import zlib
+from langchain.agents import create_agent
+from langchain_openai import ChatOpenAI
+from understudy_langgraph import trainable
+
+app = create_agent(ChatOpenAI(model="gpt-4.1-mini", api_key="unused", max_tokens=16), [])
+
+@trainable
+async def agent(scenario):
+    state = await app.ainvoke({"messages": [("user", scenario["question"])]})
+    return zlib.crc32(str(state["messages"][-1].id).encode()) % 97 / 97
+"""
+
+
+async def test_an_agent_is_trained_and_evaluated_from_the_shell(
+    tmp_path: Path, local_backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = await local_backend.connect("tiny")
+    monkeypatch.setenv("UNDERSTUDY_URL", api.url)
+    monkeypatch.setenv("UNDERSTUDY_API_KEY", api.key or "")
+    name = new_id("desk")
+    (tmp_path / "desk.py").write_text(AGENT)
+    (tmp_path / "data.csv").write_text("question\nwhat is the size of box 4821?\nwhat is the size of box 5913?\n")
+    named = f"desk:agent --scenarios data.csv --model {name} --base-model tiny"
+    words = f"train {named} --steps 1 --eval data.csv --group-size 4 --scenarios-per-step 1 --log runs"
+    done = understudy(words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, step, after, end = done.stdout.splitlines()
+    assert before.startswith("step 0, greedy, 2 scenarios: reward ")
+    assert step.startswith("step 1/1  reward ")
+    assert after.startswith("step 1, greedy, 2 scenarios: reward ")
+    lora = local_backend.dir / f"default/models/{name}/checkpoints/0001"
+    assert end == f"{name} is at step 1. The LoRA is in {lora}"
+    assert len((tmp_path / "runs/rollouts.jsonl").read_text().splitlines()) == 2 + 4 + 2
+    done = understudy(f"eval {named} --json out.json", cwd=tmp_path)
+    assert (done.returncode, json.loads((tmp_path / "out.json").read_text())["step"]) == (0, 1)
 
 
 def test_serve_becomes_the_server_so_that_a_signal_reaches_it(tmp_path: Path) -> None:
@@ -70,14 +236,14 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(code: str
 
 
 def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    app = typer.Typer()
+    slow_app = typer.Typer()
 
-    @app.command()
+    @slow_app.command()
     def slow() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit) as end:
-        guarded(lambda: app([]))
+        guarded(lambda: slow_app([]))
     assert end.value.code == 130
     assert "understudy: interrupted" in capsys.readouterr().err
 
@@ -90,7 +256,8 @@ def test_targets_are_looked_for_in_the_given_folder(tmp_path: Path) -> None:
     for text, message in [
         ("desk_app", "not of the form module:name"),
         ("desk_app:other", "it has .*Agent, agent, plain"),
-        ("desk_app:plain", "is int, which has no train"),
+        ("desk_app:agent.train.run", "has no 'agent.train.run'; it has"),
+        ("desk_app:plain", "is of type int, which has no train"),
     ]:
         with pytest.raises(ConfigError, match=message):
             load_target(text, tmp_path)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
+import uvicorn
 
+from understudy.server import app
+from understudy.server.auth import Guard
 from understudy.types import Call
 from understudy.wire import TrajectoryWithCalls
 
@@ -46,8 +51,12 @@ def served_gateway(policy: Policy, folder: Path) -> Generator[ServedGateway]:
 
     async def serve() -> None:
         try:
-            async with serving(sampler) as sampler.url, gateway_over(sampler, folder) as gateway:  # type: ignore[arg-type]
-                urls.append(gateway.url)
+            async with (
+                serving(sampler) as sampler.url,
+                gateway_over(sampler, folder) as gateway,  # type: ignore[arg-type]  # it asks for the URL only
+                like_the_server(app.build(gateway.services, Guard(None))) as url,
+            ):
+                urls.append(url)
                 ready.set()
                 await asyncio.to_thread(over.wait)
         finally:
@@ -62,3 +71,19 @@ def served_gateway(policy: Policy, folder: Path) -> Generator[ServedGateway]:
     finally:
         over.set()
         thread.join(30)
+
+
+@asynccontextmanager
+async def like_the_server(application: Any) -> AsyncIterator[str]:
+    """Serve an application as the server does: connections are kept for longer than clients keep them."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(application, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75)
+    config.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(config)
+    serving_it = asyncio.create_task(server.serve([listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"  # the socket listens already
+    finally:
+        server.should_exit = True
+        await serving_it
+        listener.close()

@@ -7,6 +7,7 @@ import operator
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.pool import ThreadPool
+from queue import Queue
 from typing import Annotated, Any
 
 from langchain.agents import create_agent
@@ -286,3 +287,24 @@ def test_calls_whose_config_drops_the_callbacks(policy: Policy) -> None:
         return [own_model().invoke(word, config={"callbacks": [], "metadata": {"mine": 1}}).text for word in words]
 
     assert heard_by(policy, in_a_node(work)) == HEARD
+
+
+def test_a_worker_thread_that_is_older_than_the_capture(policy: Policy) -> None:
+    orders: Queue[str | None] = Queue()
+    heard: Queue[str] = Queue()
+
+    def work() -> None:
+        while (word := orders.get(timeout=30)) is not None:
+            heard.put(said(word))
+
+    def ask(words: list[str]) -> list[str]:
+        return [(orders.put(word), heard.get(timeout=30))[1] for word in words]
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    # Its context knows no capture. The server is in this process too, and what it sends on is no leak.
+    with policy.rollout(scope="process", on_leak="ignore") as made:
+        assert in_a_node(ask).invoke({"words": WORDS})["heard"] == HEARD
+        orders.put(None)
+        worker.join()
+    made.calls(3)

@@ -19,14 +19,12 @@ from .chat_model import ChatUnderstudy
 from .ledger import Ledger
 from .origins import call_origin
 from .selection import Predicate
+from .settings import carried
 
 Scope = Literal["context", "process"]
 """Which code a capture sees: this context with the tasks and threads started from it, or all of the process."""
 OnLeak = Literal["error", "warn", "ignore"]
 SharedState = Literal["error", "allow"]
-
-CARRIED = ("stop", "max_tokens")
-"""Settings of the app's model that its stand-in keeps. Not temperature and seed: they belong to the training."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +92,8 @@ class Capture:
 
     def made(self, target: ChatUnderstudy, original: BaseChatModel, origin: CallOrigin) -> ChatUnderstudy:
         """The target for one call of `original`."""
-        kept: dict[str, Any] = {"fit": True, "cache": False, "tags": original.tags, "metadata": original.metadata}
-        kept["callbacks"] = original.callbacks
-        kept |= {name: value for name in CARRIED if (value := getattr(original, name, None)) is not None}
-        made = target.model_copy(update={**kept, "trajectory_id": self.trajectory_id, "origin": origin})
+        given = {"fit": True, "cache": False, "trajectory_id": self.trajectory_id, "origin": origin}
+        made = target.model_copy(update=carried(original) | given)
         if self.ledger is not None:
             made.on_recorded(partial(self.ledger.note, origin=origin))
         return made

@@ -30,6 +30,8 @@ LLM_PATH = re.compile(
     re.I,
 )
 """Paths that nothing but an LLM has."""
+NO_LLM_PATH = re.compile(r"/(embeddings|embed|moderations|rerank|audio/\w+|images/\w+|files|batches)$", re.I)
+"""Paths of models that are no LLMs."""
 ASKS = ("messages", "input", "prompt", "contents")
 """Beside `model`, one of these keys makes a JSON body a request to an LLM, whatever its path."""
 LIBRARY_FOLDERS = tuple(
@@ -72,8 +74,11 @@ def check(method: str, url: str, headers: Mapping[str, Any] | None, body: Callab
 
 def asks_an_llm(url: str, body: Callable[[], object]) -> bool:
     """Whether path or JSON body are those of a request to an LLM."""
-    if LLM_PATH.search(url.split("?")[0]):
+    path = url.split("?")[0]
+    if LLM_PATH.search(path):
         return True
+    if NO_LLM_PATH.search(path):
+        return False
     found = body()
     if isinstance(found, bytes | bytearray | str):
         try:
@@ -83,9 +88,7 @@ def asks_an_llm(url: str, body: Callable[[], object]) -> bool:
     if not isinstance(found, Mapping):
         return False
     fields = cast(Mapping[str, object], found)
-    return (
-        isinstance(fields.get("model"), str) and any(_is_text(fields.get(key)) for key in ASKS) and "file" not in fields
-    )
+    return isinstance(fields.get("model"), str) and any(_is_text(fields.get(key)) for key in ASKS)
 
 
 def _is_text(value: object) -> bool:

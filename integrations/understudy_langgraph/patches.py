@@ -42,9 +42,21 @@ def install() -> None:
         shared_state.watch(wrap_subclasses)
         leaks.watch()
         if not _done_once:
+            wrap_classes_to_come()
             carry_context_into_threads()
             register_configure_hook(cast("ContextVar[Any]", ActiveHandler()), inheritable=True)
             _done_once = True
+
+
+def wrap_classes_to_come() -> None:
+    """Chat model classes that are made later, in the middle of a capture too, are wrapped as they are made."""
+    announce = cast(Any, BaseChatModel.__pydantic_init_subclass__).__func__
+
+    def announced(cls: type[BaseChatModel], **kwargs: Any) -> None:
+        announce(cls, **kwargs)
+        wrap_subclasses(cls, ENTRY_POINTS, wrapped, but=ChatUnderstudy)
+
+    BaseChatModel.__pydantic_init_subclass__ = classmethod(announced)  # type: ignore[assignment,method-assign]
 
 
 def wrap_subclasses(

@@ -146,9 +146,10 @@ class ServedRunnable:
         items = cast(Runnable[Any, Any], super()).abatch_as_completed(inputs, config, **kwargs)
         return captured_items_async(items, self._serving)
 
-    def astream_events(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
+    def astream_events(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         items = cast(Runnable[Any, Any], super()).astream_events(input, config, **kwargs)
-        return captured_items_async(items, self._serving)
+        # v3 gives a coroutine, and takes its items from `astream`.
+        return items if inspect.isawaitable(items) else captured_items_async(items, self._serving)
 
     def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Generator[Any]:
         items = cast(Runnable[Any, Any], super()).stream(input, config, **kwargs)

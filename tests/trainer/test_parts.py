@@ -160,12 +160,15 @@ def test_away_from_a_terminal_each_step_is_one_line() -> None:
     )
 
 
-def test_in_a_terminal_a_table_is_drawn() -> None:
+def test_in_a_terminal_a_table_is_drawn_and_lines_are_said_as_they_are() -> None:
     out = io.StringIO()
     progress = LiveProgress(Console(file=out, width=100, force_terminal=True), 9)
+    line = 'warning: pip install "understudy[hf]" [/bold] ' + "a-path/" * 20
     with progress:
+        progress.say(line)
         progress.doing("rollouts with step 3")
         progress.finished(ROW)
+    assert line in out.getvalue()
     assert "3/9" in out.getvalue()
     assert "1,234" in out.getvalue()
 

@@ -29,7 +29,7 @@ from understudy.tracing.jsonl import JsonlSink
 from understudy.trainer.models import Outcome
 from understudy.trainer.progress import PlainProgress
 from understudy.trainer.report import Stopped
-from understudy.types import new_id
+from understudy.types import call_ref, new_id
 
 Team = tuple[TrainableModel, ...]
 Rollout = Callable[[Team, dict[str, str]], Awaitable[Trajectory]]
@@ -211,14 +211,31 @@ def test_models_on_two_servers_are_trained_from_one_set_of_rollouts(
     turns = itertools.count()
 
     async def rollout(models: Team, scenario: dict[str, str]) -> Trajectory:
-        return await calling(*((0,) if next(turns) < 4 else (0, 1)))(models, scenario)
+        turn = next(turns)
 
-    report = Trainer([planner, writer], rollout, SCENARIOS, progress=quiet()[0], **SMALL).train(2)
+        called: list[Choice] = []
+
+        async def agent() -> None:
+            for model in models[: 1 if turn < 4 else 2]:
+                called.append(await ask(model, scenario["prompt"]))
+
+        trajectory = await capture_auto_trajectory(agent())
+        trajectory.reward = float(turn)
+        ids = [str(ref.call_id) for choice in called if (ref := call_ref(choice)) is not None]
+        trajectory.weights = dict.fromkeys(ids, 0.5)
+        trajectory.unused = ids
+        return trajectory
+
+    trainer = Trainer([planner, writer], rollout, SCENARIOS, progress=quiet()[0], **SMALL)
+    report = trainer.train(2)
     assert [[made.outcome for made in each.models.values()] for each in report.iterations] == [
         [Outcome.TRAINED, Outcome.NO_CALLS],
         [Outcome.TRAINED, Outcome.TRAINED],
         [Outcome.DONE, Outcome.TRAINED],
     ]
+    both = report.iterations[1].models.values()
+    assert [made.metrics["calls/weighted"] for made in both] == [4, 4]  # each server was told of its own calls
+    assert trainer.evaluate(SCENARIOS).scored == 2
     with pytest.raises(ConfigError, match=r"names its calls by their choices.*capture_auto_trajectory"):
         Trainer([planner, writer], by_hand, SCENARIOS, progress=quiet()[0], **SMALL).train(3)
 

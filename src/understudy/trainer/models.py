@@ -11,6 +11,8 @@ from typing import cast
 
 from openai.types.chat.chat_completion import Choice
 
+from understudy.client.capture import recorded_calls
+from understudy.client.http import Api
 from understudy.client.model import TrainableModel
 from understudy.client.records import trajectory_record
 from understudy.config import TrainConfig
@@ -68,18 +70,18 @@ async def train_each(
     Models of one server are trained one after the other, servers side by side; all have ended before an error of one is
     raised. One of several that was not called is no error, unless none was: RolloutError."""
     servers = await _by_server(models)
-    several = len(models) > 1
 
     async def on_one_server(own: Sequence[TrainableModel]) -> dict[str, ModelStep]:
+        known = groups if len(servers) == 1 else await _known_to(await own[0].api(), groups)
         made: dict[str, ModelStep] = {}
         for model in own:
             step, config = steps[model.name], configs.get(model.name)
             if config is None:
                 made[model.name] = ModelStep(step, Outcome.DONE)
-            elif len(servers) > 1 and (why := await _why_not_called(model, groups)):
+            elif len(servers) > 1 and (why := await _why_not_called(model, known)):
                 made[model.name] = ModelStep(step, Outcome.NO_CALLS, why=why)
             else:
-                made[model.name] = await _train(model, groups, step, config, several)
+                made[model.name] = await _train(model, known, step, config, several=len(models) > 1)
         return made
 
     answers = await asyncio.gather(*(on_one_server(own) for own in servers.values()), return_exceptions=True)
@@ -98,6 +100,24 @@ async def _by_server(models: Models) -> dict[str, list[TrainableModel]]:
     for model in models:
         servers.setdefault((await model.api()).url, []).append(model)
     return servers
+
+
+async def _known_to(api: Api, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """The groups as one of several servers may be told of them: without weights and marks of calls that another one
+    recorded."""
+
+    async def known(trajectory: Trajectory) -> Trajectory:
+        if not trajectory.weights and not trajectory.unused:
+            return trajectory
+        own = {call.id for call in await recorded_calls(api, trajectory.id)}
+        weights = {call_id: weight for call_id, weight in trajectory.weights.items() if call_id in own}
+        unused = [call_id for call_id in trajectory.unused if call_id in own]
+        return trajectory.model_copy(update={"weights": weights, "unused": unused})
+
+    return [
+        group.model_copy(update={"trajectories": await asyncio.gather(*map(known, group.trajectories))})
+        for group in groups
+    ]
 
 
 async def _train(
@@ -153,8 +173,10 @@ async def log_to_each(
 ) -> None:
     """Keep evaluated rollouts with every model, each at its own step. The first comes last: a server that has several
     lists a rollout under the model that named it last."""
+    several = len(await _by_server(models)) > 1
     for model in reversed(models):
-        await model.log(groups, metrics=metrics, split=split, step=steps[model.name])
+        known = await _known_to(await model.api(), groups) if several else groups
+        await model.log(known, metrics=metrics, split=split, step=steps[model.name])
 
 
 def _choices(trajectory: Trajectory) -> Iterator[Choice]:

@@ -72,7 +72,7 @@ class PlainProgress:
         self.say("  ".join(cells))
 
     def say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveProgress:
@@ -104,7 +104,7 @@ class LiveProgress:
             self._rewards.append(row.reward)
 
     def say(self, line: str) -> None:
-        self._live.console.print(line, highlight=False)
+        self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _render(self) -> Group:
         if not self._rows:

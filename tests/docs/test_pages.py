@@ -1,0 +1,33 @@
+"""What the pages show runs: their Python, top to bottom, as a reader would type it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def code_of(page: str) -> list[str]:
+    """The Python blocks of a page."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def run(code: str, folder: Path) -> str:
+    """What a script prints, run in a process and a folder of its own."""
+    script = folder / "page.py"
+    script.write_text(code, "utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_an_app_is_wrapped_as_the_pages_tell_and_every_call_is_captured(tmp_path: Path) -> None:
+    printed = run("\n".join(code_of("langgraph.md") + code_of("captured.md")), tmp_path)
+    assert re.search(r"^\d\.\d\d -> \d\.\d\d at step 2; the LoRA is in .*/0002$", printed, re.MULTILINE)
+    observed = printed.strip().splitlines()[-1]
+    assert "where is box 4821?" in observed and "On shelf 7." in observed

@@ -41,13 +41,13 @@ class Ledger(BaseCallbackHandler):
 
     def close(self, trajectory: Trajectory, train_on: TrainOn | None) -> None:
         """Write marks and weights on the trajectory. Raises ConfigError for a weight that is no number of at least 0."""
-        unused = [call_id for call_id in self._origins if self._is_unused(call_id)]
-        trajectory.unused = unused
+        origins = dict(self._origins)  # a task that the rollout left behind may still add to them
+        unused = frozenset(call_id for call_id in origins if self._is_unused(call_id))
+        trajectory.unused = [*trajectory.unused, *(call_id for call_id in origins if call_id in unused)]
         if train_on is None:
             return
-        marked = frozenset(unused)
-        for call_id, origin in self._origins.items():
-            weight = train_on(origin.model_copy(update={"unused": True}) if call_id in marked else origin)
+        for call_id, origin in origins.items():
+            weight = train_on(origin.model_copy(update={"unused": True}) if call_id in unused else origin)
             if not isinstance(weight, bool | int | float) or not 0 <= weight < float("inf"):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigError(
                     f"train_on: a bool or a number of at least 0 is needed, got {weight!r} for {origin!r}"

@@ -1,0 +1,80 @@
+"""Exported folders without Understudy's server: transformers and PEFT give its greedy answers, token for token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from peft import AutoPeftModelForCausalLM
+from production.conftest import Trained
+from production.order_desk import QUESTIONS, TOOLS
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+Answer = tuple[list[int], list[int]]
+"""Token ids of the prompt and of the answer, its end token left out."""
+
+
+async def served(desk: Trained, step: int) -> list[Answer]:
+    """What the server answers at temperature 0."""
+    client = desk.model.openai_client()
+    answers: list[Answer] = []
+    for question in QUESTIONS:
+        answer = await client.chat.completions.create(
+            model=desk.model.inference_name(step),
+            messages=[{"role": "user", "content": question}],
+            tools=[convert_to_openai_tool(each) for each in TOOLS],
+            temperature=0.0,
+            max_tokens=64,
+            extra_body={"return_token_ids": True},
+        )
+        fields: dict[str, Any] = answer.model_dump()
+        answers.append((fields["prompt_token_ids"], fields["choices"][0]["token_ids"]))
+    return answers
+
+
+def generated(model: Any, tokenizer: Any) -> list[Answer]:
+    """What plain `generate` answers on the tokenizer's own chat template."""
+    tools = [convert_to_openai_tool(each) for each in TOOLS]
+    answers: list[Answer] = []
+    for question in QUESTIONS:
+        given = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            tools=tools,
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
+        with torch.inference_mode():
+            made = model.generate(**given, do_sample=False, max_new_tokens=64)
+        prompt = given["input_ids"][0].tolist()
+        answers.append((prompt, made[0].tolist()[len(prompt) :]))
+    return answers
+
+
+def without_end(answers: list[Answer], end: int) -> list[Answer]:
+    return [(prompt, answer[:-1] if answer[-1] == end else answer) for prompt, answer in answers]
+
+
+async def test_the_merged_model_in_plain_transformers_gives_the_servers_greedy_answers(desk: Trained) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(desk.merged)
+    end = tokenizer.eos_token_id
+    expected = without_end(await served(desk, 1), end)
+    assert without_end(generated(AutoModelForCausalLM.from_pretrained(desk.merged), tokenizer), end) == expected
+    assert without_end(await served(desk, 0), end) != expected
+
+
+async def test_the_exported_lora_in_peft_gives_the_servers_greedy_answers(desk: Trained) -> None:
+    model = AutoPeftModelForCausalLM.from_pretrained(desk.lora, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(base_of(desk.lora))
+    end = tokenizer.eos_token_id
+    assert without_end(generated(model, tokenizer), end) == without_end(await served(desk, 1), end)
+    with model.disable_adapter():
+        assert without_end(generated(model, tokenizer), end) == without_end(await served(desk, 0), end)
+
+
+def base_of(lora: Path) -> str:
+    """The base that an exported LoRA names."""
+    return json.loads((lora / "adapter_config.json").read_text())["base_model_name_or_path"]

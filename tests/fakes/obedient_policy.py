@@ -28,19 +28,21 @@ def obey(body: Body) -> Act:
         offered = {name: tool for name, tool in offered.items() if name == choice["function"]["name"]}
     turns = turns_of(told)
     done = sum(bool(message.get("tool_calls")) for message in since)
-    now = (
-        [(name, json.dumps(arguments)) for name, arguments in turns[done] if name in offered]
-        if done < len(turns)
-        else []
-    )
+    calls = turns[done] if done < len(turns) else []
+    now = tuple((name, as_sampled(arguments)) for name, arguments in calls if name in offered)
     if now:
-        return Act(calls=tuple(now))
+        return Act(calls=now)
     if isinstance(choice, dict) or choice == "required":
         name, tool = next(iter(offered.items()))
-        return Act(calls=((name, json.dumps(filled(tool.get("parameters") or {}))),))
+        return Act(calls=((name, as_sampled(filled(tool.get("parameters") or {}))),))
     said = [content_text(message) for message in since if message["role"] == "tool"]
     text = f"the tools said {', '.join(said)}" if said else f"heard: {told}"
     return Act(text=as_json(body.get("response_format") or {}, text))
+
+
+def as_sampled(arguments: Any) -> str:
+    """Arguments as a model may write them, and as no program would: who sends them back must not write them anew."""
+    return json.dumps(arguments, separators=(", ", ":"))
 
 
 def as_json(wanted: Body, text: str) -> str:

@@ -24,7 +24,7 @@ from understudy.types import Call, CallStatus
 from understudy_langgraph import capture
 
 from .kinds.apps import add, asked, double, last, own_model
-from .kinds.conftest import one_branch
+from .kinds.policy import one_branch
 
 ROLLOUTS = 200
 EXPERT = create_agent(own_model(model="gpt-expert"), [double])

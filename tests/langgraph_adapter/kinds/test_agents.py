@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware, ModelRequest, dynamic_prompt, wrap_model_call
 from langchain.chat_models import init_chat_model
 from langchain_core.messages import SystemMessage
 from langchain_core.runnables import RunnableConfig
@@ -16,8 +15,8 @@ from langgraph.prebuilt import InjectedState, ToolNode, create_react_agent, tool
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-from .apps import add, asked, double, last, own_model
-from .conftest import Policy, names_of, one_branch
+from .apps import TEAL, City, add, asked, double, last, own_model
+from .policy import Policy, names_of, one_branch, origins
 
 
 def test_an_agent_runs_its_tools_in_parallel_and_in_turn(policy: Policy) -> None:
@@ -30,7 +29,7 @@ def test_an_agent_runs_its_tools_in_parallel_and_in_turn(policy: Policy) -> None
     assert one_branch(calls)
     assert names_of(made.requests[0]["tools"]) == ["add", "double"]
     assert calls[0].messages[0] == {"role": "system", "content": "Be brief."}
-    assert [(call.origin.node, call.origin.step) for call in calls if call.origin] == [
+    assert [(origin.node, origin.step) for origin in origins(calls)] == [
         ("model", 1),
         ("model", 3),
         ("model", 5),
@@ -42,17 +41,16 @@ async def test_an_async_agent(policy: Policy) -> None:
     async with policy.rollout() as made:
         state = await app.ainvoke(asked("add(a=1, b=2)"), {"configurable": {"thread_id": "t-1"}, "tags": ["nightly"]})
     assert last(state) == "the tools said 3"
-    for call in made.calls(2):
-        assert call.origin is not None
-        assert (call.origin.agent, call.origin.thread, call.origin.model) == ("counter", "t-1", "gpt-4.1-mini")
-        assert "nightly" in call.origin.tags
+    for origin in origins(made.calls(2)):
+        assert (origin.agent, origin.thread, origin.model) == ("counter", "t-1", "gpt-4.1-mini")
+        assert "nightly" in origin.tags
 
 
 def test_an_agent_whose_model_is_a_string(policy: Policy) -> None:
     app = create_agent("openai:gpt-4.1-mini", [add])
     with policy.rollout() as made:
         assert last(app.invoke(asked("add(a=1, b=2)"))) == "the tools said 3"
-    assert made.calls(2)[0].origin.model == "gpt-4.1-mini"  # type: ignore[union-attr]
+    assert origins(made.calls(2))[0].model == "gpt-4.1-mini"
 
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic", "groq"])
@@ -74,7 +72,7 @@ def test_a_prebuilt_react_agent(policy: Policy) -> None:
         assert last(app.invoke(asked("add(a=1, b=2)"))) == "the tools said 3"
     calls = made.calls(2)
     assert one_branch(calls)
-    assert [call.origin.node for call in calls if call.origin] == ["agent", "agent"]
+    assert [origin.node for origin in origins(calls)] == ["agent", "agent"]
 
 
 async def test_a_prebuilt_react_agent_that_runs_out_of_steps(policy: Policy) -> None:
@@ -92,7 +90,7 @@ def test_a_prebuilt_react_agent_whose_model_is_chosen_by_a_function(policy: Poli
     app = create_react_agent(choose, [add])
     with policy.rollout() as made:
         assert last(app.invoke(asked("add(a=1, b=2)"))) == "the tools said 3"
-    assert [call.origin.model for call in made.calls(2) if call.origin] == ["gpt-1", "gpt-3"]
+    assert [origin.model for origin in origins(made.calls(2))] == ["gpt-1", "gpt-3"]
 
 
 def test_a_hand_written_loop_with_a_tool_node(policy: Policy) -> None:
@@ -132,49 +130,6 @@ def test_an_agent_whose_tools_raise_or_get_arguments_that_do_not_fit(policy: Pol
     assert one_branch(made.calls(3))
 
 
-def test_an_agent_with_a_model_chosen_by_middleware(policy: Policy) -> None:
-    large = own_model(model="gpt-large")
-
-    @wrap_model_call
-    def escalate(request: ModelRequest, handler: Any) -> Any:
-        return handler(request.override(model=large) if len(request.messages) > 1 else request)
-
-    app = create_agent(own_model(model="gpt-small"), [add], middleware=[escalate])
-    with policy.rollout() as made:
-        assert last(app.invoke(asked("add(a=1, b=2)"))) == "the tools said 3"
-    assert [call.origin.model for call in made.calls(2) if call.origin] == ["gpt-small", "gpt-large"]
-
-
-async def test_an_agent_with_settings_tools_and_tool_choice_set_by_async_middleware(policy: Policy) -> None:
-    class Force(AgentMiddleware):
-        async def awrap_model_call(self, request: ModelRequest, handler: Any) -> Any:
-            if len(request.messages) > 1:
-                return await handler(request)
-            settings = {"stop": ["END"], "temperature": 0}
-            return await handler(request.override(tool_choice="any", tools=[double], model_settings=settings))
-
-    app = create_agent(own_model(), [add, double], middleware=[Force()])
-    async with policy.rollout() as made:
-        state = await app.ainvoke(asked("hello"))
-    assert last(state) == "the tools said 14"
-    assert made.calls(2)[0].constrained == "tool_choice"
-    first, second = made.requests
-    assert (first["tool_choice"], first["stop"], names_of(first["tools"])) == ("required", ["END"], ["double"])
-    assert first["temperature"] == 1.0
-    assert names_of(second["tools"]) == ["add", "double"]
-
-
-def test_an_agent_with_a_dynamic_prompt(policy: Policy) -> None:
-    @dynamic_prompt
-    def prompt(request: ModelRequest) -> str:
-        return f"Message {len(request.messages)}."
-
-    app = create_agent(own_model(), [add], middleware=[prompt])
-    with policy.rollout() as made:
-        app.invoke(asked("add(a=1, b=2)"))
-    assert [call.messages[0]["content"] for call in made.calls(2)] == ["Message 1.", "Message 3."]
-
-
 def test_an_agent_with_long_term_memory(policy: Policy) -> None:
     def think(state: MessagesState, store: BaseStore) -> dict[str, Any]:
         known = [item.value["fact"] for item in store.search(("facts",))]
@@ -199,3 +154,25 @@ def test_an_agent_whose_tools_read_its_state_and_store(policy: Policy) -> None:
         assert last(app.invoke(asked("count(unit='messages')"))) == "the tools said 2 messages"
     made.calls(2)
     assert list(made.requests[0]["tools"][0]["function"]["parameters"]["properties"]) == ["unit"]
+
+
+def test_a_prebuilt_react_agent_that_ends_with_an_object(policy: Policy) -> None:
+    app = create_react_agent(own_model(), [add], response_format=City)
+    with policy.rollout() as made:
+        assert app.invoke(asked("add(a=1, b=2)"))["structured_response"] == TEAL
+    nodes = [origin.node for origin in origins(made.calls(3))]
+    assert nodes == ["agent", "agent", "generate_structured_response"]
+    assert made.requests[2]["response_format"]["json_schema"]["name"] == "City"
+
+
+def test_a_prebuilt_react_agent_whose_hook_asks_a_model(policy: Policy) -> None:
+    def summarise(state: Any) -> dict[str, Any]:
+        summary = own_model().invoke("summarise " + state["messages"][-1].text).text
+        return {"llm_input_messages": [SystemMessage(summary), *state["messages"]]}
+
+    app = create_react_agent(own_model(), [add], pre_model_hook=summarise)
+    with policy.rollout() as made:
+        assert last(app.invoke(asked("hi"))) == "heard: hi"
+    calls = made.calls(2)
+    assert [origin.node for origin in origins(calls)] == ["pre_model_hook", "agent"]
+    assert calls[1].messages[0]["content"] == "heard: summarise hi"

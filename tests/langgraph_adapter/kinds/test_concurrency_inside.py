@@ -19,7 +19,7 @@ from langgraph.types import Send
 from typing_extensions import TypedDict
 
 from .apps import asked, double, last, own_model
-from .conftest import Policy
+from .policy import Policy, origins
 
 WORDS = ["red", "green", "blue"]
 HEARD = [f"heard: {word}" for word in WORDS]
@@ -59,7 +59,7 @@ def heard_by(policy: Policy, app: Any) -> list[str]:
     """What a graph heard, its three calls recorded with their node."""
     with policy.rollout() as made:
         state = app.invoke({"words": WORDS})
-    assert [call.origin.node for call in made.calls(3) if call.origin] == ["node"] * 3
+    assert [origin.node for origin in origins(made.calls(3))] == ["node"] * 3
     return state["heard"]
 
 
@@ -73,8 +73,8 @@ def test_fan_out_with_send(policy: Policy) -> None:
     with policy.rollout() as made:
         assert app.invoke({"words": WORDS})["heard"] == HEARD
     calls = made.calls(3)
-    assert {call.origin.node for call in calls if call.origin} == {"hear"}
-    assert len({call.origin.namespace for call in calls if call.origin}) == 3
+    assert {origin.node for origin in origins(calls)} == {"hear"}
+    assert len({origin.namespace for origin in origins(calls)}) == 3
 
 
 async def test_fan_out_with_send_async(policy: Policy) -> None:
@@ -103,7 +103,7 @@ def test_map_and_reduce_with_send_over_subgraphs(policy: Policy) -> None:
     app = graph.add_conditional_edges(START, orders, ["work"]).add_edge("work", "reduce").compile()
     with policy.rollout() as made:
         assert last(app.invoke({"messages": []})) == "heard: the tools said 2 and the tools said 4"
-    nodes = [call.origin.node for call in made.calls(5) if call.origin]
+    nodes = [origin.node for origin in origins(made.calls(5))]
     assert nodes == ["model"] * 4 + ["reduce"]
 
 
@@ -113,7 +113,7 @@ def test_nodes_that_run_in_the_same_step(policy: Policy) -> None:
         graph.add_node(word, RunnableLambda(lambda state, word=word: hear({"word": word}))).add_edge(START, word)
     with policy.rollout() as made:
         assert sorted(graph.compile().invoke({"words": []})["heard"]) == sorted(HEARD)
-    assert {call.origin.node for call in made.calls(3) if call.origin} == set(WORDS)
+    assert {origin.node for origin in origins(made.calls(3))} == set(WORDS)
 
 
 def test_runnables_in_parallel(policy: Policy) -> None:
@@ -241,7 +241,7 @@ async def test_run_in_executor_and_to_thread(policy: Policy) -> None:
     app = StateGraph(Words).add_node("node", node).add_edge(START, "node").compile()
     async with policy.rollout() as made:
         assert (await app.ainvoke({"words": WORDS}))["heard"] == HEARD
-    assert [call.origin.node for call in made.calls(3) if call.origin] == ["node"] * 3
+    assert [origin.node for origin in origins(made.calls(3))] == ["node"] * 3
 
 
 async def test_tasks_gathered_in_a_node(policy: Policy) -> None:

@@ -7,14 +7,17 @@ from typing import Any
 import httpx
 import pytest
 from fakes.scripted_server import says, scripted_server
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 from langchain_openai import OpenAIEmbeddings
 from langgraph.graph import START, MessagesState, StateGraph
 from openai import AsyncOpenAI, OpenAI
 
 from understudy.errors import LeakError
+from understudy_langgraph import observe
 
-from .apps import asked, last, own_model
-from .conftest import Policy
+from .apps import add, asked, last, own_model
+from .policy import Policy
 
 
 def graph_of(node: Any) -> Any:
@@ -87,3 +90,10 @@ def test_an_app_that_looks_things_up_by_embeddings(policy: Policy) -> None:
         with policy.rollout() as made:
             assert last(graph_of(node).invoke(asked("hi"))) == "heard: hi"
     made.calls(1)
+
+
+def test_a_call_with_a_tool_that_the_provider_runs_is_observed_all_the_same() -> None:
+    model = GenericFakeChatModel(messages=iter([AIMessage("a city")]))
+    with observe() as seen:
+        model.bind(tools=[{"google_search": {}}, add]).invoke("hi")
+    assert seen.metrics["calls"] == 1

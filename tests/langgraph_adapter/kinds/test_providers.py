@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain.chat_models import init_chat_model
 from langchain_anthropic import ChatAnthropic
-from langchain_core.callbacks import CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, FakeListChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.outputs import ChatResult
 from langchain_groq import ChatGroq
 from langchain_openai import AzureChatOpenAI, ChatOpenAI
 from openai import BadRequestError
@@ -21,7 +16,7 @@ from openai import BadRequestError
 from understudy.errors import CaptureError
 
 from .apps import TEAL, City, add, asked, double, last, own_model
-from .conftest import Policy, names_of, one_branch
+from .policy import Policy, names_of, one_branch
 
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
 ORDER = "add(a=1, b=2)"
@@ -269,30 +264,6 @@ def test_a_picture_reaches_the_model_which_says_that_it_cannot_see(policy: Polic
     assert made.requests[0]["messages"][0]["content"][1]["image_url"]["url"] == "data:image/png;base64,AAAA"
 
 
-@pytest.mark.parametrize("name", ["openai:gpt-4.1-mini", "anthropic:claude-sonnet-4-5", "groq:llama-3.3-70b"])
-def test_a_model_that_is_made_by_name(policy: Policy, name: str) -> None:
-    model = init_chat_model(name, temperature=0, max_tokens=50)
-    with policy.rollout() as made:
-        assert model.bind_tools([add]).invoke(ORDER).tool_calls[0]["args"] == {"a": 1, "b": 2}
-    assert made.calls(1)[0].origin.model == name.partition(":")[2]  # type: ignore[union-attr]
-    assert made.requests[0]["max_completion_tokens"] == 50
-
-
-def test_a_configurable_model_with_declarative_methods(policy: Policy) -> None:
-    model = init_chat_model("openai:gpt-4.1-mini", configurable_fields="any", config_prefix="main")
-    chain = model.bind_tools([add], tool_choice="any").with_config(tags=["mine"])
-    with policy.rollout() as made:
-        answer = chain.invoke(
-            ORDER, {"configurable": {"main_model": "claude-sonnet-4-5", "main_model_provider": "anthropic"}}
-        )
-        assert model.with_structured_output(City).invoke("which city?") == TEAL
-    assert answer.tool_calls[0]["args"] == {"a": 1, "b": 2}
-    first, second = made.calls(2)
-    assert [call.origin.model for call in (first, second) if call.origin] == ["claude-sonnet-4-5", "gpt-4.1-mini"]
-    assert "mine" in (first.origin.tags if first.origin else ())
-    assert made.requests[0]["tool_choice"] == "required"
-
-
 def test_azures_model(policy: Policy) -> None:
     model = AzureChatOpenAI(
         azure_endpoint="http://127.0.0.1:9", api_version="2024-10-21", azure_deployment="mine", api_key="unused"
@@ -300,80 +271,3 @@ def test_azures_model(policy: Policy) -> None:
     with policy.rollout() as made:
         assert model.with_structured_output(City).invoke("which city?") == TEAL
     made.calls(1)
-
-
-def test_fakes_that_an_app_uses_in_its_own_tests(policy: Policy) -> None:
-    with policy.rollout() as made:
-        assert FakeListChatModel(responses=["scripted"]).invoke("hi").text == "heard: hi"
-        model = GenericFakeChatModel(messages=iter([AIMessage("scripted")]))
-        assert "".join(chunk.text for chunk in model.stream("hi")) == "heard: hi"
-    made.calls(2)
-
-
-class HouseModel(BaseChatModel):
-    """A chat model of the app's own that overrides an entry point, defined while no capture was active."""
-
-    @property
-    def _llm_type(self) -> str:
-        return "house"
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        raise AssertionError("the app's own model was called")
-
-    def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
-        yield from super().stream(input, config, **kwargs)
-
-    async def astream(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncIterator[AIMessageChunk]:
-        async for chunk in super().astream(input, config, **kwargs):
-            yield chunk
-
-
-async def test_a_model_class_of_the_apps_own_that_overrides_its_streams(policy: Policy) -> None:
-    async with policy.rollout() as made:
-        assert "".join([chunk.text for chunk in HouseModel().stream("one two")]) == "heard: one two"
-        assert "".join([chunk.text async for chunk in HouseModel().astream("one two")]) == "heard: one two"
-        assert (await HouseModel().ainvoke("one two")).text == "heard: one two"
-    assert {call.origin.kind for call in made.calls(3) if call.origin} == {"HouseModel"}
-
-
-def test_a_model_class_that_is_made_during_the_capture_and_overrides_an_entry_point(policy: Policy) -> None:
-    with policy.rollout() as made:
-
-        class LateModel(HouseModel):
-            def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
-                raise AssertionError("the app's own model was called")
-
-        assert "".join(chunk.text for chunk in LateModel().stream("one two")) == "heard: one two"
-    made.calls(1)
-
-
-class Wrapper(BaseChatModel):
-    """A chat model that adds a word and hands the call to another."""
-
-    inner: Any
-
-    @property
-    def _llm_type(self) -> str:
-        return "wrapper"
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return self.inner._generate(messages, stop, run_manager, **kwargs)
-
-
-def test_a_model_that_delegates_to_another_makes_one_call(policy: Policy) -> None:
-    with policy.rollout() as made:
-        assert Wrapper(inner=own_model()).bind(stop=["END"]).invoke("hi").text == "heard: hi"
-    made.calls(1)
-    assert made.requests[0]["stop"] == ["END"]

@@ -20,7 +20,7 @@ from langchain_core.tools import tool
 from langchain_core.tracers.context import collect_runs
 
 from .apps import add, asked, last, own_model
-from .conftest import Policy
+from .policy import Policy, origins
 
 PROMPT = ChatPromptTemplate.from_messages([("system", "Be brief."), ("user", "{question}")])
 
@@ -81,7 +81,7 @@ def test_a_model_with_configurable_fields_and_alternatives(policy: Policy) -> No
     with policy.rollout() as made:
         either.with_config(configurable={"limit": 9}).invoke("hi")
         either.with_config(configurable={"which": "other"}).invoke("hi")
-    assert [call.origin.model for call in made.calls(2) if call.origin] == ["gpt-4.1-mini", "other"]
+    assert [origin.model for origin in origins(made.calls(2))] == ["gpt-4.1-mini", "other"]
     assert made.requests[0]["max_completion_tokens"] == 9
 
 
@@ -95,8 +95,8 @@ def test_a_tool_that_asks_a_model(policy: Policy) -> None:
     with policy.rollout() as made:
         assert last(app.invoke(asked("translate(text='hallo')"))) == "the tools said heard: hallo"
     calls = made.calls(3)
-    assert [call.origin.node for call in calls if call.origin] == ["model", "tools", "model"]
-    assert calls[1].origin.tags == ("translation",)  # type: ignore[union-attr]
+    assert [origin.node for origin in origins(calls)] == ["model", "tools", "model"]
+    assert origins(calls)[1].tags == ("translation",)
 
 
 class Seen(BaseCallbackHandler):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -20,7 +19,7 @@ from understudy.types import CallOrigin
 from understudy_langgraph import capture
 
 from .apps import add, asked, double, last, own_model
-from .conftest import Policy, names_of, one_branch
+from .policy import Policy, names_of, one_branch, origins
 
 
 def handing_over_to(agent: str) -> BaseTool:
@@ -55,9 +54,9 @@ def test_an_agent_as_a_tool(policy: Policy) -> None:
         state = app.invoke(asked("ask_expert(order='double(x=2)')"))
     assert last(state) == "the tools said the tools said 4"
     calls = made.calls(4)
-    by_agent = Counter(call.origin.agent for call in calls if call.origin)
-    assert by_agent == {"boss": 2, "expert": 2}
-    assert all(one_branch([call for call in calls if call.origin and call.origin.agent == name]) for name in by_agent)
+    agents = [origin.agent for origin in origins(calls)]
+    assert agents == ["boss", "expert", "expert", "boss"]
+    assert all(one_branch([call for call, by in zip(calls, agents, strict=True) if by == name]) for name in agents)
 
 
 async def test_agents_as_async_tools_that_run_at_once(policy: Policy) -> None:
@@ -97,7 +96,7 @@ def test_a_supervisor_that_hands_over_by_commands(policy: Policy) -> None:
         state = app.invoke(asked("to_counter()"))
     assert last(state) == "the tools said you are counter"
     calls = made.calls(3)
-    assert [call.origin.agent for call in calls if call.origin] == ["boss", "counter", "boss"]
+    assert [origin.agent for origin in origins(calls)] == ["boss", "counter", "boss"]
     assert names_of(made.requests[0]["tools"]) == ["to_counter", "to_doubler"]
 
 
@@ -109,7 +108,7 @@ async def test_a_swarm_in_which_agents_hand_over_to_each_other(policy: Policy) -
     async with policy.rollout() as made:
         state = await app.ainvoke(asked("to_right() then to_left() then add(a=1, b=2)"))
     assert last(state) == "the tools said you are right, you are left, 3"
-    namespaces = [str(call.origin.namespace).split(":")[0] for call in made.calls(4) if call.origin]
+    namespaces = [str(origin.namespace).split(":")[0] for origin in origins(made.calls(4))]
     assert namespaces == ["left", "right", "left", "left"]
 
 
@@ -123,8 +122,8 @@ def test_a_team_of_teams(policy: Policy) -> None:
     with policy.rollout() as made:
         assert last(app.invoke(asked("add(a=1, b=2)"))) == "the tools said 3"
     calls = made.calls(3)  # ben finds that ada has done it
-    assert [call.origin.agent for call in calls if call.origin] == ["ada", "ada", "ben"]
-    assert [str(call.origin.namespace).split(":")[0] for call in calls if call.origin] == ["sales", "sales", "support"]
+    assert [origin.agent for origin in origins(calls)] == ["ada", "ada", "ben"]
+    assert [str(origin.namespace).split(":")[0] for origin in origins(calls)] == ["sales", "sales", "support"]
 
 
 def test_a_router_that_goes_where_a_structured_answer_says(policy: Policy) -> None:
@@ -144,7 +143,7 @@ def test_a_router_that_goes_where_a_structured_answer_says(policy: Policy) -> No
     )
     with policy.rollout() as made:
         assert last(app.invoke(asked("hi"))) == "heard: hi"
-    assert [call.origin.node for call in made.calls(2) if call.origin] == ["route", "writer"]
+    assert [origin.node for origin in origins(made.calls(2))] == ["route", "writer"]
 
 
 def two_models(own_url: str) -> Any:
@@ -182,7 +181,7 @@ def test_nested_captures_of_which_the_innermost_that_selects_a_call_has_it(polic
     with outer, inner:
         assert last(two_models("http://127.0.0.1:9/v1").invoke(asked("a poem"))) == "heard: a poem"
     own = [policy.server.calls(each.trajectory.id) for each in (outer, inner)]
-    assert [[call.origin.node for call in calls if call.origin] for calls in own] == [["judge"], ["write"]]
+    assert [[origin.node for origin in origins(calls)] for calls in own] == [["judge"], ["write"]]
 
 
 async def test_nested_captures_give_the_calls_back_to_the_outer_one(policy: Policy) -> None:

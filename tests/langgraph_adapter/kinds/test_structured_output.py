@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from .apps import TEAL, City, add, asked, last, own_model
-from .conftest import Policy, names_of, one_branch
+from .policy import Policy, names_of, one_branch
 
 
 class Village(TypedDict):

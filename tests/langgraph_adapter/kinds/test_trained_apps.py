@@ -15,7 +15,7 @@ from understudy import Trajectory, current_trajectory
 from understudy_langgraph import trainable
 
 from .apps import add, asked, last, own_model
-from .conftest import Policy
+from .policy import Policy
 
 ORDER = "add(a=1, b=2)"
 SAID = "the tools said 3"

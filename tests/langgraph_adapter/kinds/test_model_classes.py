@@ -109,6 +109,19 @@ def test_a_model_class_that_is_made_during_the_capture_and_overrides_an_entry_po
     made.calls(1)
 
 
+class Endless(HouseModel):
+    """A model that says in Ollama's word that its answers have no limit."""
+
+    num_predict: int = -1
+
+
+def test_a_model_whose_answers_have_no_limit(policy: Policy) -> None:
+    with policy.rollout() as made:
+        assert Endless().invoke("hi").text == "heard: hi"
+    made.calls(1)
+    assert "max_completion_tokens" not in made.requests[0]
+
+
 class Wrapper(BaseChatModel):
     """A chat model that adds a word and hands the call to another."""
 

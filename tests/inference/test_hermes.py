@@ -10,6 +10,10 @@ from understudy.engine.inference.hermes import HermesParser, ToolCall
 
 A = '<tool_call>\n{"name": "find", "arguments": {"id": "7"}}\n</tool_call>'
 B = '<tool_call>\n{"name": "close", "arguments": {}}\n</tool_call>'
+TAGGED = '<tool_call>\n{"name": "say", "arguments": {"text": "a</tool_call>b<tool_call>{"}}\n</tool_call>'
+ESCAPED = '<tool_call>{"name": "say", "arguments": {"text": "\\\\\\"</tool_call>}"}}</tool_call>'
+TAG = ToolCall("say", '{"text": "a</tool_call>b<tool_call>{"}')
+ESCAPE = ToolCall("say", '{"text": "\\\\\\"</tool_call>}"}')
 FIND, CLOSE = ToolCall("find", '{"id": "7"}'), ToolCall("close", "{}")
 
 
@@ -44,6 +48,19 @@ def parse(text: str, *, pieces: int = 1, truncated: bool = False) -> tuple[str, 
         (A.removesuffix("</tool_call>"), "", [FIND], 0),
         ('<tool_call>{"name": "find", "argum', '<tool_call>{"name": "find", "argum', [], 1),
         ("a < b <tool", "a < b <tool", [], 0),
+        (TAGGED, "", [TAG], 0),
+        (f"{TAGGED}\n{B}", "", [TAG, CLOSE], 0),
+        (TAGGED.removesuffix("</tool_call>"), "", [TAG], 0),
+        (f"{ESCAPED} x", " x", [ESCAPE], 0),
+        (f'<tool_call>{{"name": "f", "a</tool_call> x {A}', '<tool_call>{"name": "f", "a</tool_call> x ', [FIND], 1),
+        (
+            f'<tool_call>{{"name": "f, "a": {{}}}}\n</tool_call>{A}',
+            '<tool_call>{"name": "f, "a": {}}\n</tool_call>',
+            [FIND],
+            1,
+        ),
+        (f'<tool_call>{{"name": "f"</tool_call>}}{A}', '<tool_call>{"name": "f"</tool_call>}', [FIND], 1),
+        (f"{A.removesuffix('</tool_call>')}}}</tool_call>", f"{A.removesuffix('</tool_call>')}}}</tool_call>", [], 1),
     ],
 )
 def test_text_splits_into_content_and_calls(
@@ -53,9 +70,16 @@ def test_text_splits_into_content_and_calls(
 
 
 def test_a_block_cut_by_the_length_limit_is_no_call() -> None:
+    cut = TAGGED[: TAGGED.index("b<tool_call>") + 1]
+    assert parse(cut, truncated=True) == (cut, [], 1)
     text = A.removesuffix("</tool_call>")
     assert parse(text, truncated=True) == (text, [], 1)
     assert parse(A, truncated=True) == ("", [FIND], 0)
+
+
+def test_json_too_deep_to_be_read_is_no_call() -> None:
+    deep = "<tool_call>" + '{"a":' * 100_000 + "1" + "}" * 100_000 + "</tool_call>"
+    assert parse(f"{deep}{A}") == (deep, [FIND], 1)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +100,12 @@ def test_calls_beyond_the_first_stay_text_when_only_one_is_wanted() -> None:
 
 
 @given(
-    st.lists(st.sampled_from([A, B, "<tool_call>", "</tool_call>", "{", "text", " ", "\n", "<", "é"]), max_size=8),
+    st.lists(
+        st.sampled_from(
+            [A, B, TAGGED, ESCAPED, '"', "}", "\\\\", "<tool_call>", "</tool_call>", "{", "text", " ", "\n", "<", "é"]
+        ),
+        max_size=8,
+    ),
     st.data(),
 )
 def test_pieces_never_change_the_result(parts: list[str], data: st.DataObject) -> None:

@@ -103,6 +103,17 @@ def refused(http: httpx.Client, status: int = 400, **fields: Json) -> Json:
     return error
 
 
+def says(policy: Policy, patched: pytest.MonkeyPatch, text: str) -> None:
+    """The model answers the next call with this text and ends."""
+    rest = iter([*policy.tokenizer.encode(text, add_special_tokens=False), *policy.eos])
+
+    def surely(*_: object) -> torch.Tensor:
+        return torch.full((1, policy.vocabulary), -50.0).index_fill_(1, torch.tensor([next(rest)]), 50.0)
+
+    patched.setattr(policy, "prefill", surely)
+    patched.setattr(policy, "decode", surely)
+
+
 def until_idle(http: httpx.Client) -> None:
     until = time.monotonic() + DEADLINE
     while http.get("/health").json()["running"]:
@@ -198,6 +209,31 @@ def test_a_forced_tool_choice_is_a_call_of_that_tool(http: httpx.Client, choice:
     assert json.loads(call["function"]["arguments"])["size"] in ("small", "large")
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_tag_inside_an_argument_is_part_of_the_argument(
+    http: httpx.Client, policy: Policy, monkeypatch: pytest.MonkeyPatch, forced: bool, streamed: bool
+) -> None:
+    text = "a</tool_call>b"
+    properties: Json = {"text": {"type": "string", "enum": [text]}}
+    say: Json = {"name": "say", "parameters": {"type": "object", "properties": properties, "required": ["text"]}}
+    fields: dict[str, Json] = {"tools": [{"type": "function", "function": say}], "max_tokens": 200}
+    if forced:
+        fields |= {"tool_choice": {"type": "function", "function": {"name": "say"}}, "parallel_tool_calls": False}
+    with monkeypatch.context() as patched:
+        if not forced:
+            says(policy, patched, f'<tool_call>\n{{"name": "say", "arguments": {{"text": "{text}"}}}}\n</tool_call>')
+        if streamed:
+            parts = [chunk["choices"][0] for chunk in events(http, **fields)]
+            calls = [call for part in parts for call in part["delta"].get("tool_calls", [])]
+            content, last = "".join(part["delta"].get("content", "") for part in parts), parts[-1]
+        else:
+            last = chat(http, **fields)["choices"][0]
+            calls, content = last["message"]["tool_calls"], last["message"]["content"] or ""
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"text": text}]
+    assert (content, last["finish_reason"], last["parse_failure"]) == ("", "tool_calls", False)
+
+
 def test_an_answer_in_a_schema_is_json_of_that_schema(http: httpx.Client) -> None:
     shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     bias = {str(token): -100 for token in (9, 10, 13, 32, 197, 198, 201, 220)}  # random weights love white space
@@ -233,7 +269,9 @@ def test_a_dead_engine_is_unhealthy(policy: Policy, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("understudy.engine.inference.scheduler.Batch", refuses)
         answer = http.post("/v1/chat/completions", json=body())
         assert answer.status_code == 500 and "the device is gone" in answer.text
-        assert http.get("/health").status_code == 503
+        until = time.monotonic() + DEADLINE
+        while http.get("/health").status_code != 503:  # the call fails a moment before the thread does
+            assert time.monotonic() < until, "the death was not told in time"
 
 
 def test_a_token_that_the_model_does_not_know_is_refused_alone(

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import torch
 import uvicorn
-from engines import CONTEXT, DEADLINE, plain_logits, until_healthy
+from engines import CONTEXT, DEADLINE, SPECIAL, plain_logits, until_healthy
 from transformers import Qwen2ForCausalLM
 
 from understudy.engine.inference.app import build_app
@@ -240,6 +240,30 @@ def test_an_answer_in_a_schema_is_json_of_that_schema(http: httpx.Client) -> Non
     answer = chat(http, response_format=shape, max_tokens=400, logit_bias=bias)["choices"][0]
     assert json.loads(answer["message"]["content"]).keys() == {"ok"}
     assert answer["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_under_a_grammar_control_tokens_only_begin_and_end_calls(
+    http: httpx.Client, policy: Policy, forced: bool
+) -> None:
+    schema: Json = {
+        "type": "object",
+        "properties": {"text": {"type": "string", "minLength": 5, "maxLength": 20}},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+    shape: Json = {"type": "json_schema", "json_schema": {"schema": schema}}
+    tool: Json = {"type": "function", "function": {"name": "say", "parameters": schema}}
+    shaped: dict[str, Json] = {"tools": [tool], "tool_choice": "required"} if forced else {"response_format": shape}
+    marks = [policy.tokenizer.convert_tokens_to_ids(text) for text in (*SPECIAL, "<tool_call>", "</tool_call>")]
+    bias = {str(mark): 100 for mark in marks} | {str(token): -100 for token in (197, 198, 220)}  # no long white space
+    answer = chat(http, **shaped, parallel_tool_calls=False, max_tokens=300, logit_bias=bias, return_token_ids=True)
+    choice = answer["choices"][0]
+    assert [token for token in choice["token_ids"] if token in marks] == (
+        [*marks[3:], marks[2]] if forced else [marks[2]]
+    )
+    said = choice["message"]["tool_calls"][0]["function"]["arguments"] if forced else choice["message"]["content"]
+    assert 5 <= len(json.loads(said)["text"]) <= 20
 
 
 @pytest.mark.parametrize("begin", ["{", "<tool_call>"])

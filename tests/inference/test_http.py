@@ -45,6 +45,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+LONG = "abcd" * 5000
+IMAGE: Json = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}
+
 
 @contextmanager
 def served(policy: Policy) -> Iterator[str]:
@@ -391,6 +394,35 @@ def test_a_bad_request_is_refused_by_the_name_of_its_field(
     error = refused(http, **fields)
     assert error["param"] == param
     assert error["code"] == 400
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ([{"type": "text", "text": "look"}, IMAGE], "messages.1.content.1"),
+        ([{"type": "text", "text": 5, "more": LONG}], "messages.1.content.0"),
+        ({"text": LONG}, "messages.1.content"),
+    ],
+)
+def test_a_part_that_is_no_text_is_named_and_its_content_shortened(
+    http: httpx.Client, messages: Json, named: str
+) -> None:
+    error = refused(http, messages=[{"role": "user", "content": "hi"}, {"role": "user", "content": messages}])
+    assert error["param"] == "messages" and error["message"].startswith(named)
+    assert len(error["message"]) < 400
+    if "image_url" in str(messages):
+        assert "type 'image_url'" in error["message"] and "data:image/png" in error["message"]
+
+
+def test_other_refusals_are_short_too(http: httpx.Client) -> None:
+    call: Json = {"id": "1", "type": "function", "function": LONG}
+    for fields in (
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]},
+        {"messages": LONG},
+        {"top_p": LONG},
+        {"tools": [{"type": "function", "function": {"text": LONG}}], "tool_choice": "required"},
+    ):
+        assert len(refused(http, **fields)["message"]) < 400
 
 
 def test_an_overlong_context_says_what_to_lower(http: httpx.Client) -> None:

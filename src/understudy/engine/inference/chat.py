@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
+from typing import cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ...errors import ConfigError
 from ...types import Json, Message
-from .dialect import ChatRequest, DialectError
+from .dialect import ChatRequest, DialectError, shortened
 
 _TELLS_STRINGS = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
 _RESERVED = frozenset(
@@ -63,7 +64,8 @@ class ChatRenderer:
     def _message(self, message: Message, at: int) -> Message:
         """A message as templates expect it: text instead of parts, and arguments as the template reads them."""
         if not isinstance(message.get("role"), str):
-            raise DialectError(f"messages.{at}.role must be a string (got {message.get('role')!r})", param="messages")
+            got = shortened(message.get("role"))
+            raise DialectError(f"messages.{at}.role must be a string (got {got})", param="messages")
         shown = {name: value for name, value in message.items() if value is not None or name == "content"}
         shown["content"] = _text(message.get("content"), at)
         calls = message.get("tool_calls")
@@ -82,7 +84,7 @@ class ChatRenderer:
                 arguments = json.loads(arguments)
             return {**call, "function": {**function, "name": str(function["name"]), "arguments": arguments}}
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise DialectError(f"{where}: {call!r} is no tool call ({error!r})", param="messages") from error
+            raise DialectError(f"{where}: {shortened(call)} is no tool call ({error!r})", param="messages") from error
 
 
 def _text(content: Json, at: int) -> str:
@@ -91,12 +93,15 @@ def _text(content: Json, at: int) -> str:
         return content or ""
     if isinstance(content, list):
         parts: list[str] = []
-        for part in content:
+        for place, part in enumerate(cast(list[Json], content)):
             text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
             if not isinstance(text, str):
+                kind = f"of type {shortened(part.get('type'))}: " if isinstance(part, dict) else ""
                 raise DialectError(
-                    f"messages.{at}.content: only text parts are supported (got {part!r})", param="messages"
+                    f"messages.{at}.content.{place}: only text parts are supported (got one {kind}{shortened(part)})",
+                    param="messages",
                 )
             parts.append(text)
         return "\n".join(parts)
-    raise DialectError(f"messages.{at}.content must be text or a list of parts (got {content!r})", param="messages")
+    got = shortened(content)
+    raise DialectError(f"messages.{at}.content must be text or a list of parts (got {got})", param="messages")

@@ -33,6 +33,7 @@ _WITHOUT_EFFECT = frozenset(
     ]
 )
 """Accepted and ignored: they say nothing about what is sampled."""
+_VALUE_SHOWN = 100
 
 
 class DialectError(Exception):
@@ -61,6 +62,12 @@ class DialectError(Exception):
 def error_body(message: str, kind: str, param: str | None, code: int | str) -> dict[str, Json]:
     """OpenAI's error shape, with vLLM's types and codes."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def shortened(value: Json) -> str:
+    """The value as it is shown in a message."""
+    text = repr(value)
+    return text if len(text) <= _VALUE_SHOWN else f"{text[:_VALUE_SHOWN]}..."
 
 
 class Part(BaseModel):
@@ -200,5 +207,5 @@ def checked(model: type[M], fields: dict[str, Json]) -> M:
         if fault["type"] == "extra_forbidden":
             message = f"{field} is not supported by the embedded engine: leave it out"
         else:
-            message = f"{field}: {fault['msg']} (got {fault['input']!r})"
+            message = f"{field}: {fault['msg']} (got {shortened(fault['input'])})"
         raise DialectError(message, param=where[0] if where else None) from error

@@ -12,7 +12,7 @@ from ...errors import ConfigError
 from ...types import Json
 from .adapters import Adapter, load_adapter
 from .chat import ChatRenderer
-from .dialect import NOT_FOUND, ChatRequest, DialectError
+from .dialect import NOT_FOUND, ChatRequest, DialectError, shortened
 from .generation import Generation, Settings, Update
 from .grammar import GrammarError, GrammarMask, Grammars
 from .hermes import CLOSE, OPEN
@@ -86,7 +86,7 @@ class SamplingService:
         if request.model != self.name and request.model not in self.adapters:
             known = ", ".join([self.name, *self.adapters])
             raise DialectError(
-                f"The model {request.model!r} does not exist; there are: {known}",
+                f"The model {shortened(request.model)} does not exist; there are: {known}",
                 status=404,
                 kind=NOT_FOUND,
                 param="model",
@@ -239,7 +239,7 @@ def _forced(request: ChatRequest) -> list[Json]:
     named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
     if not named:
         raise DialectError(
-            f"tool_choice names {choice.function.name!r}, which is not among the tools", param="tool_choice"
+            f"tool_choice names {shortened(choice.function.name)}, which is not among the tools", param="tool_choice"
         )
     return named
 
@@ -249,5 +249,5 @@ def _checked(tools: list[Json]) -> list[Json]:
     for at, tool in enumerate(tools):
         function: Json = tool.get("function")
         if not isinstance(function, dict) or not isinstance(cast(Json, function).get("name"), str):
-            raise DialectError(f"tools.{at}.function.name is missing (got {tool!r})", param="tools")
+            raise DialectError(f"tools.{at}.function.name is missing (got {shortened(tool)})", param="tools")
     return tools

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
-from engines import Engine, write_adapter, write_model
+from engines import DEADLINE, Engine, write_adapter, write_model
 from peft import PeftModel
+from served import served
 from transformers import Qwen2ForCausalLM
 
 from understudy.engine.inference.adapters import Adapter, load_adapter
@@ -69,3 +71,15 @@ def plain_adapted(folder: Path, adapter_folders: list[Path]) -> list[PeftModel]:
         PeftModel.from_pretrained(Qwen2ForCausalLM.from_pretrained(folder, attn_implementation="eager"), path).eval()
         for path in adapter_folders
     ]
+
+
+@pytest.fixture(scope="module")
+def url(policy: Policy) -> Iterator[str]:
+    with served(policy) as address:
+        yield address
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=DEADLINE) as client:
+        yield client

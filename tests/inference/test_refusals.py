@@ -1,0 +1,118 @@
+"""Requests that are refused: by the name of the field, with what is wrong and what to do."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from engines import CONTEXT
+from served import TOOLS, chat, refused
+
+from understudy.engine.inference.policy import Policy
+from understudy.types import Json
+
+LONG = "abcd" * 5000
+IMAGE: Json = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}
+
+
+def test_a_token_that_the_model_does_not_know_is_refused_alone(
+    http: httpx.Client, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(policy, "vocabulary", 40)
+        error = refused(http)
+    assert error["param"] == "messages" and "the model knows 0 to 39" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "no role"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"stop": [""]}, "stop"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"min_tokens": 13}, "min_tokens"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {}}], "response_format": {"type": "json_object"}}, "tools"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}},
+            "response_format",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "response_format"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+        ({"max_tokens": CONTEXT}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, "messages"),
+    ],
+)
+def test_a_bad_request_is_refused_by_the_name_of_its_field(
+    http: httpx.Client, fields: dict[str, Json], param: str
+) -> None:
+    error = refused(http, **fields)
+    assert error["param"] == param
+    assert error["code"] == 400
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ([{"type": "text", "text": "look"}, IMAGE], "messages.1.content.1"),
+        ([{"type": "text", "text": 5, "more": LONG}], "messages.1.content.0"),
+        ({"text": LONG}, "messages.1.content"),
+    ],
+)
+def test_a_part_that_is_no_text_is_named_and_its_content_shortened(
+    http: httpx.Client, messages: Json, named: str
+) -> None:
+    error = refused(http, messages=[{"role": "user", "content": "hi"}, {"role": "user", "content": messages}])
+    assert error["param"] == "messages" and error["message"].startswith(named)
+    assert len(error["message"]) < 400
+    if "image_url" in str(messages):
+        assert "type 'image_url'" in error["message"] and "data:image/png" in error["message"]
+
+
+def test_other_refusals_are_short_too(http: httpx.Client) -> None:
+    call: Json = {"id": "1", "type": "function", "function": LONG}
+    for fields in (
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]},
+        {"messages": LONG},
+        {"top_p": LONG},
+        {"tools": [{"type": "function", "function": {"text": LONG}}], "tool_choice": "required"},
+    ):
+        assert len(refused(http, **fields)["message"]) < 400
+
+
+def test_an_overlong_context_says_what_to_lower(http: httpx.Client) -> None:
+    message = refused(http, max_tokens=CONTEXT)["message"]
+    assert str(CONTEXT) in message
+    assert "--max-model-len" in message
+    assert "lower max_tokens to" in message
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"", b"\xff"])
+def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, content: bytes) -> None:
+    answer = http.post("/v1/chat/completions", content=content)
+    assert answer.status_code == 400
+    assert "JSON" in answer.json()["error"]["message"]
+
+
+def test_fields_without_effect_and_nulls_are_accepted(http: httpx.Client) -> None:
+    assert chat(http, user="me", metadata={"a": "b"}, store=False, stop=None, tools=None, bad_words=None)["choices"]
+
+
+def test_unknown_names_and_paths_have_openais_error_shape(http: httpx.Client) -> None:
+    assert "base" in refused(http, 404, model="other")["message"]
+    assert http.get("/nothing").json()["error"]["code"] == 404

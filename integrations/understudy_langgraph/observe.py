@@ -34,7 +34,7 @@ from understudy.types import (
 from .capture import Capture, OnLeak, Scope, activated, active
 from .origins import origin_of
 from .patches import install
-from .provider_formats import to_openai
+from .provider_formats import openai_tools
 from .scope import check_choice
 from .selection import Selection, as_predicate
 
@@ -130,7 +130,7 @@ class Watcher(BaseCallbackHandler):
         if original is not None and not self._means(origin, original):
             return
         params: dict[str, Any] = kwargs.get("invocation_params") or {}
-        tools: list[Tool] = to_openai({"tools": params.get("tools")}).get("tools") or []
+        tools: list[Tool] = openai_tools(params.get("tools") or [])
         self._asked[run_id] = Asked(origin, plain(messages[0]), tuple(tools) or None)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:

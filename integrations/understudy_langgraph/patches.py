@@ -14,6 +14,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
+from understudy.errors import CaptureError
+
 from . import leaks, shared_state
 from .capture import ActiveHandler, Capture, active
 from .chat_model import ChatUnderstudy
@@ -87,10 +89,13 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         capture = active()
         if capture is None or is_labelled(self):
             return original(self, *args, **kwargs)
-        stand_in = capture.stand_in(self, *_labels(name, capture, args, kwargs))
-        if stand_in is None:
-            return original(self, *args, **kwargs)
-        return getattr(stand_in, name)(*args, **to_openai(kwargs))
+        try:
+            stand_in = capture.stand_in(self, *_labels(name, capture, args, kwargs))
+            given = kwargs if stand_in is None else to_openai(kwargs)
+        except CaptureError as error:
+            capture.faults.append(error)  # the app may swallow it
+            raise
+        return original(self, *args, **given) if stand_in is None else getattr(stand_in, name)(*args, **given)
 
     return entry_point
 

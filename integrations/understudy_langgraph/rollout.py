@@ -48,7 +48,8 @@ class Plan:
         """The models that are trained. Raises ConfigError when none was named."""
         if self.model is None:
             raise ConfigError(
-                "model: which model is trained? trainable(model=us.TrainableModel(...)), or train(..., model=...)"
+                "model: which model is trained? trainable(model=us.TrainableModel(...)), train(..., model=...), or on the "
+                "command line --model and --base-model"
             )
         return self.model
 

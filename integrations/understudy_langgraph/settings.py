@@ -28,6 +28,8 @@ def carried(original: BaseChatModel) -> dict[str, Any]:
         value = next((found for name in theirs if (found := getattr(original, name, None)) is not None), None)
         if value is not None:
             kept[ours] = value
+    if kept.get("max_tokens", 1) < 1:
+        del kept["max_tokens"]  # Ollama's word for no limit
     if "streaming" in original.model_fields_set:
         kept["streaming"] = getattr(original, "streaming", False)
     if getattr(original, "output_version", None) == "v1":

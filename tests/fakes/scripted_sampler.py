@@ -146,7 +146,7 @@ async def serving(app: Any) -> AsyncIterator[str]:
     """Serve an ASGI application on a free port of this machine, in this event loop; yields its URL."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, ws="none")
+    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, timeout_keep_alive=75, ws="none")
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # older uvicorn
     task = asyncio.create_task(server.serve([listener]))

@@ -118,13 +118,17 @@ def _calling_line() -> str | None:
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # a traceback would cost more
     line = None
     while frame is not None:
-        if isinstance(frame.f_locals.get("self"), BaseChatModel):
+        if frame.f_code.co_varnames[:1] == ("self",) and isinstance(frame.f_locals.get("self"), BaseChatModel):
             return None
-        file = frame.f_code.co_filename
-        if line is None and not file.startswith("<") and not os.path.realpath(file).startswith(LIBRARY_FOLDERS):
-            line = f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
+        if line is None and not _of_a_library(frame.f_code.co_filename):
+            line = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return line or "(no line of the app's own is on the stack)"
+
+
+@functools.cache
+def _of_a_library(file: str) -> bool:
+    return file.startswith("<") or os.path.realpath(file).startswith(LIBRARY_FOLDERS)
 
 
 def _watch_httpx(module: Any) -> None:

@@ -195,7 +195,7 @@ def chat_models_on_stack() -> list[BaseChatModel]:
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # a traceback would cost more
     found: list[BaseChatModel] = []
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
         if isinstance(owner, BaseChatModel) and all(owner is not each for each in found):
             found.append(owner)
         frame = frame.f_back

@@ -30,6 +30,7 @@ EXTRAS = {
     "langfuse": ("langfuse",),
     "judge": ("litellm",),
     "plot": ("matplotlib", "plotext"),
+    "hf": ("datasets",),
     "vllm": ("vllm",),
     "unsloth": ("unsloth",),
 }

@@ -1,4 +1,4 @@
-"""Two LoRAs trained in one run, and the trained app on a server that only answers."""
+"""Two LoRAs trained in one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from servers import RunningServer
 
 from understudy import LocalBackend, TrainableModel, TrainConfig, current_trajectory
 from understudy.errors import ConfigError
@@ -87,30 +86,3 @@ async def newest(model: TrainableModel) -> str:
 async def calls_by_model(model: TrainableModel, trajectory_id: str) -> dict[str, int]:
     found = (await (await model.api()).trajectory(trajectory_id)).calls
     return {name: sum(call.model == name for call in found) for name in {call.model for call in found}}
-
-
-def test_the_trained_app_runs_on_a_server_that_only_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "records"
-    backend = LocalBackend(folder, threads=1)
-    model = TrainableModel(name="agent", base_model="tiny", backend=backend)
-    app = trainable(make_app(box_size, "sizes"), model=model, reward=lambda scenario, state: draw(state))
-    asked = {"messages": [("user", SCENARIOS[0]["question"])]}
-
-    def said(served: Any) -> list[str]:
-        return [str(message.content or message.tool_calls[0]["args"]) for message in served.invoke(asked)["messages"]]
-
-    app.train(SCENARIOS, steps=2, **SMALL | {"config": TrainConfig(learning_rate=0.3)})  # so that it says other things
-    before = {step: said(app.trained(step=step, temperature=0.0)) for step in (0, 1, 2)}
-    assert before[0] != before[2]
-    backend.close()
-
-    monkeypatch.setenv("UNDERSTUDY_API_KEY", "secret")
-    with RunningServer(folder, "--inference-only", "--api-key", "secret", key="secret") as server:
-        for step in (0, 1, 2):
-            assert said(app.trained(url=server.url, step=step, temperature=0.0)) == before[step]
-        assert said(app.trained(url=f"{server.url}/v1/", temperature=0.0)) == before[2]
-        assert said(app.trained(url=server.url, api_key="secret", temperature=0.0)) == before[2]
-        with pytest.raises(Exception, match="key"):
-            said(app.trained(url=server.url, api_key="wrong"))
-        with pytest.raises(Exception, match="has no step 7; it has 0, 1, 2"):
-            said(app.trained(url=server.url, step=7))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
-from servers import RunningServer
+from servers import RunningServer, until
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from understudy import tiny
@@ -59,3 +63,82 @@ def test_a_shaped_answer_has_no_control_tokens_in_its_text_and_is_recorded_as_co
         elif output["finish_reason"] == "stop":
             assert 3 <= len(json.loads(output["message"]["content"])["text"]) <= 12
     assert {"tool_calls", "stop"} & {output["finish_reason"] for output in call["outputs"]}
+
+
+# ---- heavy bodies
+
+
+def many_tools(count: int) -> list[dict[str, Any]]:
+    properties = {"place": {"type": "string"}, "days": {"type": "integer"}}
+    parameters = {"type": "object", "properties": properties, "required": ["place"]}
+    return [
+        {"type": "function", "function": {"name": f"tool_{at}", "description": "words " * 8, "parameters": parameters}}
+        for at in range(count)
+    ]
+
+
+def many_properties(count: int) -> dict[str, Any]:
+    properties = {f"p{at}": {"type": "string"} for at in range(count)}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "json_schema", "json_schema": {"name": "many", "schema": schema}}
+
+
+class Watch:
+    """Asks for the health of server and engine all the while; `longest`: seconds that the slowest answer took."""
+
+    def __init__(self, *urls: str) -> None:
+        self.longest = 0.0
+        self.statuses: list[int] = []
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(url,)) for url in urls]
+
+    def _ask(self, url: str) -> None:
+        with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as http:
+            while not self._over.is_set():
+                before = time.monotonic()
+                self.statuses.append(http.get("/health").status_code)
+                self.longest = max(self.longest, time.monotonic() - before)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in self._threads:
+                thread.join()
+
+
+def engine_url(server: RunningServer) -> str:
+    engine = server.child("inference")
+    ports = until(
+        lambda: [each.laddr.port for each in engine.net_connections("tcp") if each.status == "LISTEN"], "port"
+    )
+    return f"http://127.0.0.1:{ports[0]}"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"text": "some words " * 1_800_000}, 400, "shorten the prompt"),
+        ({"text": "x" * 20_000_000}, 400, "shorten the prompt"),
+        ({"tools": many_tools(3000)}, 400, "shorten the prompt"),
+        ({"tools": many_tools(3000), "tool_choice": "required"}, 400, "at most 500 tools (got 3000)"),
+        ({"response_format": many_properties(5000)}, 200, ""),
+        ({"response_format": many_properties(20_000)}, 400, "a grammar takes at most"),
+    ],
+)
+def test_the_server_and_its_engine_say_how_they_are_while_a_heavy_body_is_handled(
+    server: RunningServer, body: dict[str, Any], status: int, words: str
+) -> None:
+    engine = server.child("inference").pid
+    watch = Watch(server.url, engine_url(server))
+    with watch.asking():
+        answer = server.chat(trajectory="heavy", **body)
+    assert answer.status_code == status, answer.text[:500]
+    assert words in answer.text[:500]
+    assert len(watch.statuses) > 2 and set(watch.statuses) == {200}
+    assert watch.longest < 1.0
+    assert server.child("inference").pid == engine

@@ -21,6 +21,18 @@ V = TypeVar("V")
 
 LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})
 _MAX_KEY = 300
+MAX_MESSAGES = 20_000
+MAX_SHAPE_BYTES = 2**20
+"""Of the JSON of `tools`, and of each field that becomes a grammar."""
+_SHAPES = (
+    "tools",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_grammar",
+    "guided_regex",
+    "guided_choice",
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,7 @@ class ChatRequest:
         """Read body, headers and base URL. Raises ApiError 400 naming the field."""
         body = _json_object(raw)
         _known(body)
+        _bounded(body, len(raw))
         try:
             fields = ChatFields.model_validate(body)
         except ValidationError as error:
@@ -152,6 +165,21 @@ def _known(body: dict[str, Json]) -> None:
         close = difflib.get_close_matches(name, ChatFields.model_fields, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ApiError(400, f"unknown field {name!r}{hint}", name, "unknown_field")
+
+
+def _bounded(body: dict[str, Json], size: int) -> None:
+    """Refuse what would occupy server and engine for longer than anyone waits."""
+    messages = body.get("messages")
+    if isinstance(messages, list) and len(cast(list[Json], messages)) > MAX_MESSAGES:
+        count = len(cast(list[Json], messages))
+        message = f"messages: a call takes at most {MAX_MESSAGES} of them (got {count})"
+        raise ApiError(413, message, "messages", "too_large")
+    for name in _SHAPES if size > MAX_SHAPE_BYTES else ():
+        taken = len(orjson.dumps(body.get(name)))
+        if taken > MAX_SHAPE_BYTES:
+            raise ApiError(
+                413, f"{name} takes {taken} bytes of JSON; the limit is {MAX_SHAPE_BYTES}", name, "too_large"
+            )
 
 
 def _trajectory(

@@ -24,7 +24,6 @@ from .dialect import (
     UnloadAdapter,
     checked,
     error_body,
-    read_chat,
     read_object,
 )
 from .generation import Failure, Generation, Update
@@ -93,8 +92,9 @@ class Endpoints:
 
     async def chat(self, request: Request) -> Response:
         """Sample an answer; whole, or as server-sent events."""
-        asked = read_chat(await request.body())
-        generations = await self._service.generations(asked)
+        body = await request.body()
+        asked = await self._service.read(body)
+        generations = await self._service.generations(asked, len(body))
         writer = AnswerWriter(asked, generations[0].prompt_ids, self._service.decoder)
         if asked.stream:
             return StreamingResponse(self._events(asked, generations, writer), media_type="text/event-stream")

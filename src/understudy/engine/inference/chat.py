@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections import OrderedDict
 from typing import cast
 
@@ -16,27 +17,35 @@ from transformers import PreTrainedTokenizerBase
 from ...errors import ConfigError
 from ...types import Json, Message
 from .dialect import ChatRequest, DialectError, shortened
+from .lengths import LeastTokens
 
 _TELLS_STRINGS = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
 _RESERVED = frozenset(
     {"conversation", "messages", "tools", "tokenize", "return_dict", "return_tensors", "chat_template"}
 )
 _KEPT = 512
+_KEPT_CHARACTERS = 4 * 2**20
 
 
 class ChatRenderer:
-    """Renders chats; the newest prompts are kept, since rollouts of one scenario begin alike. One thread uses it."""
+    """Renders chats of up to `limit` tokens; the newest prompts are kept, since rollouts of one scenario begin alike.
+    Thread-safe."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
         template = tokenizer.chat_template
         if not isinstance(template, str):
             raise ConfigError("the model's folder has no chat template (chat_template.jinja or tokenizer_config.json)")
         self._tokenizer = tokenizer
         self._raw_arguments = bool(_TELLS_STRINGS.search(template))
+        self._limit = limit
+        self._least = LeastTokens(tokenizer)
+        self._lock = threading.Lock()
         self._prompts: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._kept = 0  # characters of the keys of _prompts
+        tokenizer.encode("")  # the first one may change the tokenizer's settings, which must not happen in two threads
 
     def prompt_ids(self, request: ChatRequest) -> tuple[int, ...]:
-        """The prompt's tokens; raises DialectError when the messages do not fit the template."""
+        """The prompt's tokens; raises DialectError when the messages do not fit the template, or surely not the context."""
         options = {
             "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
             "continue_final_message": request.continue_final_message,
@@ -45,20 +54,35 @@ class ChatRenderer:
             raise DialectError(f"chat_template_kwargs may not set {sorted(clash)}", param="chat_template_kwargs")
         options |= request.chat_template_kwargs
         key = json.dumps([request.messages, request.tools or None, options])
-        found = self._prompts.get(key)
-        if found is None:
-            messages = [self._message(message, at) for at, message in enumerate(request.messages)]
-            found = self._prompts[key] = self._rendered(messages, request.tools or None, options)
-            if len(self._prompts) > _KEPT:
-                self._prompts.popitem(last=False)
-        self._prompts.move_to_end(key)
+        with self._lock:
+            if key in self._prompts:
+                self._prompts.move_to_end(key)
+                return self._prompts[key]
+        messages = [self._message(message, at) for at, message in enumerate(request.messages)]
+        found = self._rendered(messages, request.tools or None, options)
+        self._keep(key, found)
         return found
+
+    def _keep(self, key: str, prompt_ids: tuple[int, ...]) -> None:
+        with self._lock:
+            if key not in self._prompts:
+                self._prompts[key] = prompt_ids
+                self._kept += len(key)
+            while len(self._prompts) > _KEPT or self._kept > _KEPT_CHARACTERS:
+                self._kept -= len(self._prompts.popitem(last=False)[0])
 
     def _rendered(self, messages: list[Message], tools: list[Json] | None, options: dict[str, Json]) -> tuple[int, ...]:
         try:
             text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise DialectError(f"messages do not fit the chat template: {error}", param="messages") from error
+        least = self._least.of(str(text))
+        if least > self._limit:
+            raise DialectError(
+                f"the context is at most {self._limit} tokens (--max-model-len); the prompt has {len(text)} characters, "
+                f"which are at least {least} tokens: shorten the prompt",
+                param="messages",
+            )
         return tuple(self._tokenizer.encode(str(text), add_special_tokens=False))
 
     def _message(self, message: Message, at: int) -> Message:

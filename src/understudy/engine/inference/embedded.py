@@ -6,6 +6,7 @@ A process of its own that speaks vLLM's HTTP dialect. Exit codes: 0 ended, 1 the
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import socket
@@ -46,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         listener.close()
         _log.error("%s", error)
         return 2
+    gc.collect()
+    gc.freeze()  # what is loaded stays: a full collection over it stops everything for half a second
     config = uvicorn.Config(
         build_app(service), log_config=None, access_log=False, timeout_graceful_shutdown=3, lifespan="on"
     )

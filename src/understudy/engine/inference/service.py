@@ -6,21 +6,26 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TypeVar
 
 from ...errors import ConfigError
-from ...types import Json
 from .adapters import Adapter, load_adapter
+from .aside import Aside
 from .chat import ChatRenderer
-from .dialect import NOT_FOUND, ChatRequest, DialectError, shortened
+from .dialect import NOT_FOUND, ChatRequest, DialectError, read_chat, shortened
 from .generation import Generation, Settings, Update
-from .grammar import GrammarError, GrammarMask, Grammars
+from .grammar import Grammars
 from .hermes import CLOSE, OPEN
 from .policy import Policy
 from .scheduler import Scheduler
+from .shapes import Shapes, shape_of
 from .text import Decoder, StopWatch
 
+R = TypeVar("R")
+
 _SEED_BITS = 2**64 - 1
+_SMALL = 16 * 2**10
+"""Bytes of a request that is read and rendered at once; a larger one in a thread."""
 
 
 class SamplingService:
@@ -33,8 +38,9 @@ class SamplingService:
         self.policy = policy
         self.decoder = Decoder(policy.tokenizer, kept=(OPEN, CLOSE))
         self.adapters: dict[str, Adapter] = {}
-        self._renderer = ChatRenderer(policy.tokenizer)
-        self._grammars = Grammars(policy.tokenizer, policy.eos, policy.vocabulary)
+        self._renderer = ChatRenderer(policy.tokenizer, policy.max_model_len)
+        self._rendering = Aside(4)
+        self._shapes = Shapes(Grammars(policy.tokenizer, policy.eos, policy.vocabulary))
         self._scheduler = Scheduler(policy, self._deliver, max_batch=max_batch, on_death=on_death)
         self._inboxes: dict[Generation, asyncio.Queue[tuple[int, Update]]] = {}
         self._places: dict[Generation, int] = {}
@@ -81,8 +87,12 @@ class SamplingService:
             )
         self._scheduler.forget(adapter)
 
-    async def generations(self, request: ChatRequest) -> list[Generation]:
-        """The calls of a request, one per choice, checked against the model's limits."""
+    async def read(self, body: bytes) -> ChatRequest:
+        """A chat request; raises DialectError naming the first bad field."""
+        return await self._render(lambda: read_chat(body), len(body))
+
+    async def generations(self, request: ChatRequest, size: int) -> list[Generation]:
+        """The calls of a request, one per choice, checked against the model's limits. `size`: bytes of its body."""
         if request.model != self.name and request.model not in self.adapters:
             known = ", ".join([self.name, *self.adapters])
             raise DialectError(
@@ -92,7 +102,8 @@ class SamplingService:
                 param="model",
             )
         adapter = self.adapters.get(request.model)  # looked up before anything is awaited: the call keeps it
-        prompt_ids = self._renderer.prompt_ids(request)
+        shape = shape_of(request)
+        prompt_ids = await self._render(lambda: self._renderer.prompt_ids(request), size)
         if prompt_ids and max(prompt_ids) >= self.policy.vocabulary:
             raise DialectError(
                 f"the prompt has token {max(prompt_ids)}, but the model knows 0 to {self.policy.vocabulary - 1}: the "
@@ -100,7 +111,7 @@ class SamplingService:
                 param="messages",
             )
         settings = self._settings(request, len(prompt_ids))
-        masks = await self._masks(request)
+        masks = await self._shapes.masks(shape, request.n) if shape else []
         return [
             Generation(
                 prompt_ids,
@@ -130,6 +141,12 @@ class SamplingService:
             self._places.pop(generation, None)
         if running:
             self._scheduler.cancel(running)
+
+    async def _render(self, work: Callable[[], R], size: int) -> R:
+        """What `work` on a request of `size` bytes returns, without holding anybody up."""
+        if size <= _SMALL:
+            return work()
+        return await self._rendering.run(work, "messages", "the messages take too long to be rendered: shorten them")
 
     def _deliver(self, updates: Sequence[tuple[Generation, Update]]) -> None:
         assert self._loop is not None, "started before anything is submitted"
@@ -181,40 +198,6 @@ class SamplingService:
             top_logprobs=request.top_logprobs,
         )
 
-    async def _masks(self, request: ChatRequest) -> list[GrammarMask]:
-        """A grammar per choice, or none. Compiling may take long, so it runs beside the event loop.
-
-        With tools to choose from, a response_format shapes the answer, as it does in OpenAI's API: calls stay possible."""
-        tools = _forced(request)
-        shape = request.response_format
-        kind = None if shape is None or shape.type == "text" else shape.type
-        if not tools and not kind:
-            return []
-        param = "tool_choice" if tools else "response_format"
-        if tools and kind:
-            raise DialectError("response_format cannot be combined with a forced tool_choice", param=param)
-        if request.min_tokens or request.ignore_eos:
-            raise DialectError(f"min_tokens and ignore_eos cannot be combined with {param}", param=param)
-        free = _checked(request.tools or []) if request.tool_choice in (None, "auto") else []
-        schema: Json = shape.json_schema.schema_ if shape and shape.json_schema else None
-        if kind == "json_schema" and schema is None:
-            raise DialectError("response_format.json_schema.schema is missing", param=param)
-
-        field, parallel = "response_format.json_schema.schema", request.parallel_tool_calls
-
-        def compile_mask() -> GrammarMask:
-            if tools:
-                return self._grammars.tool_calls(tools, parallel=parallel)
-            if free:
-                wanted = schema if kind == "json_schema" else {"type": "object"}
-                return self._grammars.tool_calls_or_json(free, wanted, field, parallel=parallel)
-            return self._grammars.json_object() if kind == "json_object" else self._grammars.json_schema(schema, field)
-
-        try:
-            return await asyncio.to_thread(lambda: [compile_mask() for _ in range(request.n)])
-        except GrammarError as error:
-            raise DialectError(str(error), param="tools" if tools else param) from error
-
     def _stop_watch(self, request: ChatRequest) -> StopWatch | None:
         if not request.stops:
             return None
@@ -224,30 +207,3 @@ class SamplingService:
 def _seeded(settings: Settings, seed: int, index: int) -> Settings:
     """Choices of one seeded request differ by their index."""
     return replace(settings, seed=(seed & _SEED_BITS, index))
-
-
-def _forced(request: ChatRequest) -> list[Json]:
-    """The tools of which one must be called; empty when none must."""
-    choice = request.tool_choice
-    if choice is None or choice == "auto" or choice == "none":
-        return []
-    tools = _checked(request.tools or [])
-    if not tools:
-        raise DialectError("tool_choice needs tools", param="tool_choice")
-    if choice == "required":
-        return tools
-    named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-    if not named:
-        raise DialectError(
-            f"tool_choice names {shortened(choice.function.name)}, which is not among the tools", param="tool_choice"
-        )
-    return named
-
-
-def _checked(tools: list[Json]) -> list[Json]:
-    """The tools, each with a name."""
-    for at, tool in enumerate(tools):
-        function: Json = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(cast(Json, function).get("name"), str):
-            raise DialectError(f"tools.{at}.function.name is missing (got {shortened(tool)})", param="tools")
-    return tools

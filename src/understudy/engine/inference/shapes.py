@@ -1,0 +1,125 @@
+"""The shape that a request asks of its answer: tool calls, JSON, or one of the two."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from ...types import Json
+from .aside import Aside
+from .dialect import ChatRequest, DialectError, shortened
+from .grammar import GrammarError, GrammarMask, Grammars
+
+MAX_BYTES = 256 * 2**10
+"""Of the JSON that one grammar is compiled from. Compiling takes up to seconds for so much, and minutes for more."""
+MAX_TOOLS = 500
+"""The time to compile them grows with the square of their number."""
+_LARGE = 16 * 2**10
+_SCHEMA = "response_format.json_schema.schema"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an answer must look like. `tools` may be called; `schema`: a JSON schema to follow otherwise.
+
+    `forced`: one of `tools` must be called. `param`: the field that asks for it.
+    """
+
+    param: str
+    tools: list[Json]
+    forced: bool
+    schema: Json
+    parallel: bool
+
+
+def shape_of(request: ChatRequest) -> Shape | None:
+    """None where the answer is free. With tools to choose from, a response_format shapes the answer, as it does in
+    OpenAI's API: calls stay possible. Raises DialectError for what cannot be combined or is too large."""
+    tools = _forced(request)
+    wanted = request.response_format
+    kind = None if wanted is None or wanted.type == "text" else wanted.type
+    if not tools and not kind:
+        return None
+    param = "tool_choice" if tools else "response_format"
+    if tools and kind:
+        raise DialectError("response_format cannot be combined with a forced tool_choice", param=param)
+    if request.min_tokens or request.ignore_eos:
+        raise DialectError(f"min_tokens and ignore_eos cannot be combined with {param}", param=param)
+    schema: Json = {"type": "object"}
+    if kind == "json_schema":
+        schema = wanted.json_schema.schema_ if wanted and wanted.json_schema else None
+        if schema is None:
+            raise DialectError("response_format.json_schema.schema is missing", param=param)
+    free = _named(request.tools or []) if not tools and request.tool_choice in (None, "auto") else []
+    _bounded("tools", tools or free)
+    _bounded("response_format", schema)
+    return Shape(param, tools or free, bool(tools), None if tools else schema, request.parallel_tool_calls)
+
+
+class Shapes:
+    """Compiles shapes beside the event loop; small ones never wait for large ones."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._small, self._large = Aside(4), Aside(1)
+
+    async def masks(self, shape: Shape, count: int) -> list[GrammarMask]:
+        """One mask per choice. Raises DialectError naming `tools` or `response_format`."""
+        compile_mask = self._compiling(shape)
+        field = "tools" if shape.forced else "response_format"
+        size = len(json.dumps([shape.tools, shape.schema]))
+        try:
+            return await (self._large if size > _LARGE else self._small).run(
+                lambda: [compile_mask() for _ in range(count)],
+                field,
+                f"{field} takes too long to be compiled into a grammar: take fewer tools, properties and enum values",
+            )
+        except GrammarError as error:
+            raise DialectError(str(error), param=field) from error
+
+    def _compiling(self, shape: Shape) -> Callable[[], GrammarMask]:
+        grammars, parallel = self._grammars, shape.parallel
+        if shape.forced:
+            return lambda: grammars.tool_calls(shape.tools, parallel=parallel)
+        if shape.tools:
+            return lambda: grammars.tool_calls_or_json(shape.tools, shape.schema, _SCHEMA, parallel=parallel)
+        return lambda: grammars.json_schema(shape.schema, _SCHEMA)
+
+
+def _bounded(field: str, value: Json) -> None:
+    """Refuse what would keep the compiler busy for minutes."""
+    if isinstance(value, list) and len(cast(list[Json], value)) > MAX_TOOLS:
+        count = len(cast(list[Json], value))
+        raise DialectError(f"{field}: a grammar takes at most {MAX_TOOLS} tools (got {count})", param=field)
+    size = len(json.dumps(value))
+    if size > MAX_BYTES:
+        raise DialectError(f"{field}: a grammar takes at most {MAX_BYTES} bytes of JSON (got {size})", param=field)
+
+
+def _forced(request: ChatRequest) -> list[Json]:
+    """The tools of which one must be called; empty when none must."""
+    choice = request.tool_choice
+    if choice is None or choice == "auto" or choice == "none":
+        return []
+    tools = _named(request.tools or [])
+    if not tools:
+        raise DialectError("tool_choice needs tools", param="tool_choice")
+    if choice == "required":
+        return tools
+    named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+    if not named:
+        raise DialectError(
+            f"tool_choice names {shortened(choice.function.name)}, which is not among the tools", param="tool_choice"
+        )
+    return named
+
+
+def _named(tools: list[Json]) -> list[Json]:
+    """The tools, each with a name."""
+    for at, tool in enumerate(tools):
+        function: Json = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(cast(Json, function).get("name"), str):
+            raise DialectError(f"tools.{at}.function.name is missing (got {shortened(tool)})", param="tools")
+    return tools

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -52,6 +53,13 @@ class Capture:
     shared_state: SharedState = "allow"
     outer: Capture | None = None
     faults: list[CaptureError] = field(default_factory=list[CaptureError])
+    over: list[bool] = field(default_factory=list[bool])
+    process_id: int = field(default_factory=os.getpid)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its block is over: threads and tasks that the block left behind still see it."""
+        return bool(self.over)
 
     @property
     def trajectory_id(self) -> str | None:
@@ -71,11 +79,26 @@ class Capture:
         while capture is not None:
             route = capture.route(origin, original)
             if route is not None:
+                capture.check_alive()
                 return capture.made(route.target, original, origin)
             if capture.observes(origin, original):
                 return None
             capture = capture.outer
         return None
+
+    def check_alive(self) -> None:
+        """Raises CaptureError for a call that came too late, or from a forked process, whose connections are its parent's."""
+        if self.ended:
+            raise CaptureError(
+                f"the rollout {self.trajectory_id} to which this call belongs has ended: it was made by a task or thread that "
+                "the rollout left behind. Wait for them in the rollout; a worker that serves several rollouts must be started "
+                'before them, with scope="process"'
+            )
+        if self.process_id != os.getpid():
+            raise CaptureError(
+                "a forked process cannot share its parent's capture: give it the server's URL /t/<trajectory id>/v1, with the "
+                "id of us.current_trajectory()"
+            )
 
     def route(self, origin: CallOrigin, original: BaseChatModel) -> Route | None:
         """The first route that takes the call."""
@@ -145,13 +168,19 @@ def activated(capture: Capture, scope: Scope = "context") -> Generator[Capture]:
                 "at a time (concurrency=1), or one in each process"
             )
         _of_process.append(capture)
-    token = _active.set(capture)
+    before = _active.get()
+    _active.set(capture)
     try:
         yield capture
     finally:
-        _active.reset(token)
         if scope == "process":
             _of_process.remove(capture)
+        if capture.ledger is not None or capture.watcher is not None:
+            capture.over.append(True)
+        now = _active.get()  # blocks inside generators may end in another order than that of their beginnings
+        while now is not None and (now is capture or now.ended):
+            now = before if now is capture else now.outer
+        _active.set(now)
 
 
 @contextmanager

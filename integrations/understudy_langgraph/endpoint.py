@@ -21,6 +21,8 @@ from .chat_model import ChatUnderstudy
 Result = TypeVar("Result")
 
 _of_server: WeakKeyDictionary[Api, ChatUnderstudy] = WeakKeyDictionary()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_of_server.clear)  # their connections are the parent's
 
 
 async def chat_model(model: TrainableModel, temperature: float | None, step: int | None = None) -> ChatUnderstudy:

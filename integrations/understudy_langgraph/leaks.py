@@ -30,7 +30,11 @@ LLM_PATH = re.compile(
     re.I,
 )
 """Paths that nothing but an LLM has."""
-NO_LLM_PATH = re.compile(r"/(embeddings|embed|moderations|rerank|audio/\w+|images/\w+|files|batches)$", re.I)
+NO_LLM_PATH = re.compile(
+    r"/(embeddings|embed|moderations|rerank|classify|pooling|tokenize|count_tokens|videos|files|batches)$"
+    r"|/(audio|images)/\w+$|/model/[^/]*(embed|rerank|image)[^/]*/invoke",
+    re.I,
+)
 """Paths of models that are no LLMs."""
 ASKS = ("messages", "input", "prompt", "contents")
 """Beside `model`, one of these keys makes a JSON body a request to an LLM, whatever its path."""
@@ -61,7 +65,7 @@ def watch() -> None:
 def check(method: str, url: str, headers: Mapping[str, Any] | None, body: Callable[[], object]) -> None:
     """Act on a request that is about to leave, if it leaks. Raises LeakError where the capture says so."""
     capture = active()
-    if capture is None or capture.on_leak == "ignore" or method.upper() != "POST":
+    if capture is None or capture.ended or capture.on_leak == "ignore" or method.upper() != "POST":
         return
     names = {str(name).lower() for name in headers or ()}
     if TRAJECTORY_HEADER in names or RECORD_HEADER in names or ("/t/" in url and url.endswith("/chat/completions")):
@@ -74,16 +78,16 @@ def check(method: str, url: str, headers: Mapping[str, Any] | None, body: Callab
 
 def asks_an_llm(url: str, body: Callable[[], object]) -> bool:
     """Whether path or JSON body are those of a request to an LLM."""
-    path = url.split("?")[0]
-    if LLM_PATH.search(path):
-        return True
+    path = url.split("?")[0].rstrip("/")
     if NO_LLM_PATH.search(path):
         return False
+    if LLM_PATH.search(path):
+        return True
     found = body()
     if isinstance(found, bytes | bytearray | str):
         try:
             found = json.loads(found)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
     if not isinstance(found, Mapping):
         return False

@@ -39,6 +39,11 @@ class Ledger(BaseCallbackHandler):
         """A call was answered, and recorded under this id."""
         self._origins[call_id] = origin
 
+    @property
+    def count(self) -> int:
+        """The calls that were answered and recorded."""
+        return len(self._origins)
+
     def close(self, trajectory: Trajectory, train_on: TrainOn | None) -> None:
         """Write marks and weights on the trajectory. Raises ConfigError for a weight that is no number of at least 0."""
         origins = dict(self._origins)  # a task that the rollout left behind may still add to them

@@ -17,6 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_me
 from langchain_core.outputs import LLMResult
 
 from understudy.client.capture import current_trajectory, histories_of
+from understudy.errors import ConfigError
 from understudy.types import (
     Call,
     CallOrigin,
@@ -70,9 +71,13 @@ class observe:  # used like a function: `with observe() as trajectory`
             on_leak=on_leak,
         )
         self._stack = ExitStack()
+        self._used = False
 
     def __enter__(self) -> Trajectory:
         install()
+        if self._used:
+            raise ConfigError("this observation was used before: make one for each block, `with observe(): ...`")
+        self._used = True
         self._watcher = Watcher(self._capture)
         capture = self._capture.with_watcher(self._watcher, active())
         self._stack.enter_context(activated(capture, self._scope))

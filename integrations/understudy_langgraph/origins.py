@@ -32,17 +32,24 @@ def origin_of(
     namespace = facts.get("langgraph_checkpoint_ns") or configurable.get("checkpoint_ns") or None
     node = facts.get("langgraph_node") or (str(namespace).rsplit("|", 1)[-1].split(":")[0] if namespace else None)
     thread = facts.get("thread_id") or configurable.get("thread_id")
+    step: object = facts.get("langgraph_step")
+    own: list[str] = (original.tags or []) if original is not None else []
     return CallOrigin(
-        node=node,
-        step=facts.get("langgraph_step"),
-        namespace=namespace,
-        agent=facts.get("lc_agent_name"),
-        thread=None if thread is None else str(thread),
-        model=model_name(original) or facts.get("ls_model_name"),
+        node=as_text(node),
+        step=step if isinstance(step, int) else None,
+        namespace=as_text(namespace),
+        agent=as_text(facts.get("lc_agent_name")),
+        thread=as_text(thread),
+        model=model_name(original) or as_text(facts.get("ls_model_name")),
         kind=None if original is None else type(original).__name__,
-        source=facts.get("lc_source"),
-        tags=tuple(dict.fromkeys([*(tags or []), *((original.tags or []) if original is not None else [])])),
+        source=as_text(facts.get("lc_source")),
+        tags=tuple(dict.fromkeys(str(tag) for tag in [*(tags or []), *own])),
     )
+
+
+def as_text(value: object) -> str | None:
+    """A name as text: users put other things under these keys too."""
+    return None if value is None else str(value)
 
 
 def model_name(original: BaseChatModel | None) -> str | None:

@@ -95,6 +95,10 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         except CaptureError as error:
             capture.faults.append(error)  # the app may swallow it
             raise
+        except Exception as error:  # a user's select= or exclude=
+            fault = CaptureError(f"it cannot be said where a call of {type(self).__name__} goes: {error!r}")
+            capture.faults.append(fault)
+            raise fault from error
         return original(self, *args, **given) if stand_in is None else getattr(stand_in, name)(*args, **given)
 
     return entry_point

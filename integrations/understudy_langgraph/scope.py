@@ -22,6 +22,8 @@ from .selection import Predicate, Selection, as_predicate
 Models: TypeAlias = TrainableModel | Mapping[TrainableModel, Selection]
 """The model that is trained; or several, each with the calls that are its own: one LoRA per role."""
 
+CAPTURED = "captured_calls"
+"""Metric of a trajectory: the calls that the policy answered."""
 OPTIONS = {"scope": ("context", "process"), "on_leak": ("error", "warn", "ignore"), "shared_state": ("error", "allow")}
 
 
@@ -31,7 +33,8 @@ def by_model(models: Models, select: Selection | None) -> dict[TrainableModel, P
         return {models: as_predicate(select, "select")}
     if not isinstance(models, Mapping) or not models:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
         raise ConfigError(
-            f"model: a TrainableModel, or a mapping of several to what each takes, is needed, got {models!r}"
+            f"model: a TrainableModel, or a mapping of several to what each takes, is needed, got {type(models).__name__} "
+            f"{models!r:.80}"
         )
     if select is not None:
         raise ConfigError(
@@ -85,6 +88,7 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         self._shared_state: SharedState = shared_state
         self._train_on = train_on
         self._stack = ExitStack()
+        self._used = False
 
     async def _routes(self) -> tuple[Route, ...]:
         targets = await asyncio.gather(*(chat_model(each, self._temperature) for each in self._models))
@@ -108,6 +112,9 @@ class capture:  # used like a function: `async with capture(model) as trajectory
 
     def _enter(self, routes: tuple[Route, ...]) -> Trajectory:
         install()
+        if self._used:
+            raise ConfigError("this capture was used before: make one for each rollout, `with capture(model): ...`")
+        self._used = True
         self._active = Capture(
             routes=routes,
             trajectory=self._trajectory,
@@ -126,6 +133,7 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         self._stack.close()
         ledger = self._active.ledger
         assert ledger is not None, "made with one"
+        self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + ledger.count
         ledger.close(self._trajectory, self._train_on)
         if self._trajectory.reward is None:
             self._trajectory.reward = logged_reward(self._trajectory)

@@ -122,6 +122,11 @@ class ServedRunnable:
     __slots__ = ()
     _serving: Serving
 
+    def _agent(self) -> Any:
+        raise ConfigError(
+            "this is the trained app, of which nothing is recorded: train and evaluate the one it was made of"
+        )
+
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         with activated(self._serving.capture_now()):
             return cast(Runnable[Any, Any], super()).invoke(input, config, **kwargs)

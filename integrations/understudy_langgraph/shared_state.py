@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, cast
+from weakref import finalize
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore, GetOp, PutOp, SearchOp
+from langgraph.store.base.batch import AsyncBatchedBaseStore
 
 from understudy.errors import SharedStateError
 
@@ -26,8 +27,8 @@ STORE_WRITES = ("put", "aput", "delete", "adelete")
 STORE_BATCHES = ("batch", "abatch")
 
 _lock = threading.Lock()
-_writers: WeakKeyDictionary[Any, dict[Place, tuple[str, ...]]] = WeakKeyDictionary()
-"""Checkpointer or store -> place -> up to two trajectories that wrote there. The prefixes of a namespace are places too,
+_writers: dict[int, dict[Place, tuple[str, ...]]] = {}
+"""Id of a checkpointer or store (some cannot be hashed, or are equal to others) -> place -> up to two trajectories that wrote there. The prefixes of a namespace are places too,
 with BENEATH at their end."""
 BENEATH = "..."
 
@@ -42,11 +43,11 @@ def touch(owner: Any, place: Place, *, writes: bool, below: bool = False) -> Non
     """Note that the rollout which runs here reads or writes a place, or (`below`) all beneath it. Raises SharedStateError
     where another rollout has written."""
     capture = active()
-    if capture is None or capture.trajectory_id is None or capture.shared_state == "allow":
+    if capture is None or capture.ended or capture.trajectory_id is None or capture.shared_state == "allow":
         return
     mine = capture.trajectory_id
     with _lock:
-        written = _writers.setdefault(owner, {})
+        written = _written_in(owner)
         before = written.get((*place, BENEATH) if below else place, ())
         if writes:
             for noted in (place, *((*place[:end], BENEATH) for end in range(1, len(place) + 1))):
@@ -58,13 +59,22 @@ def touch(owner: Any, place: Place, *, writes: bool, below: bool = False) -> Non
         _refuse(capture, owner, place, other)
 
 
+def _written_in(owner: Any) -> dict[Place, tuple[str, ...]]:
+    known = _writers.get(id(owner))
+    if known is None:
+        known = _writers[id(owner)] = {}
+        if getattr(cast(object, type(owner)), "__weakrefoffset__", 0):
+            finalize(owner, _writers.pop, id(owner), None)
+    return known
+
+
 def _refuse(capture: Capture, owner: Any, place: Place, other: str) -> None:
     kind, *names = place
     what = f"the thread {names[0]!r}" if kind == "thread" else f"the store namespace {tuple(names)!r}"
     use = "thread_id" if kind == "thread" else "part of the namespace"
     error = SharedStateError(
         f"two rollouts met in {what} of {type(owner).__name__}: {other} wrote there, and {capture.trajectory_id} came "
-        f"after it, so what one did would colour the other. Use us.current_trajectory().id as {use}, or accept it with "
+        f"after it, so what one did would colour the other. Use (us.current_trajectory() or us.Trajectory()).id as {use}, or accept it with "
         'shared_state="allow"'
     )
     capture.faults.append(error)
@@ -92,13 +102,16 @@ def _store_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if active() is not None:
-            namespace = args[0] if args else kwargs.get("namespace") or ()
-            touch(self, ("store", *namespace), writes=writes, below=below)
+            namespace: object = args[0] if args else kwargs.get("namespace")
+            if isinstance(namespace, tuple):
+                touch(self, ("store", *cast(Place, namespace)), writes=writes, below=below)
         return original(self, *args, **kwargs)
 
     @functools.wraps(original)
     def batch(self: Any, ops: Iterable[Any]) -> Any:
-        if active() is None:
+        if active() is None or isinstance(
+            self, AsyncBatchedBaseStore
+        ):  # whose own task hands on what its methods noted
             return original(self, ops)
         operations = list(ops)
         _touch_all(self, operations)

@@ -10,9 +10,10 @@ from dataclasses import fields, replace
 from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, get_type_hints, overload
 
 from langchain_core.runnables import Runnable
+from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
 
 from understudy.contracts import Judge
-from understudy.errors import ConfigError
+from understudy.errors import ConfigError, RolloutError
 from understudy.trainer.evaluate import Evaluation
 from understudy.trainer.report import TrainReport
 from understudy.trainer.trainer import Trainer, TrainerOptions, refuse_running_loop
@@ -22,7 +23,7 @@ from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToInput
 from .capture import OnLeak, Scope, SharedState
 from .ledger import TrainOn
 from .rollout import Plan, Reward
-from .scope import Models, by_model, check_choice
+from .scope import CAPTURED, Models, by_model, check_choice
 from .selection import Selection, as_predicate
 from .serving import Serving, served_runnable, serving_function, subclassed
 
@@ -109,7 +110,13 @@ class Training:
     ) -> Evaluation:
         """Run and score each scenario with the newest step: greedy at temperature 0, sampled at 1."""
         trainer = self.trainer(scenarios, model=model, **options)
-        return await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts)
+        found = await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts)
+        if found.metrics.get(CAPTURED) == 0 and (self._plan.select or self._plan.exclude):
+            raise RolloutError(
+                f"select=, exclude=: in {found.scored} scored scenarios no call went to the policy, so this would be an "
+                "evaluation of the app's own models"
+            )
+        return found
 
     def _serving(
         self,
@@ -264,6 +271,8 @@ def made(target: Any, plan: Plan) -> Any:
         return subclassed(target, TrainableRunnable, _plan=plan)
     if isinstance(target, type):
         raise ConfigError(f"trainable: {target.__name__} is a class; wrap its method or an instance's method")
+    if isinstance(target, StateGraph):
+        raise ConfigError("trainable: the graph is not compiled: trainable(graph.compile(), ...)")
     if not callable(target):
         raise ConfigError(
             f"trainable: a function or a compiled graph is needed, got {type(target).__name__} {target!r}"

@@ -42,7 +42,8 @@ def test_two_rollouts_in_one_thread_stop_with_an_error_unless_allowed(
         assert agent.evaluate(SCENARIOS, rollouts=2).scored == 1
     else:
         with pytest.raises(
-            SharedStateError, match=r"thread 'mine' of InMemorySaver: traj-.* and traj-.*current_trajectory"
+            SharedStateError,
+            match=r"thread 'mine' of InMemorySaver: traj-.* and traj-.*us.current_trajectory\(\) or us.Trajectory\(\)\).id",
         ):
             agent.evaluate(SCENARIOS, rollouts=2)
 

@@ -56,13 +56,15 @@ def capturing(trajectory: Trajectory, *, process: bool = False) -> Generator[Tra
     capture = Capture(trajectory)
     if process:
         _of_process.append(capture)
-    token = _capture.set(capture)
+    before = _capture.get()
+    _capture.set(capture)
     try:
         yield trajectory
     finally:
-        _capture.reset(token)
         if process:
             _of_process.remove(capture)
+        if _capture.get() is capture:  # a block inside a generator may end in another context
+            _capture.set(before)
 
 
 def log_reward(value: float, key: str = "logged") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ _lock = threading.Lock()
 _living: dict[tuple[asyncio.AbstractEventLoop, bool], _Living] = {}
 """Of each event loop that has not ended, with TLS and without. Shared by all clients of a loop: connections that a
 garbage-collected client leaves open could not be closed any more."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_living.clear)  # connections are the parent's: answers would be swapped
 
 
 class LoopTransport(httpx.AsyncBaseTransport):

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sysconfig
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from understudy.types import RolloutException, TrajectoryGroup
 
 from .evaluate import Evaluation, mean
 from .models import ModelStep, Outcome
+
+_INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+LIBRARY_FOLDERS = tuple(
+    str(Path(path).resolve()) + os.sep
+    for path in (*_INSTALLED, Path(__file__).parents[1], Path(__file__).parents[3] / "integrations")
+)
+"""Code that is not the user's."""
+OUR_OWN = frozenset({"RolloutError", "TimeoutError"})
+"""Errors whose message says what to do, wherever they were raised."""
 
 
 class Stopped(StrEnum):
@@ -130,9 +143,19 @@ def failures(groups: Sequence[TrajectoryGroup]) -> list[RolloutException]:
 
 def causes(groups: Sequence[TrajectoryGroup]) -> str:
     """Why rollouts are unscored, the commonest first: `30 x TimeoutError: ...; 2 x no reward was set`."""
-    counts = Counter(f"{error.type}: {error.message}".strip() for error in failures(groups))
+    counts = Counter(f"{error.type}: {error.message}".strip() + _place(error) for error in failures(groups))
     for group in groups:
         dropped = next((line for line in group.logs if line.startswith("the judge ")), "no reward was set")
         silent = sum(each.reward is None and each.exception is None for each in group)
         counts.update({dropped: silent} if silent else {})
     return "; ".join(f"{times} x {cause}" for cause, times in counts.most_common(5)) or "no rollout was made"
+
+
+def _place(error: RolloutException) -> str:
+    """The innermost line of the user's own in a traceback, as ` (app.py:12 in node)`; empty where there is none."""
+    lines = re.findall(r'File "([^"<]+)", line (\d+), in (\S+)', error.traceback)
+    own = [(file, line, name) for file, line, name in lines if not file.startswith(LIBRARY_FOLDERS)]
+    if error.type in OUR_OWN or not own:
+        return ""
+    file, line, name = own[-1]
+    return f" ({Path(file).name}:{line} in {name})"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 from engines import CONTEXT
-from served import TOOLS, chat, refused
+from served import SCHEMA, TOOLS, body, chat, events, refused, until_idle
 
 from understudy.engine.inference.policy import Policy
 from understudy.types import Json
@@ -93,6 +95,52 @@ def test_other_refusals_are_short_too(http: httpx.Client) -> None:
         {"tools": [{"type": "function", "function": {"text": LONG}}], "tool_choice": "required"},
     ):
         assert len(refused(http, **fields)["message"]) < 400
+
+
+CIRCLE: Json = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+DEEP: Json = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"], "$defs": CIRCLE["$defs"]}
+
+
+def tool(name: str, parameters: Json) -> Json:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def schema_of(schema: Json) -> Json:
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, CIRCLE, {"type": "string", "enum": []}, {"enum": []}, False])
+def test_a_schema_that_nothing_follows_is_refused_by_its_place(http: httpx.Client, schema: Json) -> None:
+    assert refused(http, response_format=schema_of(schema))["param"] == "response_format"
+    if schema is False:
+        return  # a tool without parameters
+    tools = [tool("fine", SCHEMA), tool("bad", schema)]
+    bad: Json = {"type": "function", "function": {"name": "bad"}}
+    for fields in (
+        {"tool_choice": "required"},
+        {"tool_choice": bad},
+        {"response_format": schema_of(SCHEMA)},
+        {"response_format": {"type": "json_object"}, "tool_choice": "auto"},
+    ):
+        error = refused(http, tools=tools, **fields)
+        assert error["param"] == "tools[1]" and error["message"].startswith("tools[1]")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_schema_with_a_part_that_nothing_follows_fails_its_own_call_only(
+    http: httpx.Client, policy: Policy, streamed: bool
+) -> None:
+    bias = {str(token): -100 for token in (9, 10, 13, 32, 197, 198, 201, 220)}
+    fields: dict[str, Json] = {"response_format": schema_of(DEEP), "max_tokens": 200, "logit_bias": bias}
+    with http.stream("POST", "/v1/chat/completions", json=body(stream=True, ignore_eos=True, max_tokens=400)) as other:
+        lines = (line for line in other.iter_lines() if line)
+        next(lines)
+        error = events(http, **fields)[-1]["error"] if streamed else refused(http, **fields)
+        assert (error["param"], error["code"], error["type"]) == ("response_format", 400, "BadRequestError")
+        assert "nothing follows the schema" in error["message"] and '"a":' in error["message"]
+        assert json.loads(list(lines)[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    until_idle(http)
+    assert chat(http)["choices"]
 
 
 def test_an_overlong_context_says_what_to_lower(http: httpx.Client) -> None:

@@ -87,7 +87,7 @@ def test_under_a_grammar_control_tokens_only_begin_and_end_calls(
         [*marks[3:], marks[2]] if forced else [marks[2]]
     )
     said = choice["message"]["tool_calls"][0]["function"]["arguments"] if forced else choice["message"]["content"]
-    assert 5 <= len(json.loads(said)["text"]) <= 20
+    assert len(json.loads(said)["text"]) >= 5
 
 
 @pytest.mark.parametrize("begin", ["{", "<tool_call>"])

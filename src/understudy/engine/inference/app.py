@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from ...types import Json
 from .answer import AnswerWriter
 from .dialect import (
+    BAD_REQUEST,
     INTERNAL,
     NOT_FOUND,
     ChatRequest,
@@ -122,7 +123,7 @@ class Endpoints:
             while open_choices:
                 index, update = await inbox.get()
                 if update.failure:
-                    yield _event(_failed(update.failure))
+                    yield _event(_failed(update.failure).body())
                     break
                 open_choices -= update.finish is not None
                 yield _event(writer.chunk(index, update))
@@ -153,12 +154,13 @@ async def _disconnected(request: Request) -> None:
 def _unfailed(updates: list[Update]) -> list[Update]:
     failure = next((update.failure for update in updates if update.failure), None)
     if failure:
-        raise DialectError(failure.message, status=500, kind=INTERNAL, code=failure.code)
+        raise _failed(failure)
     return updates
 
 
-def _failed(failure: Failure) -> dict[str, Json]:
-    return error_body(failure.message, INTERNAL, None, failure.code)
+def _failed(failure: Failure) -> DialectError:
+    kind = INTERNAL if failure.status >= 500 else BAD_REQUEST
+    return DialectError(failure.message, status=failure.status, kind=kind, param=failure.param, code=failure.code)
 
 
 def _event(body: dict[str, Json]) -> bytes:

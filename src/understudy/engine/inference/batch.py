@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import sampling
-from .generation import FinishReason, Generation, Update
+from .generation import DeadEnd, Failure, FinishReason, Generation, Update
 from .policy import Policy, Prefill
 from .prefixes import BLOCK, Prefix, PrefixStore, common
 from .rows import Rows
@@ -155,9 +155,13 @@ class Batch:
     def _advance(self, logits: Tensor, first: int) -> Updates:
         """Sample one token for the rows from `first` on, tell who must know, and let the finished leave."""
         rows = self._rows
+        dead: dict[int, Failure] = {}
         for row in rows.adjusted:
             if row >= first:
-                logits[row - first] = self._adjusted(logits[row - first], row)
+                try:
+                    logits[row - first] = self._adjusted(logits[row - first], row)
+                except DeadEnd as error:
+                    dead[row] = self._stuck(row, error)
         shape = rows.shape(first)
         logprobs = sampling.processed_logprobs(logits, shape.temperature, shape.min_p, shape.top_k, shape.top_p)
         tokens = sampling.draw(logprobs, rows.draws(first), shape.greedy)
@@ -168,13 +172,18 @@ class Batch:
         reasons: dict[int, tuple[FinishReason, int | str | None]] = {}
         for row in (ended.nonzero()[:, 0] + first).tolist() if bool(ended.any()) else ():
             reasons[row] = self._reason(row)
-        updates: Updates = []
+        updates: Updates = [(rows.generations[row], Update(failure=failure)) for row, failure in dead.items()]
         for row in rows.watched:
-            if row >= first:
+            if row >= first and row not in dead:
                 self._watch(row, logprobs[row - first], reasons, updates)
-        updates += [self._last(row, *reason) for row, reason in reasons.items()]
-        self._leave(sorted(reasons))
+        updates += [self._last(row, *reason) for row, reason in reasons.items() if row not in dead]
+        self._leave(sorted({*reasons, *dead}))
         return updates
+
+    def _stuck(self, row: int, error: DeadEnd) -> Failure:
+        """The grammar is at fault, which the client gave."""
+        said = self._policy.tokenizer.decode(self._rows.ids[row, : int(self._rows.counts[row])])
+        return Failure(f"{error} (the answer so far: {str(said)[-100:]!r})", code=None, status=400, param=error.param)
 
     def _adjusted(self, logits: Tensor, row: int) -> Tensor:
         """One row's logits [V] after grammar, min_tokens, logit bias and penalties, in vLLM's order."""

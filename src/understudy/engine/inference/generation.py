@@ -46,11 +46,19 @@ class Settings:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
+class DeadEnd(Exception):
+    """A grammar allows no token more. `param`: the request's field that it was made from."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 class TokenMask(Protocol):
     """A grammar's state in one completion."""
 
     def apply(self, logits: Tensor) -> Tensor:
-        """One row of logits [V] with -inf where the grammar allows no token."""
+        """One row of logits [V] with -inf where the grammar allows no token. Raises DeadEnd where it allows none."""
         ...
 
     def accept(self, token: int) -> None:
@@ -60,10 +68,12 @@ class TokenMask(Protocol):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a completion ended without an answer. `code`: engine_error or out_of_memory."""
+    """Why a completion ended without an answer. `code`: engine_error or out_of_memory; `status`, `param`: as over HTTP."""
 
     message: str
-    code: str = "engine_error"
+    code: str | None = "engine_error"
+    status: int = 500
+    param: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 import xgrammar
@@ -16,11 +17,15 @@ from transformers import PreTrainedTokenizerBase
 
 from ...errors import ConfigError
 from ...types import Json, Tool
+from .generation import DeadEnd
 from .hermes import CLOSE, OPEN
 
+SCHEMA_PARAM = "response_format"
+TOOLS_PARAM = "tools"
 _CALL_SPACES = 2
 _JSON_SPACES = 40
 """White space in a row: enough for indented JSON, and no endless run of it."""
+_FOLLOWED = 10_000
 _MARKUP = re.compile(r"<.+>|\[.+\]")
 _NOT_IN_JSON = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 """JSON escapes these (a tab may be white space, but need not); xgrammar lets them into strings of bounded length."""
@@ -29,25 +34,42 @@ _NO_TEXT = b"\xff"
 
 
 class GrammarError(ConfigError):
-    """A schema that cannot be compiled."""
+    """A schema that cannot be compiled, or that nothing follows. `param`: the request's field that has it."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class GrammarMask:
-    """A compiled grammar's state in one completion. See `generation.TokenMask`."""
+    """A compiled grammar's state in one completion. See `generation.TokenMask`. `param`: where the grammar is from."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, eos: Sequence[int], vocabulary: int) -> None:
-        self._matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(eos))
+    def __init__(self, matcher: xgrammar.GrammarMatcher, vocabulary: int, param: str) -> None:
+        self._matcher = matcher
         self._bitmask = xgrammar.allocate_token_bitmask(1, vocabulary)
+        self._param = param
+        self._sampled = 0
 
     def apply(self, logits: Tensor) -> Tensor:
         """Logits [V] with -inf where the grammar allows no token."""
-        self._matcher.fill_next_token_bitmask(self._bitmask)
+        if not self.allows_some():
+            raise DeadEnd(
+                f"{self._param}: after {self._sampled} tokens of the answer no token is allowed: nothing follows the schema, "
+                "or one of its parts",
+                self._param,
+            )
         words = self._bitmask[0].to(logits.device)
         bits = (words[:, None] >> torch.arange(32, device=logits.device, dtype=torch.int32)) & 1
         return logits.masked_fill(bits.view(-1)[: logits.shape[-1]] == 0, -torch.inf)
 
+    def allows_some(self) -> bool:
+        """Whether there is a token that may come next."""
+        self._matcher.fill_next_token_bitmask(self._bitmask)
+        return bool(self._bitmask.any())
+
     def accept(self, token: int) -> None:
         """Advance by a sampled token."""
+        self._sampled += 1
         if not self._matcher.is_terminated() and not self._matcher.accept_token(token):
             raise RuntimeError(f"token {token} was sampled although the grammar refuses it")
 
@@ -75,57 +97,68 @@ class Grammars:
             add_prefix_space=facts.add_prefix_space,
         )
         self._compiler = xgrammar.GrammarCompiler(facts, cache_limit_bytes=64 * 2**20)
+        self._followed = set[bytes]()  # digests of schemas that something follows
         ids = {text: token for text, token in tokenizer.get_vocab().items() if token in marks}
         self._open: Json = {"type": "token", "token": ids[OPEN]} if OPEN in ids else OPEN
         self._close: Json = {"type": "token", "token": ids[CLOSE]} if CLOSE in ids else CLOSE
 
-    def json_object(self) -> GrammarMask:
-        """Any JSON object."""
-        return self._mask(
-            self._compiler.compile_json_schema('{"type": "object"}', strict_mode=False, max_whitespace_cnt=_JSON_SPACES)
-        )
+    def json_schema(self, schema: Json) -> GrammarMask:
+        """JSON that follows a schema."""
+        return self._mask(self._sound(schema, SCHEMA_PARAM), SCHEMA_PARAM)
 
-    def json_schema(self, schema: Json, field: str) -> GrammarMask:
-        """JSON that follows a schema. `field` names it in errors."""
-        return self._mask(self._compiled(schema, field))
+    def tool_calls(self, tools: Mapping[str, Tool], *, parallel: bool) -> GrammarMask:
+        """One call of one of these tools, or several when `parallel`. The keys name them in errors."""
+        return self._structure(self._calls(tools, parallel), TOOLS_PARAM)
 
-    def tool_calls(self, tools: Sequence[Tool], *, parallel: bool) -> GrammarMask:
-        """One call of one of these tools, or several when `parallel`."""
-        return self._structure(self._calls(tools, parallel), tools)
-
-    def tool_calls_or_json(self, tools: Sequence[Tool], schema: Json, field: str, *, parallel: bool) -> GrammarMask:
-        """Tool calls as above, or JSON that follows a schema. `field` names it in errors."""
+    def tool_calls_or_json(self, tools: Mapping[str, Tool], schema: Json, *, parallel: bool) -> GrammarMask:
+        """Tool calls as above, or JSON that follows a schema."""
+        self._sound(schema, SCHEMA_PARAM)
         answer = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _JSON_SPACES}
-        self._compiled(schema, field)  # alone first, so that an error names it
-        return self._structure({"type": "or", "elements": [self._calls(tools, parallel), answer]}, tools)
+        return self._structure({"type": "or", "elements": [self._calls(tools, parallel), answer]}, SCHEMA_PARAM)
 
-    def _compiled(self, schema: Json, field: str) -> xgrammar.CompiledGrammar:
+    def _sound(self, schema: Json, param: str) -> xgrammar.CompiledGrammar:
+        """A schema compiled alone, so that an error names it; raises GrammarError also when nothing follows it."""
         try:
-            return self._compiler.compile_json_schema(json.dumps(schema), max_whitespace_cnt=_JSON_SPACES)
+            text = json.dumps(schema)
+            compiled = self._compiler.compile_json_schema(text, max_whitespace_cnt=_JSON_SPACES)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise GrammarError(f"{field} cannot be compiled: {_brief(error)}") from error
+            raise GrammarError(f"{param}: the schema cannot be compiled: {_brief(error)}", param) from error
+        digest = hashlib.sha256(text.encode()).digest()
+        if digest in self._followed:
+            return compiled
+        if not self._mask(compiled, param).allows_some():
+            raise GrammarError(f"{param}: nothing follows the schema; see its $ref, enum and bounds", param)
+        if len(self._followed) >= _FOLLOWED:
+            self._followed.clear()
+        self._followed.add(digest)
+        return compiled
 
-    def _structure(self, wanted: Json, tools: Sequence[Tool]) -> GrammarMask:
+    def _structure(self, wanted: Json, param: str) -> GrammarMask:
         try:
-            return self._mask(self._compiler.compile_structural_tag({"type": "structural_tag", "format": wanted}))
+            compiled = self._compiler.compile_structural_tag({"type": "structural_tag", "format": wanted})
         except (RuntimeError, ValueError, TypeError) as error:
-            names = [tool["function"]["name"] for tool in tools]
-            raise GrammarError(f"tools: the parameters of {names} cannot be compiled: {_brief(error)}") from error
+            raise GrammarError(f"{param} cannot be compiled: {_brief(error)}", param) from error
+        return self._mask(compiled, param)
 
-    def _calls(self, tools: Sequence[Tool], parallel: bool) -> dict[str, Json]:
+    def _mask(self, compiled: xgrammar.CompiledGrammar, param: str) -> GrammarMask:
+        matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._eos)
+        return GrammarMask(matcher, self._vocabulary, param)
+
+    def _calls(self, tools: Mapping[str, Tool], parallel: bool) -> dict[str, Json]:
         """Calls of these tools as a format of structural tags."""
         return {
             "type": "tags_with_separator",
-            "tags": [self._tag(tool["function"]) for tool in tools],
+            "tags": [self._tag(tool["function"], param) for param, tool in tools.items()],
             "separator": "\n",
             "at_least_one": True,
             "stop_after_first": not parallel,
         }
 
-    def _tag(self, function: Json) -> dict[str, Json]:
+    def _tag(self, function: Json, param: str) -> dict[str, Json]:
         """One tool's call as a structural tag."""
         name = json.dumps(function["name"], ensure_ascii=False)
         parameters: Json = function.get("parameters") or {"type": "object", "properties": {}}
+        self._sound(parameters, param)
         content = [
             {"type": "const_string", "value": f'\n{{"name": {name}, "arguments": '},
             {"type": "json_schema", "json_schema": parameters, "max_whitespace_cnt": _CALL_SPACES},
@@ -137,9 +170,6 @@ class Grammars:
             "content": {"type": "sequence", "elements": content},
             "end": self._close,
         }
-
-    def _mask(self, compiled: xgrammar.CompiledGrammar) -> GrammarMask:
-        return GrammarMask(compiled, self._eos, self._vocabulary)
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

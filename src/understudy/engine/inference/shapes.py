@@ -10,25 +10,23 @@ from typing import cast
 from ...types import Json
 from .aside import Aside
 from .dialect import ChatRequest, DialectError, shortened
-from .grammar import GrammarError, GrammarMask, Grammars
+from .grammar import SCHEMA_PARAM, TOOLS_PARAM, GrammarError, GrammarMask, Grammars
 
 MAX_BYTES = 256 * 2**10
 """Of the JSON that one grammar is compiled from. Compiling takes up to seconds for so much, and minutes for more."""
 MAX_TOOLS = 500
 """The time to compile them grows with the square of their number."""
 _LARGE = 16 * 2**10
-_SCHEMA = "response_format.json_schema.schema"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What an answer must look like. `tools` may be called; `schema`: a JSON schema to follow otherwise.
+    """What an answer must look like. `tools`, by their places, may be called; `schema`: a JSON schema to follow otherwise.
 
-    `forced`: one of `tools` must be called. `param`: the field that asks for it.
+    `forced`: one of `tools` must be called.
     """
 
-    param: str
-    tools: list[Json]
+    tools: dict[str, Json]
     forced: bool
     schema: Json
     parallel: bool
@@ -52,10 +50,10 @@ def shape_of(request: ChatRequest) -> Shape | None:
         schema = wanted.json_schema.schema_ if wanted and wanted.json_schema else None
         if schema is None:
             raise DialectError("response_format.json_schema.schema is missing", param=param)
-    free = _named(request.tools or []) if not tools and request.tool_choice in (None, "auto") else []
-    _bounded("tools", tools or free)
-    _bounded("response_format", schema)
-    return Shape(param, tools or free, bool(tools), None if tools else schema, request.parallel_tool_calls)
+    free = _named(request.tools or []) if not tools and request.tool_choice in (None, "auto") else {}
+    _bounded(TOOLS_PARAM, list((tools or free).values()))
+    _bounded(SCHEMA_PARAM, schema)
+    return Shape(tools or free, bool(tools), None if tools else schema, request.parallel_tool_calls)
 
 
 class Shapes:
@@ -68,7 +66,7 @@ class Shapes:
     async def masks(self, shape: Shape, count: int) -> list[GrammarMask]:
         """One mask per choice. Raises DialectError naming `tools` or `response_format`."""
         compile_mask = self._compiling(shape)
-        field = "tools" if shape.forced else "response_format"
+        field = TOOLS_PARAM if shape.forced else SCHEMA_PARAM
         size = len(json.dumps([shape.tools, shape.schema]))
         try:
             return await (self._large if size > _LARGE else self._small).run(
@@ -77,15 +75,15 @@ class Shapes:
                 f"{field} takes too long to be compiled into a grammar: take fewer tools, properties and enum values",
             )
         except GrammarError as error:
-            raise DialectError(str(error), param=field) from error
+            raise DialectError(str(error), param=error.param) from error
 
     def _compiling(self, shape: Shape) -> Callable[[], GrammarMask]:
         grammars, parallel = self._grammars, shape.parallel
         if shape.forced:
             return lambda: grammars.tool_calls(shape.tools, parallel=parallel)
         if shape.tools:
-            return lambda: grammars.tool_calls_or_json(shape.tools, shape.schema, _SCHEMA, parallel=parallel)
-        return lambda: grammars.json_schema(shape.schema, _SCHEMA)
+            return lambda: grammars.tool_calls_or_json(shape.tools, shape.schema, parallel=parallel)
+        return lambda: grammars.json_schema(shape.schema)
 
 
 def _bounded(field: str, value: Json) -> None:
@@ -98,28 +96,30 @@ def _bounded(field: str, value: Json) -> None:
         raise DialectError(f"{field}: a grammar takes at most {MAX_BYTES} bytes of JSON (got {size})", param=field)
 
 
-def _forced(request: ChatRequest) -> list[Json]:
-    """The tools of which one must be called; empty when none must."""
+def _forced(request: ChatRequest) -> dict[str, Json]:
+    """The tools of which one must be called, by their places; empty when none must."""
     choice = request.tool_choice
     if choice is None or choice == "auto" or choice == "none":
-        return []
+        return {}
     tools = _named(request.tools or [])
     if not tools:
         raise DialectError("tool_choice needs tools", param="tool_choice")
     if choice == "required":
         return tools
-    named = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+    wanted = choice.function.name
+    named = {place: tool for place, tool in tools.items() if tool["function"]["name"] == wanted}
     if not named:
         raise DialectError(
-            f"tool_choice names {shortened(choice.function.name)}, which is not among the tools", param="tool_choice"
+            f"tool_choice names {shortened(wanted)}, which is not among the tools",
+            param="tool_choice",
         )
     return named
 
 
-def _named(tools: list[Json]) -> list[Json]:
-    """The tools, each with a name."""
+def _named(tools: list[Json]) -> dict[str, Json]:
+    """The tools by their places; each must have a name."""
     for at, tool in enumerate(tools):
         function: Json = tool.get("function")
         if not isinstance(function, dict) or not isinstance(cast(Json, function).get("name"), str):
             raise DialectError(f"tools.{at}.function.name is missing (got {shortened(tool)})", param="tools")
-    return tools
+    return {f"tools[{at}]": tool for at, tool in enumerate(tools)}

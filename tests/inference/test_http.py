@@ -17,6 +17,7 @@ from served import body, chat, events, refused, served, until_idle
 from transformers import Qwen2ForCausalLM
 
 from understudy.engine.inference.batch import Batch
+from understudy.engine.inference.chat import ChatRenderer
 from understudy.engine.inference.policy import Policy
 from understudy.types import Json
 
@@ -102,6 +103,17 @@ def test_a_dead_engine_is_unhealthy(policy: Policy, monkeypatch: pytest.MonkeyPa
         until = time.monotonic() + DEADLINE
         while http.get("/health").status_code != 503:  # the call fails a moment before the thread does
             assert time.monotonic() < until, "the death was not told in time"
+
+
+def test_a_defect_is_an_answer_that_says_its_kind(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("nobody foresaw this")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ChatRenderer, "prompt_ids", broken)
+        error = refused(http, 500)
+    assert error["message"] == "ZeroDivisionError: nobody foresaw this"
+    assert chat(http)["choices"]
 
 
 def test_adapters_come_and_go_while_calls_are_in_flight(http: httpx.Client, adapter_folders: list[Path]) -> None:

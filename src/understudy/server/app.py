@@ -21,7 +21,7 @@ from ..types import Json
 from ..wire import Health
 from . import openai_api, status_page, training_api, trajectory_api
 from .auth import Guard
-from .errors import ApiError, as_api_error
+from .errors import ApiError, as_api_error, internal_error
 from .services import Given, Services
 
 DISCARD_SECONDS = 10.0
@@ -41,8 +41,8 @@ def build(services: Services, guard: Guard) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _refuse_body)
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_exception_handler(OSError, _refuse_disk)
-    app.add_exception_handler(Exception, _confess)
     app.add_middleware(Gate, guard=guard, max_body=services.options.max_body)
+    app.add_middleware(LastResort)
     return app
 
 
@@ -58,6 +58,37 @@ async def health(given: Given) -> Health:
         pid=os.getpid(),
         detail=given.sampler.detail,
     )
+
+
+class LastResort:
+    """Answers for a defect of ours; the traceback is in the log, its kind in the answer.
+
+    Starlette's own handler for any exception raises it again after its answer, whereupon uvicorn closes the connection
+    under the client's next request. Only half an answer is left to that: nothing else tells that it is not whole.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        begun, whole = False, False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun, whole
+            begun = True
+            whole = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception as error:
+            if begun and not whole:
+                raise
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            if not begun:
+                await internal_error(error).response()(scope, receive, send)
 
 
 class Gate:
@@ -176,10 +207,3 @@ async def _refuse_disk(request: Request, error: Exception) -> Response:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ApiError(507, f"No space left on the server's disk: {error}", code="disk_full").response()
     return ApiError(500, f"The server could not read or write a file: {error}", code="file_error").response()
-
-
-async def _confess(request: Request, error: Exception) -> Response:
-    """A defect of ours: the traceback is in the log, its kind in the answer."""
-    return ApiError(
-        500, f"{type(error).__name__} in the server; the traceback is in its log", code="internal_error"
-    ).response()

@@ -21,6 +21,8 @@ V = TypeVar("V")
 
 LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})
 _MAX_KEY = 300
+_SHALLOW = 200
+"""Braces and brackets that cannot be nested too deeply."""
 MAX_MESSAGES = 20_000
 MAX_SHAPE_BYTES = 2**20
 """Of the JSON of `tools`, and of each field that becomes a grammar."""
@@ -153,6 +155,13 @@ def _json_object(raw: bytes) -> dict[str, Json]:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error}", None, "invalid_json") from error
+    if raw.count(b"{") + raw.count(b"[") > _SHALLOW:
+        try:
+            orjson.dumps(body)
+        except orjson.JSONEncodeError as error:  # it is sent on by the same means
+            raise ApiError(
+                400, "the body is nested too deeply: 254 levels are the limit", None, "invalid_json"
+            ) from error
     if not isinstance(body, dict):
         raise ApiError(400, f"the body must be a JSON object, got {shortened(body)}", None, "invalid_json")
     return cast(dict[str, Json], body)

@@ -36,6 +36,12 @@ class StoreFullError(StoreError):
     """Records could not be written because there is no space left."""
 
 
+def internal_error(error: Exception) -> ApiError:
+    """A defect of ours, by its kind only; whoever answers with it logs the traceback."""
+    message = f"{type(error).__name__} in the server; the traceback is in its log"
+    return ApiError(500, message, code="internal_error")
+
+
 def bad_request(error: ValidationError, where: str) -> ApiError:
     """A 400 with one line for each bad field of `where`, its value shortened; `param` is the first of them."""
     faults = error.errors(include_url=False, include_context=False)

@@ -17,12 +17,12 @@ import orjson
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import EngineError, UnderstudyError
+from ..errors import EngineError, StoreError, UnderstudyError
 from ..types import Call, Json
 from ..wire import TRAJECTORY_HEADER
 from .chat_answer import Answer, replayed, replayed_chunks, shown, split
 from .chat_request import LENGTHS, ChatRequest
-from .errors import ApiError, as_api_error, shortened
+from .errors import ApiError, as_api_error, internal_error, shortened
 from .models import ModelRegistry, Route
 from .recorder import OpenCall, Recorder
 from .sampled import Sampled
@@ -76,14 +76,19 @@ class ChatExchange(Response):
                         if call is not None and not call.settled:
                             await recorder.keep_cancelled(call, sampled)
                         raise
-                    except (EngineError, ApiError) as error:
+                    except StoreError:
+                        raise  # it could not be recorded, as whoever asked is told
+                    except Exception as error:
                         if call is not None and not call.settled:
-                            await recorder.keep_failed(call, sampled, str(error))
+                            await recorder.keep_failed(call, sampled, _reason(error))
                         raise
                     finally:
                         self._over = True
         except UnderstudyError as error:
             await self._refuse(as_api_error(error), scope, receive, send)
+        except Exception as error:  # a stream that has begun must end in a word, not in a broken connection
+            log.exception("chat completion for %r failed", request.model)
+            await self._refuse(internal_error(error), scope, receive, send)
 
     async def _sample(self, route: Route, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         payload = self._request.payload(route.adapter)
@@ -192,6 +197,10 @@ def _opened(request: ChatRequest, route: Route) -> OpenCall | None:
     if request.trajectory_id is None:
         return None
     return OpenCall(request, request.trajectory_id, route.model, route.step)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, UnderstudyError) else str(internal_error(error))
 
 
 def _call_headers(call_id: str, trajectory_id: str) -> list[tuple[bytes, bytes]]:

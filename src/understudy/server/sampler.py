@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import httpx
+import orjson
 
 from ..config import EngineOptions
 from ..engine.protocol import SAMPLER_MODULE
@@ -34,6 +35,9 @@ RETRY_SECONDS = 15.0
 UNHEALTHY_SECONDS = 60.0
 SERVED_NAME = "base"
 """The model name under which the sampler serves the base without an adapter."""
+
+CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 
 State = Literal["starting", "ok", "failed", "stopped"]
 
@@ -102,14 +106,17 @@ class SamplerClient:
 
     async def post(self, payload: Mapping[str, Json]) -> httpx.Response:
         """A whole chat completion, whatever its status. Retried once when the sampler died under it."""
-        return await self._with_retry(lambda client: client.post("/v1/chat/completions", json=payload))
+        body = orjson.dumps(payload)
+        return await self._with_retry(lambda client: client.post(CHAT, content=body, headers=JSON))
 
     @asynccontextmanager
     async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[httpx.Response]:
         """A streamed chat completion, open at its first bytes. Leaving the context cancels it in the engine."""
 
+        body = orjson.dumps(payload)
+
         async def opened(client: httpx.AsyncClient) -> httpx.Response:
-            return await client.send(client.build_request("POST", "/v1/chat/completions", json=payload), stream=True)
+            return await client.send(client.build_request("POST", CHAT, content=body, headers=JSON), stream=True)
 
         response = await self._with_retry(opened)
         try:

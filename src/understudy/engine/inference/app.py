@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from ...types import Json
@@ -30,6 +33,8 @@ from .dialect import (
 from .generation import Failure, Generation, Update
 from .service import SamplingService
 
+_log = logging.getLogger(__name__)
+
 _CLIENT_GONE = 499
 
 
@@ -43,6 +48,7 @@ def build_app(service: SamplingService) -> FastAPI:
         service.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)
+    app.router.route_class = _Answered
     routes = Endpoints(service)
     app.add_api_route("/health", routes.health, methods=["GET"])
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
@@ -52,6 +58,24 @@ def build_app(service: SamplingService) -> FastAPI:
     app.add_exception_handler(DialectError, _refused)
     app.add_exception_handler(HTTPException, _not_served)
     return app
+
+
+class _Answered(APIRoute):
+    """A defect of ours is an answer too. Left to the framework, it would cost the connection."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answered(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except (DialectError, HTTPException):
+                raise
+            except Exception as error:  # noqa: BLE001  # whatever it was, the others on this connection go on
+                _log.exception("%s failed", request.url.path)
+                return JSONResponse(error_body(f"{type(error).__name__}: {error}", INTERNAL, None, 500), 500)
+
+        return answered
 
 
 class Endpoints:

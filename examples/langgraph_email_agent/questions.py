@@ -125,10 +125,10 @@ def plain(text: str) -> str:
     """Words and numbers with one space between: 1,250.40 and 1250,4 as 1250.4, May 3rd and 2026-05-03 as 3 may."""
     month = "|".join(MONTHS)
     text = re.sub(r"(\d),(?=\d{3}\b)", r"\1", text.lower())
-    text = re.sub(r"(\d+)[.,](\d\d?)\b", lambda number: f"{float(f'{number[1]}.{number[2]}'):g}", text)
+    text = re.sub(r"(\d+)[.,](\d\d?)\b", lambda number: f"{float(f'{number[1]}.{number[2]}'):.9g}", text)
     text = re.sub(r"\d{4}-(\d\d)-(\d\d)", lambda day: f"{int(day[2])} {MONTHS[int(day[1]) - 1]}", text)
     text = re.sub(rf"({month}) (\d\d?)(?:st|nd|rd|th)?\b", r"\2 \1", text)
-    text = re.sub(rf"(\d)(?:st|nd|rd|th)?(?: of)? ({month})", r"\1 \2", text)
+    text = re.sub(rf"\b0?(\d\d?)(?:st|nd|rd|th)?(?: of)? ({month})", r"\1 \2", text)
     return " ".join(re.findall(r"\d+\.\d+|[\w-]+", text))
 
 

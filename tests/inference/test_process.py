@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ from understudy.engine.inference.embedded import main
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "understudy.engine.inference.embedded", *argv(folder, *options)]
-    given = [int(after) for flag, after in pairwise(options) if flag == "--fd"]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=given)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
 def argv(folder: Path, *options: str) -> list[str]:
@@ -31,24 +29,6 @@ def test_a_taken_port_is_said_and_ends_the_process(folder: Path, caplog: pytest.
         port = taken.getsockname()[1]
         assert main(argv(folder, "--port", str(port))) == 3
     assert f"--port {port}" in caplog.text
-
-
-def test_it_serves_on_a_socket_that_it_was_given(folder: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        process = start(folder, "--fd", str(listener.fileno()))
-    try:
-        until_healthy(f"http://127.0.0.1:{port}")
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_what_was_given_and_is_no_socket_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with open(folder / "config.json") as file:
-        assert main(argv(folder, "--fd", str(file.fileno()))) == 3
-        assert f"--fd {file.fileno()} is no socket" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -71,10 +51,10 @@ def test_a_wrong_option_is_named_and_ends_the_process(
 
 def test_it_ends_when_its_parent_is_gone(folder: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        process = start(folder, "--fd", str(listener.fileno()), "--parent-pid", str(parent.pid))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = start(folder, "--port", str(port), "--parent-pid", str(parent.pid))
     try:
         until_healthy(f"http://127.0.0.1:{port}")
         parent.kill()

@@ -48,16 +48,9 @@ class Child:
 
     @classmethod
     async def start(
-        cls,
-        argv: Sequence[str],
-        log_path: Path,
-        *,
-        pipes: bool = False,
-        stdout_limit: int = 16 * 2**20,
-        inherited: Sequence[int] = (),
+        cls, argv: Sequence[str], log_path: Path, *, pipes: bool = False, stdout_limit: int = 16 * 2**20
     ) -> Child:
-        """Start `argv`; stderr (and stdout, unless `pipes`) goes to the log. `inherited`: files that it shares with us, by
-        the same numbers. Raises OSError."""
+        """Start `argv`; stderr (and stdout, unless `pipes`) goes to the log. Raises OSError."""
         log, file = _open_log(log_path)
         with file:
             process = await asyncio.create_subprocess_exec(
@@ -66,7 +59,6 @@ class Child:
                 stdout=asyncio.subprocess.PIPE if pipes else file,
                 stderr=file,
                 limit=stdout_limit,
-                pass_fds=inherited,
                 start_new_session=True,
                 preexec_fn=_die_with_parent(),
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -225,10 +225,8 @@ class SamplerClient:
     async def _launch(self) -> None:
         """Start the child, wait for its health, load its adapters again. Raises EngineError with the log's tail."""
         try:
-            with socket.socket() as listener:
-                listener.bind(("127.0.0.1", 0))  # here, so that nobody takes the port before the child is there
-                port, fd = int(listener.getsockname()[1]), listener.fileno()
-                child = await Child.start(self._argv(fd), self._log_path, inherited=(fd,))
+            port = _free_port()
+            child = await Child.start(self._argv(port), self._log_path)
         except OSError as error:
             raise EngineError(f"The sampler could not be started: {error}") from error
         self._child = child
@@ -278,10 +276,10 @@ class SamplerClient:
                 log.error("The sampler gave no health for %.0f s and is ended", UNHEALTHY_SECONDS)
                 self._child.kill()
 
-    def _argv(self, fd: int) -> list[str]:
+    def _argv(self, port: int) -> list[str]:
         options = self._options
         argv = [sys.executable, "-m", SAMPLER_MODULE, "--model", str(self._base), "--served-model-name", SERVED_NAME]
-        argv += ["--fd", str(fd), "--device", options.device, "--dtype", options.dtype]
+        argv += ["--host", "127.0.0.1", "--port", str(port), "--device", options.device, "--dtype", options.dtype]
         argv += ["--max-batch", str(options.max_batch), "--parent-pid", str(os.getpid())]
         for flag, value in (("--max-model-len", options.max_model_len), ("--threads", options.threads)):
             argv += [flag, str(value)] if value is not None else []
@@ -309,3 +307,9 @@ def _reason(response: httpx.Response) -> str:
         return str(json.loads(response.text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"status {response.status_code}: {response.text[:500]}"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,6 +1,6 @@
 """The embedded inference engine: `python -m understudy.engine.inference.embedded --model DIR ...`.
 
-A process of its own that speaks vLLM's HTTP dialect. Exit codes: 0 ended, 1 the engine died, 2 wrong option or model, 3 no address.
+A process of its own that speaks vLLM's HTTP dialect. Exit codes: 0 ended, 1 the engine died, 2 wrong option or model, 3 address taken.
 """
 
 from __future__ import annotations
@@ -37,13 +37,9 @@ def main(argv: list[str] | None = None) -> int:
     if options.parent_pid is not None:
         _end_with(options.parent_pid)
     try:
-        listener = _bound(options.host, options.port) if options.fd is None else socket.socket(fileno=options.fd)
+        listener = _bound(options.host, options.port)
     except OSError as error:
-        if options.fd is not None:
-            _log.error("--fd %d is no socket: %s", options.fd, error)
-        else:
-            where = (options.host, options.port, error)
-            _log.error("cannot listen on --host %s --port %d: %s; choose another port", *where)
+        _log.error("cannot listen on --host %s --port %d: %s; choose another port", options.host, options.port, error)
         return 3
     try:
         service = _service(options)
@@ -66,9 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--served-model-name", required=True, help="the base model's name in requests")
     parser.add_argument("--host", default="127.0.0.1")
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--port", type=int, help="0 takes a free one (see the log)")
-    place.add_argument("--fd", type=int, help="an inherited socket that is bound already, instead of host and port")
+    parser.add_argument("--port", type=int, required=True, help="0 takes a free one (see the log)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")

@@ -49,6 +49,8 @@ async def test_the_siblings_of_a_failed_rollout_go_on_and_the_exception_is_kept_
         ({"reward": "good"}, "the trajectory['reward'] must be a number, got 'good'"),
         ({"reward": float("nan")}, "the trajectory['reward'] must be a finite number, got nan"),
         ({"metrics": {"loss": float("inf")}}, "metrics['loss'] must be a finite number, got inf"),
+        ({"reward": 1e308}, "the trajectory['reward'] must be within +-1e+100, got 1e+308: scale it"),
+        ({"metrics": {"loss": -2e100}}, "metrics['loss'] must be within +-1e+100, got -2e+100: scale it"),
     ],
 )
 async def test_what_is_no_finite_number_fails_its_rollout_by_name_and_no_other(

@@ -108,7 +108,8 @@ async def test_many_rollouts_are_finished_in_bodies_below_the_servers_limit() ->
 
 
 def bad_groups() -> dict[str, tuple[Any, str]]:
-    nan, infinite, text, metric, secret = (rollout() for _ in range(5))
+    nan, infinite, text, metric, secret, huge, whole = (rollout() for _ in range(7))
+    huge.reward, whole.reward = -1.5e100, 10**400
     nan.reward, infinite.reward, text.reward = math.nan, -math.inf, "good"  # type: ignore[assignment]
     metric.metrics["speed"], secret.metadata["client"] = math.inf, object()
     twice = rollout()
@@ -122,6 +123,11 @@ def bad_groups() -> dict[str, tuple[Any, str]]:
         "infinite": ([group([infinite])], r"got -inf"),
         "text": ([group([text])], r"reward must be a number or None \(unscored\), got 'good'"),
         "metric": ([group([metric])], r"metrics\['speed'\] must be finite, got inf"),
+        "huge": (
+            [group([huge])],
+            rf"{huge.id} \(group 0, rollout 0\): reward must be within \+-1e\+100, got -1.5e\+100: scale it",
+        ),
+        "whole": ([group([whole])], r"reward must be a number"),
         "metadata": ([group([secret])], r"metadata\['client'\] is no JSON"),
         "no call": ([group([plain])], rf"{plain.id} \(group 0, rollout 0\) has no model call"),
         "twice": ([group([twice]), group([twice])], r"is the same rollout as group 0, rollout 0"),
@@ -139,6 +145,15 @@ async def test_what_cannot_be_trained_is_refused_by_name_before_a_train_request_
         with pytest.raises(ConfigError, match=message):
             await model_at(api.url).train(groups)
         assert api.bodies("/api/train") == []
+
+
+async def test_rewards_that_have_no_mean_are_refused_by_name_where_they_are_logged() -> None:
+    huge, fast = rollout(), rollout()
+    huge.reward, fast.metrics["speed"] = 1e308, 1e308
+    with scripted_api() as api:
+        for trajectory, named in ((huge, "reward"), (fast, r"metrics\['speed'\]")):
+            with pytest.raises(ConfigError, match=rf"{trajectory.id}: {named} must be within"):
+                await model_at(api.url).log([trajectory, trajectory])
 
 
 async def test_a_captured_rollout_without_recorded_calls_is_named() -> None:

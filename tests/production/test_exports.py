@@ -1,4 +1,5 @@
-"""Exported folders without Understudy's server: transformers and PEFT give its greedy answers, token for token."""
+"""Exported folders without Understudy's server: transformers and PEFT give its greedy answers, token for token, and the
+logprobs of what it sampled."""
 
 from __future__ import annotations
 
@@ -15,23 +16,32 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 Answer = tuple[list[int], list[int]]
 """Token ids of the prompt and of the answer, its end token left out."""
+Scored = tuple[list[int], list[int], list[float]]
+"""Token ids of the prompt and of the answer, and the answer's logprobs."""
 
 
 async def served(desk: Trained, step: int) -> list[Answer]:
     """What the server answers at temperature 0."""
+    return [(prompt, answer) for prompt, answer, _ in await asked(desk, step, 0.0)]
+
+
+async def asked(desk: Trained, step: int, temperature: float) -> list[Scored]:
     client = desk.model.openai_client()
-    answers: list[Answer] = []
+    answers: list[Scored] = []
     for question in QUESTIONS:
         answer = await client.chat.completions.create(
             model=desk.model.inference_name(step),
             messages=[{"role": "user", "content": question}],
             tools=[convert_to_openai_tool(each) for each in TOOLS],
-            temperature=0.0,
+            temperature=temperature,
             max_tokens=64,
+            logprobs=True,
             extra_body={"return_token_ids": True},
         )
         fields: dict[str, Any] = answer.model_dump()
-        answers.append((fields["prompt_token_ids"], fields["choices"][0]["token_ids"]))
+        choice = fields["choices"][0]
+        logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
+        answers.append((fields["prompt_token_ids"], choice["token_ids"], logprobs))
     return answers
 
 
@@ -54,6 +64,17 @@ def generated(model: Any, tokenizer: Any) -> list[Answer]:
     return answers
 
 
+def logprob_difference(model: Any, sampled: list[Scored]) -> float:
+    """The largest difference between the recorded logprobs and those that `model` gives the same tokens."""
+    differences: list[float] = []
+    for prompt, answer, recorded in sampled:
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].float()
+        given = torch.log_softmax(logits, -1)[range(len(answer)), answer]
+        differences.append(float((given - torch.tensor(recorded)).abs().max()))
+    return max(differences)
+
+
 def without_end(answers: list[Answer], end: int) -> list[Answer]:
     return [(prompt, answer[:-1] if answer[-1] == end else answer) for prompt, answer in answers]
 
@@ -61,9 +82,16 @@ def without_end(answers: list[Answer], end: int) -> list[Answer]:
 async def test_the_merged_model_in_plain_transformers_gives_the_servers_greedy_answers(desk: Trained) -> None:
     tokenizer = AutoTokenizer.from_pretrained(desk.merged)
     end = tokenizer.eos_token_id
-    expected = without_end(await served(desk, 1), end)
-    assert without_end(generated(AutoModelForCausalLM.from_pretrained(desk.merged), tokenizer), end) == expected
-    assert without_end(await served(desk, 0), end) != expected
+    merged = AutoModelForCausalLM.from_pretrained(desk.merged)
+    assert without_end(generated(merged, tokenizer), end) == without_end(await served(desk, 1), end)
+
+
+async def test_the_merged_model_gives_the_logprobs_of_what_the_trained_step_sampled_and_not_the_bases(
+    desk: Trained,
+) -> None:
+    merged = AutoModelForCausalLM.from_pretrained(desk.merged)
+    assert logprob_difference(merged, await asked(desk, 1, 1.0)) < 1e-3
+    assert logprob_difference(merged, await asked(desk, 0, 1.0)) > 1e-2
 
 
 async def test_the_exported_lora_in_peft_gives_the_servers_greedy_answers(desk: Trained) -> None:

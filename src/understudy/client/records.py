@@ -15,6 +15,9 @@ from ..errors import ConfigError
 from ..types import History, Json, Message, Metric, RolloutException, Trajectory, TrajectoryGroup, call_ref
 from ..wire import GroupRecord, RenderedHistory, TrajectoryRecord
 
+LARGEST_NUMBER = 1e100
+"""Of rewards and metrics: sums of the squares of larger ones overflow."""
+
 GroupWire = tuple[tuple[TrajectoryRecord, ...], GroupRecord]
 
 
@@ -132,21 +135,25 @@ def _reward(reward: Json, where: str) -> float | None:
         return None
     try:
         value = float(reward)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: reward must be a number or None (unscored), got {reward!r}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{where}: reward must be a number or None (unscored), got {reward!r:.200}") from error
     if not math.isfinite(value):
         raise ConfigError(f"{where}: reward must be finite or None (unscored), got {value!r}")
+    if abs(value) > LARGEST_NUMBER:
+        raise ConfigError(f"{where}: reward must be within +-{LARGEST_NUMBER:g}, got {value!r}: scale it")
     return value
 
 
 def as_numbers(values: Mapping[str, Json], where: str) -> dict[str, float]:
-    """Raises ConfigError naming the first that is no number."""
+    """Raises ConfigError naming the first that is no number, or too large a one."""
     numbers: dict[str, float] = {}
     for name, value in values.items():
         try:
             numbers[name] = float(value)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{where}[{name!r}] must be a number, got {value!r}") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"{where}[{name!r}] must be a number, got {value!r:.200}") from error
+        if LARGEST_NUMBER < abs(numbers[name]) < math.inf:
+            raise ConfigError(f"{where}[{name!r}] must be within +-{LARGEST_NUMBER:g}, got {numbers[name]!r}: scale it")
     return numbers
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, SupportsFloat, cast
 
+from understudy.client.records import LARGEST_NUMBER
 from understudy.errors import RolloutError
 
 
@@ -56,4 +57,6 @@ def _number(value: object, source: str) -> float:
         raise RolloutError(f"{source} gave {type(value).__name__} {value!r:.200}; a number is needed")
     if not math.isfinite(number):
         raise RolloutError(f"{source} gave {value!r}; a finite number is needed (None: unscored)")
+    if abs(number) > LARGEST_NUMBER:
+        raise RolloutError(f"{source} gave {value!r}; a number within +-{LARGEST_NUMBER:g} is needed: scale it")
     return number

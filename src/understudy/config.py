@@ -6,11 +6,12 @@ Mathematics never sees these objects; callers pass the scalars.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import ConfigError
 
@@ -122,6 +123,12 @@ class TrainConfig(Options):
         default=16_384, ge=64, lt=2**31, description="token budget of one forward and backward; larger trees are split"
     )
     logits_chunk: int = Field(default=512, ge=1, lt=2**31, description="targets whose logits are held at once")
+    overlap: bool = Field(
+        default=False, description="rollouts of the next step go on during the update (Trainer; needs importance_cap)"
+    )
+    max_staleness: int = Field(
+        default=1, ge=0, le=62, description="how many steps old a rollout may be when it is trained, with overlap"
+    )
     kl_warn: float = Field(default=0.02, gt=0, description="sampler-to-learner KL per token above which the step warns")
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the step's random numbers: the adapter's dropout")
 
@@ -141,23 +148,75 @@ class TrainConfig(Options):
         return {"dapo": 0.28, "cispo": 4.0}.get(self.loss, self.epsilon)
 
 
+def _from_json(value: Any) -> Any:
+    """A command line gives JSON objects as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+
+
+def _from_list(value: Any) -> Any:
+    """A command line gives lists with commas between."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+Gpus = Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], BeforeValidator(_from_list)]
+Urls = Annotated[tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+")], ...], BeforeValidator(_from_list)]
+
+
 class EngineOptions(Options):
     """What samples and what learns, for one base model."""
 
-    engine: Literal["embedded"] = Field(default="embedded", description="which inference engine")
-    loader: Literal["auto", "peft"] = Field(default="auto", description="who loads the base for the learner")
-    device: Device = Field(default="auto", description="torch device of both processes; auto takes cuda, then cpu")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="precision of the base; auto: bfloat16 on cuda, else float32"
+    engine: Literal["auto", "embedded", "vllm"] = Field(
+        default="auto", description="which inference engine; auto: vllm where it is installed beside a CUDA device"
     )
+    loader: Literal["auto", "peft", "unsloth"] = Field(
+        default="auto", description="who loads the base for the learner; auto: unsloth where it is beside a CUDA device"
+    )
+    device: Device = Field(default="auto", description="torch device of both processes; auto takes cuda, then cpu")
+    inference_gpus: Gpus = Field(default=(), description="GPUs that sample, such as 0,1; none: those that train")
+    train_gpus: Gpus = Field(default=(), description="the GPU that trains; none: the one that samples")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="precision of the base; auto: bfloat16 on cuda (float16 before Ampere), else float32",
+    )
+    load_in_4bit: bool = Field(default=False, description="the learner holds the base in 4 bits (bitsandbytes)")
     max_model_len: int | None = Field(
         default=None, ge=16, description="longest prompt plus completion in tokens; None: the model's own"
     )
     max_batch: int = Field(default=64, ge=1, le=1024, description="calls decoded together")
+    max_loras: int = Field(
+        default=3, ge=2, le=64, description="adapters that calls can use at once in vLLM: at least max_staleness + 2"
+    )
+    max_lora_rank: int = Field(default=16, ge=1, le=512, description="largest rank of an adapter in vLLM")
+    tool_call_parser: str | None = Field(
+        default=None, min_length=1, description="vLLM's parser of tool calls; None: by the model's family"
+    )
+    reasoning_parser: str | None = Field(
+        default=None, min_length=1, description="vLLM's parser of reasoning; None: by the model's family"
+    )
+    engine_args: Annotated[dict[str, Any], BeforeValidator(_from_json)] = Field(
+        default_factory=dict, description='more arguments of vLLM as JSON, such as {"max-num-batched-tokens": 8192}'
+    )
+    vllm_url: Urls = Field(default=(), description="vLLM servers that run already, with commas between")
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads of each engine process; None: torch's choice"
     )
     deterministic: bool = Field(default=False, description="torch's deterministic algorithms in the learner")
+
+    @model_validator(mode="after")
+    def _one_engine(self) -> Self:
+        if self.vllm_url and self.engine == "embedded":
+            raise ValueError("vllm_url: the engine is vllm then, not embedded")
+        if len(self.train_gpus) > 1:
+            raise ValueError(f"train_gpus: the learner uses one GPU (got {self.train_gpus})")
+        sampling, training = set(self.inference_gpus), set(self.train_gpus)
+        if sampling & training and sampling != training:
+            raise ValueError("inference_gpus and train_gpus must be the same or have none in common")
+        return self
 
 
 class ServerOptions(Options):

@@ -13,8 +13,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
+from typing import cast
 
 import httpx
 from rich.console import Console
@@ -200,8 +202,14 @@ def command(base_model: str, folder: Path, engine: EngineOptions) -> list[str]:
     words += ["--parent-pid", str(os.getpid())]
     for name, value in engine.model_dump(exclude_defaults=True).items():
         flag = name.replace("_", "-")
-        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}={_word(value)}"]
     return words
+
+
+def _word(value: Json) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(str(part) for part in cast(Sequence[Json], value))
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def log_file(folder: Path) -> Path:

@@ -33,7 +33,14 @@ def parse(argv: Sequence[str]) -> ServerOptions:
 
 
 def _fault(fault: Any) -> str:
-    return f"{_flag(str(fault['loc'][-1]))}: {fault['msg']} (got {fault['input']!r})"
+    if fault["type"] == "value_error" and fault["loc"] in (
+        (),
+        ("engine",),
+    ):  # of several options: the message names them
+        return str(fault["ctx"]["error"])
+    return (
+        f"{_flag(str(fault['loc'][1 if fault['loc'][0] == 'engine' else 0]))}: {fault['msg']} (got {fault['input']!r})"
+    )
 
 
 def _flag(field: str) -> str:
@@ -60,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add(group: argparse._ArgumentGroup, name: str, option: FieldInfo) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse gives the type no public name
     meaning = (option.description or "").replace("%", "%%")
     default: object = option.get_default(call_default_factory=True, validated_data={})
-    shown = "" if default is None or default is PydanticUndefined else f" (default: {default})"
+    shown = "" if default in (None, (), {}, PydanticUndefined) else f" (default: {default})"
     if name == "api_key":
         shown = f" (default: {KEY_VARIABLE})"
     if option.annotation is bool:
@@ -75,4 +82,6 @@ def _metavar(option: FieldInfo) -> str:
     text = str(option.annotation)
     if "Literal" in text:
         return "|".join(str(choice) for choice in getattr(option.annotation, "__args__", ()))
+    if "tuple" in text:
+        return "N,..." if "int" in text else "URL,..."
     return "N" if "int" in text else "SECONDS" if "float" in text else "TEXT"

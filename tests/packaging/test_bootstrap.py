@@ -25,10 +25,10 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def bootstrap(checkout: Path) -> subprocess.CompletedProcess[str]:
+def bootstrap(checkout: Path, set_name: str = "quickstart") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": str(checkout / "bin")}
     return subprocess.run(
-        [checkout / "scripts" / "bootstrap", "quickstart"], env=environment, capture_output=True, text=True, timeout=60
+        [checkout / "scripts" / "bootstrap", set_name], env=environment, capture_output=True, text=True, timeout=60
     )
 
 
@@ -62,3 +62,33 @@ def test_an_environment_whose_python_is_gone_is_made_again_in_spite_of_its_stamp
     done = bootstrap(checkout)
     assert done.returncode == 7
     assert "made" in done.stderr
+
+
+def test_the_engines_follow_what_they_need_without_their_own_requirements_and_a_new_pin_installs_them_again(
+    checkout: Path,
+) -> None:
+    asked = checkout / "asked"
+    put(checkout / "bin" / "python3", f'exec {sys.executable} "$@"')
+    put(
+        checkout / ".venv" / "bin" / "python",
+        f'[ "$2" = pip ] && {{ echo "$@" >>{asked}; exit 0; }}\nexec {sys.executable} "$@"',
+    )
+    assert bootstrap(checkout, "test").returncode == 0
+    first, second, third = [line for line in asked.read_text().splitlines() if " install " in line]
+    assert "requirements/test.txt" in first and "--no-deps" not in first
+    assert "--no-deps" in second and "requirements/engines-nodeps.txt" in second
+    assert "--editable" in third
+    asked.unlink()
+    assert bootstrap(checkout, "test").stdout == "" and not asked.exists()
+    with (checkout / "requirements" / "engines.txt").open("a") as file:
+        file.write("wheel==0.48.0\n")
+    assert bootstrap(checkout, "test").returncode == 0
+    assert "requirements/engines-nodeps.txt" in asked.read_text()
+
+
+def test_every_line_of_every_set_is_pinned() -> None:
+    loose: list[str] = []
+    for file in (ROOT / "requirements").glob("*.txt"):
+        lines = [line.split("#")[0].strip() for line in file.read_text().splitlines()]
+        loose += [f"{file.name}: {line}" for line in lines if line and not line.startswith("-r ") and "==" not in line]
+    assert loose == []

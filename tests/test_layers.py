@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BASE = {"errors", "types", "config", "wire", "tiny"}
+MACHINE = BASE | {"devices"}
 USER_BASE = BASE | {"contracts", "plugins"}
 
 # For each part of the package: the other parts it may import.
@@ -15,6 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tiny": {"config", "errors", "types"},
     "config": {"errors"},
     "types": {"errors"},
+    "devices": {"errors"},
     "wire": {"config", "errors", "types"},
     "contracts": {"config", "errors", "types"},
     "plugins": {"config", "contracts", "errors", "types"},
@@ -28,8 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "quickstart", "compat"},
     "__main__": {"cli"},
     "engine.protocol": BASE,
-    "engine": BASE | {"engine.protocol"},
-    "server": BASE | {"engine.protocol"},
+    "engine": MACHINE | {"engine.protocol"},
+    "server": MACHINE | {"engine.protocol"},
 }
 """The public names (`understudy.__init__`) may name any part: they are loaded lazily."""
 

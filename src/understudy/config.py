@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from .errors import ConfigError
 
 LossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
+EngineName = Literal["embedded", "vllm"]
 LayoutName = Literal["auto", "tree", "leaf_rows", "call_rows"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
@@ -127,7 +128,10 @@ class TrainConfig(Options):
         default=False, description="rollouts of the next step go on during the update (Trainer; needs importance_cap)"
     )
     max_staleness: int = Field(
-        default=1, ge=0, le=62, description="how many steps old a rollout may be when it is trained, with overlap"
+        default=1,
+        ge=0,
+        le=62,
+        description="with overlap (at least 1 then): how many steps old a rollout may be when it is trained",
     )
     kl_warn: float = Field(default=0.02, gt=0, description="sampler-to-learner KL per token above which the step warns")
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the step's random numbers: the adapter's dropout")
@@ -139,6 +143,19 @@ class TrainConfig(Options):
         if foreign:
             raise ValueError("; ".join(f"no option {name!r} here: use {ELSEWHERE[name]}" for name in foreign))
         return cast(Any, values)
+
+    @model_validator(mode="after")
+    def _corrected_overlap(self) -> Self:
+        if self.overlap and self.importance_cap is None:
+            raise ValueError(
+                "overlap=True needs importance_cap, which corrects for rollouts of earlier steps: give it a number such "
+                "as 2.0, not None"
+            )
+        if self.overlap and self.max_staleness == 0:
+            raise ValueError(
+                "overlap=True with max_staleness=0 leaves nothing to overlap: allow 1 step or more, or overlap=False"
+            )
+        return self
 
     @property
     def upper_clip(self) -> float:

@@ -10,10 +10,11 @@ from typing import Any
 
 import httpx
 
-from understudy.config import ServerOptions
+from understudy.config import EngineOptions, ServerOptions
 from understudy.server import app
 from understudy.server.auth import Guard
 from understudy.server.base_model import BaseModel
+from understudy.server.engines import Engine
 from understudy.server.models import ModelRegistry
 from understudy.server.recorder import Recorder
 from understudy.server.services import Services
@@ -50,13 +51,14 @@ async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator
     recorder = Recorder(store)
     services = Services(
         options=ServerOptions(dir=folder),
+        engine=Engine("embedded", EngineOptions()),
         base=base,
         store=store,
         models=models,
         sampler=sampler,
         recorder=recorder,
         learner=None,
-        training=Training(store, models, None, folder / "jobs", None),
+        training=Training(store, models, None, folder / "jobs", None, sampler),
     )
 
     async with (

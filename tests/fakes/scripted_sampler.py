@@ -9,13 +9,11 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
 
-from understudy.config import EngineOptions
 from understudy.server.sampler import SamplerClient
 
 Body = dict[str, Any]
@@ -166,9 +164,9 @@ class ConnectedSampler(SamplerClient):
     """The server's client of a sampler that somebody else started."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(Path("nowhere"), EngineOptions(), Path("nowhere.log"))
+        super().__init__()
         self._client = self._control = httpx.AsyncClient(base_url=url, timeout=30, trust_env=False)
-        self.state = "ok"
+        self._state = "ok"
 
 
 async def _whole(turn: Turn, body: Body, send: Any) -> None:

@@ -22,13 +22,16 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from safetensors.numpy import load_file, save
 
-from ..config import LoraOptions, TrainConfig
+from ..config import EngineName, LoraOptions, TrainConfig
 from ..types import Sampling, TrainResult
 from ..wire import RenderedHistory
 
-SAMPLER_MODULE = "understudy.engine.inference.embedded"
-"""python -m SAMPLER_MODULE --model DIR --served-model-name NAME --host H --port P --device D --dtype T
-[--max-model-len N] [--max-batch N] [--threads N] [--parent-pid PID]"""
+SAMPLER_MODULES: dict[EngineName, str] = {
+    "embedded": "understudy.engine.inference.embedded",
+    "vllm": "understudy.engine.inference.vllm",
+}
+"""python -m SAMPLER_MODULES[engine] --model DIR --served-model-name NAME --uds SOCKET --device D --dtype T
+[--max-model-len N] [--max-batch N] [--threads N] [--parent-pid PID], and for vllm the options of its own."""
 LEARNER_MODULE = "understudy.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft --device D --dtype T [--threads N] [--deterministic]"""
 

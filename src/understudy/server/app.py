@@ -54,7 +54,7 @@ async def health(given: Given) -> Health:
         status=status,
         version=understudy.__version__,
         base_model=given.base.name,
-        engine=given.options.engine.engine,
+        engine=given.engine.name,
         pid=os.getpid(),
         detail=given.sampler.detail,
     )

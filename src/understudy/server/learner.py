@@ -61,6 +61,11 @@ class LearnerClient:
         """Begin loading in the background, so that the first step does not wait for it."""
         self._early = asyncio.create_task(self._start_early(), name="learner")
 
+    async def started(self) -> None:
+        """Wait until what `start` began is over, well or not."""
+        if self._early is not None:
+            await asyncio.wait({self._early})
+
     async def run(self, command: TrainCommand | MergeCommand) -> AsyncGenerator[Event]:
         """The command's events; the last is Trained, Merged or Failed. A learner that dies is a Failed."""
         async with self._one_at_a_time:

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 LATEST = "lora:latest"
 KEPT_LOADED = 4
 """Adapters of older steps that stay loaded while nobody calls them."""
+MAX_RANK = 512
+"""Of LoraOptions; vLLM has a limit of its own."""
 RESERVED_PROJECTS = frozenset({"jobs", "key", "logs", "records.db", "server.json", "server.lock"})
 
 
@@ -68,11 +70,14 @@ class Model:
 class ModelRegistry:
     """All models of one directory. Those built on another base are known, and refused by name."""
 
-    def __init__(self, root: Path, base: BaseModel, default: str, sampler: SamplerClient) -> None:
+    def __init__(
+        self, root: Path, base: BaseModel, default: str, sampler: SamplerClient, max_rank: int = MAX_RANK
+    ) -> None:
         self._root = root
         self._base = base
         self._default = default
         self._sampler = sampler
+        self._max_rank = max_rank
         self._models: dict[str, Model] = {}
         self._elsewhere: dict[str, ModelFacts] = {}
         self._leases: dict[str, int] = defaultdict(int)
@@ -81,10 +86,12 @@ class ModelRegistry:
         self._returned = asyncio.Condition()
 
     @classmethod
-    def open(cls, root: Path, base: BaseModel, default: str, project: str, sampler: SamplerClient) -> ModelRegistry:
+    def open(
+        cls, root: Path, base: BaseModel, default: str, project: str, sampler: SamplerClient, max_rank: int = MAX_RANK
+    ) -> ModelRegistry:
         """Read the directory, and register the model `default`, unless one of that very name is on another base here.
         Raises ConfigError."""
-        registry = cls(root, base, default, sampler)
+        registry = cls(root, base, default, sampler, max_rank)
         for folder, facts in checkpoints.scan_models(root):
             if not base.is_called(facts.base_model):
                 registry._elsewhere[facts.name] = facts
@@ -226,6 +233,8 @@ class ModelRegistry:
         """Make a model, or find it. Raises ApiError 409 on another base model or project, and, once a step is made or
         `in_training`, on another LoRA shape."""
         self._check_base(request)
+        if request.lora is not None:
+            self._check_rank(request.lora)
         known = self._models.get(request.name)
         if known is None:
             facts = ModelFacts(
@@ -260,6 +269,16 @@ class ModelRegistry:
                 "model_conflict",
             )
         return known.state()
+
+    def _check_rank(self, lora: LoraOptions) -> None:
+        if lora.r > self._max_rank:
+            raise ApiError(
+                400,
+                f"lora.r {lora.r} is above this server's --max-lora-rank {self._max_rank}: start it with --max-lora-rank "
+                f"{lora.r}, or take a smaller r",
+                "lora.r",
+                "invalid_value",
+            )
 
     def _check_base(self, request: RegisterRequest) -> None:
         other = self._elsewhere.get(request.name)

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 
 from ..config import ServerOptions
 from .base_model import BaseModel
+from .engines import Engine
 from .learner import LearnerClient
 from .models import ModelRegistry
 from .recorder import Recorder
@@ -22,6 +23,7 @@ class Services:
     """`learner` is None with --inference-only."""
 
     options: ServerOptions
+    engine: Engine
     base: BaseModel
     store: Store
     models: ModelRegistry

@@ -22,12 +22,12 @@ from ..errors import ConfigError, EngineError, StoreError
 from . import app, banner
 from .auth import Guard, Key, is_loopback, key_for
 from .base_model import BaseModel, find
+from .engines import choose
 from .jobs import TOOL_CALL_TEXT
 from .learner import LearnerClient
 from .lock import DirectoryLock
 from .models import ModelRegistry
 from .recorder import Recorder
-from .sampler import SamplerClient
 from .services import Services
 from .store import Store
 from .training import Training
@@ -70,17 +70,28 @@ async def open_services(options: ServerOptions, base: BaseModel) -> Services:
     """Everything that the routes need, its children starting. Raises ConfigError, StoreError."""
     logs = options.dir / "logs"
     store = await Store.open(options.store_url or f"sqlite:///{options.dir / 'records.db'}")
-    sampler = SamplerClient(base.path, options.engine, logs / "sampler.log")
-    learner = None if options.inference_only else LearnerClient(base, options.engine, logs / "learner.log")
+    learner = None
     try:
-        models = ModelRegistry.open(options.dir, base, options.name, options.project, sampler)
-        training = Training(store, models, learner, options.dir / "jobs", base.token_id(TOOL_CALL_TEXT))
+        engine = await asyncio.to_thread(choose, options.engine, trains=not options.inference_only)
+        sampler = engine.client(base.path, logs / "sampler.log")
+        if not options.inference_only:
+            learner = LearnerClient(base, engine.options, logs / "learner.log")
+        models = ModelRegistry.open(options.dir, base, options.name, options.project, sampler, engine.max_rank)
+        training = Training(
+            store,
+            models,
+            learner,
+            options.dir / "jobs",
+            base.token_id(TOOL_CALL_TEXT),
+            sampler,
+            sleeps=engine.shares_gpu,
+            max_staleness=engine.max_staleness,
+        )
         await training.open()
     except BaseException:
         await store.close()
         raise
-    sampler.start()
-    return Services(options, base, store, models, sampler, learner, Recorder(store), training)
+    return Services(options, engine, base, store, models, sampler, learner, Recorder(store), training)
 
 
 async def close_services(services: Services, deadline: float) -> None:
@@ -182,14 +193,19 @@ async def _begin(
     lock.announce(
         _local(url), services.base.name, key.text if key is not None and is_loopback(services.options.host) else None
     )
+    learner = services.learner
+    if learner is not None and services.engine.shares_gpu:
+        learner.start()
+        await learner.started()  # then what is left of the GPU's memory can be measured
+    services.sampler.start()
     try:
         await services.sampler.ready()
     except EngineError as error:
         failure.append(error)
         ending.begin(ORPHAN_SECONDS)
         return
-    if services.learner is not None:
-        services.learner.start()
+    if learner is not None and not services.engine.shares_gpu:
+        learner.start()
     print(banner.ready(services, url, key), flush=True)
 
 

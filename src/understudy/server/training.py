@@ -6,14 +6,15 @@ import asyncio
 import logging
 import math
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from ..engine.protocol import Failed, Merged, Progress, Ready, TrainCommand, Trained, TrainJob, Warned, write_job
+from ..config import TrainConfig
+from ..engine.protocol import Event, Failed, Merged, Progress, Ready, TrainCommand, Trained, TrainJob, Warned, write_job
 from ..errors import ServerError, TrainError, UnderstudyError
 from ..types import TrainResult
 from ..wire import TrainEvent, TrainRequest, TrainStatus
@@ -21,12 +22,15 @@ from .errors import ApiError
 from .jobs import build_job, check_ids, job_folder
 from .learner import LearnerClient
 from .models import ModelRegistry
+from .sampler import SamplerClient
 from .store import Store
 
 log = logging.getLogger(__name__)
 
 KEPT_JOBS = 10
 """Job folders of failed requests that are kept, newest first."""
+QUEUE_METRIC = "sampler/queue_seconds"
+"""How long a call waited for its turn in the engine, on average since the last step."""
 INTERRUPTED = "The server ended before this request was applied; send it again with the same id"
 
 
@@ -63,13 +67,26 @@ class Training:
     """The queue of one server. Requests are applied at most once, in the order in which they were accepted."""
 
     def __init__(
-        self, store: Store, models: ModelRegistry, learner: LearnerClient | None, jobs: Path, tool_call_id: int | None
+        self,
+        store: Store,
+        models: ModelRegistry,
+        learner: LearnerClient | None,
+        jobs: Path,
+        tool_call_id: int | None,
+        sampler: SamplerClient,
+        *,
+        sleeps: bool = False,
+        max_staleness: int | None = None,
     ) -> None:
+        """`sleeps`: the sampler leaves the GPU to the learner during a step."""
         self._store = store
         self._models = models
         self._learner = learner
         self._jobs = jobs
         self._tool_call_id = tool_call_id
+        self._sampler = sampler
+        self._sleeps = sleeps
+        self._max_staleness = max_staleness
         self._feeds: dict[str, Feed] = {}
         self._queue: asyncio.Queue[Feed] = asyncio.Queue()
         self._accepting = asyncio.Lock()
@@ -150,6 +167,7 @@ class Training:
             raise ApiError(
                 409, "This server was started with --inference-only and does not train", code="inference_only"
             )
+        self._check_staleness(request.config)
         async with self._accepting:
             feed = self._feeds.get(request.id)
             if feed is not None:
@@ -162,6 +180,17 @@ class Training:
             if self._ending:
                 raise ApiError(503, "The server is ending and takes no more train requests", code="ending")
             return await self._accept(request)
+
+    def _check_staleness(self, config: TrainConfig) -> None:
+        limit = self._max_staleness
+        if config.overlap and limit is not None and config.max_staleness > limit:
+            raise ApiError(
+                400,
+                f"max_staleness {config.max_staleness} needs {config.max_staleness + 2} adapters in vLLM at once, and this "
+                f"server has --max-loras {limit + 2}: start it with more, or lower max_staleness",
+                "config.max_staleness",
+                "invalid_value",
+            )
 
     async def _earlier_result(self, request: TrainRequest) -> TrainResult | None:
         self._models.model(request.model)
@@ -225,17 +254,23 @@ class Training:
             lora=model.facts.lora,
         )
         assert self._learner is not None, "submit refuses without a learner"
-        async with aclosing(self._learner.run(command)) as events:
+        async with self._sampler.asleep() if self._sleeps else nullcontext():
+            event = await self._last_event(self._learner.run(command), feed)
+        if isinstance(event, Trained):
+            await self._applied(feed, event.result)
+        else:
+            await self._failed(feed, event)
+
+    async def _last_event(self, running: AsyncGenerator[Event], feed: Feed) -> Trained | Failed:
+        async with aclosing(running) as events:
             async for event in events:
                 match event:
                     case Progress():
                         feed.publish(TrainEvent(kind="progress", phase=event.phase, done=event.done, total=event.total))
                     case Warned():
                         feed.publish(TrainEvent(kind="warning", message=event.message))
-                    case Trained():
-                        return await self._applied(feed, event.result)
-                    case Failed():
-                        return await self._failed(feed, event)
+                    case Trained() | Failed():
+                        return event
                     case Ready() | Merged():
                         continue
         raise TrainError("The learner ended its answer without a result")
@@ -250,6 +285,9 @@ class Training:
 
     async def _applied(self, feed: Feed, result: TrainResult) -> None:
         request = feed.request
+        waited = await self._sampler.queue_seconds()
+        if waited is not None:
+            result = result.model_copy(update={"metrics": {**result.metrics, QUEUE_METRIC: waited}})
         result = _finite(result)
         if result.applied and result.step > self._models.model(request.model).step:
             problem = await self._models.advance(request.model, result.step)

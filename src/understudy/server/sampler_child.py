@@ -1,0 +1,124 @@
+"""A sampler of this server's own: a child that is started, watched, and started again with its adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from ..errors import ConfigError, EngineError
+from .child import Child
+from .sampler import CALLS, QUESTIONS, SERVED_NAME, SamplerClient, checked, connected, healthy
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 1800.0
+"""A large base on a slow disk takes minutes, and vLLM compiles; a child that died is noticed at once."""
+UNHEALTHY_SECONDS = 60.0
+
+
+class ChildSampler(SamplerClient):
+    """It listens on a Unix socket in a folder of its own, which nobody else can open or take."""
+
+    def __init__(self, command: Callable[[Path], list[str]], log_path: Path) -> None:
+        """`command` gives what to run for a socket, anew for each start."""
+        super().__init__()
+        self._command = command
+        self._log_path = log_path
+        self._child: Child | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="understudy-"))
+        self._starts = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child is not None and self._child.returncode is None else None
+
+    async def stop(self, deadline: float = 10.0) -> None:
+        await super().stop(deadline)
+        if self._child is not None:
+            await self._child.stop(deadline)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- inside
+
+    async def _death(self, error: Exception) -> str:
+        """Gives the supervisor time to notice a death, so that a retry waits for the restart."""
+        child = self._child
+        if child is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(child.exited.wait(), 2.0)
+            if child.returncode is not None:
+                if self._state == "ok" and child is self._child:
+                    await self._become("starting")
+                return f"the sampler ended ({child.ending()}) while the call ran. Its log: {child.log.path}"
+        return await super()._death(error)
+
+    async def _launch(self) -> None:
+        """Start the child, wait for its health, load its adapters again. Raises EngineError with the log's tail."""
+        self._starts += 1
+        socket = self._folder / f"{self._starts}"
+        try:
+            child = await Child.start(await asyncio.to_thread(self._command, socket), self._log_path)
+        except (OSError, ConfigError) as error:
+            raise EngineError(f"The sampler could not be started: {error}") from error
+        self._child = child
+        await self._close_clients()
+        self._client, self._control = (connected("http://sampler", n, socket=socket) for n in (CALLS, QUESTIONS))
+        try:
+            await self._await_health(child, self._control)
+            await checked(self._control, SERVED_NAME)
+            await self._reload()
+        except (EngineError, httpx.TransportError) as error:
+            child.kill()
+            await child.exited.wait()
+            raise EngineError(
+                f"The sampler could not be started ({error}). The last lines of {child.log.path}:\n{child.log.tail()}"
+            ) from error
+
+    async def _await_health(self, child: Child, client: httpx.AsyncClient) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        try:
+            while time.monotonic() < deadline:
+                if child.exited.is_set():
+                    raise EngineError(f"it ended with {child.ending()}")
+                if await healthy(client):
+                    return
+                self._detail = child.log.tail(1)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(child.exited.wait(), 0.1)
+        finally:
+            self._detail = None
+        raise EngineError(f"it gave no sign of life within {START_SECONDS:.0f} s")
+
+    async def _until_dead(self) -> str:
+        """It is ended when it gives no health for long."""
+        child, control = self._child, self._control
+        assert child is not None and control is not None, "launched before"
+        answered = time.monotonic()
+        while not child.exited.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(child.exited.wait(), 5.0)
+                break
+            if await healthy(control):
+                answered = time.monotonic()
+            elif time.monotonic() - answered > UNHEALTHY_SECONDS:
+                log.error("The sampler gave no health for %.0f s and is ended", UNHEALTHY_SECONDS)
+                child.kill()
+        return f"The sampler ended ({child.ending()}); starting it again. Log: {self._log_path}"
+
+    async def _restart(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            await self._child.exited.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ from understudy.scenarios.ordering import batch, split
 from understudy.tracing.fanout import FanOut
 from understudy.tracing.jsonl import JsonlSink
 from understudy.trainer.evaluate import summarise
-from understudy.trainer.progress import LiveProgress, PlainProgress, StepRow, sparkline
+from understudy.trainer.progress import Doing, LiveProgress, PlainProgress, StepRow, sparkline
 
 
 def scored(*rewards: float | None, **metrics: float) -> TrajectoryGroup:
@@ -175,6 +175,41 @@ def test_in_a_terminal_a_table_is_drawn_and_lines_are_said_as_they_are() -> None
     assert line in out.getvalue()
     assert "3/9" in out.getvalue()
     assert "1,234" in out.getvalue()
+
+
+def test_what_overlaps_is_shown_beside_the_training_it_is_part_of() -> None:
+    row = replace(ROW, note="", beside_seconds=1.5, staleness=(0.75, 1.0))
+    out = io.StringIO()
+    PlainProgress(Console(file=out, width=40), 9).finished(row)
+    assert (
+        "rollouts 1.2 s  training 2.0 s (1.5 s of it beside rollouts)  staleness 0.75, max 1  tokens" in out.getvalue()
+    )
+    out = io.StringIO()
+    with LiveProgress(Console(file=out, width=120, force_terminal=True), 9) as live:
+        live.finished(replace(ROW, step=2))
+        live.finished(row)
+    shown = [line.split("│")[1:-1] for line in out.getvalue().splitlines() if "/9" in line][-2:]
+    assert [[cell.strip() for cell in cells[4:7]] for cells in shown] == [
+        ["2.0 s", "-", "-"],
+        ["2.0 s", "1.5 s", "0.75, max 1"],
+    ]
+
+
+def test_what_goes_on_at_once_is_told_as_one_line_until_it_ends() -> None:
+    told: list[str] = []
+
+    class Told(PlainProgress):
+        def doing(self, what: str) -> None:
+            told.append(what)
+
+    doing = Doing(Told(Console(file=io.StringIO()), 9))
+    with doing("training step 2 of agent"), doing("32 rollouts with step 1"):
+        pass
+    assert told == [
+        "training step 2 of agent",
+        "training step 2 of agent, 32 rollouts with step 1",
+        "training step 2 of agent",
+    ]
 
 
 def test_a_sparkline_spans_lowest_to_highest_and_averages_what_does_not_fit() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+from understudy.config import TrainConfig
 
 from .evaluate import Evaluation
 from .models import ModelStep, Outcome
@@ -19,15 +21,19 @@ def table_row(iteration: Iteration) -> StepRow:
     notes += ["no calls"] if first[1].outcome == Outcome.NO_CALLS else []
     notes += [other_note(name, step) for name, step in others]
     notes += [f"{iteration.failed} rollouts failed"] if iteration.failed else []
+    metrics = iteration.metrics
+    stale = (metrics["staleness/mean"], metrics["staleness/max"]) if "staleness/mean" in metrics else None
     return StepRow(
         step=iteration.step,
         reward=iteration.reward,
         success=iteration.success,
         rollout_seconds=iteration.rollout_seconds,
         train_seconds=iteration.train_seconds,
-        tokens=iteration.metrics.get("tokens/trained"),
-        kl=iteration.metrics.get("kl/sampler_learner"),
+        tokens=metrics.get("tokens/trained"),
+        kl=metrics.get("kl/sampler_learner"),
         note="; ".join(notes),
+        beside_seconds=metrics.get("overlap/seconds"),
+        staleness=stale,
     )
 
 
@@ -51,6 +57,26 @@ def steps_line(steps: Mapping[str, int]) -> str:
     (_, first), *others = steps.items()
     also = ", ".join(f"{name}: {step}" for name, step in others)
     return f"step {first} ({also})" if also else f"step {first}"
+
+
+def overlap_line(configs: Iterable[TrainConfig]) -> str | None:
+    """What overlap does, where it is on."""
+    allowed = [config.max_staleness for config in configs if config.overlap]
+    if not allowed:
+        return None
+    steps = "1 step" if min(allowed) == 1 else f"{min(allowed)} steps"
+    return f"overlap: rollouts go on during the updates and are at most {steps} old when they are trained"
+
+
+def interrupted_line(steps: Mapping[str, int], total: int, under_way: int) -> str:
+    """Where a run was interrupted, and how to go on."""
+    update = " (the server may still apply the update that was under way)" if under_way else ""
+    return f"interrupted after {steps_line(steps)} of {total}{update}: run the same again to go on from there"
+
+
+def untrained_line(rollouts: int) -> str:
+    """What an error left of rollouts that were finished."""
+    return f"{rollouts} finished rollouts were not trained; their calls stay on the server"
 
 
 def evaluation_line(evaluation: Evaluation) -> str:

@@ -145,6 +145,14 @@ def _records(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> list[T
     return [trajectory_record(each, model.name, f"trajectory {each.id}") for group in groups for each in group]
 
 
+async def keep(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
+    """Finish the rollouts, with their rewards, on each server: they stay there even if the run ends before their step."""
+    servers = await _by_server(models)
+    for model, *_ in servers.values():
+        api = await model.api()
+        await api.finish(_records(model, groups if len(servers) == 1 else await _known_to(api, groups)))
+
+
 async def check_choices(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
     """Raise ConfigError for rollouts of which several models cannot tell which calls are whose."""
     if len(models) == 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from types import TracebackType
@@ -15,11 +16,14 @@ from rich.table import Table
 
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN_STEPS = 12
+OVERLAP = ("beside", "stale")
+"""Columns with overlap: the part of training in which rollouts ran beside it; how many steps old the rollouts were."""
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """One iteration as the table shows it. `note` says why a step did not train, or what was evaluated after it."""
+    """One iteration as the table shows it. `note` says why a step did not train, or what was evaluated after it. With
+    overlap: the seconds of training in which rollouts of later steps ran, and mean and maximum of the staleness."""
 
     step: int
     reward: float | None
@@ -29,6 +33,8 @@ class StepRow:
     tokens: float | None
     kl: float | None
     note: str = ""
+    beside_seconds: float | None = None
+    staleness: tuple[float, float] | None = None
 
 
 class Progress(Protocol):
@@ -45,6 +51,28 @@ class Progress(Protocol):
     def finished(self, row: StepRow) -> None: ...
 
     def say(self, line: str) -> None: ...
+
+
+class Doing:
+    """What is being done now, told as one line where several things go on at once."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._now: list[str] = []
+
+    @contextmanager
+    def __call__(self, what: str) -> Generator[None]:
+        self._now.append(what)
+        self._tell()
+        try:
+            yield
+        finally:
+            self._now.remove(what)
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._now:
+            self._progress.doing(", ".join(self._now))
 
 
 class PlainProgress:
@@ -67,7 +95,9 @@ class PlainProgress:
 
     def finished(self, row: StepRow) -> None:
         cells = [f"step {row.step}/{self._steps}", f"reward {number(row.reward)}", f"success {percent(row.success)}"]
-        cells += [f"rollouts {row.rollout_seconds:.1f} s", f"training {row.train_seconds:.1f} s"]
+        beside = "" if row.beside_seconds is None else f" ({row.beside_seconds:.1f} s of it beside rollouts)"
+        cells += [f"rollouts {row.rollout_seconds:.1f} s", f"training {row.train_seconds:.1f} s{beside}"]
+        cells += [f"staleness {staleness(row.staleness)}"] if row.staleness is not None else []
         cells += [f"tokens {count(row.tokens)}", f"KL {number(row.kl, 4)}", *([row.note] if row.note else [])]
         self.say("  ".join(cells))
 
@@ -124,14 +154,17 @@ def make_progress(steps: int, console: Console | None = None) -> Progress:
 def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int) -> Table:
     """The steps as a table, with the whole run's rewards as a sparkline in its title."""
     table = Table(title=f"reward {sparkline(rewards)}", title_justify="left", title_style="bold", expand=False)
+    overlapped = any(row.staleness is not None for row in rows)
     table.add_column("step", justify="right")
-    for name in ("reward", "success", "rollouts", "training", "tokens", "KL"):
+    for name in ("reward", "success", "rollouts", "training", *OVERLAP * overlapped, "tokens", "KL"):
         table.add_column(name, justify="right")
     table.add_column("")
     for row in rows:
-        seconds = (f"{row.rollout_seconds:.1f} s", f"{row.train_seconds:.1f} s")
-        cells = (number(row.reward), percent(row.success), *seconds, count(row.tokens), number(row.kl, 4), row.note)
-        table.add_row(f"{row.step}/{steps}", *cells)
+        cells = [number(row.reward), percent(row.success), f"{row.rollout_seconds:.1f} s", f"{row.train_seconds:.1f} s"]
+        if overlapped:
+            beside = "-" if row.beside_seconds is None else f"{row.beside_seconds:.1f} s"
+            cells += [beside, staleness(row.staleness)]
+        table.add_row(f"{row.step}/{steps}", *cells, count(row.tokens), number(row.kl, 4), row.note)
     return table
 
 
@@ -155,6 +188,11 @@ def number(value: float | None, digits: int = 3) -> str:
 def percent(value: float | None) -> str:
     """A share as a whole percentage, or a dash."""
     return "-" if value is None else f"{value:.0%}"
+
+
+def staleness(value: tuple[float, float] | None) -> str:
+    """Mean and maximum, in steps, or a dash."""
+    return "-" if value is None else f"{value[0]:.2f}, max {value[1]:.0f}"
 
 
 def count(value: float | None) -> str:

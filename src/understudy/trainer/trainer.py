@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Unpack, overload
 
@@ -23,16 +23,28 @@ from understudy.types import Trajectory, TrajectoryGroup
 
 from .evaluate import Evaluation, summarise
 from .judging import judged
-from .lines import closing_line, evaluation_line, steps_line, table_row, warnings_of
-from .models import check_choices, checked_models, log_to_each, steps_of, train_each
+from .lines import (
+    closing_line,
+    evaluation_line,
+    interrupted_line,
+    overlap_line,
+    steps_line,
+    table_row,
+    untrained_line,
+    warnings_of,
+)
+from .models import check_choices, checked_models, keep, log_to_each, steps_of, train_each
 from .options import Options, TrainerOptions, is_number
-from .progress import Progress, make_progress
-from .report import Iteration, ModelReport, Stopped, TrainReport, causes, make_iteration, verdict
+from .progress import make_progress
+from .report import Iteration, ModelReport, Stopped, TrainReport, causes, make_iteration
+from .run import Batch, Run, Steps
+from .updates import Updates
 
 RolloutFunction = Callable[[TrainableModel, Any], Awaitable[Trajectory]]
 """(model, scenario) -> the finished trajectory; an exception leaves the rollout unscored."""
 TeamRolloutFunction = Callable[[tuple[TrainableModel, ...], Any], Awaitable[Trajectory]]
 """(models, scenario) -> the same, for a Trainer that was given several models, in their order."""
+AnyRollout = Callable[[Any, Any], Awaitable[Trajectory]]
 
 
 class Trainer:
@@ -60,7 +72,7 @@ class Trainer:
     def __init__(
         self,
         model: TrainableModel | Sequence[TrainableModel],
-        rollout: Callable[[Any, Any], Awaitable[Trajectory]],
+        rollout: AnyRollout,
         scenarios: Sequence[object],
         **options: Unpack[TrainerOptions],
     ) -> None:
@@ -82,35 +94,20 @@ class Trainer:
         """Train until each model has made `steps` steps in all; one that has is left as it is."""
         if not isinstance(steps, int) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
             raise ConfigError(f"steps: a whole number of at least 1 is needed, got {steps!r}")
-        started = at = await steps_of(self.models)
-        progress = self.options.progress or make_progress(steps)
-        evaluations: list[Evaluation] = []
-        iterations: list[Iteration] = []
-        if all(step >= steps for step in at.values()):
+        started = await steps_of(self.models)
+        run = Run(self.options, steps, started, started, self.options.progress or make_progress(steps))
+        if run.stopped() is Stopped.FINISHED:
             self._sinks.close()
-            return await self._ended(Stopped.NOTHING_LEFT, started, at, iterations, evaluations, progress)
-        stopped = None
-        with progress:
+            return await self._ended(run, Stopped.NOTHING_LEFT)
+        with run.progress:
             try:
-                await self._evaluate_into(evaluations, at, progress)
-                while stopped is None:
-                    number = max(started.values()) + len(iterations)
-                    iterations.append(await self._iterate(number, at, steps, progress))
-                    before, at = at, iterations[-1].steps
-                    progress.finished(table_row(iterations[-1]))
-                    if all(step >= steps for step in at.values()):
-                        stopped = Stopped.FINISHED
-                    else:
-                        stopped = verdict(iterations, self.options.patience, self.options.target_reward)
-                    if stopped is None and self._due(before, at):
-                        await self._evaluate_into(evaluations, at, progress)
-                await self._evaluate_into(evaluations, at, progress)
+                stopped = await self._iterate(run)
             except (asyncio.CancelledError, KeyboardInterrupt):
-                progress.say(f"interrupted after {steps_line(at)} of {steps}: run the same again to go on from there")
+                run.progress.say(interrupted_line(run.at, steps, len(run.under_way)))
                 raise
             finally:
                 self._sinks.close()
-        return await self._ended(stopped, started, at, iterations, evaluations, progress)
+        return await self._ended(run, stopped)
 
     def evaluate(
         self, scenarios: Sequence[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
@@ -130,7 +127,7 @@ class Trainer:
             raise ConfigError("eval: no scenarios to evaluate on; pass some, or give the Trainer eval=")
         steps = await steps_of(self.models)
         with at_temperature(temperature):
-            groups = await self._gather(chosen, rollouts)
+            groups = await self._gather(chosen, rollouts, self._rollout)
         if self.options.judge is not None:
             groups = await judged(groups, self.options.judge)
         evaluation = summarise(groups, steps, temperature)
@@ -141,35 +138,89 @@ class Trainer:
         await log_to_each(self.models, groups, evaluation.as_metrics(), split, steps)
         return evaluation
 
-    async def _iterate(self, number: int, at: Mapping[str, int], steps: int, progress: Progress) -> Iteration:
-        """One iteration: rollouts, rewards, one train request for each model that has not made its steps."""
-        scenarios = batch(self._scenarios, self.options.scenarios_per_step, number, self.options.seed)
-        began = time.monotonic()
-        progress.doing(f"{len(scenarios) * self.options.group_size} rollouts with {steps_line(at)}")
-        groups = await self._gather(scenarios, self.options.group_size)
-        if self.options.judge is not None:
-            progress.doing("judging")
-            groups = await judged(groups, self.options.judge)
+    async def _iterate(self, run: Run) -> Stopped:
+        """Rollouts, and their update, until the run is over; with overlap, rollouts begin beside the updates of those before
+        them. Whatever it raises, nothing is under way any more, and updates that had begun are awaited before an error."""
+        updates = Updates()
+        try:
+            if said := overlap_line(run.configs().values()):
+                run.progress.say(said)
+            await self._evaluate_new(run)
+            while True:
+                if not run.under_way:
+                    stopped = run.stopped()
+                    if stopped is not None:
+                        break
+                    await self._evaluate_due(run)
+                if not run.may_begin():
+                    with run.waiting.running():
+                        await updates.one_ended()
+                    continue
+                scored = await updates.beside(self._rollouts(run))
+                if run.evaluation_ahead():
+                    await updates.all_ended()
+                await self._evaluate_due(run)
+                run.under_way.append(scored)
+                updates.add(partial(self._update, run, scored))
+            await self._evaluate_new(run)
+            return stopped
+        except Exception as error:
+            if updates.under_way:
+                run.progress.say(f"an error ends the run, when the update under way has ended: {error}")
+            await updates.settle(error)
+            if run.under_way:
+                error.add_note(untrained_line(sum(each.rollouts for each in run.under_way)))
+            raise
+        finally:
+            await updates.cancel()
+
+    async def _rollouts(self, run: Run) -> Batch:
+        """The rollouts of the next iteration, with their rewards."""
+        scenarios = batch(self._scenarios, self.options.scenarios_per_step, run.number, self.options.seed)
+        at, began, started = run.at, dict[str, Steps](), time.monotonic()
+
+        async def noted(model: Any, scenario: Any) -> Trajectory:
+            steps = run.at
+            trajectory = await self._rollout(model, scenario)
+            if isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
+                began[trajectory.id] = steps
+            return trajectory
+
+        with run.rolling.running():
+            with run.doing(f"{len(scenarios) * self.options.group_size} rollouts with {steps_line(at)}"):
+                groups = await self._gather(scenarios, self.options.group_size, noted)
+            if self.options.judge is not None:
+                with run.doing("judging"):
+                    groups = await judged(groups, self.options.judge)
         if not any(trajectory.reward is not None for group in groups for trajectory in group):
             raise RolloutError(
                 f"after {steps_line(at)}: no rollout was scored, so nothing can be trained: {causes(groups)}"
             )
-        rolled = time.monotonic()
         self._sinks.groups_finished(groups, at[self.model.name], "train")
-        configs = {name: self.options.config_of(step + 1) for name, step in at.items() if step < steps}
-        progress.doing("training " + " and ".join(f"step {at[name] + 1} of {name}" for name in configs))
-        made = await train_each(self.models, groups, at, configs)
-        iteration = make_iteration(groups, made, rolled - began, time.monotonic() - rolled)
-        for warning in warnings_of(made):
-            progress.say(warning)
-        self._sinks.step_finished(iteration.step, sink_metrics(iteration))
-        return iteration
+        if run.under_way:
+            await keep(self.models, groups)
+        return Batch(groups, at, began, time.monotonic() - started, run.waiting.taken())
 
-    async def _gather(self, scenarios: Sequence[object], rollouts: int) -> list[TrajectoryGroup]:
+    async def _update(self, run: Run, scored: Batch) -> None:
+        """One train request for each model that has not made its steps."""
+        configs = run.configs()
+        began, rolled = time.monotonic(), run.rolling.seconds
+        with run.doing("training " + " and ".join(f"step {run.at[name] + 1} of {name}" for name in configs)):
+            made = await train_each(self.models, scored.groups, run.at, configs)
+        if any(config.overlap for config in configs.values()):
+            made = run.overlapped(scored, made, run.rolling.seconds - rolled)
+        iteration = make_iteration(scored.groups, made, scored.seconds, time.monotonic() - began)
+        for warning in warnings_of(made):
+            run.progress.say(warning)
+        self._sinks.step_finished(iteration.step, sink_metrics(iteration))
+        run.applied(iteration)
+        run.progress.finished(table_row(iteration))
+
+    async def _gather(self, scenarios: Sequence[object], rollouts: int, rollout: AnyRollout) -> list[TrajectoryGroup]:
         """The finished groups, one per scenario. Failed rollouts are kept with their exceptions."""
         groups = await gather_trajectory_groups(
             (
-                TrajectoryGroup([partial(self._scored, scenario)] * rollouts, metadata=named(scenario))
+                TrajectoryGroup([partial(self._scored, rollout, scenario)] * rollouts, metadata=named(scenario))
                 for scenario in scenarios
             ),
             pbar_desc=None,
@@ -181,14 +232,14 @@ class Trainer:
         await check_choices(self.models, groups)
         return groups
 
-    async def _scored(self, scenario: object) -> Trajectory:
+    async def _scored(self, rollout: AnyRollout, scenario: object) -> Trajectory:
         """One rollout with its reward; a failed one has none. One that returns its exception is run again here, one that
         raises by `_gather`."""
-        trajectory = await self._rollout(self._given, scenario)
+        trajectory = await rollout(self._given, scenario)
         for _ in range(self.options.retries):
             if not isinstance(trajectory, Trajectory) or trajectory.exception is None:  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
                 break
-            trajectory = await self._rollout(self._given, scenario)
+            trajectory = await rollout(self._given, scenario)
         if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
             return trajectory  # refused by what gathers it
         if trajectory.exception is not None:
@@ -200,44 +251,39 @@ class Trainer:
             trajectory.metrics.update(result.metrics)
         return trajectory
 
-    async def _evaluate_into(self, evaluations: list[Evaluation], at: Mapping[str, int], progress: Progress) -> None:
-        """Evaluate greedily, where there is something to evaluate on and these steps were not yet."""
-        if self._eval and (not evaluations or evaluations[-1].steps != at):
-            progress.doing(f"evaluating {steps_line(at)} on {len(self._eval)} scenarios")
-            evaluations.append(await self.aevaluate())
-            progress.say(evaluation_line(evaluations[-1]))
+    async def _evaluate_due(self, run: Run) -> None:
+        """Evaluate where an evaluation in between is due. While updates are under way none is: they wait for it."""
+        if not run.under_way and run.evaluation_due():
+            await self._evaluate_new(run)
 
-    def _due(self, before: Mapping[str, int], at: Mapping[str, int]) -> bool:
-        """Whether an evaluation in between is: the model that is ahead has just made `eval_every` steps more."""
-        ahead, every = max(at.values()), self.options.eval_every
-        return bool(every) and ahead > max(before.values()) and ahead % every == 0
+    async def _evaluate_new(self, run: Run) -> None:
+        """Evaluate greedily, where there is something to evaluate on and these steps were not yet. No update is under way,
+        so that all of it is of one step."""
+        if self._eval and (not run.evaluations or run.evaluations[-1].steps != run.at):
+            with run.doing(f"evaluating {steps_line(run.at)} on {len(self._eval)} scenarios"):
+                run.evaluations.append(await self.aevaluate())
+            run.progress.say(evaluation_line(run.evaluations[-1]))
 
-    async def _ended(
-        self,
-        stopped: Stopped,
-        started: Mapping[str, int],
-        at: Mapping[str, int],
-        iterations: Sequence[Iteration],
-        evaluations: Sequence[Evaluation],
-        progress: Progress,
-    ) -> TrainReport:
+    async def _ended(self, run: Run, stopped: Stopped) -> TrainReport:
         """The report, whose last line is said."""
         models: dict[str, ModelReport] = {}
         for model in self.models:
             saved = await model.checkpoints()
-            models[model.name] = ModelReport(started[model.name], at[model.name], saved[-1].path if saved else None)
+            models[model.name] = ModelReport(
+                run.started[model.name], run.at[model.name], saved[-1].path if saved else None
+            )
         first = models[self.model.name]
         report = TrainReport(
             model=self.model.name,
             started=first.started,
             step=first.step,
             stopped=stopped,
-            iterations=tuple(iterations),
-            evaluations=tuple(evaluations),
+            iterations=tuple(run.iterations),
+            evaluations=tuple(run.evaluations),
             checkpoint=first.checkpoint,
             models=models,
         )
-        progress.say(closing_line(report, self.options.patience, self.options.target_reward))
+        run.progress.say(closing_line(report, self.options.patience, self.options.target_reward))
         return report
 
 

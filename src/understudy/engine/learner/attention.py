@@ -1,8 +1,10 @@
 """Attention on a token tree, registered with transformers under `NAME`. Rows without a tree take torch's SDPA.
 
-On CPU the pieces of `pieces.py` run through torch's flash kernel. The softmax parts of a query are merged by their
-log-sum-exp; given the merged output and log-sum-exp, the kernel's backward yields each part's exact gradient (the
-identity of ring attention, 2310.01889). Elsewhere each run attends to its concatenated ancestors by SDPA.
+flash_pieces  On CPU the pieces of `pieces.py` run through torch's flash kernel. The softmax parts of a query are merged
+              by their log-sum-exp; given the merged output and log-sum-exp, the kernel's backward yields each part's
+              exact gradient (the identity of ring attention, 2310.01889).
+flex          On CUDA one block-sparse kernel, `flex.py`.
+runs          Elsewhere each run attends to its concatenated ancestors by SDPA.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -11,32 +13,83 @@ identity of ring attention, 2310.01889). Elsewhere each run attends to its conca
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from . import flex
+from .cost import AttentionName
 from .pieces import Kind, Piece
 from .token_tree import Ints, Segments
 
 NAME = "understudy_tree"
 """The attention implementation's name. It has no mask function, so transformers builds no mask for it."""
 
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""What some architectures do to the scores: attention on a tree would leave it out without a word."""
+
+logger = logging.getLogger(__name__)
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # returns the log-sum-exp
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-class TreeContext:
-    """What attention must know of one tree row: its runs, pieces and subtree ends. Masks are made once per row."""
+@dataclass(frozen=True)
+class Choice:
+    """The attention that trees take; `reason`: why not FlexAttention, on a device that is no CPU."""
 
-    def __init__(self, segments: Segments, pieces: tuple[Piece, ...], subtree_end: Ints) -> None:
+    name: AttentionName
+    reason: str | None = None
+
+
+@cache
+def choose(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> Choice:
+    """Which attention trees take, logged once. Never by a row's length: the mask probe must see what training uses.
+
+    On CUDA the first call compiles FlexAttention and holds it to dense attention, forward and backward.
+    """
+    if device.type == "cpu":
+        return Choice("flash_pieces")
+    reason = flex.unfit(device, dtype, head_dim) or flex.trial(device, dtype, heads, kv_heads, head_dim)
+    if reason is None:
+        return Choice("flex")
+    logger.warning("Attention on trees runs segment by segment, not in one FlexAttention kernel: %s", reason)
+    return Choice("runs", reason)
+
+
+class TreeContext:
+    """What attention must know of one tree row: its runs, pieces and subtree ends. Masks are made once per row.
+
+    `attention` forces a kind, for comparisons. Pieces are needed for `flash_pieces` alone.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        pieces: tuple[Piece, ...],
+        subtree_end: Ints,
+        attention: AttentionName | None = None,
+    ) -> None:
         self.segments = segments
         self.pieces = pieces
+        self.attention: AttentionName | None = attention
+        self._ends = subtree_end
         self._subtree_end = torch.from_numpy(subtree_end)
+        self._flex_masks: dict[torch.device, BlockMask] = {}
         self._masks: dict[tuple[int, int, torch.dtype], Tensor] = {}
+
+    def flex_mask(self, device: torch.device) -> BlockMask:
+        """FlexAttention's mask of the row."""
+        if device not in self._flex_masks:
+            self._flex_masks[device] = flex.block_mask(self._ends, device)
+        return self._flex_masks[device]
 
     def block_mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
         """The additive mask [1, 1, n, n] of tokens start..end-1 among themselves."""
@@ -65,22 +118,36 @@ def tree_attention(
     understudy_tree: TreeContext | None = None,
     **kwargs: Any,  # transformers' own protocol of attention functions
 ) -> tuple[Tensor, None]:
-    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]. Raises ValueError for a mask or dropout."""
+    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]; on a tree B is 1. Raises ValueError for
+    what attention on a tree does not compute: a mask, dropout, changed scores."""
     if understudy_tree is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     if attention_mask is not None or dropout:
         raise ValueError("tree attention takes no mask and no dropout: the tree is the mask")
+    for name in UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"this model's attention takes {name}, which attention on a tree does not compute")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    name = understudy_tree.attention or _chosen(query, key, value)
+    if name == "flex":
+        out = flex.attend(query, key, value, understudy_tree.flex_mask(query.device), scale)
+        return out.transpose(1, 2).contiguous(), None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if query.device.type == "cpu" and query.shape[-1] == value.shape[-1]:
-        out: Tensor = _TreeAttention.apply(query, key, value, understudy_tree, scale)
+    if name == "flash_pieces":
+        out = _TreeAttention.apply(query, key, value, understudy_tree, scale)
     else:
         out = by_runs(query, key, value, understudy_tree.segments, scale)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _chosen(query: Tensor, key: Tensor, value: Tensor) -> AttentionName:
+    if query.shape[-1] != value.shape[-1]:
+        return "runs"
+    return choose(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[-1]).name
 
 
 def by_runs(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:

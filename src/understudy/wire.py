@@ -79,6 +79,9 @@ class Health(Wire):
     engine: str
     pid: int
     detail: str | None = None
+    in_flight: int = 0  # calls in the engine
+    restarts: int = 0  # of the sampler
+    learner: dict[str, str] = {}  # device, precision, loader, mask probe: once its process is loaded
 
 
 class RegisterRequest(Wire):

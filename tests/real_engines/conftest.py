@@ -1,0 +1,32 @@
+"""One server with vLLM and Unsloth for all tests here: a start takes half a minute and more."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+
+import pytest
+from servers import RunningServer
+
+import understudy as us
+
+
+@pytest.fixture(scope="session")
+def real_engines(require: Callable[[bool, str], None]) -> None:
+    """Skips where vLLM or Unsloth is not installed."""
+    if sys.platform != "linux":
+        pytest.skip("vLLM and Unsloth run on Linux")
+    require(find_spec("vllm") is not None and find_spec("unsloth") is not None, "scripts/bootstrap test")
+
+
+@pytest.fixture(scope="session")
+def server(real_engines: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("real") / "dir"
+    with RunningServer(folder, "--engine", "vllm", "--loader", "unsloth", "--max-batch", "32") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def backend(server: RunningServer) -> us.RemoteBackend:
+    return us.RemoteBackend(server.url)

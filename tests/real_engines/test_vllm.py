@@ -1,0 +1,181 @@
+"""vLLM samples, Unsloth trains, on this machine's CPU: what is recorded, swapped and survived."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from typing import Any
+
+import psutil
+from openai import APIStatusError
+from servers import RunningServer, until
+from transformers import AutoTokenizer
+
+import understudy as us
+from understudy.tiny import path as tiny_policy
+from understudy.types import CallStatus
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "find_order",
+            "description": "Find an order",
+            "parameters": {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]},
+        },
+    }
+]
+QUESTION = [{"role": "user", "content": "Where is order 17?"}]
+
+
+async def model_at(backend: us.RemoteBackend, name: str) -> us.TrainableModel:
+    model = us.TrainableModel(name=name, base_model="tiny", backend=backend)
+    await model.register()
+    return model
+
+
+async def rollout(model: us.TrainableModel, number: int, reward: float) -> us.Trajectory:
+    messages: list[Any] = [{"role": "user", "content": f"Tell me what you know of {number}."}]
+    trajectory = us.Trajectory(messages_and_choices=messages, reward=reward)
+    answer = await model.openai_client().chat.completions.create(
+        model=model.name, messages=messages, max_tokens=24, temperature=1.5
+    )
+    trajectory.messages_and_choices.append(answer.choices[0])
+    return trajectory
+
+
+async def trained(model: us.TrainableModel) -> us.TrainResult:
+    """One step on two groups of four, with rewards that differ inside each."""
+    groups = await us.gather_trajectory_groups(
+        us.TrajectoryGroup(rollout(model, number, float(place)) for place in range(4)) for number in (1, 2)
+    )
+    return await model.train(groups, config=us.TrainConfig(learning_rate=5e-3))
+
+
+async def likeliest(model: us.TrainableModel, name: str) -> list[float]:
+    """Logprobs of a greedy answer."""
+    client = model.openai_client()
+    messages: list[Any] = [{"role": "user", "content": "Tell me what you know of 5."}]
+    answer = await client.chat.completions.create(
+        model=name, messages=messages, max_tokens=16, temperature=0, logprobs=True
+    )
+    found = answer.choices[0].logprobs
+    assert found is not None and found.content
+    return [each.logprob for each in found.content]
+
+
+async def test_a_call_is_recorded_with_the_ids_and_logprobs_that_vllm_sampled(backend: us.RemoteBackend) -> None:
+    model = await model_at(backend, "recorded")
+    answer = await model.openai_client().chat.completions.create(
+        model=model.name,
+        messages=QUESTION,
+        tools=TOOLS,
+        max_tokens=48,
+        n=2,
+        logprobs=True,
+        extra_body={"return_token_ids": True},
+    )
+    fields: dict[str, Any] = answer.model_dump()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy())
+    rendered = tokenizer.apply_chat_template(QUESTION, tools=TOOLS, add_generation_prompt=True, return_dict=True)
+    assert fields["prompt_token_ids"] == rendered["input_ids"]
+    call = await call_of(model, fields["choices"][0])
+    assert list(call.prompt_ids) == fields["prompt_token_ids"] and len(call.outputs) == 2
+    for choice, output in zip(fields["choices"], call.outputs, strict=True):
+        assert list(output.token_ids) == choice["token_ids"]
+        assert list(output.logprobs) == [each["logprob"] for each in choice["logprobs"]["content"]]
+        assert [call["function"]["name"] for call in output.message["tool_calls"]] == ["find_order"]
+
+
+async def test_a_stream_is_recorded_with_every_token_also_those_that_its_chunks_do_not_show(
+    backend: us.RemoteBackend,
+) -> None:
+    model = await model_at(backend, "streamed")
+    chunks: list[dict[str, Any]] = []
+    stream = await model.openai_client().chat.completions.create(
+        model=model.name,
+        messages=QUESTION,
+        tools=TOOLS,
+        max_tokens=48,
+        temperature=0,
+        stream=True,
+        extra_body={"return_token_ids": True},
+    )
+    async for chunk in stream:
+        chunks.append(chunk.model_dump())
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    call = await call_of(model, choices[-1])
+    (output,) = call.outputs
+    assert [token for choice in choices for token in choice.get("token_ids") or ()] == list(output.token_ids)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy())
+    text = tokenizer.decode(output.token_ids)
+    (tool_call,) = output.message["tool_calls"]
+    assert text.count("<tool_call>") == 1 and json.loads(tool_call["function"]["arguments"]) == {"order": "17"}
+    assert None not in output.logprobs and output.status is CallStatus.COMPLETE
+
+
+async def call_of(model: us.TrainableModel, choice: dict[str, Any]) -> Any:
+    """The recorded call of a marked choice."""
+    mark = choice["understudy"]
+    found = await (await model.api()).trajectory(mark["trajectory_id"])
+    return next(call for call in found.calls if call.id == mark["call_id"])
+
+
+async def test_a_step_of_unsloth_is_swapped_in_and_sampler_and_learner_agree(
+    server: RunningServer, backend: us.RemoteBackend
+) -> None:
+    model = await model_at(backend, "swapped")
+    before = await likeliest(model, model.name)
+    first = await trained(model)
+    assert first.applied and first.step == 1 and first.metrics["sampler/queue_seconds"] >= 0
+    after = await likeliest(model, model.name)
+    assert max(abs(old - new) for old, new in zip(before, after, strict=False)) > 1e-2
+    assert await likeliest(model, f"{model.name}@0") == before  # the base, beside it
+    second = await trained(model)
+    assert second.step == 2 and second.metrics["calls/stale_share"] == 0
+    assert 0 < second.metrics["kl/sampler_learner_max_diff"] < 1e-3  # vLLM with the LoRA, and the learner at step 1
+    assert "loader unsloth" in (server.folder / "logs" / "learner.log").read_text("utf-8")
+
+
+async def test_vllm_killed_under_32_calls_comes_back_with_the_newest_lora_and_nothing_recorded_is_lost(
+    server: RunningServer, backend: us.RemoteBackend
+) -> None:
+    model = await model_at(backend, "survivor")
+    assert (await trained(model)).step == 1
+    expected = await likeliest(model, model.name)
+    kept = await rollout(model, 3, 1.0)
+    calls = [asyncio.create_task(long_call(model)) for _ in range(32)]
+    await asyncio.to_thread(until, lambda: in_flight(server) >= 32, "32 calls are in the engine")
+    victim = engine_of(server)
+    os.kill(victim, signal.SIGKILL)
+    ends = await asyncio.gather(*calls)
+    assert set(ends) <= {"length", "stop", "502", "503"} and ends.count("length") + ends.count("stop") >= 16, ends
+    assert await likeliest(model, model.name) == expected  # the restarted vLLM has loaded the LoRA again
+    choice = kept.messages_and_choices[-1]
+    call = await call_of(model, choice.model_dump())  # type: ignore[union-attr]
+    assert call.step == 1 and call.outputs[0].status is not CallStatus.FAILED
+    assert engine_of(server) != victim and not psutil.pid_exists(victim)
+
+
+async def long_call(model: us.TrainableModel) -> str:
+    """How a call of many tokens ended: its finish reason, or the status of its error."""
+    try:
+        answer = await model.openai_client().chat.completions.create(
+            model=model.name, messages=QUESTION, max_tokens=600, extra_body={"ignore_eos": True}
+        )
+    except APIStatusError as error:
+        assert "the sampler ended" in error.message, error.message
+        return str(error.status_code)
+    return str(answer.choices[0].finish_reason)
+
+
+def engine_of(server: RunningServer) -> int:
+    """The process id of vLLM's server."""
+    children = psutil.Process(server.process.pid).children()
+    return next(child.pid for child in children if "vllm.entrypoints" in " ".join(child.cmdline()))
+
+
+def in_flight(server: RunningServer) -> int:
+    return server.http.get("/health").json()["in_flight"]

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
+from rich.console import Console
 
-from .client.commands import export_model, installed, list_checkpoints, run_server
+from .client.commands import export_model, list_checkpoints, run_server
+from .client.doctor import examine
+from .client.doctor_page import as_json, console, show
 from .client.model import TrainableModel
-from .config import LossName, TrainConfig
+from .config import EngineOptions, LossName, TrainConfig
 from .errors import ConfigError, MissingExtraError, UnderstudyError
 from .scenarios.loading import load_scenarios
 from .tracing.jsonl import JsonlSink
@@ -57,9 +60,12 @@ def quickstart(
     steps: Annotated[int | None, typer.Option(min=1, help="steps in all; none: as many as it takes")] = None,
     json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
     dir: Annotated[Path, typer.Option(help="folder for everything it makes")] = Path("understudy-quickstart"),
+    engine: Annotated[str, typer.Option(help="what samples: auto, embedded or vllm")] = "auto",
+    loader: Annotated[str, typer.Option(help="who loads the base for training: auto, peft or unsloth")] = "auto",
 ) -> None:
     """Train a LangGraph agent over a real database on this machine, and watch it get better."""
-    part("understudy.quickstart.run", "langchain", "quickstart").main(seed, steps, dir, json)
+    engines = EngineOptions.parse(engine=engine, loader=loader)
+    part("understudy.quickstart.run", "langchain", "quickstart").main(seed, steps, dir, json, engines)
 
 
 @app.command()
@@ -160,10 +166,24 @@ def export(
 
 
 @app.command()
-def doctor() -> None:
-    """Show what is installed here, and what is missing for which part."""
-    for line in installed():
-        typer.echo(line)
+def doctor(
+    engine: Annotated[str, typer.Option(help="which one is looked at: auto, embedded, vllm")] = "auto",
+    loader: Annotated[str, typer.Option(help="which one is looked at: auto, peft, unsloth")] = "auto",
+    dir: Dir = None,
+    json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
+    """Show what is here, what is missing for which part, and the command that installs it; exit code 1 where the engine
+    cannot run."""
+    options = EngineOptions.parse(engine=engine, loader=loader)
+    folder = (dir or default_dir()).expanduser().absolute()
+    with Console(stderr=True).status("Asking torch and the engines ..."):
+        report = examine(options, folder)
+    if json:
+        typer.echo(as_json(report))
+    else:
+        show(report, console())
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 def model_option(name: str | None, base_model: str | None) -> TargetOptions:

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from understudy.client.local import LocalBackend
 from understudy.client.model import TrainableModel
-from understudy.config import TrainConfig
+from understudy.config import EngineOptions, TrainConfig
 from understudy.quickstart.desk import Desk, Request, reward
 from understudy.quickstart.story import Transcripts, conversation, print_curve, require_plots, write_curve
 from understudy.trainer.report import TrainReport
@@ -84,12 +84,14 @@ async def rates_before(file: Path, agent: TrainableRunnable, test: Sequence[Requ
     return rates
 
 
-async def quickstart(folder: Path, seed: int, steps: int, console: Console) -> tuple[Rates, Rates, TrainReport]:
+async def quickstart(
+    folder: Path, seed: int, steps: int, console: Console, engines: EngineOptions
+) -> tuple[Rates, Rates, TrainReport]:
     """Train one policy; run again in the same folder, it goes on where it was."""
     desk, transcripts = Desk(folder / "desk.db"), Transcripts()
     train, test = desk.requests("train", TRAIN_REQUESTS, seed), desk.requests("test", TEST_REQUESTS)
     model = TrainableModel(name=f"order-desk-{seed}", project="quickstart", base_model="tiny")
-    await model.register(LocalBackend(dir=folder / "server"))
+    await model.register(LocalBackend(dir=folder / "server", engine=engines.engine, loader=engines.loader))
     agent = trainable_agent(desk, model)
     before = await rates_before(folder / f"before-{seed}.json", agent, test, transcripts)
     console.print(rates_line("before", before), highlight=False)
@@ -138,13 +140,15 @@ def command() -> str:
     return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
 
 
-def main(seed: int, steps: int | None, folder: Path, results: Path | None) -> None:
+def main(
+    seed: int, steps: int | None, folder: Path, results: Path | None, engines: EngineOptions | None = None
+) -> None:
     """`understudy quickstart`; `results` is written as JSON. Raises MissingExtraError, ConfigError, BackendError."""
     require_plots()
     console = Console()
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    before, after, report = asyncio.run(quickstart(folder, seed, steps or STEPS, console))
+    before, after, report = asyncio.run(quickstart(folder, seed, steps or STEPS, console, engines or EngineOptions()))
     show(report, folder, console)
     if results is not None:
         written = {

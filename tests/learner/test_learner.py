@@ -16,7 +16,7 @@ from jobs import LORA, command, random_groups, sample, write_toy_base
 from safetensors.torch import load_file
 
 from understudy.config import LoraOptions, TrainConfig
-from understudy.engine.learner.failures import describe_failure
+from understudy.engine.learner.failures import Memory, describe_failure
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.render import render_history
@@ -432,7 +432,7 @@ def test_a_history_whose_target_is_no_answer_is_refused(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("error", "reason", "words"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory"), "out_of_memory", "Lower row_tokens"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out_of_memory", "lower row_tokens"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out_of_memory", "logits_chunk"),
         (OSError(errno.ENOSPC, "No space left on device", "/ckpt/x"), "disk_full", "/ckpt/x"),
         (OSError(errno.EIO, "broken"), "failed", "broken"),
@@ -444,6 +444,33 @@ def test_failures_carry_a_reason_and_what_to_do(error: Exception, reason: str, w
     found, message = describe_failure(error, Path("/place"))
     assert found == reason
     assert words in message
+
+
+@pytest.mark.parametrize(
+    ("memory", "words", "never"),
+    [
+        (Memory("cpu"), ("row_tokens", "logits_chunk", "split"), ("load_in_4bit", "gpu-memory-utilization")),
+        (
+            Memory("cuda"),
+            ("row_tokens", "logits_chunk", "load_in_4bit", "gpu-memory-utilization"),
+            ("while it loaded",),
+        ),
+        (Memory("cuda:1", four_bit=True), ("row_tokens", "gpu-memory-utilization"), ("load_in_4bit",)),
+        (
+            Memory("cuda", loading=True),
+            ("while it loaded", "load_in_4bit", "gpu-memory"),
+            ("row_tokens", "not applied"),
+        ),
+        (Memory("cpu", loading=True), ("while it loaded", "bfloat16"), ("row_tokens", "load_in_4bit")),
+    ],
+)
+def test_out_of_memory_names_the_settings_that_can_help_here(
+    memory: Memory, words: tuple[str, ...], never: tuple[str, ...]
+) -> None:
+    reason, message = describe_failure(torch.OutOfMemoryError("CUDA out of memory"), Path("/place"), memory)
+    assert reason == "out_of_memory"
+    assert all(word in message for word in words)
+    assert not any(word in message for word in never)
 
 
 def test_a_lora_with_the_jobs_shape_is_used(lab: Lab) -> None:

@@ -17,8 +17,11 @@ import torch
 from jobs import command, random_groups, write_toy_base
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from understudy.engine.learner.__main__ import Service, parse
+from understudy.engine.learner import attention
+from understudy.engine.learner.__main__ import parse
+from understudy.engine.learner.service import Service
 from understudy.engine.protocol import (
     EVENTS,
     LEARNER_MODULE,
@@ -215,3 +218,32 @@ def test_a_lost_device_ends_the_process_so_that_the_server_starts_a_new_one(
     [failed] = [EVENTS.validate_json(line) for line in said.getvalue().splitlines()]
     assert isinstance(failed, Failed) and "illegal memory access" in failed.message
     assert next(asked).step == 1  # nobody took it
+
+
+@pytest.fixture
+def dropped_trees(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An engine whose attention knows nothing of trees, as Unsloth's on a GPU."""
+
+    def dropping(module, query, key, value, mask, understudy_tree=None, **rest):
+        return sdpa_attention_forward(module, query, key, value, mask, **rest)
+
+    monkeypatch.setattr(attention, "tree_attention", dropping)
+    yield
+    monkeypatch.undo()
+    attention.register()
+
+
+@pytest.mark.usefixtures("dropped_trees")
+def test_attention_that_drops_the_tree_is_refused_in_the_facts_the_log_and_the_metrics_and_trains_on_plain_rows(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = Service(parse(["--base", str(toy), "--device", "cpu", "--threads", "1"]), io.StringIO())
+    facts = service.ready().facts
+    assert facts["mask_probe"].startswith("refused: the mask probe differs by")
+    assert facts["loader"] == "peft"
+    assert "The token tree is off for this model, plain rows are used" in capsys.readouterr().err
+    event = service.answer(command(tmp_path, random_groups(0), 0))
+    assert isinstance(event, Trained)
+    metrics = event.result.metrics
+    assert metrics["layout/probe_difference"] > 0.01
+    assert (metrics["layout/tree_refused"], metrics["layout/tree"]) == (1.0, 0.0)

@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -48,9 +48,16 @@ class Child:
 
     @classmethod
     async def start(
-        cls, argv: Sequence[str], log_path: Path, *, pipes: bool = False, stdout_limit: int = 16 * 2**20
+        cls,
+        argv: Sequence[str],
+        log_path: Path,
+        *,
+        pipes: bool = False,
+        stdout_limit: int = 16 * 2**20,
+        env: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start `argv`; stderr (and stdout, unless `pipes`) goes to the log. Raises OSError."""
+        """Start `argv`; stderr (and stdout, unless `pipes`) goes to the log. `env` is added to this process's own.
+        Raises OSError."""
         log, file = _open_log(log_path)
         with file:
             process = await asyncio.create_subprocess_exec(
@@ -61,7 +68,7 @@ class Child:
                 limit=stdout_limit,
                 start_new_session=True,
                 preexec_fn=_die_with_parent(),
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
             )
         return cls(process, log)
 

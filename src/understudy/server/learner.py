@@ -121,7 +121,7 @@ class LearnerClient:
             return self._child
         self.state = "starting"
         try:
-            child = self._child = await Child.start(self._argv(), self._log_path, pipes=True)
+            child = self._child = await Child.start(self._argv(), self._log_path, pipes=True, env=self._env())
         except OSError as error:
             raise EngineError(f"The learner could not be started: {error}") from error
         try:
@@ -164,10 +164,16 @@ class LearnerClient:
     def _argv(self) -> list[str]:
         options = self._options
         argv = [sys.executable, "-m", LEARNER_MODULE, "--base", str(self._base.path), "--name", self._base.reference]
-        argv += ["--loader", options.loader]
+        argv += ["--loader", options.loader, *(["--load-in-4bit"] if options.load_in_4bit else [])]
         argv += ["--device", options.device, "--dtype", options.dtype]
         argv += ["--threads", str(options.threads)] if options.threads is not None else []
         return argv + (["--deterministic"] if options.deterministic else [])
+
+    def _env(self) -> dict[str, str]:
+        """The GPU that trains is the only one that the child sees; what Unsloth generates stays beside our logs."""
+        gpus = ",".join(map(str, self._options.train_gpus))
+        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+        return {"UNSLOTH_COMPILE_LOCATION": str(self._log_path.parent / "unsloth_compiled_cache"), **order}
 
 
 async def _send(child: Child, command: TrainCommand | MergeCommand | StopCommand) -> None:

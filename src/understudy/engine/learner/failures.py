@@ -8,6 +8,7 @@ import errno
 import re
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +21,16 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
 
-def describe_failure(error: Exception, place: Path) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Memory:
+    """What an out-of-memory message must know: the device, whether the base is in 4 bits, whether it is being loaded."""
+
+    device: str = "cpu"
+    four_bit: bool = False
+    loading: bool = False
+
+
+def describe_failure(error: Exception, place: Path, memory: Memory = Memory()) -> tuple[str, str]:
     """(reason, message). `place` is where the command was writing. Unexpected failures leave their traceback in the log."""
     if isinstance(error, TrainError):
         return error.reason, str(error)
@@ -29,10 +39,7 @@ def describe_failure(error: Exception, place: Path) -> tuple[str, str]:
     if isinstance(error, NotFiniteError):
         return "nan_gradient", str(error)
     if _is_out_of_memory(error):
-        return "out_of_memory", (
-            "the learner ran out of memory; the step was not applied. Lower row_tokens in the train config (tokens of one "
-            f"forward and backward), then logits_chunk, or split the request into smaller ones ({_first_line(error)})"
-        )
+        return "out_of_memory", _out_of_memory(error, memory)
     if _is_disk_full(error):
         where = getattr(error, "filename", None) or place
         return (
@@ -43,6 +50,27 @@ def describe_failure(error: Exception, place: Path) -> tuple[str, str]:
         return "failed", str(error)
     traceback.print_exception(error, file=sys.stderr)
     return "failed", f"{type(error).__name__}: {error} (traceback in the learner's log)"
+
+
+def _out_of_memory(error: Exception, memory: Memory) -> str:
+    """Which settings to lower, the one that costs least first."""
+    on_gpu = memory.device.startswith("cuda")
+    advice: list[str] = []
+    if not memory.loading:
+        advice.append("lower row_tokens in the train config (tokens of one forward and backward), then logits_chunk")
+    if on_gpu and not memory.four_bit:
+        advice.append("hold the base in 4 bits (load_in_4bit, --load-in-4bit)")
+    if on_gpu:
+        advice.append(
+            "where vLLM shares this GPU, leave it less (engine_args, --engine-args '{\"gpu-memory-utilization\": 0.4}'), or "
+            "give each its own (inference_gpus, train_gpus)"
+        )
+    if not memory.loading:
+        advice.append("split the request into smaller ones")
+    elif not on_gpu:
+        advice.append("choose a smaller base model, or --dtype bfloat16, which takes half of float32's memory")
+    when = " while it loaded the base" if memory.loading else "; the step was not applied"
+    return f"the learner ran out of memory{when}. To mend it: {'; or '.join(advice)} ({_first_line(error)})"
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -126,6 +126,8 @@ class Learner:
         advantages = _advantages(job)
         groups = self._rendered(job, advantages, command.step)
         metrics = reward_metrics(groups, advantages)
+        if self._policy.tree_difference is not None:
+            metrics["layout/probe_difference"] = self._policy.tree_difference
         if advantages.trained_groups == 0:
             return self._no_signal(command, metrics)
         batch = make_batch(groups, advantages)
@@ -151,7 +153,7 @@ class Learner:
             self._warner(command.request_id)(
                 f"sampler and learner disagree: KL {mismatch.kl:.3g} nats per token over {mismatch.tokens} tokens, above "
                 f"kl_warn={config.kl_warn:g} (largest logprob difference {mismatch.max_difference:.3g}; "
-                f"{metrics['calls/stale_share']:.0%} of the calls are from earlier steps): give both the same dtype"
+                f"{metrics['calls/stale_share']:.0%} of the calls are from earlier steps): {_same_precision(self._policy)}"
             )
         return self._save(command, job, metrics, started, report)
 
@@ -286,6 +288,16 @@ class Learner:
             self._emit(Warned(request_id=request_id, message=message))
 
         return warn
+
+
+def _same_precision(policy: Policy) -> str:
+    dtype = str(policy.dtype).removeprefix("torch.")
+    if policy.four_bit:
+        return (
+            "the learner holds the base in 4 bits (load_in_4bit) and the sampler does not; without load_in_4bit both "
+            f"have the same base, in dtype {dtype}"
+        )
+    return f"give both the same dtype (the learner has {dtype})"
 
 
 _LEFT_OUT = {

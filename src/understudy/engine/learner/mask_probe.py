@@ -28,15 +28,19 @@ class MaskProbe:
     reason: str | None = None
 
 
-@torch.no_grad()
 def mask_probe(policy: Policy) -> MaskProbe:
-    """Compare a small branching tree with plain rows. When they differ, `policy.tree_refused` says so from then on."""
+    """Compare a small branching tree with plain rows, with and without gradients: attention may choose its kernel by
+    that. When they differ, `policy.tree_refused` says so from then on."""
     if policy.tree_refused is not None:
         return MaskProbe(False, float("nan"), policy.tree_refused)
     rows = _rows(policy.vocabulary)
     targets = _plain_settings(rows)
-    logprobs = {name: _logprobs(policy, rows, targets, name) for name in ("tree", "call_rows")}
-    difference = float((logprobs["tree"] - logprobs["call_rows"]).abs().max())
+    expected = _logprobs(policy, rows, targets, "call_rows", gradients=False)
+    others = [
+        _logprobs(policy, rows, targets, name, gradients=on)
+        for name, on in (("tree", False), ("tree", True), ("call_rows", True))
+    ]
+    difference = policy.tree_difference = float((torch.stack(others) - expected).abs().max())
     allowed = TOLERANCE[policy.dtype]
     if difference <= allowed:
         return MaskProbe(True, difference)
@@ -63,10 +67,13 @@ def _plain_settings(rows: list[Row]) -> TargetSettings:
     return TargetSettings(ids, ones, ones, np.zeros(len(ids), np.int64), np.zeros(len(ids)))
 
 
-def _logprobs(policy: Policy, rows: list[Row], targets: TargetSettings, layout: str) -> torch.Tensor:
+def _logprobs(
+    policy: Policy, rows: list[Row], targets: TargetSettings, layout: str, *, gradients: bool
+) -> torch.Tensor:
     made = plan(rows, "tree" if layout == "tree" else "call_rows", 4096, policy.shape)
     result = torch.zeros(len(targets.token_ids), dtype=torch.float64)
     for row in made.rows:
-        values, _, _ = policy.row_logprobs(row, targets)
-        result[torch.from_numpy(row.target_ids)] = values.double().cpu()
+        with torch.set_grad_enabled(gradients):
+            values, _, _ = policy.row_logprobs(row, targets)
+        result[torch.from_numpy(row.target_ids)] = values.detach().double().cpu()
     return result

@@ -33,6 +33,7 @@
 | forks/{template, tools, history_edited, retokenised, truncated, retried, other_prompt} | see forks.py |
 | layout/{tree, leaf_rows, call_rows} | share of minibatches computed so |
 | layout/tree_refused | 1 when the model must not be trained on trees |
+| layout/probe_difference | largest logprob difference between tree and plain rows at start-up, nats; absent when the architecture already refused the tree |
 | seconds/{plan, old_logprobs, base_logprobs, update, save, total} | wall time per phase; save ends before the last rename |
 """
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
@@ -16,14 +17,15 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...config import LoraOptions
-from ...errors import ConfigError
+from ...errors import ConfigError, EngineError
 from ..ends import end_tokens
-from . import attention
+from . import attention, loaders, unsloth_loader
 from .cost import ModelShape
 from .layouts import ComputeRow
+from .loaders import Loader
 from .target_logprobs import TargetSettings, target_logprobs
 
 CALL_FLOPS = {"cpu": 2e5, "cuda": 5e8}
@@ -40,8 +42,12 @@ class Policy:
         tokenizer: Callable[[], PreTrainedTokenizerBase],
         tree_refused: str | None,
         lora: LoraOptions,
+        loader: Loader = "peft",
     ) -> None:
         self.tree_refused = tree_refused
+        self.loader: Loader = loader
+        self.tree_difference: float | None = None
+        """What the mask probe measured between tree and plain rows, nats."""
         self._model = model
         self._tokenizer = tokenizer
         self._lora: LoraOptions | None = lora
@@ -57,30 +63,25 @@ class Policy:
         *,
         threads: int | None = None,
         deterministic: bool = False,
-        loader: Literal["auto", "peft"] = "peft",
+        loader: Literal["auto", "peft", "unsloth"] = "peft",
+        load_in_4bit: bool = False,
         name: str | None = None,
     ) -> Policy:
         """The base in folder `base`, with a fresh adapter. `name` is written into saved adapters as their base (default:
-        the folder). `threads` and `deterministic` hold for the whole process. Raises ConfigError, OSError."""
+        the folder). `threads` and `deterministic` hold for the whole process, as does Unsloth, which should have been
+        imported before this module. Raises ConfigError, OSError."""
         if threads is not None:
             torch.set_num_threads(threads)
         if deterministic:
             torch.use_deterministic_algorithms(True)
-        if loader not in ("auto", "peft"):
-            raise ConfigError(f"loader: unknown loader {loader!r}; allowed: auto, peft")
-        attention.register()
-        refused = _tree_refused(base)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, attn_implementation="sdpa" if refused else attention.NAME
-        )
-        model.to(torch.device(device))  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
-        _check_head(model)
+        chosen = unsloth_loader.choose(loader, device)
+        model = loaders.load_base(base, chosen, device, dtype, four_bit=load_in_4bit)
         model.name_or_path = name or str(base)  # what PEFT writes as the adapter's base
 
         def tokenizer() -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(base)
 
-        return cls(_with_adapter(model, lora), tokenizer, refused, lora)
+        return cls(_with_adapter(model, lora, chosen), tokenizer, loaders.tree_refused(base), lora, chosen)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -111,6 +112,21 @@ class Policy:
         return self._head.weight.dtype
 
     @property
+    def four_bit(self) -> bool:
+        """Whether the base is held in 4 bits."""
+        return bool(getattr(self._model.get_base_model(), "is_loaded_in_4bit", False))
+
+    @property
+    def attention(self) -> str:
+        """Which attention the layers run."""
+        return loaders.attention_kind(cast(PreTrainedModel, self._model.get_base_model()))
+
+    @property
+    def base_parameters(self) -> int:
+        """Weights of the frozen base."""
+        return sum(_size(value) for value in self._model.parameters() if not value.requires_grad)
+
+    @property
     def vocabulary(self) -> int:
         """How many token ids the logits cover."""
         return int(self._head.weight.shape[0])
@@ -123,7 +139,8 @@ class Policy:
         """Replace the adapter by a fresh one: A drawn from `lora.seed`, B zero. Optimizers must be made again.
         Raises ConfigError for options that do not fit the base; then there is no adapter until the next reset."""
         self._lora = None
-        self._model = _with_adapter(self._model.unload(), lora)  # pyright: ignore[reportCallIssue]  # PEFT types it as a Tensor
+        base = cast(PreTrainedModel, self._model.unload())  # pyright: ignore[reportCallIssue]  # PEFT types it as a Tensor
+        self._model = _with_adapter(base, lora, self.loader)
         self._lora = lora
         self._read_model()
 
@@ -171,6 +188,8 @@ class Policy:
         """
         for dropout in self._dropouts:
             dropout.train(torch.is_grad_enabled())
+        for module in self._recomputed:
+            module.training = torch.is_grad_enabled()  # not its children: the base's own dropouts stay off
         if not adapter:
             with self._model.disable_adapter():
                 return self._row_logprobs(row, targets, logits_chunk)
@@ -180,15 +199,17 @@ class Policy:
         device = self._head.weight.device
         ids = torch.from_numpy(row.token_ids).to(device)
         positions = torch.from_numpy(row.positions).to(device)
-        if row.forest is None:
-            output = self._body(input_ids=ids, position_ids=positions, use_cache=False)
-        else:
+        tree: dict[str, attention.TreeContext] = {}
+        if row.forest is not None:
             if self.tree_refused is not None:
                 raise ConfigError(f"layout: this model cannot be trained on a tree: {self.tree_refused}")
             forest = row.forest
-            tree = attention.TreeContext(forest.segments, forest.pieces, forest.subtree_end)
-            output = self._body(input_ids=ids, position_ids=positions, use_cache=False, understudy_tree=tree)
-        hidden: Tensor = output.last_hidden_state.flatten(0, 1)
+            tree["understudy_tree"] = attention.TreeContext(forest.segments, forest.pieces, forest.subtree_end)
+        with self._precision():
+            output = self._body(input_ids=ids, position_ids=positions, use_cache=False, **tree)
+        hidden: Tensor = output.last_hidden_state.flatten(0, 1).to(self.dtype)
+        if len(hidden) != ids.numel():
+            raise EngineError(f"the base answered {len(hidden)} of {ids.numel()} positions: take --loader peft")
         return target_logprobs(
             hidden,
             row.target_predictors,
@@ -199,16 +220,26 @@ class Policy:
             head_trains=any(value.requires_grad for value in self._head.parameters()),
         )
 
+    def _precision(self) -> AbstractContextManager[object]:
+        """Unsloth's kernels for 16-bit bases are made to run under autocast."""
+        device = self._head.weight.device.type
+        if self.loader == "unsloth" and device == "cuda" and self.dtype != torch.float32:
+            return torch.autocast(device, self.dtype)
+        return nullcontext()
+
     def _read_model(self) -> None:
         base = cast(PreTrainedModel, self._model.get_base_model())
+        self._recomputed = [m for m in base.modules() if getattr(m, "gradient_checkpointing", False)]
         self._dropouts = [module for name, module in self._model.named_modules() if ".lora_dropout." in name]
         self._body: nn.Module = getattr(base, base.base_model_prefix)
         self._head = cast(nn.Linear, base.get_output_embeddings())
         self.shape = _shape(base, self.trainable_parameters(), self._head)
 
 
-def _with_adapter(model: PreTrainedModel, lora: LoraOptions) -> PeftModel:
-    """`model` with a fresh adapter, drawn from the seed on the CPU, whatever the device."""
+def _with_adapter(model: PreTrainedModel, lora: LoraOptions, loader: Loader) -> PeftModel:
+    """`model` with a fresh adapter, drawn from the seed on the CPU, whatever the device and the loader."""
+    if loader == "unsloth":
+        unsloth_loader.restore(model)
     modules = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     alpha = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha  # PEFT types it as int and takes any number
     config = LoraConfig(
@@ -220,6 +251,8 @@ def _with_adapter(model: PreTrainedModel, lora: LoraOptions) -> PeftModel:
             wrapped = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigError(f"lora.target_modules {lora.target_modules!r}: {error}") from error
+    if loader == "unsloth":
+        unsloth_loader.prepare(wrapped)
     wrapped.eval()
     for name, module in wrapped.named_modules():
         if isinstance(module, LoraLayer) and not isinstance(module.get_base_layer(), nn.Linear):
@@ -232,33 +265,10 @@ def _with_adapter(model: PreTrainedModel, lora: LoraOptions) -> PeftModel:
     return wrapped
 
 
-def _tree_refused(base: Path) -> str | None:
-    """Why the architecture forbids the tree, as far as its configuration says; None when it does not."""
-    config = AutoConfig.from_pretrained(base).get_text_config()
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
-    if others:
-        return f"layers of type {', '.join(others)}: a window or a state does not follow branches"
-    if getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True):
-        return f"a sliding window of {config.sliding_window} tokens does not follow branches"
-    return None
-
-
-@torch.no_grad()
-def _check_head(model: PreTrainedModel) -> None:
-    """Logits must be the output embedding of the body's last state: training computes them where targets are only."""
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise ConfigError(
-            f"base model {model.config.model_type!r}: its output layer is {type(head).__name__}, not Linear"
-        )
-    ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
-    hidden = getattr(model, model.base_model_prefix)(input_ids=ids, use_cache=False).last_hidden_state
-    expected = model(input_ids=ids, use_cache=False).logits
-    if not torch.allclose(head(hidden), expected, rtol=1e-3, atol=1e-3):
-        raise ConfigError(
-            f"base model {model.config.model_type!r} transforms its logits (soft-capping or scaling), which the learner "
-            "does not reproduce: choose another base model"
-        )
+def _size(weight: Tensor) -> int:
+    """How many numbers a weight holds; bitsandbytes packs two into a byte."""
+    packed = getattr(weight, "quant_state", None)
+    return int(packed.shape.numel()) if packed is not None else weight.numel()
 
 
 def _shape(base: PreTrainedModel, trainable: dict[str, nn.Parameter], head: nn.Linear) -> ModelShape:
@@ -270,7 +280,7 @@ def _shape(base: PreTrainedModel, trainable: dict[str, nn.Parameter], head: nn.L
         layers=int(config.num_hidden_layers),
         heads=heads,
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
-        linear=sum(p.numel() for p in frozen),
+        linear=sum(_size(p) for p in frozen),
         lora=sum(p.numel() for p in trainable.values()),
         head=head.weight.numel(),
     )

@@ -1,0 +1,94 @@
+# pyright: reportUnknownMemberType=false
+# torch's own annotations are partial
+"""What the learner's process does with its commands: one at a time, each answered by events."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from ...config import LoraOptions
+from ..protocol import Command, Event, Failed, MergeCommand, Merged, Ready, StopCommand, TrainCommand, Trained
+from . import unsloth_loader
+from .failures import Memory, describe_failure
+from .learner import Learner
+from .mask_probe import mask_probe
+from .merge import merge
+from .policy import Policy
+from .precision import device_name, dtype_of
+
+
+class Service:
+    """Answers commands one at a time with events."""
+
+    def __init__(self, arguments: argparse.Namespace, events: TextIO) -> None:
+        self._base = Path(arguments.base)
+        self._events = events
+        self._device_broken = False
+        device = device_name(arguments.device)
+        self._policy = Policy.load(
+            self._base,
+            LoraOptions(),
+            device,
+            dtype_of(arguments.dtype, device),
+            threads=arguments.threads,
+            deterministic=arguments.deterministic,
+            loader=arguments.loader,
+            load_in_4bit=arguments.load_in_4bit,
+            name=arguments.name,
+        )
+        self._memory = Memory(device, self._policy.four_bit)
+        self.learner = Learner(self._policy, arguments.name or str(self._base), self.emit)
+
+    def emit(self, event: Event) -> None:
+        """Write one event."""
+        self._events.write(event.model_dump_json() + "\n")
+        self._events.flush()
+
+    def ready(self) -> Ready:
+        """Probe the model; what the learner is."""
+        policy = self._policy
+        probe = mask_probe(policy)
+        version = f" {unsloth_loader.version()}" if policy.loader == "unsloth" else ""
+        facts = {
+            "device": str(next(policy.model.parameters()).device),
+            "dtype": str(policy.dtype).removeprefix("torch.") + (", base in 4 bits" if policy.four_bit else ""),
+            "loader": f"{policy.loader}{version}",
+            "attention": policy.attention,
+            "parameters": str(policy.base_parameters),
+            "threads": str(torch.get_num_threads()),
+            "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+            "mask_probe": f"ok, differs by {probe.max_difference:.1e} nats" if probe.ok else f"refused: {probe.reason}",
+        }
+        print("The learner: " + "; ".join(f"{name} {value}" for name, value in facts.items()), file=sys.stderr)
+        if not probe.ok:
+            print(f"The token tree is off for this model, plain rows are used: {probe.reason}", file=sys.stderr)
+        return Ready(facts=facts)
+
+    def run(self, commands: Iterable[Command]) -> None:
+        """Until a stop command."""
+        for command in commands:
+            if isinstance(command, StopCommand):
+                return
+            self.emit(self.answer(command))
+            if self._device_broken:
+                print("The learner ends: its device fails every call from now on", file=sys.stderr)
+                return
+
+    def answer(self, command: TrainCommand | MergeCommand) -> Event:
+        """The last event of a command. Any failure is an answer: the process goes on, unless its device is lost."""
+        try:
+            if isinstance(command, TrainCommand):
+                return Trained(request_id=command.request_id, result=self.learner.train(command))
+            path = merge(self._base, command.adapter, command.output, self._policy.dtype)
+            return Merged(request_id=command.request_id, path=path)
+        except Exception as error:  # noqa: BLE001  # the boundary of the process: the server gets every failure as an event
+            place = command.checkpoints if isinstance(command, TrainCommand) else command.output
+            reason, message = describe_failure(error, place, self._memory)
+            self._device_broken = isinstance(error, torch.AcceleratorError) and reason != "out_of_memory"
+            return Failed(request_id=command.request_id, reason=reason, message=message)

@@ -17,7 +17,7 @@ from .client.commands import export_model, list_checkpoints, run_server
 from .client.doctor import examine
 from .client.doctor_page import as_json, console, show
 from .client.model import TrainableModel
-from .config import EngineOptions, LossName, TrainConfig
+from .config import EngineOptions, LossName, TrainConfig, default_dir
 from .errors import ConfigError, MissingExtraError, UnderstudyError
 from .scenarios.loading import load_scenarios
 from .tracing.jsonl import JsonlSink

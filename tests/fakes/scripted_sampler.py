@@ -52,6 +52,10 @@ class ScriptedSampler:
     turns: deque[Turn] = field(default_factory=deque)
     received: list[Body] = field(default_factory=list)
     loaded: dict[str, str] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)  # /sleep and /wake_up, with their questions
+    healthy: bool = True
+    name: str = "base"
+    raw_logprobs: bool = False  # answers the check of a running vLLM as one without --logprobs-mode does
     abandoned: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     asked: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
@@ -64,8 +68,22 @@ class ScriptedSampler:
             raw, more = raw + message.get("body", b""), message.get("more_body", False)
         path, body = scope["path"], json.loads(raw or b"{}")
         if path == "/v1/chat/completions":
+            if body.get("top_k") == 1 and body.get("max_tokens") == 1:
+                logprob = -0.7 if self.raw_logprobs else 0.0
+                only = Turn((Choice(("x",), ((7,),), ((logprob,),), "length"),))
+                await _whole(only, body, send)
+                return
             await self._chat(body, receive, send)
             return
+        if path == "/health":
+            await _answer(send, 200 if self.healthy else 503, {})
+            return
+        if path == "/v1/models":
+            listed: list[Body] = [{"id": self.name, "root": "/models/base", "parent": None}]
+            await _answer(send, 200, {"data": [{"id": "mine", "parent": self.name}, *listed]})
+            return
+        if path in ("/sleep", "/wake_up"):
+            self.told.append(path)
         if path == "/v1/load_lora_adapter":
             self.loaded[body["lora_name"]] = body["lora_path"]
         elif path == "/v1/unload_lora_adapter":

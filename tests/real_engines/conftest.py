@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
+import psutil
 import pytest
 from servers import RunningServer
 
@@ -25,6 +26,10 @@ def server(real_engines: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("real") / "dir"
     with RunningServer(folder, "--engine", "vllm", "--loader", "unsloth", "--max-batch", "32") as running:
         yield running
+        family = psutil.Process(running.process.pid).children(recursive=True)
+        running.process.kill()
+        _, alive = psutil.wait_procs(family, timeout=20)
+        assert len(family) >= 4 and not alive, f"a killed server left {alive} of {family}"
 
 
 @pytest.fixture(scope="session")

@@ -173,7 +173,7 @@ async def long_call(model: us.TrainableModel) -> str:
 
 def engine_of(server: RunningServer) -> int:
     """The process id of vLLM's server."""
-    children = psutil.Process(server.process.pid).children()
+    children = psutil.Process(server.process.pid).children(recursive=True)
     return next(child.pid for child in children if "vllm.entrypoints" in " ".join(child.cmdline()))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import RunningServer, until
+from servers import RunningServer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from understudy import tiny
@@ -101,14 +101,14 @@ def many_properties(count: int) -> dict[str, Any]:
 class Watch:
     """Asks for the health of server and engine all the while; `longest`: seconds that the slowest answer took."""
 
-    def __init__(self, *urls: str) -> None:
+    def __init__(self, *clients: httpx.Client) -> None:
         self.longest = 0.0
         self.statuses: list[int] = []
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(url,)) for url in urls]
+        self._threads = [threading.Thread(target=self._ask, args=(client,)) for client in clients]
 
-    def _ask(self, url: str) -> None:
-        with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as http:
+    def _ask(self, http: httpx.Client) -> None:
+        with http:
             while not self._over.is_set():
                 before = time.monotonic()
                 self.statuses.append(http.get("/health").status_code)
@@ -126,12 +126,11 @@ class Watch:
                 thread.join()
 
 
-def engine_url(server: RunningServer) -> str:
-    engine = server.child("inference")
-    ports = until(
-        lambda: [each.laddr.port for each in engine.net_connections("tcp") if each.status == "LISTEN"], "port"
-    )
-    return f"http://127.0.0.1:{ports[0]}"
+def of_engine(server: RunningServer) -> httpx.Client:
+    """A client on the Unix socket that the engine was given."""
+    words = server.child("inference").cmdline()
+    transport = httpx.HTTPTransport(uds=words[words.index("--uds") + 1])
+    return httpx.Client(base_url="http://engine", transport=transport, timeout=60.0)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +148,12 @@ def test_the_server_and_its_engine_say_how_they_are_while_a_heavy_body_is_handle
     server: RunningServer, body: dict[str, Any], status: int, words: str
 ) -> None:
     engine = server.child("inference").pid
-    watch = Watch(server.url, engine_url(server))
+    of_server = httpx.Client(base_url=server.url, trust_env=False, timeout=60.0)
+    watch = Watch(of_server, of_engine(server))
     with watch.asking():
         answer = server.chat(trajectory="heavy", **body)
     assert answer.status_code == status, answer.text[:500]
     assert words in answer.text[:500]
     assert len(watch.statuses) > 2 and set(watch.statuses) == {200}
-    assert watch.longest < 1.0
+    assert watch.longest < 10.0  # it was minutes; a busy machine takes a second
     assert server.child("inference").pid == engine

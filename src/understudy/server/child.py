@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -121,6 +122,8 @@ class Child:
 
     async def _wait(self) -> None:
         await self._process.wait()
+        with suppress(ProcessLookupError, PermissionError):  # mostly nobody is left
+            os.killpg(self.pid, signal.SIGKILL)
         self.exited.set()
 
 

@@ -1,17 +1,22 @@
-"""vLLM as the sampler: `python -m understudy.engine.inference.vllm --model DIR ...` becomes vLLM's own server.
+"""vLLM as the sampler: `python -m understudy.engine.inference.vllm --model DIR ...` runs vLLM's own server.
 
-It takes the options of the embedded engine, and those that only vLLM has; what it runs is one line of its log. Exit
-codes: vLLM's own, and 2 for a wrong option or a missing package.
+It takes the options of the embedded engine, and those that only vLLM has; what it runs is one line of its log. vLLM is
+several processes, and those that compute outlive a server that is killed, with all their memory: this one stays beside
+them, and ends them all when its parent is gone. Exit codes: vLLM's own, and 2 for a wrong option or a missing package.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import logging
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -37,6 +42,8 @@ CPU_SHARE = 0.25
 """Of the memory that is free at start: the most that the key-value cache takes on a CPU."""
 BLOCK = 128
 """Tokens of one block of the key-value cache on a CPU."""
+_PARENT_CHECK = 0.5  # seconds
+_PR_SET_PDEATHSIG = 1
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 OURS = {
@@ -207,12 +214,28 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shares-gpu", action="store_true", help="the learner uses the same GPU: allow sleep")
     parser.add_argument("--memory-share", type=float, help="share of a GPU's memory that vLLM may take")
     parser.add_argument("--engine-args", type=json.loads, default={}, help="more arguments of vLLM as JSON")
-    parser.add_argument("--parent-pid", type=int, help="taken and not needed: the kernel ends it with its parent")
+    parser.add_argument("--parent-pid", type=int, help="end when this process is gone")
     return parser.parse_args(argv)
 
 
+def run(words: Sequence[str], variables: Mapping[str, str], parent_pid: int | None) -> int:
+    """vLLM's server until it ends, or until the parent does: then every process of this group is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)  # the kernel would end this process before it can end the others
+    command = [sys.executable, "-m", API_SERVER, *words]
+    with subprocess.Popen(command, env=os.environ | dict(variables)) as server:
+        signal.signal(signal.SIGTERM, lambda number, frame: server.terminate())
+        while (code := server.poll()) is None:
+            if parent_pid is not None and os.getppid() != parent_pid:
+                log.error("The process that started vLLM (pid %d) is gone: ending it", parent_pid)
+                os.killpg(0, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(_PARENT_CHECK)
+    return 128 - code if code < 0 else code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Become vLLM's server; returns only when that cannot be."""
+    """Run vLLM's server until it ends."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = parse(argv)
     try:
@@ -223,10 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error("%s", error)
         return 2
     log.info("vLLM: %s", " ".join(words))
-    sys.stderr.flush()
-    os.execve(
-        sys.executable, [sys.executable, "-m", API_SERVER, *words], os.environ | environment(place, options.threads)
-    )
+    return run(words, environment(place, options.threads), options.parent_pid)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+"""The command line that vLLM gets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from understudy.engine.inference.vllm import Place, arguments, environment, find_place, main, parse
+from understudy.errors import ConfigError
+from understudy.tiny import path as tiny_policy
+
+
+def made(*flags: str, model: Path | None = None, place: Place | None = None) -> list[str]:
+    options = parse(["--model", str(model or tiny_policy()), "--served-model-name", "base", "--uds", "/s", *flags])
+    return arguments(options, place or find_place(options))
+
+
+def after(flag: str, words: list[str]) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_calls_are_sampled_as_they_are_recorded_and_trained() -> None:
+    words = made("--device", "cpu")
+    assert after("--logprobs-mode", words) == "processed_logprobs"
+    assert after("--generation-config", words) == "vllm"
+    assert after("--dtype", words) == "float32" and "--enforce-eager" in words
+    assert after("--tool-call-parser", words) == "hermes" and "--enable-auto-tool-choice" in words
+    assert (after("--max-loras", words), after("--max-cpu-loras", words)) == ("3", "6")
+
+
+@pytest.mark.parametrize(("rank", "taken"), [("1", "1"), ("9", "16"), ("16", "16"), ("17", "32"), ("257", "320")])
+def test_a_rank_is_rounded_up_to_one_that_vllm_knows(rank: str, taken: str) -> None:
+    assert after("--max-lora-rank", made("--max-lora-rank", rank)) == taken
+
+
+def test_engine_args_are_vllms_own_options_and_go_before_ours() -> None:
+    given = {"max_num_batched_tokens": 512, "enforce-eager": False, "limit-mm-per-prompt": {"image": 0}, "x": [1, 2]}
+    words = made("--engine-args", json.dumps(given), "--device", "cpu")
+    assert after("--max-num-batched-tokens", words) == "512"
+    assert "--no-enforce-eager" in words and "--enforce-eager" not in words
+    assert json.loads(after("--limit-mm-per-prompt", words)) == {"image": 0}
+    assert words[words.index("--x") + 1 :][:2] == ["1", "2"]
+
+
+def test_an_engine_arg_that_is_ours_to_say_is_refused_with_the_option_that_says_it() -> None:
+    with pytest.raises(ConfigError, match="engine_args: 'max-num-seqs' is not to be given there: --max-batch"):
+        made("--engine-args", '{"max_num_seqs": 4}')
+
+
+def test_on_gpus_it_may_sleep_where_they_are_shared_and_takes_the_share_that_was_measured() -> None:
+    place = Place("bfloat16", (2, 3))
+    words = made("--shares-gpu", "--memory-share", "0.42", place=place)
+    assert "--enable-sleep-mode" in words and after("--gpu-memory-utilization", words) == "0.42"
+    assert after("--tensor-parallel-size", words) == "2"
+    assert environment(place, None)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert "--enable-sleep-mode" not in made(place=place)
+
+
+def test_on_a_cpu_the_cache_holds_the_batch_and_one_call_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    # 5 layers of 4 key and value heads of 32 channels in float32 are 5,120 bytes a token.
+    config = json.loads((tiny_policy() / "config.json").read_text())
+    per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * 4
+    per_token *= config["hidden_size"] // config["num_attention_heads"]
+    words = made("--max-model-len", "200", "--max-batch", "3", "--device", "cpu")
+    assert (
+        int(after("--kv-cache-memory-bytes", words)) == 4 * 256 * per_token
+    )  # blocks of 128 tokens, one call to spare
+    shutil.copytree(tiny_policy(), tmp_path / "long")
+    (tmp_path / "long" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10**9}))
+    with pytest.raises(ConfigError, match=r"--max-model-len: one call of 1000000000 tokens takes .* give a shorter"):
+        made("--device", "cpu", model=tmp_path / "long")
+
+
+def test_a_wrong_option_is_one_line_and_exit_code_2(caplog: pytest.LogCaptureFixture) -> None:
+    code = main(["--model", str(tiny_policy()), "--served-model-name", "base", "--uds", "/s", "--device", "cuda"])
+    assert code == 2
+    assert "--device cuda: nvidia-smi shows no GPU on this machine" in caplog.text

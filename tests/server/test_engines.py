@@ -1,0 +1,101 @@
+"""Which engine samples, on what, and with how much memory: against a scripted nvidia-smi."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from understudy.config import EngineOptions
+from understudy.devices import gpus
+from understudy.errors import ConfigError
+from understudy.server import engines
+from understudy.server.engines import choose
+
+GIB = 1024  # MiB
+H100 = "{index}, NVIDIA H100, 81920, {free}, 9.0"
+T4 = "{index}, Tesla T4, 15360, {free}, 7.5"
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`driver(line, ...)` puts an nvidia-smi on the path that tells of these GPUs."""
+
+    def install(*lines: str, code: int = 0) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    return install
+
+
+@pytest.fixture
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+
+
+def words(**options: object) -> list[str]:
+    return choose(EngineOptions.parse(**options), trains=True).command(Path("base"), Path("socket"))
+
+
+def after(flag: str, command: list[str]) -> str | None:
+    return command[command.index(flag) + 1] if flag in command else None
+
+
+def test_without_a_gpu_the_embedded_engine_samples_and_nothing_is_shared() -> None:
+    engine = choose(EngineOptions(), trains=True)
+    assert (engine.name, engine.shares_gpu) == ("embedded", False)
+
+
+def test_a_gpu_and_vllm_are_vllm_and_the_gpu_is_shared_unless_nothing_trains(driver) -> None:
+    driver(H100.format(index=0, free=60 * GIB))
+    assert [choose(EngineOptions(), trains=trains).shares_gpu for trains in (True, False)] == [True, False]
+    assert choose(EngineOptions(device="cpu"), trains=True).name == "embedded"
+    assert choose(EngineOptions(engine="embedded"), trains=True).shares_gpu is False
+
+
+def test_a_gpu_without_vllm_is_the_embedded_engine_and_a_line_that_says_what_to_install(
+    driver, without_vllm: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver(H100.format(index=0, free=60 * GIB))
+    assert choose(EngineOptions(), trains=True).name == "embedded"
+    assert 'pip install "understudy[vllm]"' in caplog.text
+
+
+def test_vllm_takes_of_a_shared_gpu_what_is_free_beside_the_learner(driver) -> None:
+    driver(H100.format(index=0, free=60 * GIB))
+    command = words(engine="vllm")
+    assert "--shares-gpu" in command and after("--memory-share", command) == "0.731"  # (60 - 1.5) / 80
+    driver(H100.format(index=0, free=8 * GIB))
+    with pytest.raises(ConfigError, match=r"GPU 0 \(NVIDIA H100\) has 8.0 of 80.0 GiB free .* --inference-gpus"):
+        words(engine="vllm")
+
+
+def test_gpus_of_their_own_share_nothing_and_one_option_means_both(driver) -> None:
+    driver(H100.format(index=0, free=60 * GIB), H100.format(index=1, free=70 * GIB))
+    apart = choose(EngineOptions.parse(engine="vllm", inference_gpus="0", train_gpus="1"), trains=True)
+    assert (apart.shares_gpu, apart.options.inference_gpus, apart.options.train_gpus) == (False, (0,), (1,))
+    assert "--memory-share" not in apart.command(Path("base"), Path("socket"))
+    together = choose(EngineOptions.parse(engine="vllm", inference_gpus="0,1"), trains=True)
+    assert (together.shares_gpu, together.options.train_gpus) == (True, (0,))
+    command = together.command(Path("base"), Path("socket"))
+    assert after("--gpus", command) == "0,1" and after("--memory-share", command) == "0.731"  # the fuller one decides
+
+
+def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver) -> None:
+    driver(T4.format(index=0, free=15 * GIB))
+    with pytest.raises(ConfigError, match=r"--train-gpus: this machine has no GPU 3 \(it has: 0\)"):
+        choose(EngineOptions.parse(train_gpus="3"), trains=True)
+
+
+def test_a_driver_that_fails_counts_as_none_and_is_logged(driver, caplog: pytest.LogCaptureFixture) -> None:
+    for lines, code in ((["Failed to initialize NVML"], 9), (["no, such, table"], 0)):
+        driver(*lines, code=code)
+        assert gpus() == ()
+        assert "nvidia-smi failed" in caplog.text
+
+
+def test_what_a_gpu_can_compute_in_is_read_from_its_capability(driver) -> None:
+    driver(T4.format(index=0, free=15 * GIB), H100.format(index=1, free=70 * GIB))
+    assert [(gpu.has_bfloat16, gpu.free) for gpu in gpus()] == [(False, 15 * 2**30), (True, 70 * 2**30)]

@@ -144,6 +144,20 @@ async def test_rollouts_that_would_be_too_old_wait_for_the_update(server: Script
     assert report.iterations[0].metrics["overlap/seconds"] > 0
 
 
+async def test_a_rollout_that_begins_after_the_update_is_not_stale(server: ScriptedTraining) -> None:
+    rollouts, progress = Rollouts(server), Said("step 1/9")
+    server.close(1)
+
+    async def second_lets_the_update_end(number: int) -> None:
+        if rollouts.trained == GROUP + 2:
+            server.gates[1].set()
+            await asyncio.wait_for(progress.heard.wait(), 60)
+
+    rollouts.at_begin = second_lets_the_update_end
+    report = await trainer(server, rollouts, concurrency=1, progress=progress).atrain(2)
+    assert staleness(report) == [(0, 0), (0.5, 1)]
+
+
 async def test_without_overlap_no_rollout_begins_during_an_update(server: ScriptedTraining) -> None:
     rollouts = Rollouts(server)
     report = await trainer(server, rollouts, 0).atrain(4)
@@ -264,7 +278,8 @@ async def test_rollouts_that_wait_for_an_update_that_fails_stay_on_the_server(se
     rollouts = Rollouts(server)
     server.close(1)
     server.failing = {1}
-    run = asyncio.create_task(trainer(server, rollouts).atrain(5))
+    progress = Said()
+    run = asyncio.create_task(trainer(server, rollouts, progress=progress).atrain(5))
     await within(60, server.arrived[1])
     await within(60, server.kept[2])
     server.gates[1].set()
@@ -273,6 +288,7 @@ async def test_rollouts_that_wait_for_an_update_that_fails_stay_on_the_server(se
     assert caught.value.__notes__ == ["8 finished rollouts were not trained; their calls stay on the server"]
     assert server.api is not None
     kept = [body["trajectories"] for body in server.api.bodies("/api/trajectories")]
+    assert "an error ends the run" not in progress.out.getvalue()  # nothing was awaited
     assert [4, 5, 6, 7] in [[each["reward"] for each in rollouts] for rollouts in kept]
     assert len(server.requests) == 1
     assert nothing_is_left()

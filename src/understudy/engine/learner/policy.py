@@ -243,7 +243,12 @@ def _with_adapter(model: PreTrainedModel, lora: LoraOptions, loader: Loader) -> 
     modules = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     alpha = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha  # PEFT types it as int and takes any number
     config = LoraConfig(
-        r=lora.r, lora_alpha=cast(int, alpha), lora_dropout=lora.dropout, target_modules=modules, task_type="CAUSAL_LM"
+        r=lora.r,
+        lora_alpha=cast(int, alpha),
+        lora_dropout=lora.dropout,
+        target_modules=modules,
+        exclude_modules=_beside_the_text(model),
+        task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(lora.seed)
@@ -263,6 +268,19 @@ def _with_adapter(model: PreTrainedModel, lora: LoraOptions, loader: Loader) -> 
     if model.dtype == torch.float64:
         wrapped.to(torch.float64)
     return wrapped
+
+
+def _beside_the_text(model: PreTrainedModel) -> str | None:
+    """A pattern for what a model has besides its text layers, such as a vision tower: calls are text, so it learns nothing,
+    and the sampler need not adapt it. None when there is nothing."""
+    body: nn.Module = getattr(model, model.base_model_prefix)
+    text = cast(nn.Module, model.get_decoder())
+    if text is body:
+        return None
+    others = [
+        name for name, child in body.named_children() if child is not text and any(True for _ in child.parameters())
+    ]
+    return rf"{model.base_model_prefix}\.({'|'.join(others)})(\..*)?" if others else None
 
 
 def _size(weight: Tensor) -> int:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.console import Console
 
-from .client.commands import export_model, list_checkpoints, run_server
+from .client.commands import convert_command, export_model, list_checkpoints, run_server
 from .client.doctor import examine
 from .client.doctor_page import as_json, console, show
 from .client.model import TrainableModel
@@ -156,13 +156,18 @@ def checkpoints(model: str, url: Server = None, dir: Dir = None) -> None:
 def export(
     model: str,
     output: Annotated[Path, typer.Option(help="new folder, on the server's machine")],
-    format: Annotated[str, typer.Option(help="peft: the LoRA; merged: base and LoRA as one model")] = "peft",
+    format: Annotated[
+        str, typer.Option(help="peft: the LoRA; merged: base and LoRA as one model; gguf-ready: that for llama.cpp")
+    ] = "peft",
     step: Annotated[int | None, typer.Option(min=1, help="none: the newest")] = None,
     url: Server = None,
     dir: Dir = None,
 ) -> None:
-    """Write a checkpoint as a folder that vLLM and transformers load."""
-    typer.echo(export_model(model, output, format, step, url, dir))
+    """Write a checkpoint as a folder that vLLM, transformers or llama.cpp's converter load."""
+    written = export_model(model, output, format, step, url, dir)
+    typer.echo(written)
+    if format == "gguf-ready":
+        typer.echo(f"one GGUF file of it: {convert_command(written)}", err=True)
 
 
 @app.command()

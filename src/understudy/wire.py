@@ -133,8 +133,12 @@ class CheckpointState(Wire):
     metrics: dict[str, float]
 
 
+ExportFormat = Literal["peft", "merged", "gguf-ready"]
+"""The LoRA alone; base and LoRA as one model; that as llama.cpp's converter reads it."""
+
+
 class ExportRequest(Wire):
-    format: Literal["peft", "merged"] = "peft"
+    format: ExportFormat = "peft"
     output: str = Field(min_length=1)  # folder on the server's machine; must not exist
 
 

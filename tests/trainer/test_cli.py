@@ -90,7 +90,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("eval app:agent --scenarios data.jsonl --temperature 3", "Invalid value for '--temperature'"),
         ("eval nowhere:agent --scenarios data.jsonl", "there is no module 'nowhere'"),
         ("checkpoints agent --dir .", "there is no model 'agent'"),
-        ("export agent --output lora --format gguf", "'gguf' must be one of peft, merged"),
+        ("export agent --output lora --format gguf", "'gguf' must be one of peft, merged, gguf-ready"),
         ("quickstart --steps 0", "--steps"),
         ("tran", "tran"),
     ],

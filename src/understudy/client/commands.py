@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast, get_args
 
 import httpx
 
 from ..config import default_dir
 from ..errors import ConfigError
 from ..types import Json
-from ..wire import CheckpointState, ExportRequest
+from ..wire import CheckpointState, ExportFormat, ExportRequest
 from .backend import RemoteBackend
 from .http import Api
 from .local import LocalBackend
 
 T = TypeVar("T")
-FORMATS = ("peft", "merged")
+FORMATS: tuple[str, ...] = get_args(ExportFormat)
 
 
 def run_server(argv: Sequence[str]) -> NoReturn:
@@ -44,10 +45,15 @@ def export_model(model: str, output: Path, format: str, step: int | None, url: s
         if newest == 0:
             raise ConfigError(f"model {model!r} is at step 0: nothing has been trained yet, so there is no LoRA")
         target = str(output if url else output.absolute())
-        request = ExportRequest(format=format, output=target)
+        request = ExportRequest(format=cast(ExportFormat, format), output=target)
         return (await api.export(model, newest if step is None else step, request)).path
 
     return asyncio.run(_ask(model, url, folder, export))
+
+
+def convert_command(folder: str) -> str:
+    """What makes one GGUF file of a folder that was exported as `gguf-ready`."""
+    return shlex.join(["python", "llama.cpp/convert_hf_to_gguf.py", folder, "--outfile", f"{folder}.gguf"])
 
 
 async def _ask(model: str, url: str | None, folder: Path | None, question: Callable[[Api], Awaitable[T]]) -> T:

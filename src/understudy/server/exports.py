@@ -1,8 +1,9 @@
-"""Checkpoints as folders that other programs load: the LoRA alone, or merged into its base."""
+"""Checkpoints as folders that other programs load: the LoRA alone, merged into its base, or that for llama.cpp."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import aclosing
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ..types import new_id
 from ..wire import ExportRequest, ExportResult
 from .checkpoints import Checkpoint, export_adapter
 from .errors import ApiError
+from .gguf import make_ready
 from .services import Services
 
 
@@ -32,8 +34,10 @@ async def export(services: Services, name: str, step: int, request: ExportReques
         checkpoint = services.models.model(route.model).checkpoints[step]
         if request.format == "peft":
             await asyncio.to_thread(export_adapter, checkpoint, output, services.base.reference)
-        else:
+        elif request.format == "merged":
             await _merge(services, checkpoint, output)
+        else:
+            await _gguf_ready(services, checkpoint, output)
     return ExportResult(path=str(output), format=request.format, step=step)
 
 
@@ -50,3 +54,16 @@ async def _merge(services: Services, checkpoint: Checkpoint, output: Path) -> No
             if isinstance(event, Merged):
                 return
     raise EngineError(f"{checkpoint.path} was not merged: the learner gave no answer")
+
+
+async def _gguf_ready(services: Services, checkpoint: Checkpoint, output: Path) -> None:
+    """Merged beside `output`, made ready, and renamed: it appears whole."""
+    scratch = output.with_name(f".{output.name}.{new_id('gguf')}")
+    try:
+        await _merge(services, checkpoint, scratch)
+        await asyncio.to_thread(make_ready, scratch, services.base.path)
+        scratch.rename(output)
+    except ValueError as error:
+        raise ApiError(409, f"{checkpoint.path} was not exported: {error}", "format", "beyond_float16") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # already renamed, or half written and of no use

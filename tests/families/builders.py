@@ -23,6 +23,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 TEMPLATES = Path(__file__).parent / "templates"
 VOCABULARY = 768
+SPARE = 8
+"""Rows of the embedding without a token, as real models have them."""
 CONTEXT = 2048
 WINDOW = 24
 """Far shorter than the prompts, so that a wrong window shows."""
@@ -40,11 +42,11 @@ TEXT = """Where is order 4821? It left the warehouse on Monday, and it is on its
 customer does not need it any more. Open a ticket about the invoice, say hello, and tell me what the weather is like."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """What a family's folder holds. `special`: control tokens by their role, `markup`: added tokens that are text too.
 
-    `ends`: what the generation config ends with; `bos`, `eos`: the tokenizer's own.
+    `ends`: what the generation config ends with; `bos`, `eos`: the tokenizer's own. `shows_tools`: its template does.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Family:
     special: tuple[str, ...] = ()
     markup: tuple[str, ...] = ()
     changes: dict[str, Any] = field(default_factory=dict[str, Any])
+    shows_tools: bool = True
 
 
 _TOOL_TAGS = ("<tool_call>", "</tool_call>")
@@ -112,6 +115,7 @@ GEMMA3 = Family(
     ends=("<eos>", "<end_of_turn>"),
     bos="<bos>",
     special=("<unk>", "<start_of_turn>"),
+    shows_tools=False,
     changes={
         **HEADS,
         "query_pre_attn_scalar": 32,
@@ -168,7 +172,7 @@ def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
     bpe.decoder = decoders.ByteLevel()
     control = [token for token in (family.pad, family.bos, family.eos, *family.ends, *family.special) if token]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(family.markup),
+        vocab_size=VOCABULARY - SPARE - len(family.markup),
         min_frequency=1,
         special_tokens=[AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(control)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

@@ -11,16 +11,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
-from families.builders import ATTENTION, GEMMA3, LLAMA3, SLIDING, Family, build
+from families.builders import ATTENTION, GEMMA3, LLAMA3, MISTRAL, SLIDING, Family, build
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import understudy as us
 
 ORDER = {"type": "object", "properties": {"order": {"type": "string", "enum": ["4821", "5913"]}}, "required": ["order"]}
-TOOL = {"type": "function", "function": {"name": "find_order", "description": "Where it is.", "parameters": ORDER}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "find_order", "description": "Where it is.", "parameters": ORDER, "strict": True},
+}
+"""Strict, since vLLM holds the arguments of a forced call to the schema of a strict tool only."""
+FREE: dict[str, Any] = {"type": "function", "function": {**TOOL["function"], "strict": False}}
+"""Not strict, since vLLM puts a grammar on all answers that may call a strict tool."""
 SHORT = [{"role": "user", "content": "Where is order 4821?"}]
 LONG = [
     {"role": "user", "content": "Where is order 4821? " * 12},
@@ -29,10 +36,17 @@ LONG = [
 ]
 ASKED: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = [
     (SHORT, None),
-    (SHORT, [TOOL]),
+    (SHORT, [FREE]),
     (LONG, None),
-    (LONG, [TOOL]),
+    (LONG, [FREE]),
 ]
+FORCED: dict[str, Any] = {
+    "tools": [TOOL],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "max_tokens": 200,
+    "options": {"enable_thinking": False},  # vLLM lets a model think first, and random weights do not end
+}
 ENGINES = "pip install -r requirements/engines.txt, then --no-deps -r requirements/engines-nodeps.txt"
 VARIABLE = "UNDERSTUDY_TEST_ALL_FAMILIES"
 ON_VLLM = (LLAMA3, GEMMA3)
@@ -56,12 +70,14 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Life:
-    """What a family's model went through."""
+    """What a family's model went through. `forced`: a call that had to be of the tool; `refusal`: of one that could be."""
 
     family: Family
+    engine: str
     folder: Path
     base: list[Sampled]
     forced: Sampled
+    refusal: str | None
     trained: list[Sampled]
     kept: list[Sampled]
     result: us.TrainResult
@@ -69,13 +85,15 @@ class Life:
     merged: Path
 
 
-async def call(model: us.TrainableModel, at: int, step: int | None = None, **fields: Any) -> Sampled:
+async def call(
+    model: us.TrainableModel, at: int, step: int | None = None, options: dict[str, Any] | None = None, **fields: Any
+) -> Sampled:
     messages, tools = ASKED[at]
     answer = await model.openai_client().chat.completions.create(
         model=model.inference_name(step),
         messages=messages,  # pyright: ignore[reportArgumentType]
         logprobs=True,
-        extra_body={"return_token_ids": True},
+        extra_body={"return_token_ids": True, "chat_template_kwargs": options or {}},
         **{"max_tokens": 12, "temperature": 1.0, **({"tools": tools} if tools else {}), **fields},
     )
     raw: dict[str, Any] = answer.model_dump()
@@ -93,23 +111,29 @@ async def call(model: us.TrainableModel, at: int, step: int | None = None, **fie
     )
 
 
-async def live(family: Family, folder: Path, backend: us.LocalBackend, exports: Path) -> Life:
+async def live(family: Family, engine: str, folder: Path, backend: us.LocalBackend, exports: Path) -> Life:
     model = us.TrainableModel(family.name, base_model=str(folder), backend=backend)
-    base = await asyncio.gather(*(call(model, at) for at in range(len(ASKED)) for _ in range(3)))
-    forced = await call(model, 1, tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+    asked = [at for at, (_, tools) in enumerate(ASKED) if family.shows_tools or not tools or engine == "embedded"]
+    base = await asyncio.gather(*(call(model, at) for at in asked for _ in range(3)))
+    forced = await call(model, 1, **FORCED)
+    refusal = None
+    if len(asked) < len(ASKED):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await call(model, 1)
+        refusal = str(refused.value)
     groups = [
         us.TrajectoryGroup(
-            us.Trajectory(messages_and_choices=[*ASKED[at][0], one.choice], reward=float(place))
-            for place, one in enumerate(base[3 * at : 3 * at + 3])
+            us.Trajectory(messages_and_choices=[*ASKED[place][0], one.choice], reward=float(reward))
+            for reward, one in enumerate(base[3 * at : 3 * at + 3])
         )
-        for at in range(len(ASKED))
+        for at, place in enumerate(asked)
     ]
     result = await model.train(groups, learning_rate=1e-2, pbar_desc=None)
-    trained = await asyncio.gather(*(call(model, at) for at in range(len(ASKED))))
-    kept = await asyncio.gather(*(call(model, at, step=0) for at in range(len(ASKED))))
+    trained = await asyncio.gather(*(call(model, at) for at in asked))
+    kept = await asyncio.gather(*(call(model, at, step=0) for at in asked))
     lora = Path(await model.export(exports / "lora"))
     merged = Path(await model.export(exports / "merged", format="merged"))
-    return Life(family, folder, list(base), forced, list(trained), list(kept), result, lora, merged)
+    return Life(family, engine, folder, list(base), forced, refusal, list(trained), list(kept), result, lora, merged)
 
 
 @pytest.fixture(
@@ -128,7 +152,7 @@ def life(
     root = tmp_path_factory.mktemp(family.name)
     backend = us.LocalBackend(root / "dir", threads=1, engine=engine)
     try:
-        yield asyncio.run(live(family, build(family, root / "base"), backend, root))
+        yield asyncio.run(live(family, engine, build(family, root / "base"), backend, root))
     finally:
         backend.close()
 
@@ -168,9 +192,17 @@ def test_calls_of_several_lengths_sampled_together_have_the_logprobs_of_the_plai
 
 
 def test_a_forced_tool_call_is_read_as_one(life: Life) -> None:
+    if (life.engine, life.family) == ("vllm", MISTRAL):
+        pytest.skip("vLLM 0.32 puts no grammar on forced calls in Mistral's format: random weights make none")
     (made,) = life.forced.choice.message.tool_calls or ()
     assert made.function.name == "find_order"
     assert json.loads(made.function.arguments)["order"] in ("4821", "5913")
+
+
+def test_vllm_refuses_tools_where_the_template_shows_none(life: Life) -> None:
+    assert (life.refusal is None) == (life.family.shows_tools or life.engine == "embedded")
+    if life.refusal is not None:
+        assert "--tool-call-parser" in life.refusal
 
 
 def test_the_step_is_applied_and_the_next_calls_use_it(life: Life) -> None:

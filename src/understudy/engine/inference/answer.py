@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Sequence
 
 from ...types import Json
+from .call_formats import HERMES, CallFormat
 from .dialect import ChatRequest
 from .generation import Update
-from .hermes import HermesParser, ToolCall
+from .hermes import ToolCall
 from .text import Decoder, StopCutter, TextStream
 
 _LEAST_LOGPROB = -9999.0
@@ -21,13 +22,14 @@ Pieces = list[str | ToolCall]
 class ChoiceReader:
     """Reads the updates of one choice as content and tool calls."""
 
-    def __init__(self, request: ChatRequest, decoder: Decoder) -> None:
+    def __init__(self, request: ChatRequest, decoder: Decoder, calls: CallFormat) -> None:
         self._request = request
         self._decoder = decoder
         self._stream = TextStream(decoder, skip_special=request.skip_special_tokens)
         self._cutter = StopCutter(request.stops, include=request.include_stop_str_in_output)
         parsing = bool(request.tools) and request.tool_choice != "none"
-        self._parser = HermesParser(None if request.parallel_tool_calls else 1) if parsing else None
+        own = HERMES if request.shaped else calls  # grammars are written in hermes' format, whatever the family
+        self._parser = own.parser(None if request.parallel_tool_calls else 1) if parsing else None
 
     @property
     def called(self) -> bool:
@@ -71,13 +73,16 @@ class ChoiceReader:
 class AnswerWriter:
     """Writes the answer to one request."""
 
-    def __init__(self, request: ChatRequest, prompt_ids: tuple[int, ...], decoder: Decoder) -> None:
+    def __init__(
+        self, request: ChatRequest, prompt_ids: tuple[int, ...], decoder: Decoder, calls: CallFormat = HERMES
+    ) -> None:
         self._request = request
         self._prompt_ids = prompt_ids
         self._decoder = decoder
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._readers = [ChoiceReader(request, decoder) for _ in range(request.n)]
+        self._readers = [ChoiceReader(request, decoder, calls) for _ in range(request.n)]
+        self._new_id = calls.new_id
         self._calls = [0] * request.n
         self._sampled = 0
 
@@ -141,7 +146,7 @@ class AnswerWriter:
         for piece in pieces:
             if isinstance(piece, ToolCall):
                 function = {"name": piece.name, "arguments": piece.arguments}
-                call = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+                call = {"id": self._new_id(), "type": "function", "function": function}
                 calls.append((self._calls[index], call))
                 self._calls[index] += 1
         return calls

@@ -148,6 +148,12 @@ class ChatRequest(BaseModel):
         return stop
 
     @property
+    def shaped(self) -> bool:
+        """Whether the answer follows a grammar."""
+        free = self.response_format is None or self.response_format.type == "text"
+        return not free or self.tool_choice not in (None, "auto", "none")
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from ...errors import ConfigError, UnderstudyError
 from .app import build_app
+from .call_formats import format_of
 from .policy import load_policy
 from .service import SamplingService
 
@@ -90,6 +91,7 @@ def _service(options: argparse.Namespace) -> SamplingService:
         policy,
         name=options.served_model_name,
         max_batch=options.max_batch,
+        calls=format_of(options.model),
         on_death=lambda: os._exit(1),  # whoever started it starts it again
     )
 

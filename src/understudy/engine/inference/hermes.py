@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
-_ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 _SPACE = " \t\r\n"
 _FIRST = re.compile(r"[^ \t\r\n]")
 _BARE = re.compile(r'["{}<]')
@@ -183,16 +182,16 @@ def parse_call(body: str) -> ToolCall | None:
             return None
     if not isinstance(arguments, dict):
         return None
-    return ToolCall(name, _as_written(body, arguments))  # pyright: ignore[reportUnknownArgumentType]  # JSON
+    return ToolCall(name, as_written(body, "arguments", arguments))  # pyright: ignore[reportUnknownArgumentType]  # JSON
 
 
-def _as_written(body: str, arguments: dict[str, object]) -> str:
-    """The text of the arguments inside `body`: exact where it can be found, else dumped again."""
-    for match in _ARGUMENTS.finditer(body):
+def as_written(body: str, key: str, arguments: dict[str, object]) -> str:
+    """The text of the arguments under `key` inside `body`: exact where it can be found, else dumped again."""
+    for match in re.finditer(rf'"{key}"\s*:\s*', body):
         try:
             value, end = json.JSONDecoder().raw_decode(body, match.end())
         except ValueError:
-            continue  # "arguments" inside a string: look further
+            continue  # the key inside a string: look further
         if value == arguments:
             return body[match.end() : end]
     return json.dumps(arguments, ensure_ascii=False)

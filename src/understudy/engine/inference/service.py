@@ -11,11 +11,11 @@ from typing import TypeVar
 from ...errors import ConfigError
 from .adapters import Adapter, load_adapter
 from .aside import Aside
+from .call_formats import HERMES, CallFormat
 from .chat import ChatRenderer
 from .dialect import NOT_FOUND, ChatRequest, DialectError, read_chat, shortened
 from .generation import Generation, Settings, Update
 from .grammar import Grammars
-from .hermes import CLOSE, OPEN
 from .policy import Policy
 from .scheduler import Scheduler
 from .shapes import Shapes, shape_of
@@ -32,11 +32,18 @@ class SamplingService:
     """The engine as the HTTP layer sees it. Runs on one event loop; the scheduler has its own thread."""
 
     def __init__(
-        self, policy: Policy, *, name: str, max_batch: int, on_death: Callable[[], None] = lambda: None
+        self,
+        policy: Policy,
+        *,
+        name: str,
+        max_batch: int,
+        calls: CallFormat = HERMES,
+        on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self.policy = policy
-        self.decoder = Decoder(policy.tokenizer, kept=(OPEN, CLOSE))
+        self.calls = calls
+        self.decoder = Decoder(policy.tokenizer, kept=(*HERMES.marks, *calls.marks))
         self.adapters: dict[str, Adapter] = {}
         self._renderer = ChatRenderer(policy.tokenizer, policy.max_model_len)
         self._rendering = Aside(4)

@@ -11,6 +11,7 @@ def ready(services: Services, url: str, key: Key | None) -> str:
     options = services.options
     rows = [
         ("base model", f"{services.base.name} ({services.base.path})"),
+        ("engine", services.engine.described()),
         ("directory", str(options.dir)),
         ("models", _steps(services)),
         ("logs", str(options.dir / "logs")),

@@ -48,6 +48,18 @@ class Engine:
         are needed at each swap."""
         return self.options.max_loras - 2 if self.name == "vllm" else MAX_STALENESS
 
+    def described(self) -> str:
+        """What samples and where, in a few words."""
+        if self.options.vllm_url:
+            return f"vLLM, which runs already at {', '.join(self.options.vllm_url)}"
+        sampling, training = (
+            ",".join(map(str, each)) for each in (self.options.inference_gpus, self.options.train_gpus)
+        )
+        where = f" on GPU {sampling}" if sampling else ""
+        apart = f", training on GPU {training}" if training and training != sampling else ""
+        shared = ", which sleeps while the learner uses the GPU" if self.shares_gpu else ""
+        return f"{'vLLM' if self.name == 'vllm' else 'embedded'}{where}{apart}{shared}"
+
     def command(self, base: Path, socket: Path) -> list[str]:
         """What samples from `base` on `socket`. Raises ConfigError."""
         words = [sys.executable, "-m", SAMPLER_MODULES[self.name], "--model", str(base)]

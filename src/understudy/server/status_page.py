@@ -9,6 +9,7 @@ from fastapi.responses import HTMLResponse
 
 import understudy
 
+from .learner import LearnerClient
 from .models import Model
 from .services import Given
 
@@ -25,7 +26,8 @@ _PAGE = """<!doctype html>
 table{{border-collapse:collapse}}td,th{{padding:.2rem .8rem .2rem 0;text-align:left;vertical-align:top}}
 code{{font-size:.9em}}</style>
 <h1>Understudy</h1>
-<p>Version {version}, base model <code>{base}</code>, sampler: {sampler}, learner: {learner}, training: {running}.</p>
+<p>Version {version}, base model <code>{base}</code>, training: {running}.</p>
+<p>Sampler: {engine}, {sampler}. Learner: {learner}.</p>
 <table><tr><th>model</th><th>project</th><th>step</th><th>metrics of its newest step</th></tr>
 {rows}</table>
 </html>
@@ -37,12 +39,19 @@ async def status_page(given: Given) -> HTMLResponse:
     page = _PAGE.format(
         version=escape(understudy.__version__),
         base=escape(given.base.name),
+        engine=escape(given.engine.described()),
         sampler=escape(given.sampler.state),
-        learner=escape(given.learner.state if given.learner is not None else "off (--inference-only)"),
+        learner=escape(_learner(given.learner)),
         running=escape(given.training.running or "nothing"),
         rows="\n".join(_row(model) for model in given.models.models()),
     )
     return HTMLResponse(page, headers=_HEADERS)
+
+
+def _learner(learner: LearnerClient | None) -> str:
+    if learner is None:
+        return "off (--inference-only)"
+    return "; ".join([learner.state, *(f"{name} {value}" for name, value in learner.facts.items())])
 
 
 def _row(model: Model) -> str:

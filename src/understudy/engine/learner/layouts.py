@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ...config import LayoutName
 from ...errors import ConfigError
-from .cost import Estimate, ModelShape
+from .cost import Estimate, ModelShape, tree_pairs
 from .pieces import Piece, cut
 from .token_tree import Ints, Row, Segments, TokenTree, build_tree, segments
+
+if TYPE_CHECKING:
+    from ...config import LayoutName
 
 Chosen = Literal["tree", "leaf_rows", "call_rows"]
 _PREFERRED: tuple[Chosen, ...] = ("tree", "leaf_rows", "call_rows")  # at equal cost
@@ -124,8 +126,8 @@ def _estimate(rows: Sequence[ComputeRow], shape: ModelShape) -> Estimate:
             batch, length = row.token_ids.shape
             cost += batch * length * (length + 1) / 2 * shape.pair_flops
         else:
-            computed = sum(piece.pairs for piece in row.forest.pieces)
-            cost += (computed + (len(row.forest.pieces) - 1) * shape.piece_pairs) * shape.pair_flops
+            tree = row.forest
+            cost += tree_pairs(shape, tree.segments, tree.pieces, tree.subtree_end) * shape.pair_flops
     return Estimate(tokens, tokens * shape.token_flops + seen * shape.pair_flops + targets, cost)
 
 
@@ -229,13 +231,14 @@ def _tree_rows(tree: TokenTree, row_tokens: int, shape: ModelShape) -> Iterator[
         positions = tree.positions[keep]
         runs = segments(parents, positions, subtree_end)
         targets = owner_order[slice(*np.searchsorted(owners, [start, end]))]
+        pieces = cut(runs, shape.piece_pairs) if shape.attention == "flash_pieces" else ()
         yield ComputeRow(
             token_ids=tree.token_ids[keep][None],
             positions=positions[None],
             lengths=np.array([len(keep)], np.int64),
             target_predictors=np.searchsorted(keep, tree.target_predictor[targets]),
             target_ids=tree.target_id[targets],
-            forest=Forest(runs, cut(runs, shape.piece_pairs), subtree_end),
+            forest=Forest(runs, pieces, subtree_end),
         )
 
 

@@ -1,0 +1,127 @@
+"""Understudy's endpoint in front of vLLM against that vLLM itself: throughput, and what a call waits for it.
+
+    python benchmarks/gateway.py [--runs 5] [--json FILE]
+
+64-token calls of about 60 prompt tokens each, whole and streamed, 1, 16 and 64 at a time. Direct and through the gateway alternate,
+in one run, on one vLLM process. Through the gateway every call is recorded; "direct, with ids" asks vLLM for the token ids
+and logprobs that a record needs, so that its own part of the price is seen. With the tiny policy tokens cost almost nothing,
+which is the worst case. Throughput is calls per second, as a ratio of medians; "CPU" is computing time per call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from vllm_and_gateway import Both, both
+
+from understudy.tiny import path as tiny_policy
+
+TOKENS = 64
+WAYS = ("direct", "direct, with ids", "gateway")
+LEVELS = {1: 24, 16: 96, 64: 256}
+"""Calls at a time -> calls of one run."""
+
+
+@dataclass
+class Runs:
+    """Of one way at one level. `rates`: calls per second of each run; `waits`: seconds of each call; `cpu`: per call."""
+
+    rates: list[float] = field(default_factory=list[float])
+    waits: list[float] = field(default_factory=list[float])
+    cpu: dict[str, float] = field(default_factory=dict[str, float])
+
+
+async def burst(url: str, way: str, level: int, streamed: bool, run: int) -> list[float]:
+    """`LEVELS[level]` calls, `level` at a time; the seconds of each."""
+    left = iter(range(LEVELS[level]))
+    waits: list[float] = []
+    headers = {"x-understudy-record": "1"} if way == "gateway" else {}
+    limits = httpx.Limits(max_connections=level, max_keepalive_connections=level)
+
+    async def work(client: httpx.AsyncClient) -> None:
+        for number in left:
+            text = f"{way} {run} {number}: " + "look at it again and tell me what you found there " * 3
+            body = {"model": "default" if way == "gateway" else "base", "messages": [{"role": "user", "content": text}]}
+            body |= {"max_tokens": TOKENS, "ignore_eos": True, "stream": streamed}
+            if way == "direct, with ids":
+                body |= {"return_token_ids": True, "logprobs": True}
+            began = time.perf_counter()
+            async with client.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
+                size = sum([len(piece) async for piece in answer.aiter_raw()])
+            if answer.status_code != 200 or size < TOKENS:
+                raise SystemExit(f"{way}: status {answer.status_code}, {size} bytes")
+            waits.append(time.perf_counter() - began)
+
+    async with httpx.AsyncClient(timeout=600, limits=limits, trust_env=False) as client:
+        await asyncio.gather(*(work(client) for _ in range(level)))
+    return waits
+
+
+def measure(servers: Both, runs: int) -> dict[tuple[bool, int, str], Runs]:
+    """Every way at every level, in turn; one warm-up."""
+    found: dict[tuple[bool, int, str], Runs] = {}
+    for streamed in (False, True):
+        for level in LEVELS:
+            for run in range(runs + 1):
+                for way in WAYS:
+                    url = servers.gateway if way == "gateway" else servers.vllm
+                    before, began = servers.cpu_seconds(), time.perf_counter()
+                    waits = asyncio.run(burst(url, way, level, streamed, run))
+                    took = time.perf_counter() - began
+                    if run == 0:
+                        continue
+                    into = found.setdefault((streamed, level, way), Runs())
+                    into.rates.append(len(waits) / took)
+                    into.waits += waits
+                    for name, value in servers.cpu_seconds().items():
+                        into.cpu[name] = into.cpu.get(name, 0.0) + (value - before[name]) / (len(waits) * runs)
+            print(".", end="", flush=True)
+    print()
+    return found
+
+
+def report(found: dict[tuple[bool, int, str], Runs]) -> str:
+    """Two Markdown tables."""
+    lines = [
+        "| | at a time | way | calls/s, median (least to most) | ratio | median call ms | added ms |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    spent = ["| | at a time | way | " + " | ".join(f"{name}, CPU ms" for name in found[False, 1, "direct"].cpu) + " |"]
+    spent.append("|---|---|---|" + "---|" * len(found[False, 1, "direct"].cpu))
+    for (streamed, level, way), runs in found.items():
+        plain = found[streamed, level, "direct"]
+        rate, wait = statistics.median(runs.rates), statistics.median(runs.waits)
+        ratio, added = rate / statistics.median(plain.rates), 1e3 * (wait - statistics.median(plain.waits))
+        kind = "streamed" if streamed else "whole"
+        spread = f"{rate:.1f} ({min(runs.rates):.1f} to {max(runs.rates):.1f})"
+        lines.append(f"| {kind} | {level} | {way} | {spread} | {ratio:.2f} | {1e3 * wait:.1f} | {added:+.1f} |")
+        spent.append(f"| {kind} | {level} | {way} | " + " | ".join(f"{1e3 * v:.1f}" for v in runs.cpu.values()) + " |")
+    return "\n".join([*lines, "", *spent])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=tiny_policy())
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with both(options.model) as servers:
+        found = measure(servers, options.runs)
+    print(report(found))
+    if options.json:
+        rows = [
+            {"streamed": streamed, "level": level, "way": way, **vars(runs)}
+            for (streamed, level, way), runs in found.items()
+        ]
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""A vLLM on TCP, and Understudy's server in front of that very process: what benchmarks/gateway.py and swap.py start."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+START_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Both:
+    """The URL of each, and its process."""
+
+    vllm: str
+    gateway: str
+    vllm_process: psutil.Process
+    gateway_process: psutil.Process
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """What each has computed so far: the gateway, vLLM's own web server, and the processes in which it samples."""
+        inside = self.vllm_process.children(recursive=True)
+        web = [each for each in inside if "api_server" in " ".join(each.cmdline())]
+        return {
+            "gateway": _seconds(self.gateway_process),
+            "vLLM's web server": sum(_seconds(each) for each in web),
+            "vLLM's engine": sum(_seconds(each) for each in inside if each not in web),
+        }
+
+
+@contextmanager
+def both(base: Path, *, train: bool = False) -> Iterator[Both]:
+    """Started on free ports, ended with the block."""
+    with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
+        ports = _free_ports(2)
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        vllm = ["understudy.engine.inference.vllm", "--model", str(base), "--served-model-name", "base"]
+        vllm += ["--port", str(ports[0]), "--parent-pid", str(os.getpid()), "--max-model-len", "1024"]
+        gateway = ["understudy.server", "--model", str(base), "--vllm-url", urls[0], "--port", str(ports[1])]
+        gateway += ["--dir", folder, *([] if train else ["--inference-only"])]
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for name, url, words in (("vllm", urls[0], vllm), ("gateway", urls[1], gateway)):
+                log = Path(folder, f"{name}.log")
+                with log.open("wb") as output:
+                    command = [sys.executable, "-m", *words]
+                    processes.append(subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True))
+                _await(url, processes[-1], log)
+            yield Both(*urls, *(psutil.Process(process.pid) for process in processes))
+        finally:
+            for process in reversed(processes):
+                process.terminate()
+                process.wait()
+
+
+def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            answer = httpx.get(f"{url}/health", trust_env=False)
+            if answer.is_success and b'"starting"' not in answer.content:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    raise SystemExit(f"{url} did not start:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _seconds(process: psutil.Process) -> float:
+    used = process.cpu_times()
+    return used.user + used.system

@@ -72,7 +72,6 @@ def test_help_is_quick_names_every_option_and_loads_no_web_framework_or_torch() 
     [
         (("--port", "99999"), ("--port", "65535", "99999")),
         (("--dtype", "int4"), ("--dtype", "float32", "int4")),
-        (("--dtype", "float16"), ("--dtype float16", "bfloat16", "--inference-only")),
         (("--name", "a/b"), ("--name", "a/b")),
         (("--max-batch", "0"), ("--max-batch", "greater than or equal to 1")),
         (("--no-such-option",), ("--no-such-option",)),

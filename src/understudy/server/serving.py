@@ -47,11 +47,6 @@ def run(options: ServerOptions) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for noisy in ("httpx", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    if options.engine.dtype == "float16" and not options.inference_only:
-        raise ConfigError(
-            "--dtype float16 cannot train, its gradients vanish without a word: use bfloat16 or float32, or serve with "
-            "--inference-only"
-        )
     _allow_open_files()
     base = find(options.model)
     lock = DirectoryLock(options.dir)

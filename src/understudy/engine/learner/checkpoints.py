@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 from ...config import LoraOptions
 from ...errors import EngineError
 from ...types import Json, TrainResult
+from .loss_scale import LossScale
 
 NOTE = "understudy.json"
 ADAPTER = "adapter_model.safetensors"
@@ -59,10 +60,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """AdamW's tensors by `{parameter name}|{field}`, and the optimizer updates in the model's life."""
+    """AdamW's tensors by `{parameter name}|{field}`, the optimizer updates in the model's life, a float16 base's scale."""
 
     tensors: dict[str, Tensor]
     updates: int
+    scale: LossScale | None = None
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -151,7 +153,8 @@ class Draft:
     def write_optimizer(self, state: OptimizerState) -> None:
         """Raises OSError."""
         _write(self.path / OPTIMIZER, save(state.tensors))
-        _write(self.path / OPTIMIZER_NOTE, json.dumps({"updates": state.updates}).encode())
+        scale = {} if state.scale is None else {"loss_scale": asdict(state.scale)}
+        _write(self.path / OPTIMIZER_NOTE, json.dumps({"updates": state.updates, **scale}).encode())
 
     def write_rng(self, states: Mapping[str, Tensor]) -> None:
         """Raises OSError."""
@@ -178,7 +181,8 @@ class Draft:
 def load_optimizer(path: Path) -> OptimizerState:
     """Raises OSError, ValueError, SafetensorError."""
     note = json.loads((path / OPTIMIZER_NOTE).read_text("utf-8"))
-    return OptimizerState(load_file(path / OPTIMIZER), int(note["updates"]))
+    scale = LossScale(**note["loss_scale"]) if "loss_scale" in note else None
+    return OptimizerState(load_file(path / OPTIMIZER), int(note["updates"]), scale)
 
 
 def load_rng(path: Path) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from .advantage import Advantages, group_advantages
 from .batch import Batch, make_batch
 from .checkpoints import Checkpoint, Draft, Note, OptimizerState
 from .forks import Cause, count_forks
+from .loss_scale import LossScale
 from .metrics import Groups, batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
 from .policy import Policy
 from .render import render_trajectory
@@ -52,6 +53,7 @@ class Learner:
         self._optimizer: torch.optim.AdamW | None = None
         self._generators: dict[str, Tensor] = {}
         self._updates = 0
+        self._scale: LossScale | None = None
         self._warnings: list[str] = []
 
     def train(self, command: TrainCommand) -> TrainResult:
@@ -107,6 +109,7 @@ class Learner:
         parameters = self._policy.trainable_parameters()
         optimizer = torch.optim.AdamW(parameters.values())
         self._updates = 0
+        self._scale = LossScale() if self._policy.dtype == torch.float16 else None
         if newest is None:
             torch.manual_seed(command.lora.seed)
         else:
@@ -114,6 +117,7 @@ class Learner:
             saved = checkpoints.load_optimizer(newest.path)
             _restore(optimizer, parameters, saved.tensors)
             self._updates = saved.updates
+            self._scale = self._scale and (saved.scale or self._scale)
             checkpoints.set_rng_states(checkpoints.load_rng(newest.path))
         self._generators = checkpoints.rng_states()
         self._optimizer, self._state = optimizer, wanted
@@ -144,11 +148,13 @@ class Learner:
 
         if config.layout == "tree" and self._policy.tree_refused is not None:
             self._warner(command.request_id)(f"layout='tree': plain rows are used instead: {self._policy.tree_refused}")
-        outcome = Step(self._policy, self._optimizer, batch, config, self._updates, report).run()
+        outcome = Step(self._policy, self._optimizer, batch, config, self._updates, report, self._scale).run()
         self._check_outcome(outcome)
         self._updates += outcome.updates
         mismatch = sampler_mismatch(batch, outcome)
         metrics |= step_metrics(batch, outcome, mismatch, config.importance_cap, self._updates)
+        if self._scale is not None:
+            metrics |= {"loss/scale": self._scale.value, "loss/overflows": float(outcome.overflows)}
         if mismatch.kl > config.kl_warn:
             self._warner(command.request_id)(
                 f"sampler and learner disagree: KL {mismatch.kl:.3g} nats per token over {mismatch.tokens} tokens, above "
@@ -246,7 +252,7 @@ class Learner:
             self._policy.save_adapter(draft.path)
             report("save", 1, SAVE_STAGES)
             tensors = _saved(self._optimizer, self._policy.trainable_parameters())
-            draft.write_optimizer(OptimizerState(tensors, self._updates))
+            draft.write_optimizer(OptimizerState(tensors, self._updates, self._scale))
             report("save", 2, SAVE_STAGES)
             generators = checkpoints.rng_states()
             draft.write_rng(generators)

@@ -27,6 +27,7 @@
 | importance/mean, capped_share | the truncated importance weight; share of weights at the cap |
 | loss/value | mean over the step's updates |
 | loss/updates, loss/updates_total, loss/learning_rate | updates of this step; of the model's life; rate of the last update |
+| loss/scale, overflows | with a float16 base: the loss scale after the step; updates computed again because gradients overflowed |
 | grad_norm, grad_norm_max | before clipping: mean and largest over the updates |
 | clip_fraction | share of targets that the ratio's clip touched |
 | entropy | mean over targets at the start of the step, nats, under the call's sampling settings |

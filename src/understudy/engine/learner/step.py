@@ -23,6 +23,7 @@ from .batch import Batch
 from .cost import ModelShape
 from .layouts import ComputeRow, Plan, plan
 from .loss import LOSSES, SEQUENCE_LOSSES, Clip, Gradient, Targets, denominators, importance_weights
+from .loss_scale import LossScale
 from .target_logprobs import TargetSettings
 
 Report = Callable[[str, int, int], None]
@@ -83,6 +84,7 @@ class Outcome:
     clipped: int = 0
     entered: int = 0  # targets that entered a loss, once per epoch
     updates: int = 0
+    overflows: int = 0  # updates computed again at a lower loss scale
     learning_rate: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -97,7 +99,8 @@ class Outcome:
 
 
 class Step:
-    """One train step of `policy` on `batch`. `updates_before`: optimizer updates in the model's life so far."""
+    """One train step of `policy` on `batch`. `updates_before`: optimizer updates in the model's life so far; `scale`: the
+    loss scale of a float16 base, which the step changes."""
 
     def __init__(
         self,
@@ -107,6 +110,7 @@ class Step:
         config: TrainConfig,
         updates_before: int,
         report: Report,
+        scale: LossScale | None = None,
     ) -> None:
         self._policy = policy
         self._optimizer = optimizer
@@ -114,6 +118,7 @@ class Step:
         self._config = config
         self._updates_before = updates_before
         self._report = report
+        self._scale = scale
         self._loss = LOSSES[config.loss]
         self._by_sequence = config.loss in SEQUENCE_LOSSES
         self._clip = Clip(config.epsilon, config.upper_clip, config.kl_coef)
@@ -143,15 +148,33 @@ class Step:
         with outcome.timed("update"):
             for _ in range(self._config.epochs):
                 for part in outcome.plans:
-                    self._optimizer.zero_grad(set_to_none=True)
-                    loss = 0.0
                     known = None if one_pass or not self._by_sequence else self._sequence_gradient(part, outcome)
-                    for row in part.rows:
-                        loss += self._row(row, outcome, one_pass, known)
-                        done += 1
-                        self._report("update", done, rows)
-                    self._apply(loss if known is None else float(known.value), outcome)
+                    loss = self._gradient(
+                        part, outcome, one_pass, known, lambda i, done=done: self._report("update", done + i, rows)
+                    )
+                    done += len(part.rows)
+                    self._apply(loss, outcome)
         return outcome
+
+    def _gradient(
+        self, part: Plan, outcome: Outcome, one_pass: bool, known: _Known | None, report: Callable[[int], None]
+    ) -> float:
+        """The gradient of a minibatch, on the parameters; its loss. What overflows is computed again at a lower scale."""
+        while True:
+            counted = outcome.entered, outcome.clipped, outcome.kl_sum
+            self._optimizer.zero_grad(set_to_none=True)
+            loss = 0.0 if known is None else float(known.value)
+            for i, row in enumerate(part.rows):
+                loss += self._row(row, outcome, one_pass, known)
+                report(i + 1)
+            if self._scale is None:
+                return loss
+            parameters = self._policy.trainable_parameters().values()
+            fits = self._scale.divide([value.grad for value in parameters if value.grad is not None])
+            if fits or not math.isfinite(loss) or not self._scale.lower():
+                return loss
+            outcome.overflows += 1
+            outcome.entered, outcome.clipped, outcome.kl_sum = counted
 
     def _plans(self) -> tuple[Plan, ...]:
         plans: list[Plan] = []
@@ -241,7 +264,8 @@ class Step:
             gradient = self._loss(now_m.detach().cpu().double(), targets, self._clip)
             self._count(gradient, outcome)
             coefficients_m, value = gradient.coefficients, float(gradient.value)
-        (now_m * coefficients_m.to(now_m)).sum().backward()
+        scale = 1.0 if self._scale is None else self._scale.value
+        (now_m * (coefficients_m * scale).to(now_m)).sum().backward()
         return value
 
     def _count(self, gradient: Gradient, outcome: Outcome) -> None:
@@ -266,6 +290,8 @@ class Step:
         self._optimizer.step()
         total = torch.stack([parameter.detach().sum() for parameter in parameters]).sum()
         self._check_finite("sum of the adapter's weights", float(total), outcome)
+        if self._scale is not None:
+            self._scale.applied()
         outcome.updates += 1
         outcome.losses.append(loss)
         outcome.grad_norms.append(norm)
@@ -274,9 +300,14 @@ class Step:
         if not math.isfinite(value):
             largest = float(self._advantages.abs().max())
             scale = f"; the largest advantage times weight is {largest:g}: scale the rewards" if largest > HUGE else ""
+            half = (
+                ""
+                if self._scale is None
+                else "; float16 ends at 65504: take --dtype float32, or bfloat16 if the GPU has it"
+            )
             raise NotFiniteError(
                 f"the {name} of update {outcome.updates + 1} is {value!r}, so the step was not applied: lower "
-                f"learning_rate (now {self._config.learning_rate:g}), or look for a broken adapter or base model{scale}"
+                f"learning_rate (now {self._config.learning_rate:g}), or look for a broken adapter or base model{scale}{half}"
             )
 
 

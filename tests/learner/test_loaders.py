@@ -96,7 +96,7 @@ async def test_the_learners_process_trains_with_unsloth_and_its_checkpoint_loads
     assert isinstance(trained, Trained) and trained.result.applied
     assert isinstance(again, Trained) and isinstance(merged, Merged)
     assert facts["loader"].startswith("unsloth 20")
-    assert facts["attention"] == "understudy_tree"
+    assert facts["attention"] == "flash_pieces"
     assert facts["dtype"] == "float32"
     assert facts["mask_probe"].startswith("ok, differs by")
     assert trained.result.metrics["layout/probe_difference"] < 1e-3

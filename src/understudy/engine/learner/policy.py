@@ -118,7 +118,9 @@ class Policy:
 
     @property
     def attention(self) -> str:
-        """Which attention the layers run."""
+        """Which attention the layers run, trees where they may be trained."""
+        if self._tree_attention is not None:
+            return self._tree_attention
         return loaders.attention_kind(cast(PreTrainedModel, self._model.get_base_model()))
 
     @property
@@ -234,6 +236,13 @@ class Policy:
         self._body: nn.Module = getattr(base, base.base_model_prefix)
         self._head = cast(nn.Linear, base.get_output_embeddings())
         self.shape = _shape(base, self.trainable_parameters(), self._head)
+        self._tree_attention: attention.AttentionName | None = None
+        if self.tree_refused is None and loaders.attention_kind(base) == attention.NAME:
+            kv_heads = int(getattr(base.config.get_text_config(), "num_key_value_heads", None) or self.shape.heads)
+            self._tree_attention = attention.choose(
+                self._head.weight.device, self.dtype, self.shape.heads, kv_heads, self.shape.head_dim
+            ).name
+            self.shape = replace(self.shape, attention=self._tree_attention)
 
 
 def _with_adapter(model: PreTrainedModel, lora: LoraOptions, loader: Loader) -> PeftModel:

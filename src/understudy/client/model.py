@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
+from typing import cast, get_args
 
 from openai import AsyncOpenAI
 
@@ -15,6 +16,7 @@ from ..wire import (
     RECORD_HEADER,
     TRAJECTORY_HEADER,
     CheckpointState,
+    ExportFormat,
     ExportRequest,
     ForkRequest,
     LogRequest,
@@ -297,14 +299,14 @@ class TrainableModel(Model):
         return TrainableModel(state.name, state.project, self.base_model, self.backend, state.lora)
 
     async def export(self, output: str | os.PathLike[str], *, step: int | None = None, format: str = "peft") -> str:
-        """Write a step's LoRA (`peft`), or base and LoRA as one model (`merged`), to a new folder on the server's
-        machine; returns its path."""
-        if format not in ("peft", "merged"):
-            raise ConfigError(f"format: {format!r} must be 'peft' or 'merged'")
+        """Write a step's LoRA (`peft`), base and LoRA as one model (`merged`), or that in 16 bits as llama.cpp's converter
+        reads it (`gguf-ready`), to a new folder on the server's machine; returns its path."""
+        if format not in get_args(ExportFormat):
+            raise ConfigError(f"format: {format!r} must be one of {', '.join(get_args(ExportFormat))}")
         api = await self.api()
         at = step if step is not None else await self.get_step()
         folder = os.path.abspath(output) if isinstance(self.backend, LocalBackend) else os.fspath(output)
-        return (await api.export(self.name, at, ExportRequest(format=format, output=folder))).path
+        return (await api.export(self.name, at, ExportRequest(format=cast(ExportFormat, format), output=folder))).path
 
     async def _log_step(self) -> int | None:
         return await self.get_step()

@@ -240,7 +240,8 @@ def test_attention_that_drops_the_tree_is_refused_in_the_facts_the_log_and_the_m
     service = Service(parse(["--base", str(toy), "--device", "cpu", "--threads", "1"]), io.StringIO())
     facts = service.ready().facts
     assert facts["mask_probe"].startswith("refused: the mask probe differs by")
-    assert facts["loader"] == "peft"
+    assert facts["loader"].startswith("peft 0.")
+    assert facts["attention"] == "understudy_tree"  # its plain rows, not the tree's kernel
     assert "The token tree is off for this model, plain rows are used" in capsys.readouterr().err
     event = service.answer(command(tmp_path, random_groups(0), 0))
     assert isinstance(event, Trained)

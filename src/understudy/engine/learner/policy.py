@@ -119,7 +119,7 @@ class Policy:
     @property
     def attention(self) -> str:
         """Which attention the layers run, trees where they may be trained."""
-        if self._tree_attention is not None:
+        if self._tree_attention is not None and self.tree_refused is None:
             return self._tree_attention
         return loaders.attention_kind(cast(PreTrainedModel, self._model.get_base_model()))
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,6 @@ import torch
 
 from ...config import LoraOptions
 from ..protocol import Command, Event, Failed, MergeCommand, Merged, Ready, StopCommand, TrainCommand, Trained
-from . import unsloth_loader
 from .failures import Memory, describe_failure
 from .learner import Learner
 from .mask_probe import mask_probe
@@ -54,11 +54,10 @@ class Service:
         """Probe the model; what the learner is."""
         policy = self._policy
         probe = mask_probe(policy)
-        version = f" {unsloth_loader.version()}" if policy.loader == "unsloth" else ""
         facts = {
             "device": str(next(policy.model.parameters()).device),
             "dtype": str(policy.dtype).removeprefix("torch.") + (", base in 4 bits" if policy.four_bit else ""),
-            "loader": f"{policy.loader}{version}",
+            "loader": f"{policy.loader} {importlib.metadata.version(policy.loader)}",
             "attention": policy.attention,
             "parameters": str(policy.base_parameters),
             "threads": str(torch.get_num_threads()),

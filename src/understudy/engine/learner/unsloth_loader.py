@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -66,11 +65,6 @@ def import_first() -> Any:
         raise ConfigError(
             f"loader: unsloth cannot be imported ({type(error).__name__}: {error}): {INSTALL}, or take --loader peft"
         ) from error
-
-
-def version() -> str:
-    """The installed version."""
-    return importlib.metadata.version("unsloth")
 
 
 def load(

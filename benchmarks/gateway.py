@@ -25,7 +25,7 @@ from understudy.tiny import path as tiny_policy
 
 TOKENS = 64
 WAYS = ("direct", "direct, with ids", "gateway")
-LEVELS = {1: 24, 16: 96, 64: 256}
+LEVELS = {1: 10, 16: 64, 64: 192}
 """Calls at a time -> calls of one run."""
 
 

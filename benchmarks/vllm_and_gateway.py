@@ -58,6 +58,10 @@ def both(base: Path, *, train: bool = False) -> Iterator[Both]:
                     processes.append(subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True))
                 _await(url, processes[-1], log)
             yield Both(*urls, *(psutil.Process(process.pid) for process in processes))
+        except BaseException:
+            for log in sorted(Path(folder).glob("*.log")):
+                print(f"---- {log.name}\n{log.read_text(errors='replace')[-2000:]}", file=sys.stderr)
+            raise
         finally:
             for process in reversed(processes):
                 process.terminate()

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import torch
 from families.builders import ATTENTION, GEMMA3, LLAMA3, MISTRAL, SLIDING, Family, build
@@ -70,14 +69,13 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Life:
-    """What a family's model went through. `forced`: a call that had to be of the tool; `refusals`: where none can."""
+    """What a family's model went through. `forced`: a call that had to be of the tool."""
 
     family: Family
     engine: str
     folder: Path
     base: list[Sampled]
-    forced: Sampled | None
-    refusals: list[str]
+    forced: Sampled
     trained: list[Sampled]
     kept: list[Sampled]
     result: us.TrainResult
@@ -113,16 +111,9 @@ async def call(
 
 async def live(family: Family, engine: str, folder: Path, backend: us.LocalBackend, exports: Path) -> Life:
     model = us.TrainableModel(family.name, base_model=str(folder), backend=backend)
-    asked = [at for at, (_, tools) in enumerate(ASKED) if family.shows_tools or not tools or engine == "embedded"]
+    asked = range(len(ASKED))
     base = await asyncio.gather(*(call(model, at) for at in asked for _ in range(3)))
-    forced, refusals = None, list[str]()
-    if len(asked) == len(ASKED):
-        forced = await call(model, 1, **FORCED)
-    else:
-        for fields in ({}, FORCED):
-            with pytest.raises(openai.BadRequestError) as refused:
-                await call(model, 1, **fields)
-            refusals.append(str(refused.value))
+    forced = await call(model, 1, **FORCED)
     groups = [
         us.TrajectoryGroup(
             us.Trajectory(messages_and_choices=[*ASKED[place][0], one.choice], reward=float(reward))
@@ -135,7 +126,7 @@ async def live(family: Family, engine: str, folder: Path, backend: us.LocalBacke
     kept = await asyncio.gather(*(call(model, at, step=0) for at in asked))
     lora = Path(await model.export(exports / "lora"))
     merged = Path(await model.export(exports / "merged", format="merged"))
-    return Life(family, engine, folder, list(base), forced, refusals, list(trained), list(kept), result, lora, merged)
+    return Life(family, engine, folder, list(base), forced, list(trained), list(kept), result, lora, merged)
 
 
 @pytest.fixture(
@@ -193,13 +184,9 @@ def test_calls_of_several_lengths_sampled_together_have_the_logprobs_of_the_plai
     assert largest_difference(base, life.base) < EXACT
 
 
-def test_a_forced_tool_call_is_read_as_one_or_refused_where_the_template_shows_no_tools(life: Life) -> None:
+def test_a_forced_tool_call_is_read_as_one_also_where_the_template_shows_no_tools(life: Life) -> None:
     if (life.engine, life.family) == ("vllm", MISTRAL):
         pytest.skip("vLLM 0.32 puts no grammar on forced calls in Mistral's format: random weights make none")
-    if life.forced is None:
-        assert (life.engine, life.family.shows_tools) == ("vllm", False)
-        assert all("--tool-call-parser" in refusal for refusal in life.refusals), "what to set is named"
-        return
     (made,) = life.forced.choice.message.tool_calls or ()
     assert made.function.name == "find_order"
     assert json.loads(made.function.arguments)["order"] in ("4821", "5913")

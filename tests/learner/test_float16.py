@@ -21,7 +21,7 @@ from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.loss_scale import FIRST, LOWEST, PATIENCE, LossScale
 from understudy.engine.learner.mask_probe import mask_probe
 from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.precision import dtype_of
+from understudy.engine.precision import dtype_of
 from understudy.engine.learner.step import NotFiniteError, Outcome, Step
 
 LORA = LoraOptions(r=2, alpha=4)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
-from understudy.server.chat_request import ChatRequest
+from understudy.server.chat_request import ChatRequest, Quirks
 from understudy.server.recorder import OpenCall, Recorder
 from understudy.server.sampled import Sampled, aligned
 from understudy.server.store import Store
@@ -153,3 +154,31 @@ async def test_draining_cancels_what_runs_and_waits_until_it_is_recorded(store: 
     await recorder.drain(deadline=0.01)
     (kept,) = (await store.calls_of(["t1"]))["t1"]
     assert (kept.id, kept.status, kept.error) == (call.id, CallStatus.CANCELLED, "the client went away")
+
+
+STRICT = {"type": "function", "function": {"name": "find", "strict": True}}
+LOOSE = {"type": "function", "function": {"name": "find"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"tools": [LOOSE, STRICT]}, "tools.strict"),
+        ({"tools": [LOOSE], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [STRICT], "tool_choice": "none"}, None),
+        ({"tools": [LOOSE], "parallel_tool_calls": True}, None),
+        ({"parallel_tool_calls": False}, None),
+    ],
+)
+def test_what_vllm_puts_under_a_grammar_without_being_told_to_is_marked_there_and_nowhere_else(
+    fields: dict[str, Any], reason: str | None
+) -> None:
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields})
+    assert ChatRequest.parse(body, {}).constrained is None
+    assert ChatRequest.parse(body, {}, quirks=Quirks(grammar_for_strict_tools=True)).constrained == reason
+
+
+def test_a_seed_is_left_out_where_it_would_end_the_engine() -> None:
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "seed": 7})
+    assert ChatRequest.parse(body, {}).payload("base")["seed"] == 7
+    assert "seed" not in ChatRequest.parse(body, {}, quirks=Quirks(no_seed=True)).payload("base")

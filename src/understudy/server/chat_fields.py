@@ -46,6 +46,7 @@ class ToolFunction(_Checked):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: Object | None = None
+    strict: bool | None = None
 
 
 class ChatTool(_Checked):

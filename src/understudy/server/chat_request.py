@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar, cast
 
@@ -38,6 +38,16 @@ _SHAPES = (
 
 
 @dataclass(frozen=True)
+class Quirks:
+    """What an engine does with fields that others take as they are."""
+
+    grammar_for_strict_tools: bool = (
+        False  # vLLM: also for free calls, when a tool is strict or only one call is allowed
+    )
+    no_seed: bool = False  # vLLM on a CPU ends when many calls have one
+
+
+@dataclass(frozen=True)
 class ChatRequest:
     """A request that may be sampled. `trajectory_id=None`: answered, not recorded. `fit`: see `LENGTH_HEADER`."""
 
@@ -47,9 +57,12 @@ class ChatRequest:
     idempotency_key: str | None
     origin: CallOrigin | None
     fit: bool = False
+    quirks: Quirks = field(default_factory=Quirks)
 
     @classmethod
-    def parse(cls, raw: bytes, headers: Mapping[str, str], url_trajectory: str | None = None) -> ChatRequest:
+    def parse(
+        cls, raw: bytes, headers: Mapping[str, str], url_trajectory: str | None = None, quirks: Quirks | None = None
+    ) -> ChatRequest:
         """Read body, headers and base URL. Raises ApiError 400 naming the field."""
         body = _json_object(raw)
         _known(body)
@@ -66,7 +79,7 @@ class ChatRequest:
         if key is not None and len(key) > _MAX_KEY:
             raise ApiError(400, f"{IDEMPOTENCY_HEADER} is longer than {_MAX_KEY} characters", IDEMPOTENCY_HEADER)
         trajectory = _trajectory(fields, headers, url_trajectory, key)
-        return cls(body, fields, trajectory, key, _origin(headers), _fit(headers))
+        return cls(body, fields, trajectory, key, _origin(headers), _fit(headers), quirks or Quirks())
 
     @property
     def model(self) -> str:
@@ -128,6 +141,11 @@ class ChatRequest:
             reasons.append("tool_choice")
         if fields.response_format is not None and fields.response_format.type != "text":
             reasons.append("response_format")
+        if self.quirks.grammar_for_strict_tools and fields.tools and fields.tool_choice != "none":
+            if fields.parallel_tool_calls is False:
+                reasons.append("parallel_tool_calls")
+            if any(tool.function.strict for tool in fields.tools):
+                reasons.append("tools.strict")
         for name, harmless in CONSTRAINTS.items():
             value = self.body.get(name)
             if value not in (None, [], {}) and value not in harmless:
@@ -139,6 +157,8 @@ class ChatRequest:
         sent = {name: value for name, value in self.body.items() if name not in OURS and name not in WITHOUT_EFFECT}
         sent |= {"model": adapter, "repetition_penalty": _or(self.fields.repetition_penalty, 1.0)}
         sent |= self.sampling.model_dump()
+        if self.quirks.no_seed:
+            sent.pop("seed", None)
         if self.fields.stream_options is not None:
             # Obfuscation is a matter of OpenAI's own wire.
             sent["stream_options"] = self.fields.stream_options.model_dump(

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from ..config import EngineName, EngineOptions
 from ..devices import Gpu, chosen, gpus
 from ..engine.protocol import SAMPLER_MODULES
 from ..errors import ConfigError
+from .chat_request import Quirks
 from .models import MAX_RANK
 from .sampler import SERVED_NAME, SamplerClient
 from .sampler_child import ChildSampler
@@ -36,6 +37,7 @@ class Engine:
     name: EngineName
     options: EngineOptions
     shares_gpu: bool = False
+    quirks: Quirks = field(default_factory=Quirks)
 
     @property
     def max_rank(self) -> int:
@@ -110,7 +112,7 @@ class Engine:
 def choose(options: EngineOptions, *, trains: bool) -> Engine:
     """The engine that the options mean on this machine. Raises ConfigError."""
     if options.vllm_url:
-        return Engine("vllm", options)
+        return Engine("vllm", options, quirks=Quirks(grammar_for_strict_tools=True))
     found = () if options.device == "cpu" else gpus()
     sampling = options.inference_gpus or options.train_gpus
     training = options.train_gpus or sampling[:1]
@@ -119,8 +121,12 @@ def choose(options: EngineOptions, *, trains: bool) -> Engine:
             chosen(indices, found, option)
     options = options.model_copy(update={"inference_gpus": sampling, "train_gpus": training})
     name = options.engine if options.engine != "auto" else _automatic(found)
-    together = set(training) <= set(sampling)
-    return Engine(name, options, shares_gpu=name == "vllm" and bool(found) and trains and together)
+    if name == "embedded":
+        return Engine(name, options)
+    if not found:
+        log.warning("vLLM on a CPU ends when many calls have a seed: seeds are left out")
+    shares = bool(found) and trains and set(training) <= set(sampling)
+    return Engine(name, options, shares, Quirks(grammar_for_strict_tools=True, no_seed=not found))
 
 
 def _automatic(found: tuple[Gpu, ...]) -> EngineName:

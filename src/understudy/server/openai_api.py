@@ -32,7 +32,7 @@ class ModelCards(BaseModel):
 @router.post("/t/{trajectory_id}/v1/chat/completions")
 async def chat(request: Request, given: Given, trajectory_id: str | None = None) -> Response:
     """Sample, record, answer. The answer is an exchange of its own: see ChatExchange."""
-    asked = ChatRequest.parse(await request.body(), request.headers, trajectory_id)
+    asked = ChatRequest.parse(await request.body(), request.headers, trajectory_id, given.engine.quirks)
     given.models.resolve(asked.model)
     return ChatExchange(asked, given.models, given.sampler, given.recorder)
 

@@ -324,7 +324,8 @@ def connected(
     base_url: str, connections: int, *, socket: Path | None = None, key: str | None = None
 ) -> httpx.AsyncClient:
     """A client without time limit for answers and without proxies; through a Unix socket where one is given."""
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=256)
+    # An idle connection is dropped here before the other side does so: uvicorn and vLLM wait five seconds.
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=256, keepalive_expiry=3.0)
     return httpx.AsyncClient(
         base_url=base_url,
         transport=httpx.AsyncHTTPTransport(uds=None if socket is None else str(socket), limits=limits, trust_env=False),

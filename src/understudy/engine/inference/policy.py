@@ -21,6 +21,7 @@ from transformers import (
 
 from ...errors import ConfigError, EngineError
 from ..ends import end_tokens
+from ..precision import dtype_of
 from .adapters import Wardrobe
 from .attention import NAME, additive, register
 from .slots import CacheShape, Slots, Window
@@ -175,7 +176,7 @@ def load_policy(folder: Path, *, device: str, dtype: str, max_model_len: int | N
 
 def _precision(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32  # as the learner's dtype_of
+        return dtype_of(dtype, str(device))
     found = getattr(torch, dtype, None)
     if found not in _PROBE_LIMIT:
         raise ConfigError(f"--dtype {dtype!r}: one of auto, float32, bfloat16, float16")

@@ -42,6 +42,8 @@ CPU_SHARE = 0.25
 """Of the memory that is free at start: the most that the key-value cache takes on a CPU."""
 BLOCK = 128
 """Tokens of one block of the key-value cache on a CPU."""
+FORCED_CALLS = "hermes"
+"""The parser for a model whose chats show no tools: without one vLLM refuses forced calls too, which need none."""
 _PARENT_CHECK = 0.5  # seconds
 _PR_SET_PDEATHSIG = 1
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -81,7 +83,7 @@ class Place:
 def arguments(options: argparse.Namespace, place: Place) -> list[str]:
     """vLLM's command line. Raises ConfigError for an `engine_args` that is ours to say."""
     found = parsers(options.model)
-    tools, reasoning = options.tool_call_parser or found.tool_call, options.reasoning_parser or found.reasoning
+    tools = options.tool_call_parser or found.tool_call or FORCED_CALLS
     said: dict[str, Json] = {
         "model": str(options.model),
         "served-model-name": options.served_model_name,
@@ -96,8 +98,8 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
         "max-cpu-loras": 2 * options.max_loras,
         "max-lora-rank": min(rank for rank in RANKS if rank >= options.max_lora_rank),
         "tool-call-parser": tools,
-        "enable-auto-tool-choice": True if tools else None,
-        "reasoning-parser": reasoning,
+        "enable-auto-tool-choice": True,
+        "reasoning-parser": options.reasoning_parser or found.reasoning,
         "disable-uvicorn-access-log": True,
     }
     said |= {"uds": str(options.uds)} if options.uds else {"host": options.host, "port": options.port}
@@ -115,10 +117,12 @@ def environment(place: Place, threads: int | None) -> dict[str, str]:
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # /sleep and /wake_up
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
         "HF_HUB_OFFLINE": "1",  # the base is a folder here
     }
     if place.gpus:
-        return variables | {"CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in place.gpus)}
+        shown = ",".join(str(index) for index in place.gpus)
+        return variables | {"CUDA_VISIBLE_DEVICES": shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # nvidia-smi's order
     if threads is not None:
         variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return variables

@@ -20,10 +20,10 @@ from typing import TextIO
 from pydantic import ValidationError
 
 from ...errors import UnderstudyError
+from ..precision import device_name
 from ..protocol import COMMANDS, Command, Failed, StopCommand
 from . import unsloth_loader
 from .failures import Memory, describe_failure
-from .precision import device_name
 
 PARENT_DIED = 3
 """Exit code when stdin ended without a stop command."""

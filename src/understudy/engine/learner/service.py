@@ -14,13 +14,13 @@ from typing import TextIO
 import torch
 
 from ...config import LoraOptions
+from ..precision import device_name, dtype_of
 from ..protocol import Command, Event, Failed, MergeCommand, Merged, Ready, StopCommand, TrainCommand, Trained
 from .failures import Memory, describe_failure
 from .learner import Learner
 from .mask_probe import mask_probe
 from .merge import merge
 from .policy import Policy
-from .precision import device_name, dtype_of
 
 
 class Service:

@@ -21,8 +21,8 @@ from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.loss_scale import FIRST, LOWEST, PATIENCE, LossScale
 from understudy.engine.learner.mask_probe import mask_probe
 from understudy.engine.learner.policy import Policy
-from understudy.engine.precision import dtype_of
 from understudy.engine.learner.step import NotFiniteError, Outcome, Step
+from understudy.engine.precision import dtype_of
 
 LORA = LoraOptions(r=2, alpha=4)
 SMALL = TrainConfig(loss="dr_grpo", max_tokens=10_000_000, max_grad_norm=1e9, importance_cap=None)

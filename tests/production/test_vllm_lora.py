@@ -112,6 +112,7 @@ def well_formed(conversations: Conversations, whole: Conversations) -> Conversat
     return kept
 
 
+@pytest.mark.skipif(not os.environ.get("UNDERSTUDY_TEST_ALL"), reason="enable with: UNDERSTUDY_TEST_ALL=1 make test")
 def test_an_app_without_understudy_says_the_same_on_vllm_with_the_exported_lora(desk: Trained, tmp_path: Path) -> None:
     lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"desk={desk.lora}")
     with vllm(tmp_path, tiny_policy(), "tiny", *lora) as url:

@@ -69,7 +69,6 @@ def test_held_out_tools_are_called_exactly_from_held_out_wordings(policy):
     asked = [each for each in drawn if single(each.turn)]
     greedy = complete(*policy, [each.prompt for each in asked], sampled=False)
     assert len(asked) > 375
-    print(called(greedy, asked), matched(greedy, asked))
     assert called(greedy, asked) >= 0.95
     assert matched(greedy, asked) >= 0.94  # with the line before the call, which is the policy's own
 

@@ -1,5 +1,5 @@
 # make quickstart   train a LangGraph agent on this machine, about five minutes after installation
-# make test         the tests
+# make test         the tests, in two processes (ARGS="-n 0" for one)
 # make check        lint, types and tests: the gate for every change
 # ARGS is passed to the command, PIP_ARGS to pip, for example:
 #   make quickstart ARGS="--seed 1" PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -13,7 +13,7 @@ quickstart:
 
 test:
 	@scripts/bootstrap test
-	@.venv/bin/python -m pytest $(ARGS)
+	@.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check:
 	@scripts/bootstrap test

@@ -56,6 +56,7 @@ def test_on_gpus_it_may_sleep_where_they_are_shared_and_takes_the_share_that_was
     assert "--enable-sleep-mode" in words and after("--gpu-memory-utilization", words) == "0.42"
     assert after("--tensor-parallel-size", words) == "2"
     assert environment(place, None)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert after("--max-model-len", words) == "auto"  # what fits
     assert "--enable-sleep-mode" not in made(place=place)
 
 

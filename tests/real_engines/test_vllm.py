@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,6 +15,7 @@ from servers import RunningServer, until
 from transformers import AutoTokenizer
 
 import understudy as us
+from understudy.server.sampler import SamplerClient, connected
 from understudy.tiny import path as tiny_policy
 from understudy.types import CallStatus
 
@@ -137,6 +139,34 @@ async def test_a_step_of_unsloth_is_swapped_in_and_sampler_and_learner_agree(
     assert second.step == 2 and second.metrics["calls/stale_share"] == 0
     assert 0 < second.metrics["kl/sampler_learner_max_diff"] < 1e-3  # vLLM with the LoRA, and the learner at step 1
     assert "loader unsloth" in (server.folder / "logs" / "learner.log").read_text("utf-8")
+
+
+class Connected(SamplerClient):
+    """The server's own client, on the socket of its vLLM."""
+
+    def __init__(self, socket: Path) -> None:
+        super().__init__()
+        self._client, self._control = (connected("http://sampler", n, socket=socket) for n in (64, 16))
+        self._state = "ok"
+
+
+async def test_vllm_sleeps_when_its_calls_have_ended_and_those_that_came_are_answered_when_it_wakes(
+    server: RunningServer, backend: us.RemoteBackend
+) -> None:
+    """On a CPU vLLM's sleep frees nothing; the order of calls, sleep and waking is that of a shared GPU."""
+    words = psutil.Process(engine_of(server)).cmdline()
+    sampler = Connected(Path(words[words.index("--uds") + 1]))
+    call = {"model": "base", "messages": QUESTION, "max_tokens": 64, "ignore_eos": True}
+    early = [asyncio.create_task(sampler.post(call)) for _ in range(4)]
+    await asyncio.sleep(0)
+    async with sampler.asleep():
+        assert all(task.done() for task in early)
+        late = asyncio.create_task(sampler.post(call))
+        sleeping = await sampler._control.get("/is_sleeping")  # type: ignore[union-attr]
+        assert sleeping.json() == {"is_sleeping": True}
+        assert not late.done()
+    assert [(await each).status_code for each in (*early, late)] == [200] * 5
+    await sampler.stop()
 
 
 async def test_vllm_killed_under_32_calls_comes_back_with_the_newest_lora_and_nothing_recorded_is_lost(

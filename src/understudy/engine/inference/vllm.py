@@ -106,6 +106,7 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
     if place.gpus:
         said |= {"tensor-parallel-size": len(place.gpus), "enable-sleep-mode": options.shares_gpu or None}
         said |= {"gpu-memory-utilization": options.memory_share}
+        said |= {"max-model-len": options.max_model_len or "auto"}  # the longest that fits, up to the model's own
     else:
         said |= {"enforce-eager": True, "kv-cache-memory-bytes": place.cache_bytes}
     return _flags(said | _theirs(options.engine_args))

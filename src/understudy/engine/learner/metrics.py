@@ -18,6 +18,7 @@
 | calls/tool_call_rate, parse_failure_rate | share of all calls with a parsed tool call; that looked like one and were none |
 | calls/constrained_share, rendered_share | share of trained calls without usable recorded logprobs; rendered from messages |
 | calls/stale_share | share of trained calls sampled at an earlier step |
+| calls/staleness_mean, staleness_max | how many steps old the trained calls are |
 | tokens/trained, outside_kept | targets that entered the loss; sampled tokens that the learner's own top-k, top-p or min-p excludes |
 | tokens/computed, plain_rows | tokens of one pass over the rows; what one row per call would compute |
 | flops/share | estimated operations of the layout taken, divided by one row per call |
@@ -111,6 +112,8 @@ def batch_metrics(batch: Batch, step: int) -> dict[str, float]:
         "calls/constrained_share": _mean([sample.constrained is not None for sample in samples]),
         "calls/rendered_share": _mean([sample.constrained == RENDERED for sample in samples]),
         "calls/stale_share": _mean([sample.step < step for sample in samples]),
+        "calls/staleness_mean": _mean([float(step - sample.step) for sample in samples]),
+        "calls/staleness_max": float(max((step - sample.step for sample in samples), default=0)),
     }
 
 

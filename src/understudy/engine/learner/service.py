@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.metadata
 import sys
 from collections.abc import Iterable
@@ -74,7 +75,10 @@ class Service:
         for command in commands:
             if isinstance(command, StopCommand):
                 return
-            self.emit(self.answer(command))
+            event = self.answer(command)
+            if not self._device_broken:
+                _release_memory()
+            self.emit(event)
             if self._device_broken:
                 print("The learner ends: its device fails every call from now on", file=sys.stderr)
                 return
@@ -91,3 +95,10 @@ class Service:
             reason, message = describe_failure(error, place, self._memory)
             self._device_broken = isinstance(error, torch.AcceleratorError) and reason != "out_of_memory"
             return Failed(request_id=command.request_id, reason=reason, message=message)
+
+
+def _release_memory() -> None:
+    """Give back what torch keeps of a GPU for the next step: a sampler that shares it wakes up now."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()

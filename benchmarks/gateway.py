@@ -2,8 +2,8 @@
 
     python benchmarks/gateway.py [--runs 5] [--json FILE]
 
-64-token calls of about 60 prompt tokens each, whole and streamed, 1, 16 and 64 at a time. Direct and through the gateway alternate,
-in one run, on one vLLM process. Through the gateway every call is recorded; "direct, with ids" asks vLLM for the token ids
+64-token calls of about 60 prompt tokens each, whole and streamed, 1, 16 and 64 at a time. Direct and through the gateway take turns
+on one vLLM process. Through the gateway every call is recorded; "direct, with ids" asks vLLM for the token ids
 and logprobs that a record needs, so that its own part of the price is seen. With the tiny policy tokens cost almost nothing,
 which is the worst case. Throughput is calls per second, as a ratio of medians; "CPU" is computing time per call.
 """
@@ -25,8 +25,9 @@ from understudy.tiny import path as tiny_policy
 
 TOKENS = 64
 WAYS = ("direct", "direct, with ids", "gateway")
-LEVELS = {1: 10, 16: 64, 64: 192}
-"""Calls at a time -> calls of one run."""
+LEVELS = {1: (1, 12), 16: (64, 1), 64: (192, 1)}
+"""Calls at a time -> calls of one turn, and turns of one run. Single calls alternate one by one: what is added to them is less than
+what a machine's pace changes within seconds."""
 
 
 @dataclass
@@ -39,8 +40,8 @@ class Runs:
 
 
 async def burst(url: str, way: str, level: int, streamed: bool, run: int) -> list[float]:
-    """`LEVELS[level]` calls, `level` at a time; the seconds of each."""
-    left = iter(range(LEVELS[level]))
+    """The calls of one turn, `level` at a time; the seconds of each."""
+    left = iter(range(LEVELS[level][0]))
     waits: list[float] = []
     headers = {"x-understudy-record": "1"} if way == "gateway" else {}
     limits = httpx.Limits(max_connections=level, max_keepalive_connections=level)
@@ -69,19 +70,20 @@ def measure(servers: Both, runs: int) -> dict[tuple[bool, int, str], Runs]:
     found: dict[tuple[bool, int, str], Runs] = {}
     for streamed in (False, True):
         for level in LEVELS:
-            for run in range(runs + 1):
+            calls, turns = LEVELS[level]
+            for run in range(-1, runs * turns):
                 for way in WAYS:
                     url = servers.gateway if way == "gateway" else servers.vllm
                     before, began = servers.cpu_seconds(), time.perf_counter()
                     waits = asyncio.run(burst(url, way, level, streamed, run))
                     took = time.perf_counter() - began
-                    if run == 0:
+                    if run < 0:
                         continue
                     into = found.setdefault((streamed, level, way), Runs())
                     into.rates.append(len(waits) / took)
                     into.waits += waits
                     for name, value in servers.cpu_seconds().items():
-                        into.cpu[name] = into.cpu.get(name, 0.0) + (value - before[name]) / (len(waits) * runs)
+                        into.cpu[name] = into.cpu.get(name, 0.0) + (value - before[name]) / (calls * turns * runs)
             print(".", end="", flush=True)
     print()
     return found

@@ -13,7 +13,7 @@ quickstart:
 
 test:
 	@scripts/bootstrap test
-	@.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check:
 	@scripts/bootstrap test

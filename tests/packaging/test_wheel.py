@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -67,11 +68,26 @@ def test_the_server_explains_itself(installed: Path, tmp_path: Path) -> None:
     assert "--model" in answer.stdout and "--port" in answer.stdout
 
 
-def test_the_quickstart_runs_one_step(installed: Path, tmp_path: Path) -> None:
-    command = str(installed.parent / "understudy")
-    answer = subprocess.run(
-        [command, "quickstart", "--steps", "1", "--dir", str(tmp_path / "run"), "--json", str(tmp_path / "out.json")],
-        cwd=tmp_path, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
-    assert (tmp_path / "out.json").is_file()
+def test_the_quickstart_makes_one_step_and_a_second_run_goes_on(installed: Path, tmp_path: Path) -> None:
+    first = quickstart(installed, tmp_path)
+    assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["seed"] == 3
+    assert set(results["success"]) == set(results["sampled"]) == {"before", "after"}
+    assert 0 <= results["success"]["before"] <= 1
+    assert len(results["rewards"]) == len(results["seconds"]["rollout"]) == len(results["seconds"]["train"]) == 1
+    assert (tmp_path / "desk" / "rewards.png").read_bytes().startswith(b"\x89PNG")
+    [lora] = [line.split(maxsplit=1)[1] for line in first.stdout.splitlines() if line.startswith("LoRA")]
+    assert (Path(lora) / "adapter_model.safetensors").exists()
+    assert "understudy export order-desk-3" in first.stdout
+
+    again = quickstart(installed, tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "nothing is left to train" in again.stdout
+    assert json.loads((tmp_path / "results.json").read_text())["success"]["before"] == results["success"]["before"]
+
+
+def quickstart(installed: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = ["--steps", "1", "--seed", "3", "--json", "results.json", "--dir", "desk"]
+    command = [str(installed.parent / "understudy"), "quickstart", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)

@@ -55,6 +55,7 @@ class ScriptedSampler:
     told: list[str] = field(default_factory=list)  # /sleep and /wake_up, with their questions
     healthy: bool = True
     name: str = "base"
+    omit_logprobs: bool = False
     raw_logprobs: bool = False  # answers the check of a running vLLM as one without --logprobs-mode does
     abandoned: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     asked: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
@@ -70,7 +71,8 @@ class ScriptedSampler:
         if path == "/v1/chat/completions":
             if body.get("top_k") == 1 and body.get("max_tokens") == 1:
                 logprob = -0.7 if self.raw_logprobs else 0.0
-                only = Turn((Choice(("x",), ((7,),), ((logprob,),), "length"),))
+                omit = frozenset({"logprobs"} if self.omit_logprobs else ())
+                only = Turn((Choice(("x",), ((7,),), ((logprob,),), "length"),), omit=omit)
                 await _whole(only, body, send)
                 return
             await self._chat(body, receive, send)

@@ -53,6 +53,12 @@ async def test_one_that_gives_the_logprobs_of_raw_logits_is_refused_with_the_opt
             await client.ready()
 
 
+async def test_one_whose_answers_have_another_shape_is_refused_by_it() -> None:
+    async with running(omit_logprobs=True) as (_, client):
+        with pytest.raises(EngineError, match=r"not of vLLM's dialect \(TypeError.*"):
+            await client.ready()
+
+
 async def test_one_that_does_not_answer_is_named_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_running, "CONNECT_SECONDS", 0.1)
     monkeypatch.setattr(sampler_running, "ASK_SECONDS", 0.01)
@@ -92,6 +98,7 @@ async def test_several_share_the_calls_and_each_has_every_adapter() -> None:
             for each in scripted:
                 for _ in range(4):
                     await each.asked.acquire()
+        assert client.in_flight == 8
         gate.set()
         assert [(await call).status_code for call in calls] == [200] * 8
         await client.unload("desk@1")

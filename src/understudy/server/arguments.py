@@ -33,14 +33,10 @@ def parse(argv: Sequence[str]) -> ServerOptions:
 
 
 def _fault(fault: Any) -> str:
-    if fault["type"] == "value_error" and fault["loc"] in (
-        (),
-        ("engine",),
-    ):  # of several options: the message names them
+    place = fault["loc"][1:] if fault["loc"][:1] == ("engine",) else fault["loc"]
+    if not place:  # a fault of several options: the message names them
         return str(fault["ctx"]["error"])
-    return (
-        f"{_flag(str(fault['loc'][1 if fault['loc'][0] == 'engine' else 0]))}: {fault['msg']} (got {fault['input']!r})"
-    )
+    return f"{_flag(str(place[0]))}: {fault['msg']} (got {fault['input']!r})"
 
 
 def _flag(field: str) -> str:

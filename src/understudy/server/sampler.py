@@ -171,6 +171,10 @@ class SamplerClient:
         """Load the adapter as soon as the sampler is there."""
         self._adapters.setdefault(adapter, folder)
 
+    def forget(self, adapter: str) -> None:
+        """Not to load it again."""
+        self._adapters.pop(adapter, None)
+
     async def load(self, adapter: str, folder: Path) -> None:
         """Load a LoRA folder under a name; again is no fault. Raises EngineError."""
         if adapter in self._adapters:
@@ -343,11 +347,16 @@ async def checked(client: httpx.AsyncClient, model: str) -> None:
     response = await client.post(CHAT, json=asked)
     if response.is_error:
         raise EngineError(f"it refused a plain call: {reason_of(response)}")
-    answer: dict[str, Json] = response.json()
-    choice = answer["choices"][0]
-    if not answer.get("prompt_token_ids") or not choice.get("token_ids"):
+    try:
+        answer: dict[str, Json] = response.json()
+        choice = answer["choices"][0]
+        with_ids = answer.get("prompt_token_ids") and choice.get("token_ids")
+        logprob = float(choice["logprobs"]["content"][0]["logprob"])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        shape = f"{type(error).__name__}: {error}"
+        raise EngineError(f"its answer is not of vLLM's dialect ({shape}): {response.text[:500]}") from error
+    if not with_ids:
         raise EngineError("its answers have no token ids: it must be vLLM 0.10.2 or newer")
-    logprob = choice["logprobs"]["content"][0]["logprob"]
     if abs(logprob) > 1e-3:
         raise EngineError(
             f"its logprobs are those of raw logits ({logprob:.3f} for the only token that top_k=1 allows): start vLLM with "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,7 +32,7 @@ class ChildSampler(SamplerClient):
         self._command = command
         self._log_path = log_path
         self._child: Child | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="understudy-"))
+        self._folder = tempfile.TemporaryDirectory(prefix="understudy-", ignore_cleanup_errors=True)
         self._starts = 0
 
     @property
@@ -44,12 +43,12 @@ class ChildSampler(SamplerClient):
         await super().stop(deadline)
         if self._child is not None:
             await self._child.stop(deadline)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     def kill(self) -> None:
         if self._child is not None:
             self._child.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     # ---- inside
 
@@ -68,7 +67,7 @@ class ChildSampler(SamplerClient):
     async def _launch(self) -> None:
         """Start the child, wait for its health, load its adapters again. Raises EngineError with the log's tail."""
         self._starts += 1
-        socket = self._folder / f"{self._starts}"
+        socket = Path(self._folder.name, str(self._starts))
         try:
             child = await Child.start(await asyncio.to_thread(self._command, socket), self._log_path)
         except (OSError, ConfigError) as error:

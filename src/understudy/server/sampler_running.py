@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -91,6 +91,10 @@ class SamplerPool(SamplerClient):
     def restarts(self) -> int:
         return sum(member.restarts for member in self._members)
 
+    @property
+    def in_flight(self) -> int:
+        return sum(member.in_flight for member in self._members)
+
     def start(self) -> None:
         for member in self._members:
             member.start()
@@ -130,13 +134,6 @@ class SamplerPool(SamplerClient):
         async with (await self._next()).stream(payload) as response:
             yield response
 
-    @asynccontextmanager
-    async def asleep(self) -> AsyncGenerator[None]:
-        async with AsyncExitStack() as stack:
-            for member in self._members:
-                await stack.enter_async_context(member.asleep())
-            yield
-
     async def load(self, adapter: str, folder: Path) -> None:
         """Into each that is there; the others load it when they are. Raises EngineError."""
         await self.ready()
@@ -147,8 +144,13 @@ class SamplerPool(SamplerClient):
         self._adapters[adapter] = folder
 
     async def unload(self, adapter: str) -> None:
-        self._adapters.pop(adapter, None)
-        await asyncio.gather(*(member.unload(adapter) for member in self._members))
+        """From each that is there; the others do not get it again. Raises EngineError."""
+        self.forget(adapter)
+        present = [member for member in self._members if member.state == "ok"]
+        for member in self._members:
+            if member not in present:
+                member.forget(adapter)
+        await asyncio.gather(*(member.unload(adapter) for member in present))
 
     async def queue_seconds(self) -> float | None:
         answers = await asyncio.gather(*(member.queue_seconds() for member in self._members if member.state == "ok"))

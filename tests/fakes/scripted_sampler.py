@@ -185,7 +185,7 @@ class ConnectedSampler(SamplerClient):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._client = self._control = httpx.AsyncClient(base_url=url, timeout=30, trust_env=False)
+        self._connect(url)
         self._state = "ok"
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import cast
 from urllib.parse import quote
 
-import httpx
+import aiohttp
 import orjson
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -26,7 +26,7 @@ from .errors import ApiError, as_api_error, internal_error, shortened
 from .models import ModelRegistry, Route
 from .recorder import OpenCall, Recorder
 from .sampled import Sampled
-from .sampler import SamplerClient
+from .sampler import Reply, SamplerClient
 
 log = logging.getLogger(__name__)
 
@@ -103,16 +103,16 @@ class ChatExchange(Response):
     async def _send_on(self, payload: dict[str, Json], call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         if self._request.stream:
             async with self._sampler.stream(payload) as response:
-                if response.status_code != 200:
-                    raise _refusal(response.status_code, await response.aread())
+                if response.status != 200:
+                    raise _refusal(response.status, await response.read())
                 await self._relay(response, call, sampled, send)
         else:
             await self._whole(await self._sampler.post(payload), call, sampled, send)
 
-    async def _whole(self, response: httpx.Response, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
-        if response.status_code != 200:
-            raise _refusal(response.status_code, response.content)
-        answer = _object(response.content)
+    async def _whole(self, reply: Reply, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
+        if reply.status != 200:
+            raise _refusal(reply.status, reply.content)
+        answer = _object(reply.content)
         kept = None
         if call is not None:
             _understood(sampled.add_answer, answer)
@@ -120,7 +120,7 @@ class ChatExchange(Response):
             kept = await self._recorder.keep(call, sampled)
         await self._send_json(shown(answer, self._request, kept), kept, send)
 
-    async def _relay(self, response: httpx.Response, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
+    async def _relay(self, response: aiohttp.ClientResponse, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         """Pass chunks on as they come; those that finish a choice wait until the call is durable."""
         held: list[Answer] = []
         async for events in _events(response):
@@ -214,10 +214,10 @@ async def _until_gone(receive: Receive) -> None:
         continue
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[list[Answer]]:
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[list[Answer]]:
     """The JSON events of a stream, those that arrived together as one list. Ends at [DONE]."""
     rest = b""
-    async for piece in response.aiter_bytes():
+    async for piece in response.content.iter_any():
         *lines, rest = (rest + piece).split(b"\n")
         events = [line[5:].strip() for line in lines if line.startswith(b"data:")]
         if b"[DONE]" in events:

@@ -14,7 +14,7 @@ import httpx
 
 from ..errors import ConfigError, EngineError
 from .child import Child
-from .sampler import CALLS, QUESTIONS, SERVED_NAME, SamplerClient, checked, connected, healthy
+from .sampler import SERVED_NAME, SamplerClient, checked, healthy
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +74,10 @@ class ChildSampler(SamplerClient):
             raise EngineError(f"The sampler could not be started: {error}") from error
         self._child = child
         await self._close_clients()
-        self._client, self._control = (connected("http://sampler", n, socket=socket) for n in (CALLS, QUESTIONS))
+        control = self._connect("http://sampler", socket=socket)
         try:
-            await self._await_health(child, self._control)
-            await checked(self._control, SERVED_NAME)
+            await self._await_health(child, control)
+            await checked(control, SERVED_NAME)
             await self._reload()
         except (EngineError, httpx.TransportError) as error:
             child.kill()

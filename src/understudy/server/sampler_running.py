@@ -10,11 +10,12 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import httpx
 
 from ..errors import EngineError
 from ..types import Json
-from .sampler import CALLS, QUESTIONS, SamplerClient, State, checked, connected, healthy
+from .sampler import Reply, SamplerClient, State, checked, healthy
 
 log = logging.getLogger(__name__)
 
@@ -35,18 +36,17 @@ class RunningSampler(SamplerClient):
 
     async def _launch(self) -> None:
         await self._close_clients()
-        key = os.environ.get(KEY_VARIABLE)
-        self._client, self._control = (connected(self.url, n, key=key) for n in (CALLS, QUESTIONS))
+        control = self._connect(self.url, key=os.environ.get(KEY_VARIABLE))
         deadline = time.monotonic() + CONNECT_SECONDS
-        while not await healthy(self._control):
+        while not await healthy(control):
             if time.monotonic() > deadline:
                 raise EngineError(f"vLLM at {self.url} did not answer GET /health for {CONNECT_SECONDS:.0f} s")
             self._detail = f"vLLM at {self.url} does not answer yet"
             await asyncio.sleep(ASK_SECONDS)
         self._detail = None
         try:
-            self.served_name = await self._base_name(self._control)
-            await checked(self._control, self.served_name)
+            self.served_name = await self._base_name(control)
+            await checked(control, self.served_name)
             await self._reload()
         except (EngineError, httpx.TransportError, ValueError, KeyError, TypeError) as error:
             raise EngineError(f"vLLM at {self.url} cannot be used: {error}") from error
@@ -119,7 +119,7 @@ class SamplerPool(SamplerClient):
     async def stop(self, deadline: float = 10.0) -> None:
         await asyncio.gather(*(member.stop(deadline) for member in self._members))
 
-    async def post(self, payload: Mapping[str, Json]) -> httpx.Response:
+    async def post(self, payload: Mapping[str, Json]) -> Reply:
         for others in range(len(self._members) - 1, -1, -1):
             member = await self._next()
             try:
@@ -130,7 +130,7 @@ class SamplerPool(SamplerClient):
         raise AssertionError("unreachable")
 
     @asynccontextmanager
-    async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[httpx.Response]:
+    async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[aiohttp.ClientResponse]:
         async with (await self._next()).stream(payload) as response:
             yield response
 

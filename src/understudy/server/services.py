@@ -33,8 +33,8 @@ class Services:
     training: Training
 
 
-def services(request: Request) -> Services:
-    """The services of the app that got this request."""
+async def services(request: Request) -> Services:
+    """The services of the app that got this request. Not awaiting, but not in a thread either, as a plain function would be."""
     return request.app.state.services
 
 

@@ -124,9 +124,16 @@ def environment(place: Place, threads: int | None) -> dict[str, str]:
     if place.gpus:
         shown = ",".join(str(index) for index in place.gpus)
         return variables | {"CUDA_VISIBLE_DEVICES": shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # nvidia-smi's order
-    if threads is not None:
-        variables |= {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return variables
+    # The engine computes in its own process, not in a worker: the two would spin on both cores waiting for each other. vLLM's
+    # reason against it on a CPU is that OpenMP's settings cannot be made there; here they come from this environment.
+    variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return variables | {"OMP_NUM_THREADS": str(threads or _free_cores())}
+
+
+def _free_cores() -> int:
+    """All cores but one, which vLLM's web server and Understudy's own server need; at least one."""
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, min(usable, psutil.cpu_count(logical=False) or usable) - 1)
 
 
 def find_place(options: argparse.Namespace) -> Place:

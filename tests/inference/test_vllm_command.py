@@ -60,6 +60,16 @@ def test_on_gpus_it_may_sleep_where_they_are_shared_and_takes_the_share_that_was
     assert "--enable-sleep-mode" not in made(place=place)
 
 
+def test_on_a_cpu_it_computes_in_one_process_on_all_cores_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = environment(Place("float32", cache_bytes=1), 3)
+    assert (variables["VLLM_ENABLE_V1_MULTIPROCESSING"], variables["OMP_NUM_THREADS"]) == ("0", "3")
+    for cores, threads in ((1, "1"), (2, "1"), (8, "7")):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
+        monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 64)
+        assert environment(Place("float32", cache_bytes=1), None)["OMP_NUM_THREADS"] == threads
+    assert "OMP_NUM_THREADS" not in environment(Place("bfloat16", (0,)), None)
+
+
 def test_on_a_cpu_the_cache_holds_the_batch_and_one_call_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     # 5 layers of 4 key and value heads of 32 channels in float32 are 5,120 bytes a token.
     config = json.loads((tiny_policy() / "config.json").read_text())

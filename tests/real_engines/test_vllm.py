@@ -15,7 +15,7 @@ from servers import RunningServer, until
 from transformers import AutoTokenizer
 
 import understudy as us
-from understudy.server.sampler import SamplerClient, connected
+from understudy.server.sampler import SamplerClient
 from understudy.tiny import path as tiny_policy
 from understudy.types import CallStatus
 
@@ -146,7 +146,7 @@ class Connected(SamplerClient):
 
     def __init__(self, socket: Path) -> None:
         super().__init__()
-        self._client, self._control = (connected("http://sampler", n, socket=socket) for n in (64, 16))
+        self._connect("http://sampler", socket=socket)
         self._state = "ok"
 
 
@@ -165,7 +165,7 @@ async def test_vllm_sleeps_when_its_calls_have_ended_and_those_that_came_are_ans
         sleeping = await sampler._control.get("/is_sleeping")  # type: ignore[union-attr]
         assert sleeping.json() == {"is_sleeping": True}
         assert not late.done()
-    assert [(await each).status_code for each in (*early, late)] == [200] * 5
+    assert [(await each).status for each in (*early, late)] == [200] * 5
     await sampler.stop()
 
 

@@ -13,7 +13,8 @@ from fakes.scripted_sampler import ScriptedSampler, Turn, scripted_sampler
 
 from understudy.errors import EngineError
 from understudy.server import sampler_running
-from understudy.server.sampler import SERVED_NAME, SamplerClient
+from understudy.server.sampler import SamplerClient
+from understudy.server.sampler_http import SERVED_NAME
 from understudy.server.sampler_running import RunningSampler, SamplerPool
 
 CALL: dict[str, Any] = {"model": SERVED_NAME, "messages": [{"role": "user", "content": "hi"}]}
@@ -40,7 +41,7 @@ async def test_its_own_name_for_the_base_is_used_and_an_adapter_keeps_ours() -> 
         await client.ready()
         await client.load("desk@1", Path("/lora"))
         for name in (SERVED_NAME, "desk@1"):
-            assert (await client.post(CALL | {"model": name})).status_code == 200
+            assert (await client.post(CALL | {"model": name})).status == 200
         assert [each["model"] for each in scripted.received] == ["Qwen/Qwen2.5-7B-Instruct", "desk@1"]
         assert scripted.loaded == {"desk@1": "/lora"}
 
@@ -81,7 +82,7 @@ async def test_calls_wait_for_one_that_is_gone_and_its_adapters_are_loaded_again
         scripted.loaded.clear()
         call = asyncio.create_task(client.post(CALL))
         scripted.healthy = True
-        assert (await call).status_code == 200
+        assert (await call).status == 200
         assert scripted.loaded == {"desk@1": "/lora"} and client.restarts == 1
 
 
@@ -100,7 +101,7 @@ async def test_several_share_the_calls_and_each_has_every_adapter() -> None:
                     await each.asked.acquire()
         assert client.in_flight == 8
         gate.set()
-        assert [(await call).status_code for call in calls] == [200] * 8
+        assert [(await call).status for call in calls] == [200] * 8
         await client.unload("desk@1")
         assert [each.loaded for each in scripted] == [{}, {}]
 
@@ -112,7 +113,7 @@ async def test_a_call_goes_to_another_when_its_own_is_gone(monkeypatch: pytest.M
         await asyncio.gather(*(member.ready() for member in client._members))  # type: ignore[attr-defined]
         scripted[0].healthy = False
         scripted[0].turns.append(Turn(dies_after=0))
-        assert (await client.post(CALL)).status_code == 200
+        assert (await client.post(CALL)).status == 200
         assert [len(each.received) for each in scripted] == [1, 1]
         assert client.state == "ok"
 
@@ -137,5 +138,5 @@ async def test_asleep_waits_for_calls_in_flight_and_holds_those_that_arrive() ->
         assert not learning.is_set() and scripted.told == []
         gate.set()
         assert await step == ["/sleep", "1 calls"]
-        assert [(await call).status_code for call in (first, second)] == [200, 200]
+        assert [(await call).status for call in (first, second)] == [200, 200]
         assert scripted.told == ["/sleep", "/wake_up"] and len(scripted.received) == 2

@@ -17,8 +17,9 @@ from ..engine.protocol import SAMPLER_MODULES
 from ..errors import ConfigError
 from .chat_request import Quirks
 from .models import MAX_RANK
-from .sampler import SERVED_NAME, SamplerClient
+from .sampler import SamplerClient
 from .sampler_child import ChildSampler
+from .sampler_http import SERVED_NAME
 from .sampler_running import RunningSampler, SamplerPool
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,8 @@ from .errors import ApiError, as_api_error, internal_error, shortened
 from .models import ModelRegistry, Route
 from .recorder import OpenCall, Recorder
 from .sampled import Sampled
-from .sampler import Reply, SamplerClient
+from .sampler import SamplerClient
+from .sampler_http import Reply
 
 log = logging.getLogger(__name__)
 
@@ -120,28 +121,32 @@ class ChatExchange(Response):
             kept = await self._recorder.keep(call, sampled)
         await self._send_json(shown(answer, self._request, kept), kept, send)
 
-    async def _relay(self, response: aiohttp.ClientResponse, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
+    async def _relay(
+        self, response: aiohttp.ClientResponse, call: OpenCall | None, sampled: Sampled, send: Send
+    ) -> None:
         """Pass chunks on as they come; those that finish a choice wait until the call is durable."""
         held: list[Answer] = []
         async for events in _events(response):
             ready: list[Answer] = []
-            for chunk in events:
-                if "error" in chunk:
-                    raise _engine_error(chunk)
-                if call is None or call.settled:
-                    ready.append(shown(chunk, self._request, None))
-                    continue
-                _understood(sampled.add_chunk, chunk)
-                going_on, finishing = split(chunk)
-                if going_on is not None:
-                    ready.append(shown(going_on, self._request, None))
-                if finishing is not None:
-                    held.append(finishing)
-                if sampled.finished(self._request.choices):
-                    sampled.check(self._request.choices)
-                    kept = await self._recorder.keep(call, sampled)
-                    ready.extend(shown(item, self._request, kept) for item in held)
-            await self._send_chunks(ready, call, send)
+            try:
+                for chunk in events:
+                    if "error" in chunk:
+                        raise _engine_error(chunk)
+                    if call is None or call.settled:
+                        ready.append(shown(chunk, self._request, None))
+                        continue
+                    _understood(sampled.add_chunk, chunk)
+                    going_on, finishing = split(chunk)
+                    if going_on is not None:
+                        ready.append(shown(going_on, self._request, None))
+                    if finishing is not None:
+                        held.append(finishing)
+                    if sampled.finished(self._request.choices):
+                        sampled.check(self._request.choices)
+                        kept = await self._recorder.keep(call, sampled)
+                        ready.extend(shown(item, self._request, kept) for item in held)
+            finally:  # what came before an error is shown before it
+                await self._send_chunks(ready, call, send)
         if call is not None and not call.settled:
             raise EngineError(
                 f"the sampler's stream ended after {len(sampled.choices)} choices of {self._request.choices}, "

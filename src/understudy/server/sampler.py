@@ -6,13 +6,11 @@ Who keeps it alive is `sampler_child.py` (a child of this server) or `sampler_ru
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -22,6 +20,7 @@ import orjson
 
 from ..errors import EngineError
 from ..types import Json
+from .sampler_http import BROKEN, SERVED_NAME, Reply, asking, calling, chat, reason_of
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -30,27 +29,8 @@ MAX_STARTS = 3
 """Starts in a row that may fail before waiting calls fail with the reason."""
 RETRY_SECONDS = 15.0
 """After that many seconds a sampler that could not be reached is tried again, when a call needs it."""
-SERVED_NAME = "base"
-"""The model name under which the gateway speaks of the base without an adapter."""
-
-CHAT = "/v1/chat/completions"
-JSON = {"content-type": "application/json"}
-CALLS, QUESTIONS = 2048, 16
-"""Connections; questions have their own, so that they never wait behind calls."""
-IDLE_SECONDS = 3.0
-"""An idle connection is dropped here before the other side does so: uvicorn and vLLM wait five seconds."""
-BROKEN = (aiohttp.ClientError, httpx.TransportError)
-"""What a connection that broke raises: of calls, of questions."""
 
 State = Literal["starting", "ok", "failed", "stopped"]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A whole answer of the sampler, whatever its status."""
-
-    status: int
-    content: bytes
 
 
 class SamplerClient:
@@ -137,7 +117,7 @@ class SamplerClient:
         body = self._body(payload)
 
         async def asked(client: aiohttp.ClientSession) -> Reply:
-            async with client.post(CHAT, data=body, headers=JSON) as response:
+            async with await chat(client, body) as response:
                 return Reply(response.status, await response.read())
 
         async with self._turn():
@@ -148,7 +128,7 @@ class SamplerClient:
         """A streamed chat completion, open at its first bytes. Leaving the context cancels it in the engine."""
         body = self._body(payload)
         async with self._turn():
-            response = await self._with_retry(lambda client: client.post(CHAT, data=body, headers=JSON))
+            response = await self._with_retry(lambda client: chat(client, body))
             try:
                 yield response
             except aiohttp.ClientError as error:
@@ -294,25 +274,9 @@ class SamplerClient:
             raise EngineError(f"The sampler refused {path}: {reason_of(response)}")
 
     def _connect(self, url: str, *, socket: Path | None = None, key: str | None = None) -> httpx.AsyncClient:
-        """Open the connections, and give that of questions: through a Unix socket where one is given, without proxies."""
-        path, headers = str(socket), {} if key is None else {"authorization": f"Bearer {key}"}
-        # aiohttp parses in C: a call through it takes a third of the computing that one through httpx does.
-        settings: dict[str, int | float] = {"limit": CALLS, "keepalive_timeout": IDLE_SECONDS}
-        self._client = aiohttp.ClientSession(
-            url,
-            connector=aiohttp.UnixConnector(path, **settings) if socket else aiohttp.TCPConnector(**settings),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
-            headers=headers,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        limits = httpx.Limits(max_connections=QUESTIONS, keepalive_expiry=IDLE_SECONDS)
-        self._control = httpx.AsyncClient(
-            base_url=url,
-            transport=httpx.AsyncHTTPTransport(uds=path if socket else None, limits=limits, trust_env=False),
-            timeout=httpx.Timeout(connect=10.0, read=None, write=60.0, pool=None),
-            headers=headers,
-            trust_env=False,
-        )
+        """Open both ways to it, and give that of questions."""
+        self._client = calling(url, socket=socket, key=key)
+        self._control = asking(url, socket=socket, key=key)
         return self._control
 
     async def _close_clients(self) -> None:
@@ -360,47 +324,6 @@ class SamplerClient:
             if response.is_error and "already" not in response.text:
                 del self._adapters[adapter]
                 log.error("Adapter %s at %s was not loaded again: %s", adapter, folder, reason_of(response))
-
-
-async def checked(client: httpx.AsyncClient, model: str) -> None:
-    """Sample one token, the likeliest. Raises EngineError when ids are missing, or logprobs are not those of the
-    distribution that was sampled from (where only one token is left, its logprob is 0)."""
-    asked = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "top_k": 1}
-    asked |= {"temperature": 1.0, "logprobs": True, "return_token_ids": True}
-    response = await client.post(CHAT, json=asked)
-    if response.is_error:
-        raise EngineError(f"it refused a plain call: {reason_of(response)}")
-    try:
-        answer: dict[str, Json] = response.json()
-        choice = answer["choices"][0]
-        with_ids = answer.get("prompt_token_ids") and choice.get("token_ids")
-        logprob = float(choice["logprobs"]["content"][0]["logprob"])
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        shape = f"{type(error).__name__}: {error}"
-        raise EngineError(f"its answer is not of vLLM's dialect ({shape}): {response.text[:500]}") from error
-    if not with_ids:
-        raise EngineError("its answers have no token ids: it must be vLLM 0.10.2 or newer")
-    if abs(logprob) > 1e-3:
-        raise EngineError(
-            f"its logprobs are those of raw logits ({logprob:.3f} for the only token that top_k=1 allows): start vLLM with "
-            "--logprobs-mode processed_logprobs"
-        )
-
-
-async def healthy(client: httpx.AsyncClient) -> bool:
-    """Whether it answers its health check within ten seconds."""
-    try:
-        return (await client.get("/health", timeout=10.0)).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def reason_of(response: httpx.Response) -> str:
-    """What an error answer says, in OpenAI's shape or not."""
-    try:
-        return str(json.loads(response.text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"status {response.status_code}: {response.text[:500]}"
 
 
 def _counted(text: str, what: Literal["sum", "count"]) -> float:

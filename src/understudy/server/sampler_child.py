@@ -14,7 +14,8 @@ import httpx
 
 from ..errors import ConfigError, EngineError
 from .child import Child
-from .sampler import SERVED_NAME, SamplerClient, checked, healthy
+from .sampler import SamplerClient
+from .sampler_http import SERVED_NAME, checked, healthy
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ import httpx
 
 from ..errors import EngineError
 from ..types import Json
-from .sampler import Reply, SamplerClient, State, checked, healthy
+from .sampler import SamplerClient, State
+from .sampler_http import Reply, checked, healthy
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,114 @@
+"""How a sampler is spoken to: one HTTP client for calls, one for questions, and the questions that every start asks."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import httpx
+
+from ..errors import EngineError
+from ..types import Json
+
+SERVED_NAME = "base"
+"""The model name under which the gateway speaks of the base without an adapter."""
+CALLS, QUESTIONS = 2048, 16
+"""Connections; questions have their own, so that they never wait behind calls."""
+BROKEN = (aiohttp.ClientError, httpx.TransportError)
+"""What a connection that broke raises: of calls, of questions."""
+
+_CHAT = "/v1/chat/completions"
+_IDLE_SECONDS = 3.0
+"""An idle connection is dropped here before the other side does so: uvicorn and vLLM wait five seconds."""
+_CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole answer of the sampler, whatever its status."""
+
+    status: int
+    content: bytes
+
+
+def calling(url: str, *, socket: Path | None = None, key: str | None = None) -> aiohttp.ClientSession:
+    """The client of calls, without time limit for answers: aiohttp, which parses in C and takes a third of the computing
+    that httpx does for a call. Through a Unix socket where one is given."""
+    connector = (
+        aiohttp.TCPConnector(limit=CALLS, keepalive_timeout=_IDLE_SECONDS)
+        if socket is None
+        else aiohttp.UnixConnector(str(socket), limit=CALLS, keepalive_timeout=_IDLE_SECONDS)
+    )
+    return aiohttp.ClientSession(
+        url,
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+        headers={"content-type": "application/json"} | _authorization(key),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+def asking(url: str, *, socket: Path | None = None, key: str | None = None) -> httpx.AsyncClient:
+    """The client of questions: health, adapters, sleep."""
+    limits = httpx.Limits(max_connections=QUESTIONS, keepalive_expiry=_IDLE_SECONDS)
+    uds = None if socket is None else str(socket)
+    return httpx.AsyncClient(
+        base_url=url,
+        transport=httpx.AsyncHTTPTransport(uds=uds, limits=limits, trust_env=False),
+        timeout=httpx.Timeout(connect=_CONNECT_SECONDS, read=None, write=60.0, pool=None),
+        headers=_authorization(key),
+        trust_env=False,
+    )
+
+
+async def chat(client: aiohttp.ClientSession, body: bytes) -> aiohttp.ClientResponse:
+    """A chat completion, whole or streamed, open at its first bytes."""
+    return await client.post(_CHAT, data=io.BytesIO(body))  # aiohttp warns of large bodies as plain bytes
+
+
+async def checked(client: httpx.AsyncClient, model: str) -> None:
+    """Sample one token, the likeliest. Raises EngineError when ids are missing, or logprobs are not those of the
+    distribution that was sampled from (where only one token is left, its logprob is 0)."""
+    asked = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "top_k": 1}
+    asked |= {"temperature": 1.0, "logprobs": True, "return_token_ids": True}
+    response = await client.post(_CHAT, json=asked)
+    if response.is_error:
+        raise EngineError(f"it refused a plain call: {reason_of(response)}")
+    try:
+        answer: dict[str, Json] = response.json()
+        choice = answer["choices"][0]
+        with_ids = answer.get("prompt_token_ids") and choice.get("token_ids")
+        logprob = float(choice["logprobs"]["content"][0]["logprob"])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        shape = f"{type(error).__name__}: {error}"
+        raise EngineError(f"its answer is not of vLLM's dialect ({shape}): {response.text[:500]}") from error
+    if not with_ids:
+        raise EngineError("its answers have no token ids: it must be vLLM 0.10.2 or newer")
+    if abs(logprob) > 1e-3:
+        raise EngineError(
+            f"its logprobs are those of raw logits ({logprob:.3f} for the only token that top_k=1 allows): start vLLM with "
+            "--logprobs-mode processed_logprobs"
+        )
+
+
+async def healthy(client: httpx.AsyncClient) -> bool:
+    """Whether it answers its health check within ten seconds."""
+    try:
+        return (await client.get("/health", timeout=10.0)).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def reason_of(response: httpx.Response) -> str:
+    """What an error answer says, in OpenAI's shape or not."""
+    try:
+        return str(json.loads(response.text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {response.status_code}: {response.text[:500]}"
+
+
+def _authorization(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"authorization": f"Bearer {key}"}

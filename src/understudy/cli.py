@@ -88,6 +88,7 @@ def train(
     ),
     learning_rate: Annotated[float, typer.Option(help="AdamW's rate")] = TrainConfig().learning_rate,
     loss: Annotated[str, typer.Option(help=", ".join(get_args(LossName)))] = TrainConfig().loss,
+    overlap: Annotated[bool, typer.Option(help="go on with the next step's rollouts during an update")] = False,
     seed: Annotated[int, typer.Option(min=0, help="seed of the scenarios' order")] = 0,
     log: Annotated[Path | None, typer.Option(help="folder for rollouts and steps as JSONL")] = None,
     model: ModelName = None,
@@ -103,7 +104,7 @@ def train(
         "retries": retries,
         "patience": patience,
         "target_reward": target_reward,
-        "config": TrainConfig.parse(learning_rate=learning_rate, loss=loss, seed=seed),
+        "config": TrainConfig.parse(learning_rate=learning_rate, loss=loss, overlap=overlap, seed=seed),
         "seed": seed,
         **model_option(model, base_model),
     }

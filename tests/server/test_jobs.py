@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,13 @@ def call(call_id: str = "c", outputs: tuple[CallOutput, ...] = (output(),), **fi
 def built(
     calls: tuple[Call, ...],
     reward: float | None = 1.0,
-    tool_call_id: int | None = 99,
+    call_marks: Set[int] = frozenset({99}),
     exception: RolloutException | None = None,
     **fields: Any,
 ):
     request = TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("t",)),))
     record = TrajectoryRecord(id="t", model="m", reward=reward, exception=exception, started_at=1, ended_at=2, **fields)
-    return build_job(request, {"t": record}, {"t": calls}, tool_call_id).groups[0][0]
+    return build_job(request, {"t": record}, {"t": calls}, call_marks).groups[0][0]
 
 
 def test_a_sample_holds_the_recorded_tokens_and_nan_where_there_is_no_logprob() -> None:
@@ -81,6 +82,16 @@ def test_a_parse_failure_is_an_answer_with_the_tool_token_or_its_text_and_no_par
     assert [sample.parse_failure for sample in samples] == [False, True, True, False]
     without_tools = built((call(outputs=(by_token, by_text)),)).samples
     assert [sample.parse_failure for sample in without_tools] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "text", ['[TOOL_CALLS]find{"a"', '<|python_tag|>{"na', ' {"name": "find", "par', '<function=find>{"a": 1}']
+)
+def test_a_parse_failure_is_known_in_the_format_of_each_family(text: str) -> None:
+    (sample,) = built((call(outputs=(output(0, text),), tools=(TOOL,)),)).samples
+    assert sample.parse_failure
+    (answered,) = built((call(outputs=(output(0, 'it is {"name": "Ann"}'),), tools=(TOOL,)),)).samples
+    assert not answered.parse_failure
 
 
 def test_an_unscored_trajectory_may_be_empty_and_a_scored_one_may_not() -> None:

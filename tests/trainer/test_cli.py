@@ -47,8 +47,9 @@ class Agent:
         return Evaluation(3, 0.5, 2, 2, 0, 0.25, 0.0, 0.125, {"success": 0.5}, {"agent": 3})
 
     def say(self, method, scenarios, options):
-        shown = {name: getattr(value, "name", None) or getattr(value, "learning_rate", None) or value
-                 for name, value in options.items()}
+        shown = {name: getattr(value, "name", None) or value for name, value in options.items()}
+        if config := shown.get("config"):
+            shown["config"] = [config.learning_rate, config.overlap]
         print(json.dumps([method, len(scenarios), shown], default=repr))
 
 agent = Agent()
@@ -108,7 +109,8 @@ def test_options_reach_the_target_and_a_model_only_when_it_is_named(
 ) -> None:
     given = (
         "train app:agent --scenarios data.jsonl --steps 3 --eval data.jsonl --eval-every 2 --group-size 4 --retries 1 "
-        "--scenarios-per-step 2 --concurrency 5 --timeout 60 --patience 7 --target-reward 0.9 --learning-rate 0.5 --seed 6"
+        "--scenarios-per-step 2 --concurrency 5 --timeout 60 --patience 7 --target-reward 0.9 --learning-rate 0.5 --overlap "
+        "--seed 6"
     )
     assert called(given) == 0
     method, count, options = json.loads(capsys.readouterr().out)
@@ -123,7 +125,7 @@ def test_options_reach_the_target_and_a_model_only_when_it_is_named(
         "retries": 1,
         "patience": 7,
         "target_reward": 0.9,
-        "config": 0.5,
+        "config": [0.5, True],
         "seed": 6,
     }
     called("train app:agent --scenarios data.jsonl --model mine --base-model tiny")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,14 +28,14 @@ class BaseModel:
         """Whether `name` means this base: the same word, or the same folder."""
         return name == self.name or (name != "tiny" and Path(name).exists() and Path(name).resolve() == self.path)
 
-    def token_id(self, text: str) -> int | None:
-        """The id of a special token by the tokenizer's file; None when it is no special token."""
+    def special_tokens(self, texts: Sequence[str]) -> frozenset[int]:
+        """The ids of those texts that are special tokens by the tokenizer's file."""
         try:
             tokenizer = json.loads((self.path / "tokenizer.json").read_text("utf-8"))
         except (OSError, ValueError):
-            return None  # a slow tokenizer has no such file: text alone is looked at then
+            return frozenset()  # a slow tokenizer has no such file: text alone is looked at then
         added = cast(list[dict[str, Any]], tokenizer.get("added_tokens", []))
-        return next((int(token["id"]) for token in added if token.get("content") == text), None)
+        return frozenset(int(token["id"]) for token in added if token.get("content") in texts)
 
 
 def find(name: str) -> BaseModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from ..types import Call, CallOutput, CallStatus, Json
 from ..wire import TrainRequest, TrajectoryRecord
 from .errors import ApiError
 
-TOOL_CALL_TEXT = "<tool_call>"
-"""How a hermes tool call begins: one token of most vocabularies, or plain text."""
+CALL_MARKS = ("<tool_call>", "<|tool_call|>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
+"""How tool calls begin, in the formats of Qwen, Granite, Mistral, Llama and Qwen3-Coder: a special token, or plain text."""
+BARE_CALL = '{"name"'
+"""How Llama's begin where they have no mark."""
 TARGETS = frozenset({CallStatus.COMPLETE, CallStatus.TRUNCATED})
 _SHOWN = 5
 
@@ -44,11 +46,11 @@ def build_job(
     request: TrainRequest,
     records: Mapping[str, TrajectoryRecord],
     calls: Mapping[str, Sequence[Call]],
-    tool_call_id: int | None,
+    call_marks: Set[int],
 ) -> TrainJob:
     """The job of a request. Raises ApiError 400 for trajectories that are unknown, or when none has anything to train on.
 
-    `tool_call_id`: the base's token for `<tool_call>`, None where it is plain text.
+    `call_marks`: those of the base's tokens that are one of CALL_MARKS.
     """
     ids = check_ids(request)
     unknown = [trajectory_id for trajectory_id in ids if trajectory_id not in records]
@@ -60,7 +62,7 @@ def build_job(
             "unknown_trajectory",
         )
     built = {
-        trajectory_id: _trajectory(request.model, records[trajectory_id], calls.get(trajectory_id, ()), tool_call_id)
+        trajectory_id: _trajectory(request.model, records[trajectory_id], calls.get(trajectory_id, ()), call_marks)
         for trajectory_id in ids
     }
     scored = [each for each in built.values() if each.reward is not None and not each.failed]
@@ -94,11 +96,11 @@ def _why_empty(empty: Sequence[JobTrajectory], model: str, calls: Mapping[str, S
     return f"Trajectories with a reward but nothing to train on: {_some(ids)}: {why}"
 
 
-def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call], tool_call_id: int | None) -> JobTrajectory:
+def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call], call_marks: Set[int]) -> JobTrajectory:
     ours = [call for call in calls if call.model == model]
     unused = frozenset(record.unused)
     samples = [
-        replace(_sample(call, output, tool_call_id), weight=record.weights.get(call.id, 1.0), unused=call.id in unused)
+        replace(_sample(call, output, call_marks), weight=record.weights.get(call.id, 1.0), unused=call.id in unused)
         for call in ours
         if call.status in TARGETS and not call.late
         for output in call.outputs
@@ -115,7 +117,7 @@ def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call], too
     )
 
 
-def _sample(call: Call, output: CallOutput, tool_call_id: int | None) -> Sample:
+def _sample(call: Call, output: CallOutput, call_marks: Set[int]) -> Sample:
     parsed = bool(output.message.get("tool_calls"))
     return Sample(
         call_id=call.id,
@@ -127,15 +129,17 @@ def _sample(call: Call, output: CallOutput, tool_call_id: int | None) -> Sample:
         step=call.step,
         constrained=call.constrained,
         tool_call=parsed,
-        parse_failure=not parsed and bool(call.tools) and _looks_like_tool_call(output, tool_call_id),
+        parse_failure=not parsed and bool(call.tools) and _looks_like_tool_call(output, call_marks),
     )
 
 
-def _looks_like_tool_call(output: CallOutput, tool_call_id: int | None) -> bool:
-    if tool_call_id is not None and tool_call_id in output.token_ids:
+def _looks_like_tool_call(output: CallOutput, call_marks: Set[int]) -> bool:
+    if not call_marks.isdisjoint(output.token_ids):
         return True
     content: Json = output.message.get("content")
-    return isinstance(content, str) and TOOL_CALL_TEXT in content
+    if not isinstance(content, str):
+        return False
+    return content.lstrip().startswith(BARE_CALL) or any(mark in content for mark in CALL_MARKS)
 
 
 def _some(ids: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from . import app, banner
 from .auth import Guard, Key, is_loopback, key_for
 from .base_model import BaseModel, find
 from .engines import choose
-from .jobs import TOOL_CALL_TEXT
+from .jobs import CALL_MARKS
 from .learner import LearnerClient
 from .lock import DirectoryLock
 from .models import ModelRegistry
@@ -77,7 +77,7 @@ async def open_services(options: ServerOptions, base: BaseModel) -> Services:
             models,
             learner,
             options.dir / "jobs",
-            base.token_id(TOOL_CALL_TEXT),
+            base.special_tokens(CALL_MARKS),
             sampler,
             sleeps=engine.shares_gpu,
             max_staleness=engine.max_staleness,

@@ -267,6 +267,9 @@ def _with_adapter(model: PreTrainedModel, lora: LoraOptions, loader: Loader) -> 
             raise ConfigError(f"lora.target_modules {lora.target_modules!r}: {error}") from error
     if loader == "unsloth":
         unsloth_loader.prepare(wrapped)
+    elif model.device.type == "cuda":
+        # Layers keep only their inputs and are computed again on the way back: a third more computing, a fraction of the memory.
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     wrapped.eval()
     for name, module in wrapped.named_modules():
         if isinstance(module, LoraLayer) and not isinstance(module.get_base_layer(), nn.Linear):

@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 
 from .client.commands import convert_command, export_model, list_checkpoints, run_server
-from .client.doctor import examine
-from .client.doctor_page import as_json, console, show
 from .client.model import TrainableModel
 from .config import EngineOptions, LossName, TrainConfig, default_dir
+from .doctor.examine import examine
+from .doctor.page import as_json, console, show
 from .errors import ConfigError, MissingExtraError, UnderstudyError
 from .scenarios.loading import load_scenarios
 from .tracing.jsonl import JsonlSink

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .doctor import Report
-from .doctor_packages import Check, Status
+from .examine import Report
+from .packages import Check, Status
 
 TITLES = {
     "machine": "This machine",

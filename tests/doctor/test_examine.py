@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.client.doctor import Report, choose, device_checks, disk_check, examine, torch_checks
-from understudy.client.doctor_facts import Broken, Device, TorchFacts, ask
-from understudy.client.doctor_packages import KNOWN, Check, Installed, package_checks
 from understudy.config import EngineOptions
+from understudy.doctor.examine import Report, choose, device_checks, disk_check, examine, torch_checks
+from understudy.doctor.facts import Broken, Device, TorchFacts, ask
+from understudy.doctor.packages import KNOWN, Check, Installed, package_checks
 
 ROOT = Path(__file__).parents[2]
 AUTO = EngineOptions()

@@ -14,9 +14,9 @@ from pathlib import Path
 import understudy
 
 from ..config import EngineOptions
-from .doctor_facts import Broken, EngineFacts, TorchFacts, ask
-from .doctor_packages import KNOWN, Check, Installed, install, package_checks
-from .doctor_services import judge_checks, langfuse_checks, server_checks
+from .facts import Broken, EngineFacts, TorchFacts, ask
+from .packages import KNOWN, Check, Installed, install, package_checks
+from .services import judge_checks, langfuse_checks, server_checks
 
 try:
     import psutil  # with the extra `server`

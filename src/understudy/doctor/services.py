@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .commands import running_server
-from .doctor_packages import Check
+from ..client.commands import running_server
+from .packages import Check
 
 SECONDS = 5.0
 LANGFUSE_CLOUD = "https://cloud.langfuse.com"

@@ -76,9 +76,7 @@ def test_on_a_cpu_the_cache_holds_the_batch_and_one_call_that_does_not_fit_is_re
     per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * 4
     per_token *= config["hidden_size"] // config["num_attention_heads"]
     words = made("--max-model-len", "200", "--max-batch", "3", "--device", "cpu")
-    assert (
-        int(after("--kv-cache-memory-bytes", words)) == 4 * 256 * per_token
-    )  # blocks of 128 tokens, one call to spare
+    assert int(after("--kv-cache-memory-bytes", words)) == 4 * 224 * per_token  # blocks of 32 tokens, one call to spare
     shutil.copytree(tiny_policy(), tmp_path / "long")
     (tmp_path / "long" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10**9}))
     with pytest.raises(ConfigError, match=r"--max-model-len: one call of 1000000000 tokens takes .* give a shorter"):

@@ -10,8 +10,9 @@ import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import ConfigError
 
@@ -177,11 +178,47 @@ def _from_json(value: Any) -> Any:
 
 def _from_list(value: Any) -> Any:
     """A command line gives lists with commas between."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    parts = tuple(part.strip() for part in value.split(",") if part.strip())
+    if not parts:
+        raise ValueError("nothing is in the list: leave the option out")
+    return parts
 
 
 Gpus = Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], BeforeValidator(_from_list)]
-Urls = Annotated[tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+")], ...], BeforeValidator(_from_list)]
+
+
+def _server_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is none
+        good, parts = False, urlsplit("")
+    if not good or parts.query or parts.fragment or any(mark in value for mark in " ;\\"):
+        raise ValueError("a server's URL is such as http://127.0.0.1:8001")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("no name or password in the URL: the key is taken from VLLM_API_KEY")
+    return value.rstrip("/").removesuffix("/v1")
+
+
+def _different(values: tuple[str, ...]) -> tuple[str, ...]:
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise ValueError(f"given more than once: {', '.join(twice)}")
+    return values
+
+
+Urls = Annotated[
+    tuple[Annotated[str, AfterValidator(_server_url)], ...], AfterValidator(_different), BeforeValidator(_from_list)
+]
+
+
+OF_VLLM = ("max_loras", "max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args")
+OF_A_CHILD = (
+    *("max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args"),
+    *("inference_gpus", "max_model_len", "max_batch"),
+)
 
 
 class EngineOptions(Options):
@@ -227,13 +264,26 @@ class EngineOptions(Options):
     @model_validator(mode="after")
     def _one_engine(self) -> Self:
         if self.vllm_url and self.engine == "embedded":
-            raise ValueError("vllm_url: the engine is vllm then, not embedded")
+            raise ValueError("vllm_url: that is vLLM, and the engine is embedded")
+        if self.vllm_url:
+            self._refuse(OF_A_CHILD, "that is for the command line of the vLLM that runs already")
+        if self.engine == "embedded":
+            self._refuse(OF_VLLM, "that is an option of vLLM, and the engine is embedded")
         if len(self.train_gpus) > 1:
             raise ValueError(f"train_gpus: the learner uses one GPU (got {self.train_gpus})")
         sampling, training = set(self.inference_gpus), set(self.train_gpus)
         if sampling & training and sampling != training:
             raise ValueError("inference_gpus and train_gpus must be the same or have none in common")
         return self
+
+    def given(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the options that say something else than their default."""
+        usual = type(self).model_construct()
+        return tuple(name for name in names if getattr(self, name) != getattr(usual, name))
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name in self.given(names):
+            raise ValueError(f"{name}: {why}")
 
 
 class ServerOptions(Options):

@@ -35,7 +35,8 @@ def parse(argv: Sequence[str]) -> ServerOptions:
 def _fault(fault: Any) -> str:
     place = fault["loc"][1:] if fault["loc"][:1] == ("engine",) else fault["loc"]
     if not place:  # a fault of several options: the message names them
-        return str(fault["ctx"]["error"])
+        name, mark, rest = str(fault["ctx"]["error"]).partition(": ")
+        return f"{_flag(name)}{mark}{rest}" if name in EngineOptions.model_fields else name + mark + rest
     return f"{_flag(str(place[0]))}: {fault['msg']} (got {fault['input']!r})"
 
 

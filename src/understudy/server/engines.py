@@ -11,7 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..config import EngineName, EngineOptions
+from ..config import OF_VLLM, EngineName, EngineOptions
 from ..devices import Gpu, chosen, gpus
 from ..engine.protocol import SAMPLER_MODULES
 from ..errors import ConfigError
@@ -20,7 +20,7 @@ from .models import MAX_RANK
 from .sampler import SamplerClient
 from .sampler_child import ChildSampler
 from .sampler_http import SERVED_NAME
-from .sampler_running import RunningSampler, SamplerPool
+from .sampler_running import RunningSampler, SamplerPool, key
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +113,7 @@ class Engine:
 def choose(options: EngineOptions, *, trains: bool) -> Engine:
     """The engine that the options mean on this machine. Raises ConfigError."""
     if options.vllm_url:
+        key()  # one that cannot be sent is told at once
         return Engine("vllm", options, quirks=Quirks(grammar_for_strict_tools=True))
     found = () if options.device == "cpu" else gpus()
     sampling = options.inference_gpus or options.train_gpus
@@ -123,6 +124,8 @@ def choose(options: EngineOptions, *, trains: bool) -> Engine:
     options = options.model_copy(update={"inference_gpus": sampling, "train_gpus": training})
     name = options.engine if options.engine != "auto" else _automatic(found)
     if name == "embedded":
+        if unused := options.given(OF_VLLM):
+            log.warning("The embedded engine samples, and has no use for %s", ", ".join(unused))
         return Engine(name, options)
     if not found:
         log.warning("vLLM on a CPU ends when many calls have a seed: seeds are left out")

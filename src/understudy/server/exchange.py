@@ -9,7 +9,7 @@ import asyncio
 import logging
 import string
 from collections.abc import AsyncIterator, Callable
-from typing import cast
+from typing import TypeVar, cast
 from urllib.parse import quote
 
 import aiohttp
@@ -30,6 +30,7 @@ from .sampler import SamplerClient
 from .sampler_http import Reply
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 CALL_HEADER = "x-understudy-call"
 _DONE = b"data: [DONE]\n\n"
@@ -96,7 +97,7 @@ class ChatExchange(Response):
         try:
             await self._send_on(payload, call, sampled, send)
         except ApiError as error:
-            if not self._request.fit or error.param not in LENGTHS:
+            if not self._request.fit or error.param not in LENGTHS or self._started or sampled.choices:
                 raise
             without = {name: value for name, value in payload.items() if name not in LENGTHS}
             await self._send_on(without, call, sampled, send)  # up to the end of the context
@@ -114,31 +115,34 @@ class ChatExchange(Response):
         if reply.status != 200:
             raise _refusal(reply.status, reply.content)
         answer = _object(reply.content)
-        kept = None
         if call is not None:
             _understood(sampled.add_answer, answer)
             sampled.check(self._request.choices)
             kept = await self._recorder.keep(call, sampled)
-        await self._send_json(shown(answer, self._request, kept), kept, send)
+            await self._send_json(shown(answer, self._request, kept), kept, send)
+        else:
+            await self._send_json(_understood(self._shown, answer), None, send)
 
     async def _relay(
         self, response: aiohttp.ClientResponse, call: OpenCall | None, sampled: Sampled, send: Send
     ) -> None:
         """Pass chunks on as they come; those that finish a choice wait until the call is durable."""
         held: list[Answer] = []
+        finished = set[int]()
         async for events in _events(response):
             ready: list[Answer] = []
             try:
-                for chunk in events:
+                for chunk in map(_object, events):
                     if "error" in chunk:
                         raise _engine_error(chunk)
+                    going_on, finishing = _understood(split, chunk)
+                    finished |= _understood(_indices, finishing or {})
                     if call is None or call.settled:
-                        ready.append(shown(chunk, self._request, None))
+                        ready.append(_understood(self._shown, chunk))
                         continue
                     _understood(sampled.add_chunk, chunk)
-                    going_on, finishing = split(chunk)
                     if going_on is not None:
-                        ready.append(shown(going_on, self._request, None))
+                        ready.append(self._shown(going_on))
                     if finishing is not None:
                         held.append(finishing)
                     if sampled.finished(self._request.choices):
@@ -147,12 +151,15 @@ class ChatExchange(Response):
                         ready.extend(shown(item, self._request, kept) for item in held)
             finally:  # what came before an error is shown before it
                 await self._send_chunks(ready, call, send)
-        if call is not None and not call.settled:
+        if len(finished) < self._request.choices:
             raise EngineError(
-                f"the sampler's stream ended after {len(sampled.choices)} choices of {self._request.choices}, "
-                "not all of them finished"
+                f"the sampler's stream ended after {len(finished)} of {self._request.choices} choices had finished"
             )
         await self._end(_DONE, send)
+
+    def _shown(self, answer: Answer) -> Answer:
+        """An answer that bears no call's mark."""
+        return shown(answer, self._request, None)
 
     async def _replay(self, call: Call, send: Send) -> None:
         if not self._request.stream:
@@ -219,16 +226,16 @@ async def _until_gone(receive: Receive) -> None:
         continue
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[list[Answer]]:
-    """The JSON events of a stream, those that arrived together as one list. Ends at [DONE]."""
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
+    """The events of a stream, those that arrived together as one list. Ends at [DONE]."""
     rest = b""
     async for piece in response.content.iter_any():
         *lines, rest = (rest + piece).split(b"\n")
         events = [line[5:].strip() for line in lines if line.startswith(b"data:")]
         if b"[DONE]" in events:
-            yield [_object(event) for event in events[: events.index(b"[DONE]")]]
+            yield [event for event in events[: events.index(b"[DONE]")] if event]
             return
-        yield [_object(event) for event in events]
+        yield [event for event in events if event]
 
 
 def _object(raw: bytes) -> Answer:
@@ -241,9 +248,13 @@ def _object(raw: bytes) -> Answer:
     return cast(Answer, answer)
 
 
-def _understood(take: Callable[[Answer], None], answer: Answer) -> None:
+def _indices(chunk: Answer) -> set[int]:
+    return {int(item["index"]) for item in chunk.get("choices", ())}
+
+
+def _understood(take: Callable[[Answer], R], answer: Answer) -> R:
     try:
-        take(answer)
+        return take(answer)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         shape = f"{type(error).__name__}: {error}"
         raise EngineError(f"the sampler's answer is not of vLLM's dialect ({shape}): {shortened(answer)}") from error

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from pydantic import ValidationError
+
 from ..errors import StoreError
 from ..types import Call, CallStatus, new_id
 from .chat_request import ChatRequest
@@ -110,7 +112,6 @@ class Recorder:
             await asyncio.wait(running)
 
     async def _write(self, call: OpenCall, sampled: Sampled, unfinished: CallStatus, error: str | None) -> Call:
-        call.settled = True
         outputs = sampled.outputs(unfinished)
         status = unfinished if error is not None else status_of(outputs)
         request = call.request
@@ -131,10 +132,15 @@ class Recorder:
             started_at=call.started_at,
             ended_at=time.time(),
         )
+        call.settled = True
         return await self._store.add_call(record, request.idempotency_key if status in USABLE else None)
 
     async def _write_or_log(self, call: OpenCall, sampled: Sampled, status: CallStatus, reason: str) -> None:
         try:
-            await self._write(call, sampled, status, reason)
+            try:
+                await self._write(call, sampled, status, reason)
+            except ValidationError as error:  # the answer is of no shape that can be kept: that it failed can
+                log.error("call %s: what the sampler answered cannot be recorded: %s", call.id, error)
+                await self._write(call, Sampled(), status, reason)
         except StoreError as error:
             log.error("call %s of trajectory %r is not recorded: %s", call.id, call.trajectory_id, error)

@@ -30,6 +30,7 @@ class SampledChoice:
         ids = choice.get("token_ids")
         if ids is None:
             return
+        _check_ids(ids)
         self.ids_seen = True
         logprobs = cast(dict[str, Json], choice.get("logprobs") or {})
         self.token_ids.extend(ids)
@@ -87,7 +88,7 @@ class Sampled:
 
     def add_answer(self, answer: dict[str, Json]) -> None:
         """Take a whole answer."""
-        self.prompt_ids = answer.get("prompt_token_ids")
+        self._add_prompt(answer)
         for item in answer["choices"]:
             choice = self.choice(int(item["index"]))
             choice.add_tokens(item)
@@ -97,13 +98,18 @@ class Sampled:
 
     def add_chunk(self, chunk: dict[str, Json]) -> None:
         """Take one chunk of a stream."""
-        if chunk.get("prompt_token_ids") is not None:
-            self.prompt_ids = chunk["prompt_token_ids"]
+        self._add_prompt(chunk)
         for item in chunk.get("choices") or ():
             choice = self.choice(int(item["index"]))
             choice.add_tokens(item)
             choice.add_delta(item.get("delta") or {})
             choice.finish_reason = item.get("finish_reason") or choice.finish_reason
+
+    def _add_prompt(self, answer: dict[str, Json]) -> None:
+        ids = answer.get("prompt_token_ids")
+        if ids is not None:
+            _check_ids(ids)
+            self.prompt_ids = ids
 
     def choice(self, index: int) -> SampledChoice:
         """The choice of this index, made where it is new."""
@@ -128,6 +134,11 @@ class Sampled:
     def outputs(self, unfinished: CallStatus) -> tuple[CallOutput, ...]:
         """The choices in order of index."""
         return tuple(self.choices[index].output(unfinished) for index in sorted(self.choices))
+
+
+def _check_ids(ids: Json) -> None:
+    if not isinstance(ids, list) or not all(type(each) is int for each in cast(list[Json], ids)):
+        raise TypeError("token ids are integers")
 
 
 def aligned(ids: Sequence[int], content: Sequence[dict[str, Json] | None]) -> list[float | None]:

@@ -20,13 +20,11 @@ import orjson
 
 from ..errors import EngineError
 from ..types import Json
-from .sampler_http import BROKEN, SERVED_NAME, Reply, asking, calling, chat, reason_of
+from .sampler_http import BROKEN, SERVED_NAME, CallClient, Reply, asking, broken, reason_of
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
 
-MAX_STARTS = 3
-"""Starts in a row that may fail before waiting calls fail with the reason."""
 RETRY_SECONDS = 15.0
 """After that many seconds a sampler that could not be reached is tried again, when a call needs it."""
 
@@ -38,9 +36,13 @@ class SamplerClient:
 
     served_name = SERVED_NAME
     """Its own name for the base."""
+    max_starts = 3
+    """Starts in a row that may fail before waiting calls fail with the reason."""
+    has_others = False
+    """Whether a call that it cannot answer goes to another one, instead of waiting for it."""
 
     def __init__(self) -> None:
-        self._client: aiohttp.ClientSession | None = None
+        self._client: CallClient | None = None
         self._control: httpx.AsyncClient | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._adapters: dict[str, Path] = {}
@@ -116,9 +118,12 @@ class SamplerClient:
         """A whole chat completion, whatever its status. Retried once when the sampler died under it."""
         body = self._body(payload)
 
-        async def asked(client: aiohttp.ClientSession) -> Reply:
-            async with await chat(client, body) as response:
+        async def asked(client: CallClient) -> Reply:
+            response = await client.open(body)
+            try:
                 return Reply(response.status, await response.read())
+            finally:
+                client.done(response)
 
         async with self._turn():
             return await self._with_retry(asked)
@@ -127,14 +132,18 @@ class SamplerClient:
     async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[aiohttp.ClientResponse]:
         """A streamed chat completion, open at its first bytes. Leaving the context cancels it in the engine."""
         body = self._body(payload)
+
+        async def opened(client: CallClient) -> tuple[CallClient, aiohttp.ClientResponse]:
+            return client, await client.open(body)
+
         async with self._turn():
-            response = await self._with_retry(lambda client: chat(client, body))
+            client, response = await self._with_retry(opened)
             try:
                 yield response
             except aiohttp.ClientError as error:
                 raise EngineError(await self._death(error)) from error
             finally:
-                response.close()
+                client.done(response)
 
     @asynccontextmanager
     async def asleep(self) -> AsyncGenerator[None]:
@@ -212,14 +221,16 @@ class SamplerClient:
         while True:
             try:
                 await self._launch()
-            except EngineError as error:
+            except Exception as error:  # whoever waits must hear of it; one that is not foreseen is logged whole
+                known = isinstance(error, EngineError)
+                reason = str(error) if known else f"The sampler could not be started: {type(error).__name__}: {error}"
                 failures += 1
-                if self._restarts:
-                    log.error("%s", error)
-                if failures < MAX_STARTS and self._restarts:
+                if self._restarts or not known:
+                    log.error("%s", reason, exc_info=None if known else error)
+                if failures < self.max_starts and self._restarts:
                     await asyncio.sleep(failures)
                     continue
-                await self._give_up(str(error))
+                await self._give_up(reason)
                 failures = 0
                 self._restarts += 1
                 continue
@@ -243,7 +254,7 @@ class SamplerClient:
 
     async def _death(self, error: Exception) -> str:
         """Why a connection broke, in words."""
-        return f"the connection to the sampler broke: {type(error).__name__}: {error}"
+        return f"the connection to the sampler broke: {broken(error)}"
 
     def _body(self, payload: Mapping[str, Json]) -> bytes:
         if payload["model"] == SERVED_NAME != self.served_name:
@@ -275,7 +286,7 @@ class SamplerClient:
 
     def _connect(self, url: str, *, socket: Path | None = None, key: str | None = None) -> httpx.AsyncClient:
         """Open both ways to it, and give that of questions."""
-        self._client = calling(url, socket=socket, key=key)
+        self._client = CallClient(url, socket=socket, key=key)
         self._control = asking(url, socket=socket, key=key)
         return self._control
 
@@ -285,7 +296,7 @@ class SamplerClient:
         if self._control is not None:
             await self._control.aclose()
 
-    async def _with_retry(self, send: Callable[[aiohttp.ClientSession], Awaitable[R]]) -> R:
+    async def _with_retry(self, send: Callable[[CallClient], Awaitable[R]]) -> R:
         for attempt in (1, 2):
             await self.ready()
             client = self._client
@@ -296,6 +307,8 @@ class SamplerClient:
                 if isinstance(error, RuntimeError) and not client.closed:
                     raise
                 reason = await self._death(error)
+                if self.has_others and self.state != "ok":
+                    raise EngineError(reason) from error
                 if attempt == 2:
                     raise EngineError(f"The call was tried twice: {reason}") from error
                 log.warning("A call is tried again: %s", reason)

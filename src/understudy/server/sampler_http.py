@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ CALLS, QUESTIONS = 2048, 16
 BROKEN = (aiohttp.ClientError, httpx.TransportError)
 """What a connection that broke raises: of calls, of questions."""
 
-_CHAT = "/v1/chat/completions"
+_CHAT = "v1/chat/completions"
 _IDLE_SECONDS = 3.0
 """An idle connection is dropped here before the other side does so: uvicorn and vLLM wait five seconds."""
 _CONNECT_SECONDS = 10.0
+_QUESTION_SECONDS = 600.0
+"""Loading a large adapter from a slow disk takes minutes, and so does a first call."""
+_WATCH_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -34,21 +38,68 @@ class Reply:
     content: bytes
 
 
-def calling(url: str, *, socket: Path | None = None, key: str | None = None) -> aiohttp.ClientSession:
-    """The client of calls, without time limit for answers: aiohttp, which parses in C and takes a third of the computing
-    that httpx does for a call. Through a Unix socket where one is given."""
-    connector = (
-        aiohttp.TCPConnector(limit=CALLS, keepalive_timeout=_IDLE_SECONDS)
-        if socket is None
-        else aiohttp.UnixConnector(str(socket), limit=CALLS, keepalive_timeout=_IDLE_SECONDS)
-    )
-    return aiohttp.ClientSession(
-        url,
-        connector=connector,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-        headers={"content-type": "application/json"} | _authorization(key),
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )
+class CallClient:
+    """The client of calls, without time limit for answers, through a Unix socket where one is given.
+
+    It is aiohttp, which parses in C and takes a third of the computing that httpx does for a call. But it leaves whoever
+    reads a body waiting for ever when the connection is closed on this side, be it for an answer that is not HTTP: such
+    bodies are failed here.
+    """
+
+    def __init__(self, url: str, *, socket: Path | None = None, key: str | None = None) -> None:
+        connector = (
+            aiohttp.TCPConnector(limit=CALLS, keepalive_timeout=_IDLE_SECONDS)
+            if socket is None
+            else aiohttp.UnixConnector(str(socket), limit=CALLS, keepalive_timeout=_IDLE_SECONDS)
+        )
+        self._session = aiohttp.ClientSession(
+            url + "/",
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            headers={"content-type": "application/json"} | _authorization(key),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        self._open: set[aiohttp.ClientResponse] = set()
+        self._watch = asyncio.create_task(self._fail_cut_off(), name="sampler-connections")
+
+    @property
+    def closed(self) -> bool:
+        return self._session.closed
+
+    async def open(self, body: bytes) -> aiohttp.ClientResponse:
+        """A chat completion, whole or streamed, at its first bytes; to be given back to `done`. Raises
+        aiohttp.ClientError, and EngineError for a redirect."""
+        # Plain bytes would be written in one piece, of which aiohttp warns where they are many.
+        response = await self._session.post(_CHAT, data=io.BytesIO(body), allow_redirects=False)
+        if 300 <= response.status < 400:
+            place = response.headers.get("location")
+            response.close()
+            raise EngineError(f"the sampler answered with status {response.status}, a redirect to {place!r}")
+        self._open.add(response)
+        return response
+
+    def done(self, response: aiohttp.ClientResponse) -> None:
+        """Its connection is used again if it was read to its end, else closed, which cancels the call in the engine."""
+        self._open.discard(response)
+        response.close()
+
+    async def close(self) -> None:
+        """Fails what is being read."""
+        self._watch.cancel()
+        await self._session.close()
+        self._fail()
+
+    async def _fail_cut_off(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            self._fail()
+
+    def _fail(self) -> None:
+        for response in self._open:
+            transport = response.connection.transport if response.connection is not None else None
+            unfinished = not response.content.is_eof() and response.content.exception() is None
+            if unfinished and (transport is None or transport.is_closing()):
+                response.content.set_exception(aiohttp.ClientPayloadError("it ended within an answer"))
 
 
 def asking(url: str, *, socket: Path | None = None, key: str | None = None) -> httpx.AsyncClient:
@@ -58,15 +109,10 @@ def asking(url: str, *, socket: Path | None = None, key: str | None = None) -> h
     return httpx.AsyncClient(
         base_url=url,
         transport=httpx.AsyncHTTPTransport(uds=uds, limits=limits, trust_env=False),
-        timeout=httpx.Timeout(connect=_CONNECT_SECONDS, read=None, write=60.0, pool=None),
+        timeout=httpx.Timeout(connect=_CONNECT_SECONDS, read=_QUESTION_SECONDS, write=60.0, pool=None),
         headers=_authorization(key),
         trust_env=False,
     )
-
-
-async def chat(client: aiohttp.ClientSession, body: bytes) -> aiohttp.ClientResponse:
-    """A chat completion, whole or streamed, open at its first bytes."""
-    return await client.post(_CHAT, data=io.BytesIO(body))  # aiohttp warns of large bodies as plain bytes
 
 
 async def checked(client: httpx.AsyncClient, model: str) -> None:
@@ -74,7 +120,7 @@ async def checked(client: httpx.AsyncClient, model: str) -> None:
     distribution that was sampled from (where only one token is left, its logprob is 0)."""
     asked = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "top_k": 1}
     asked |= {"temperature": 1.0, "logprobs": True, "return_token_ids": True}
-    response = await client.post(_CHAT, json=asked)
+    response = await client.post("/" + _CHAT, json=asked)
     if response.is_error:
         raise EngineError(f"it refused a plain call: {reason_of(response)}")
     try:
@@ -100,6 +146,13 @@ async def healthy(client: httpx.AsyncClient) -> bool:
         return (await client.get("/health", timeout=10.0)).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def broken(error: Exception) -> str:
+    """What broke a connection, in words."""
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "it ended within an answer"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def reason_of(response: httpx.Response) -> str:

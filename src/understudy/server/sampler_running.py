@@ -7,16 +7,16 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
 import httpx
 
-from ..errors import EngineError
+from ..errors import ConfigError, EngineError
 from ..types import Json
 from .sampler import SamplerClient, State
-from .sampler_http import Reply, checked, healthy
+from .sampler_http import Reply, broken, checked, healthy, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +24,33 @@ KEY_VARIABLE = "VLLM_API_KEY"
 CONNECT_SECONDS = 60.0
 """How long calls wait for a vLLM that does not answer, before they fail with the reason."""
 ASK_SECONDS = 2.0
+MISSES = 3
+"""Health checks in a row without an answer after which one is gone; the first, when a call's connection broke."""
+_NAME_SECONDS = 10.0
+
+
+def key() -> str | None:
+    """The key of running vLLM servers. Raises ConfigError for what cannot be sent."""
+    text = os.environ.get(KEY_VARIABLE, "").strip()
+    if not (text.isascii() and text.isprintable()):
+        raise ConfigError(f"{KEY_VARIABLE}: a key has printable ASCII characters only")
+    return text or None
 
 
 class RunningSampler(SamplerClient):
     """A vLLM at `url`, whose key is in VLLM_API_KEY. It reads adapters from this machine's folders: same disk, same path."""
 
+    max_starts = 1
+
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._gone = asyncio.Event()
 
     # ---- inside
 
     async def _launch(self) -> None:
-        await self._close_clients()
-        control = self._connect(self.url, key=os.environ.get(KEY_VARIABLE))
+        control = self._control or self._connect(self.url, key=key())  # kept: calls may be running
         deadline = time.monotonic() + CONNECT_SECONDS
         while not await healthy(control):
             if time.monotonic() > deadline:
@@ -49,27 +62,43 @@ class RunningSampler(SamplerClient):
             self.served_name = await self._base_name(control)
             await checked(control, self.served_name)
             await self._reload()
-        except (EngineError, httpx.TransportError, ValueError, KeyError, TypeError) as error:
-            raise EngineError(f"vLLM at {self.url} cannot be used: {error}") from error
+        except (EngineError, httpx.HTTPError) as error:
+            raise EngineError(f"vLLM at {self.url} cannot be used: {error or type(error).__name__}") from error
 
     async def _base_name(self, client: httpx.AsyncClient) -> str:
-        response = await client.get("/v1/models")
+        response = await client.get("/v1/models", timeout=_NAME_SECONDS)
         if response.status_code == 401:
-            raise EngineError(f"it wants a key: set {KEY_VARIABLE}")
-        bases = [model for model in response.json()["data"] if model.get("parent") is None]
-        log.info("vLLM at %s serves %s (%s)", self.url, bases[0]["id"], bases[0].get("root"))
-        return str(bases[0]["id"])
+            raise EngineError(
+                f"it refuses the key in {KEY_VARIABLE}" if key() else f"it wants a key: set {KEY_VARIABLE}"
+            )
+        if response.is_error:
+            raise EngineError(f"GET /v1/models: {reason_of(response)}")
+        try:
+            base = next(model for model in response.json()["data"] if model.get("parent") is None)
+            name, root = str(base["id"]), base.get("root")
+        except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+            raise EngineError(f"GET /v1/models names no base model: {response.text[:200]!r}") from error
+        log.info("vLLM at %s serves %s (%s)", self.url, name, root)
+        return name
 
     async def _until_dead(self) -> str:
         assert self._control is not None, "launched before"
-        while await healthy(self._control):
-            await asyncio.sleep(ASK_SECONDS)
+        self._gone.clear()
+        misses = 0
+        while misses < MISSES:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), ASK_SECONDS)
+                break
+            misses = 0 if await healthy(self._control) else misses + 1
         return f"vLLM at {self.url} answers no more; waiting for it"
 
     async def _death(self, error: Exception) -> str:
+        """One that gives no health either is gone: the supervisor is told, so that a retry waits for it."""
         if self._state == "ok" and (self._control is None or not await healthy(self._control)):
-            await self._become("starting")
-        return f"vLLM at {self.url} broke the connection: {type(error).__name__}: {error}"
+            self._gone.set()
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._state != "ok")
+        return f"vLLM at {self.url} broke the connection: {broken(error)}"
 
 
 class SamplerPool(SamplerClient):
@@ -78,6 +107,8 @@ class SamplerPool(SamplerClient):
     def __init__(self, members: Sequence[SamplerClient]) -> None:
         super().__init__()
         self._members = members
+        for member in members:
+            member.has_others = True
 
     @property
     def state(self) -> State:
@@ -132,8 +163,17 @@ class SamplerPool(SamplerClient):
 
     @asynccontextmanager
     async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[aiohttp.ClientResponse]:
-        async with (await self._next()).stream(payload) as response:
-            yield response
+        for others in range(len(self._members) - 1, -1, -1):
+            member = await self._next()
+            async with AsyncExitStack() as stack:
+                try:
+                    response = await stack.enter_async_context(member.stream(payload))
+                except EngineError:
+                    if member.state == "ok" or not others:
+                        raise
+                    continue
+                yield response
+                return
 
     async def load(self, adapter: str, folder: Path) -> None:
         """Into each that is there; the others load it when they are. Raises EngineError."""

@@ -48,6 +48,9 @@ def test_engine_args_are_vllms_own_options_and_go_before_ours() -> None:
 def test_an_engine_arg_that_is_ours_to_say_is_refused_with_the_option_that_says_it() -> None:
     with pytest.raises(ConfigError, match="engine_args: 'max-num-seqs' is not to be given there: --max-batch"):
         made("--engine-args", '{"max_num_seqs": 4}')
+    for name in ("no-enable-lora", "config"):
+        with pytest.raises(ConfigError, match=f"engine_args: '{name}' is not to be given there"):
+            made("--engine-args", json.dumps({name: True}))
 
 
 def test_on_gpus_it_may_sleep_where_they_are_shared_and_takes_the_share_that_was_measured() -> None:

@@ -67,6 +67,7 @@ OURS = {
     "dtype": "--dtype",
     "max-model-len": "--max-model-len",
     "max-num-seqs": "--max-batch",
+    "config": "give its arguments themselves",
     "enable-sleep-mode": "it is on where sampling and training share a GPU",
 }
 """vLLM's arguments that engine_args may not hold, and what says the same here."""
@@ -173,8 +174,8 @@ def _cache_bytes(options: argparse.Namespace, dtype: str) -> int:
 def _theirs(given: Mapping[str, Json]) -> dict[str, Json]:
     named = {name.lstrip("-").replace("_", "-"): value for name, value in given.items()}
     for name in named:
-        if name in OURS:
-            raise ConfigError(f"engine_args: {name!r} is not to be given there: {OURS[name]}")
+        if (ours := OURS.get(name.removeprefix("no-"))) is not None:
+            raise ConfigError(f"engine_args: {name!r} is not to be given there: {ours}")
     return named
 
 

@@ -63,7 +63,7 @@ class RunningSampler(SamplerClient):
             await checked(control, self.served_name)
             await self._reload()
         except (EngineError, httpx.HTTPError) as error:
-            raise EngineError(f"vLLM at {self.url} cannot be used: {error or type(error).__name__}") from error
+            raise EngineError(f"vLLM at {self.url} cannot be used: {str(error) or type(error).__name__}") from error
 
     async def _base_name(self, client: httpx.AsyncClient) -> str:
         response = await client.get("/v1/models", timeout=_NAME_SECONDS)

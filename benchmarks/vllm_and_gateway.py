@@ -1,4 +1,4 @@
-"""A vLLM on TCP, and Understudy's server in front of that very process: what benchmarks/gateway.py starts."""
+"""A vLLM on TCP, and Understudy's server in front of that very process: what benchmarks/gateway.py and swap.py start."""
 
 from __future__ import annotations
 

@@ -190,13 +190,16 @@ Gpus = Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], BeforeValidat
 
 
 def _server_url(value: str) -> str:
+    """Without a trailing slash, and without the `/v1` that clients of OpenAI are given."""
+    wrong = ValueError("a server's URL is such as http://127.0.0.1:8001")
     try:
-        parts = urlsplit(value)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is none
-        good, parts = False, urlsplit("")
-    if not good or parts.query or parts.fragment or any(mark in value for mark in " ;\\"):
-        raise ValueError("a server's URL is such as http://127.0.0.1:8001")
+        parts, port = urlsplit(value), urlsplit(value).port
+    except ValueError as error:
+        raise wrong from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise wrong
+    if parts.query or parts.fragment or any(mark in value for mark in " ;\\"):
+        raise wrong
     if parts.username is not None or parts.password is not None:
         raise ValueError("no name or password in the URL: the key is taken from VLLM_API_KEY")
     return value.rstrip("/").removesuffix("/v1")
@@ -213,12 +216,18 @@ Urls = Annotated[
     tuple[Annotated[str, AfterValidator(_server_url)], ...], AfterValidator(_different), BeforeValidator(_from_list)
 ]
 
-
 OF_VLLM = ("max_loras", "max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args")
-OF_A_CHILD = (
-    *("max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args"),
-    *("inference_gpus", "max_model_len", "max_batch"),
+"""What the embedded engine has no use for."""
+OF_OUR_VLLM = (
+    "max_lora_rank",
+    "tool_call_parser",
+    "reasoning_parser",
+    "engine_args",
+    "inference_gpus",
+    "max_model_len",
+    "max_batch",
 )
+"""What a vLLM that runs already was told on its own command line."""
 
 
 class EngineOptions(Options):
@@ -257,7 +266,9 @@ class EngineOptions(Options):
     )
     vllm_url: Urls = Field(default=(), description="vLLM servers that run already, with commas between")
     threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of each engine process; None: torch's choice"
+        default=None,
+        ge=1,
+        description="CPU threads of each engine process; None: torch's choice, in vLLM all cores but one",
     )
     deterministic: bool = Field(default=False, description="torch's deterministic algorithms in the learner")
 
@@ -266,7 +277,7 @@ class EngineOptions(Options):
         if self.vllm_url and self.engine == "embedded":
             raise ValueError("vllm_url: that is vLLM, and the engine is embedded")
         if self.vllm_url:
-            self._refuse(OF_A_CHILD, "that is for the command line of the vLLM that runs already")
+            self._refuse(OF_OUR_VLLM, "that is for the command line of the vLLM that runs already")
         if self.engine == "embedded":
             self._refuse(OF_VLLM, "that is an option of vLLM, and the engine is embedded")
         if len(self.train_gpus) > 1:

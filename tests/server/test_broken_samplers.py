@@ -109,8 +109,8 @@ async def test_an_answer_in_transit_ends_when_the_connections_to_the_sampler_are
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (event(HEAD, prompt_token_ids=[1]) + event(WORD), "ended after 0 of 1 choices"),
-        (b": nothing\n\n", "ended after 0 of 1 choices"),
+        (event(HEAD, prompt_token_ids=[1]) + event(WORD), "choices of 1, not all of them finished"),
+        (b": nothing\n\n", "choices of 1, not all of them finished"),
         (event(HEAD, prompt_token_ids=[1]) + event("x"), "not of vLLM's dialect"),
         (event(HEAD, prompt_token_ids=[1]) + event(WORD) + b"data: {broken\n\n", "not JSON"),
     ],
@@ -149,6 +149,14 @@ async def test_ids_that_are_no_integers_are_refused_and_the_call_is_recorded_as_
     assert answer.status_code == 502 and "token ids are integers" in answer.text
     (call,) = await gateway.calls("t1")
     assert call.status == CallStatus.FAILED
+
+
+async def test_an_answer_of_no_shape_that_can_be_kept_leaves_a_failed_call(gateway: Gateway) -> None:
+    gateway.sampler.turns.append(Turn((Choice(finish_reason=5),)))  # type: ignore[arg-type]
+    answer = await gateway.chat(T1)
+    assert answer.status_code == 500
+    (call,) = await gateway.calls("t1")
+    assert (call.status, call.outputs) == (CallStatus.FAILED, ())
 
 
 async def test_a_stream_that_has_begun_is_not_asked_for_again_without_its_length(gateway: Gateway) -> None:
@@ -191,7 +199,7 @@ async def test_one_missed_health_check_is_no_end_and_three_are(monkeypatch: pyte
             assert client.restarts == restarts
 
 
-async def test_calls_that_run_outlive_a_blink(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_that_run_outlive_a_blink() -> None:
     gate = asyncio.Event()
     async with scripted_sampler() as scripted, running(scripted) as client, asyncio.timeout(20):
         await client.ready()

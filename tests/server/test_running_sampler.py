@@ -27,7 +27,7 @@ async def running(count: int = 1, **script: Any) -> AsyncIterator[tuple[list[Scr
         scripted = [await stack.enter_async_context(scripted_sampler()) for _ in range(count)]
         for each in scripted:
             vars(each).update(script)
-        members = [RunningSampler(each.url + "/v1/") for each in scripted]
+        members = [RunningSampler(each.url) for each in scripted]
         client = members[0] if count == 1 else SamplerPool(members)
         client.start()
         try:

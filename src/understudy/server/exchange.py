@@ -128,19 +128,17 @@ class ChatExchange(Response):
     ) -> None:
         """Pass chunks on as they come; those that finish a choice wait until the call is durable."""
         held: list[Answer] = []
-        finished = set[int]()
         async for events in _events(response):
             ready: list[Answer] = []
             try:
                 for chunk in map(_object, events):
                     if "error" in chunk:
                         raise _engine_error(chunk)
-                    going_on, finishing = _understood(split, chunk)
-                    finished |= _understood(_indices, finishing or {})
-                    if call is None or call.settled:
-                        ready.append(_understood(self._shown, chunk))
-                        continue
                     _understood(sampled.add_chunk, chunk)
+                    if call is None or call.settled:
+                        ready.append(self._shown(chunk))
+                        continue
+                    going_on, finishing = split(chunk)
                     if going_on is not None:
                         ready.append(self._shown(going_on))
                     if finishing is not None:
@@ -151,9 +149,10 @@ class ChatExchange(Response):
                         ready.extend(shown(item, self._request, kept) for item in held)
             finally:  # what came before an error is shown before it
                 await self._send_chunks(ready, call, send)
-        if len(finished) < self._request.choices:
+        if not sampled.finished(self._request.choices):
             raise EngineError(
-                f"the sampler's stream ended after {len(finished)} of {self._request.choices} choices had finished"
+                f"the sampler's stream ended after {len(sampled.choices)} choices of {self._request.choices}, "
+                "not all of them finished"
             )
         await self._end(_DONE, send)
 
@@ -246,10 +245,6 @@ def _object(raw: bytes) -> Answer:
     if not isinstance(answer, dict):
         raise EngineError(f"the sampler answered what is no object: {raw[:200]!r}")
     return cast(Answer, answer)
-
-
-def _indices(chunk: Answer) -> set[int]:
-    return {int(item["index"]) for item in chunk.get("choices", ())}
 
 
 def _understood(take: Callable[[Answer], R], answer: Answer) -> R:

@@ -80,7 +80,7 @@ class ChildSampler(SamplerClient):
             await self._await_health(child, control)
             await checked(control, SERVED_NAME)
             await self._reload()
-        except (EngineError, httpx.TransportError) as error:
+        except (EngineError, httpx.HTTPError) as error:
             child.kill()
             await child.exited.wait()
             raise EngineError(

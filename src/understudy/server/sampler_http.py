@@ -41,7 +41,7 @@ class Reply:
 class CallClient:
     """The client of calls, without time limit for answers, through a Unix socket where one is given.
 
-    It is aiohttp, which parses in C and takes a third of the computing that httpx does for a call. But it leaves whoever
+    It is aiohttp, which parses in C and computes much less for a call than httpx does. But it leaves whoever
     reads a body waiting for ever when the connection is closed on this side, be it for an answer that is not HTTP: such
     bodies are failed here.
     """

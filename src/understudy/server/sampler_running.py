@@ -25,7 +25,7 @@ CONNECT_SECONDS = 60.0
 """How long calls wait for a vLLM that does not answer, before they fail with the reason."""
 ASK_SECONDS = 2.0
 MISSES = 3
-"""Health checks in a row without an answer after which one is gone; the first, when a call's connection broke."""
+"""Health checks in a row without an answer after which one is gone; one is enough where a call's connection broke too."""
 _NAME_SECONDS = 10.0
 
 
@@ -44,7 +44,7 @@ class RunningSampler(SamplerClient):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = url
         self._gone = asyncio.Event()
 
     # ---- inside

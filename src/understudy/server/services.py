@@ -34,7 +34,7 @@ class Services:
 
 
 async def services(request: Request) -> Services:
-    """The services of the app that got this request. Not awaiting, but not in a thread either, as a plain function would be."""
+    """The services of the app that got this request. FastAPI would call a plain function in a thread."""
     return request.app.state.services
 
 

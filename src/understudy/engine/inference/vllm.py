@@ -41,8 +41,8 @@ MAX_LOGPROBS = 20
 CPU_SHARE = 0.25
 """Of the memory that is free at start: the most that the key-value cache takes on a CPU."""
 BLOCK = 32
-"""Tokens of one block of the key-value cache on a CPU. Only whole blocks are shared between calls: with vLLM's own 128, twice
-the time went into prompts of the order desk, which begin alike."""
+"""Tokens of one block of the key-value cache on a CPU. Only whole blocks are shared between calls: of vLLM's own 128
+tokens, prompts of 140 that begin alike would share one at most."""
 FORCED_CALLS = "hermes"
 """The parser for a model whose chats show no tools: without one vLLM refuses forced calls too, which need none."""
 _PARENT_CHECK = 0.5  # seconds

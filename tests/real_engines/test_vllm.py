@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,11 @@ async def test_a_call_is_recorded_with_the_ids_and_logprobs_that_vllm_sampled(ba
         assert list(output.token_ids) == choice["token_ids"]
         assert list(output.logprobs) == [each["logprob"] for each in choice["logprobs"]["content"]]
         assert [call["function"]["name"] for call in output.message["tool_calls"]] == ["find_order"]
+
+
+def test_our_plugin_is_loaded_in_vllms_web_server_and_in_its_engine(server: RunningServer) -> None:
+    log = (server.folder / "logs" / "sampler.log").read_text(encoding="utf-8")
+    assert len(set(re.findall(r"computes the logprobs of sampled tokens in process (\d+)", log))) == 2
 
 
 async def test_a_stream_is_recorded_with_every_token_also_those_that_its_chunks_do_not_show(

@@ -29,11 +29,11 @@ from ...devices import chosen, gpus
 from ...errors import ConfigError, MissingExtraError, UnderstudyError
 from ...types import Json
 from .families import parsers
+from .vllm_plugin import KNOWN_VERSION, SWITCH
 
 log = logging.getLogger("understudy.sampler")
 
 API_SERVER = "vllm.entrypoints.openai.api_server"
-KNOWN_VERSION = "0.32"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes for --max-lora-rank."""
 MAX_LOGPROBS = 20
@@ -120,6 +120,7 @@ def environment(place: Place, threads: int | None) -> dict[str, str]:
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # /sleep and /wake_up
         "VLLM_NO_USAGE_STATS": "1",
+        SWITCH: "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
         "HF_HUB_OFFLINE": "1",  # the base is a folder here
     }

@@ -3,10 +3,11 @@
     python benchmarks/gateway.py [--runs 5] [--json FILE]
 
 64-token calls of about 60 prompt tokens each, whole and streamed, 1, 16 and 64 at a time. Direct and through the gateway take turns
-on one vLLM process. Through the gateway every call is recorded; "direct, with ids" asks vLLM for the token ids
-and logprobs that a record needs, so that its own part of the price is seen. With the tiny policy tokens cost almost nothing,
-which is the worst case. Throughput is calls per second, as a ratio of medians; "CPU" is computing time per call. What is added to
-single calls is the median over pairs that follow each other, for the machine's pace changes more within a minute.
+on one vLLM process, in a new random order each time: the machine's pace changes within a minute, and what came
+before matters. Ratios of throughput, and what is added to single calls, are medians over turns that follow each other.
+Through the gateway every call is recorded; "direct, with ids" asks vLLM for the token ids and logprobs that a record needs,
+so that its own part of the price is seen. "CPU" is computing time per call. With the tiny policy tokens cost almost nothing,
+which is the worst case.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -26,13 +28,14 @@ from understudy.tiny import path as tiny_policy
 
 TOKENS = 64
 WAYS = ("direct", "direct, with ids", "gateway")
-LEVELS = {1: (1, 30), 16: (64, 1), 64: (192, 1)}
+LEVELS = {1: (1, 30), 16: (64, 2), 64: (128, 2)}
 """Calls at a time -> calls of one turn, and turns of one run. Single calls alternate one by one."""
+SEED = 0
 
 
 @dataclass
 class Runs:
-    """Of one way at one level. `rates`: calls per second of each run; `waits`: seconds of each call; `cpu`: per call."""
+    """Of one way at one level. `rates`: calls per second of each turn; `waits`: seconds of each call; `cpu`: per call."""
 
     rates: list[float] = field(default_factory=list[float])
     waits: list[float] = field(default_factory=list[float])
@@ -67,19 +70,20 @@ async def burst(url: str, way: str, level: int, streamed: bool, run: int) -> lis
 
 def measure(servers: Both, runs: int) -> dict[tuple[bool, int, str], Runs]:
     """Every way at every level, in turn; one warm-up."""
-    found: dict[tuple[bool, int, str], Runs] = {}
+    keys = [(streamed, level, way) for streamed in (False, True) for level in LEVELS for way in WAYS]
+    found = {key: Runs() for key in keys}
+    order = random.Random(SEED)
     for streamed in (False, True):
-        for level in LEVELS:
-            calls, turns = LEVELS[level]
+        for level, (calls, turns) in LEVELS.items():
             for run in range(-1, runs * turns):
-                for way in WAYS:
+                for way in order.sample(WAYS, len(WAYS)):
                     url = servers.gateway if way == "gateway" else servers.vllm
                     before, began = servers.cpu_seconds(), time.perf_counter()
                     waits = asyncio.run(burst(url, way, level, streamed, run))
                     took = time.perf_counter() - began
                     if run < 0:
                         continue
-                    into = found.setdefault((streamed, level, way), Runs())
+                    into = found[streamed, level, way]
                     into.rates.append(len(waits) / took)
                     into.waits += waits
                     for name, value in servers.cpu_seconds().items():
@@ -87,6 +91,11 @@ def measure(servers: Both, runs: int) -> dict[tuple[bool, int, str], Runs]:
             print(".", end="", flush=True)
     print()
     return found
+
+
+def paced(runs: Runs, to: Runs) -> float:
+    """Throughput as a ratio: the median over turns that follow each other."""
+    return statistics.median(ours / theirs for ours, theirs in zip(runs.rates, to.rates, strict=True))
 
 
 def added(runs: Runs, to: Runs, *, paired: bool) -> float:
@@ -108,7 +117,7 @@ def report(found: dict[tuple[bool, int, str], Runs]) -> str:
     for (streamed, level, way), runs in found.items():
         others = [found[streamed, level, other] for other in WAYS[:2]]
         rate, wait = statistics.median(runs.rates), statistics.median(runs.waits)
-        ratios = " | ".join(f"{rate / statistics.median(other.rates):.2f}" for other in others)
+        ratios = " | ".join(f"{paced(runs, other):.2f}" for other in others)
         more = " | ".join(f"{1e3 * added(runs, other, paired=level == 1):+.1f}" for other in others)
         kind = "streamed" if streamed else "whole"
         spread = f"{rate:.1f} ({min(runs.rates):.1f} to {max(runs.rates):.1f})"

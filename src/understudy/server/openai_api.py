@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from .chat_request import ChatRequest
 from .exchange import ChatExchange
-from .services import Given
+from .services import Given, services
 
 router = APIRouter()
 
@@ -28,13 +28,18 @@ class ModelCards(BaseModel):
     data: list[ModelCard]
 
 
-@router.post("/v1/chat/completions")
-@router.post("/t/{trajectory_id}/v1/chat/completions")
-async def chat(request: Request, given: Given, trajectory_id: str | None = None) -> Response:
+async def chat(request: Request) -> Response:
     """Sample, record, answer. The answer is an exchange of its own: see ChatExchange."""
+    given = await services(request)
+    trajectory_id = request.path_params.get("trajectory_id")
     asked = ChatRequest.parse(await request.body(), request.headers, trajectory_id, given.engine.quirks)
     given.models.resolve(asked.model)
     return ChatExchange(asked, given.models, given.sampler, given.recorder)
+
+
+# Routes of Starlette: those of FastAPI read nothing more here, and each call would pay for them.
+router.add_route("/v1/chat/completions", chat, methods=["POST"])
+router.add_route("/t/{trajectory_id}/v1/chat/completions", chat, methods=["POST"])
 
 
 @router.get("/v1/models")

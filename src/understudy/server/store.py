@@ -35,6 +35,10 @@ _READERS = 4
 NewCall = tuple[Call, str | None]
 """A call and its idempotency key."""
 
+_SEALED = select(trajectories.c.id).where(trajectories.c.id.in_(sa.bindparam("ids", expanding=True)))
+_ADD_CALLS, _ADD_OUTPUTS = insert(calls), insert(outputs)
+"""What every call executes is built once."""
+
 
 class Store:
     """All records of one server. Raises StoreError where records cannot be read or written."""
@@ -223,7 +227,7 @@ def _add_calls(connection: Connection, batch: Sequence[NewCall]) -> list[Call | 
     sealed: set[str] = set()
     known: dict[tuple[str, str], Call] = {}
     for chunk in chunks(ids):
-        sealed.update(connection.scalars(select(trajectories.c.id).where(trajectories.c.id.in_(chunk))))
+        sealed.update(connection.scalars(_SEALED, {"ids": chunk}))
     for call, key in batch:
         if key is not None and (found := _with_key(connection, call.trajectory_id, key)) is not None:
             known[call.trajectory_id, key] = found
@@ -240,10 +244,10 @@ def _add_calls(connection: Connection, batch: Sequence[NewCall]) -> list[Call | 
         new.append((kept, key))
         results.append(kept)
     if new:
-        connection.execute(insert(calls), [call_row(call, key) for call, key in new])
+        connection.execute(_ADD_CALLS, [call_row(call, key) for call, key in new])
     choices = [row for call, _ in new for row in output_rows(call)]
     if choices:
-        connection.execute(insert(outputs), choices)
+        connection.execute(_ADD_OUTPUTS, choices)
     return results
 
 

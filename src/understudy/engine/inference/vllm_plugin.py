@@ -41,7 +41,7 @@ def register() -> None:
     from vllm.v1.engine import logprobs
     from vllm.v1.sample.sampler import Sampler
 
-    logprobs.convert_ids_list_to_tokens = texts
+    logprobs.convert_ids_list_to_tokens = texts  # pyright: ignore[reportPrivateImportUsage]  # the name that it calls
     if current_platform.is_cpu():
         Sampler.gather_logprobs = staticmethod(gathering(Sampler.gather_logprobs))
     _say(f"Understudy's plugin computes the logprobs of sampled tokens in process {os.getpid()}")

@@ -1,13 +1,14 @@
 """Understudy's endpoint in front of vLLM against that vLLM itself: throughput, and what a call waits for it.
 
-    python benchmarks/gateway.py [--runs 5] [--json FILE]
+    python benchmarks/gateway.py [--runs 5] [--json FILE] [--scripted]
 
 64-token calls of about 60 prompt tokens each, whole and streamed, 1, 16 and 64 at a time. Direct and through the gateway take turns
 on one vLLM process, in a new random order each time: the machine's pace changes within a minute, and what came
 before matters. Ratios of throughput, and what is added to single calls, are medians over turns that follow each other.
 Through the gateway every call is recorded; "direct, with ids" asks vLLM for the token ids and logprobs that a record needs,
 so that its own part of the price is seen. "CPU" is computing time per call. With the tiny policy tokens cost almost nothing,
-which is the worst case.
+which is the worst case. A real vLLM's calls differ by more than the gateway adds: `--scripted` puts it in front of one that
+answers after 50 ms whatever it is asked, whole calls only.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from understudy.tiny import path as tiny_policy
 
 TOKENS = 64
 WAYS = ("direct", "direct, with ids", "gateway")
-LEVELS = {1: (1, 30), 16: (64, 2), 64: (128, 2)}
+LEVELS = {1: (1, 30), 16: (64, 4), 64: (128, 2)}
 """Calls at a time -> calls of one turn, and turns of one run. Single calls alternate one by one."""
 SEED = 0
 
@@ -68,12 +69,12 @@ async def burst(url: str, way: str, level: int, streamed: bool, run: int) -> lis
     return waits
 
 
-def measure(servers: Both, runs: int) -> dict[tuple[bool, int, str], Runs]:
-    """Every way at every level, in turn; one warm-up."""
-    keys = [(streamed, level, way) for streamed in (False, True) for level in LEVELS for way in WAYS]
+def measure(servers: Both, runs: int, kinds: tuple[bool, ...]) -> dict[tuple[bool, int, str], Runs]:
+    """Every way at every level, in turn; one warm-up. `kinds`: whole (False), streamed (True)."""
+    keys = [(streamed, level, way) for streamed in kinds for level in LEVELS for way in WAYS]
     found = {key: Runs() for key in keys}
     order = random.Random(SEED)
-    for streamed in (False, True):
+    for streamed in kinds:
         for level, (calls, turns) in LEVELS.items():
             for run in range(-1, runs * turns):
                 for way in order.sample(WAYS, len(WAYS)):
@@ -131,9 +132,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=tiny_policy())
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--scripted", action="store_true", help="in front of a vLLM that computes nothing")
     options = parser.parse_args()
-    with both(options.model) as servers:
-        found = measure(servers, options.runs)
+    with both(options.model, scripted=options.scripted) as servers:
+        found = measure(servers, options.runs, (False,) if options.scripted else (False, True))
     print(report(found))
     if options.json:
         rows = [

@@ -40,21 +40,23 @@ class Both:
 
 
 @contextmanager
-def both(base: Path, *, train: bool = False) -> Iterator[Both]:
-    """Started on free ports, ended with the block."""
+def both(base: Path, *, train: bool = False, scripted: bool = False) -> Iterator[Both]:
+    """Started on free ports, ended with the block. `scripted`: a vLLM that computes nothing, see scripted_vllm.py."""
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
         ports = _free_ports(2)
         urls = [f"http://127.0.0.1:{port}" for port in ports]
-        vllm = ["understudy.engine.inference.vllm", "--model", str(base), "--served-model-name", "base"]
+        vllm = ["-m", "understudy.engine.inference.vllm", "--model", str(base), "--served-model-name", "base"]
         vllm += ["--port", str(ports[0]), "--parent-pid", str(os.getpid()), "--max-model-len", "1024"]
-        gateway = ["understudy.server", "--model", str(base), "--vllm-url", urls[0], "--port", str(ports[1])]
+        if scripted:
+            vllm = [str(Path(__file__).with_name("scripted_vllm.py")), str(ports[0])]
+        gateway = ["-m", "understudy.server", "--model", str(base), "--vllm-url", urls[0], "--port", str(ports[1])]
         gateway += ["--dir", folder, *([] if train else ["--inference-only"])]
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for name, url, words in (("vllm", urls[0], vllm), ("gateway", urls[1], gateway)):
                 log = Path(folder, f"{name}.log")
                 with log.open("wb") as output:
-                    command = [sys.executable, "-m", *words]
+                    command = [sys.executable, *words]
                     processes.append(subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True))
                 _await(url, processes[-1], log)
             yield Both(*urls, *(psutil.Process(process.pid) for process in processes))

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from understudy.errors import StoreError
 from understudy.server.errors import ApiError, StoreFullError
-from understudy.server.store import Store
+from understudy.server.store import Store, _engine
 from understudy.server.tables import metadata, trajectories
 from understudy.types import Call, CallOrigin, CallOutput, CallRef, CallStatus, Sampling, new_id
 from understudy.wire import LogRequest, TrainStatus, TrajectoryRecord
@@ -109,6 +109,14 @@ async def test_equal_calls_without_a_key_stay_apart(store: Store) -> None:
     for _ in range(3):
         await store.add_call(a_call())
     assert len((await store.calls_of(["traj-a"]))["traj-a"]) == 3
+
+
+def test_on_sqlite_a_transaction_is_begun_before_its_first_statement(tmp_path: Path) -> None:
+    engine, _ = _engine(f"sqlite:///{tmp_path / 'records.db'}")
+    with engine.connect() as connection:
+        assert connection.scalar(sa.text("SELECT 1")) == 1  # the driver itself begins at the first INSERT
+        assert connection.connection.driver_connection.in_transaction  # pyright: ignore
+    engine.dispose()
 
 
 async def test_finishing_seals_and_later_calls_are_late(store: Store) -> None:
@@ -367,7 +375,7 @@ RECORDING = """
 import asyncio, sys
 sys.path.insert(0, {tests!r})
 from test_store import a_call
-from understudy.server.store import Store
+from understudy.server.store import Store, _engine
 
 async def main():
     store = await Store.open(sys.argv[1])

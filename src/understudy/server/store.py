@@ -17,7 +17,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, Row, delete, event, insert, or_, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from ..errors import StoreError, UnderstudyError
 from ..types import Call, Json
@@ -203,7 +203,7 @@ def _engine(url: str) -> tuple[Engine, str]:
         raise StoreError(f"store_url {where!r} cannot be used: {error}") from error
     if sqlite:
         event.listen(engine, "connect", _configure_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
+        engine.dialect.do_begin = _begin_sqlite
     return engine, where
 
 
@@ -215,8 +215,9 @@ def _configure_sqlite(connection: Json, entry: ConnectionPoolEntry) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
+def _begin_sqlite(dbapi_connection: PoolProxiedConnection) -> None:
+    """Not by a listener: with one, SQLAlchemy tells the events of every statement."""
+    dbapi_connection.cursor().execute("BEGIN")
 
 
 # ---- writes: each takes a batch, see writer.Apply

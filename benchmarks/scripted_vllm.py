@@ -1,0 +1,56 @@
+"""A vLLM that computes nothing: every call is answered after 50 ms, with the same 64 tokens, ids and logprobs.
+
+python benchmarks/scripted_vllm.py PORT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import uvloop
+from aiohttp import web
+
+SECONDS = 0.05
+TOKENS = 64
+
+
+def answer(tokens: int) -> bytes:
+    """A whole chat completion; its one token at the server's first question is certain, as top_k=1 makes it."""
+    logprob = 0.0 if tokens == 1 else -0.5
+    content = [{"token": f" t{i}", "logprob": logprob, "bytes": [32, 116], "top_logprobs": []} for i in range(tokens)]
+    message = {"role": "assistant", "content": " t" * tokens, "tool_calls": []}
+    choice = {"index": 0, "message": message, "logprobs": {"content": content}, "finish_reason": "length"}
+    choice |= {"token_ids": list(range(tokens))}
+    usage = {"prompt_tokens": 60, "completion_tokens": tokens, "total_tokens": 60 + tokens}
+    whole = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "base", "choices": [choice]}
+    return json.dumps(whole | {"usage": usage, "prompt_token_ids": list(range(60))}).encode()
+
+
+ANSWERS = {tokens: answer(tokens) for tokens in (1, TOKENS)}
+
+
+async def chat(request: web.Request) -> web.Response:
+    asked = await request.json()
+    if asked["max_tokens"] == TOKENS:
+        await asyncio.sleep(SECONDS)
+    return web.Response(body=ANSWERS[asked["max_tokens"]], content_type="application/json")
+
+
+async def models(request: web.Request) -> web.Response:
+    return web.json_response({"data": [{"id": "base", "root": "scripted"}]})
+
+
+async def health(request: web.Request) -> web.Response:
+    return web.Response()
+
+
+def main() -> None:
+    app = web.Application()
+    app.add_routes([web.get("/health", health), web.get("/v1/models", models), web.post("/v1/chat/completions", chat)])
+    web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), loop=uvloop.new_event_loop(), access_log=None)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
@@ -13,7 +14,11 @@ import pytest
 from understudy.engine.inference import vllm_plugin
 from understudy.tiny import path as tiny_policy
 
-needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")
+
+@pytest.fixture
+def needs_vllm(require: Callable[[bool, str], None]) -> None:
+    require(find_spec("vllm") is not None, "scripts/bootstrap test")
+
 
 SAME_LOGPROBS = """
 import torch
@@ -24,7 +29,6 @@ from understudy.engine.inference import vllm_plugin
 theirs = Sampler.gather_logprobs
 vllm_plugin.register()
 assert Sampler.gather_logprobs is not theirs and Sampler.gather_logprobs.__wrapped__ is theirs
-asked = []
 shapes = [(1, 1536, 0), (16, 1536, 0), (3, 1536, 2), (2, vllm_plugin.SMALL, 0)]
 for rows, vocabulary, alternatives in shapes:
     logits = torch.randn(rows, vocabulary)
@@ -90,19 +94,19 @@ def run(script: str, *, switch: str | None) -> subprocess.CompletedProcess[str]:
     return ended
 
 
-@needs_vllm
+@pytest.mark.usefixtures("needs_vllm")
 @pytest.mark.parametrize("script", [SAME_LOGPROBS, SAME_TEXTS], ids=["logprobs", "texts"])
 def test_answers_are_those_of_vllm_itself(script: str) -> None:
     run(script, switch="1")
 
 
-@needs_vllm
+@pytest.mark.usefixtures("needs_vllm")
 def test_another_version_is_left_as_it_is_and_the_log_says_so() -> None:
     ended = run(UNTOUCHED.replace("KNOWN\n", "'9.9'\n"), switch="1")
     assert "computes logprobs in its own, slower way: this Understudy knows 9.9" in ended.stderr
 
 
-@needs_vllm
+@pytest.mark.usefixtures("needs_vllm")
 def test_a_vllm_that_is_not_ours_is_left_as_it_is() -> None:
     run(UNTOUCHED.replace("KNOWN\n", "vllm_plugin.KNOWN_VERSION\n"), switch=None)
 

@@ -375,7 +375,7 @@ RECORDING = """
 import asyncio, sys
 sys.path.insert(0, {tests!r})
 from test_store import a_call
-from understudy.server.store import Store, _engine
+from understudy.server.store import Store
 
 async def main():
     store = await Store.open(sys.argv[1])

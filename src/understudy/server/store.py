@@ -216,7 +216,7 @@ def _configure_sqlite(connection: Json, entry: ConnectionPoolEntry) -> None:
 
 
 def _begin_sqlite(dbapi_connection: PoolProxiedConnection) -> None:
-    """Not by a listener: with one, SQLAlchemy tells the events of every statement."""
+    """Not a listener for "begin": with one, SQLAlchemy goes through its events at every statement."""
     dbapi_connection.cursor().execute("BEGIN")
 
 

@@ -4,6 +4,7 @@ A record needs the logprob of every sampled token, and no alternatives. For thes
 ranks with a compiled kernel that costs more to enter than to run where the vocabulary and the batch are small, and decodes
 every token by itself once more. vLLM loads this module in each of its processes (entry point `vllm.general_plugins`);
 it does something only in the vLLM that Understudy starts, of the version that it is tested with. The answers are equal.
+On a GPU only the decoding is replaced: there the kernel is small beside a step.
 """
 
 from __future__ import annotations

@@ -10,16 +10,20 @@ from functools import cache
 import uvloop
 from aiohttp import web
 
+from understudy.engine.protocol import FLAT_LOGPROBS
+
 SECONDS = 0.05
 
 
 @cache
-def answer(tokens: int) -> bytes:
-    """A whole chat completion; its one token at the server's first question is certain, as top_k=1 makes it."""
-    logprob = 0.0 if tokens == 1 else -0.5
-    content = [{"token": f" t{i}", "logprob": logprob, "bytes": [32, 116], "top_logprobs": []} for i in range(tokens)]
+def answer(tokens: int, flat: bool) -> bytes:
+    """A whole chat completion; its one token at the server's first question is certain, as top_k=1 makes it.
+    `flat`: logprobs as Understudy's plugin of vLLM gives them when they are asked for so."""
+    values = [0.0 if tokens == 1 else -0.5 - i / 7 for i in range(tokens)]
+    content = [{"token": f" t{i}", "logprob": v, "bytes": [32, 116], "top_logprobs": []} for i, v in enumerate(values)]
+    logprobs = {"content": [], "token_logprobs": values} if flat else {"content": content}
     message = {"role": "assistant", "content": " t" * tokens, "tool_calls": []}
-    choice = {"index": 0, "message": message, "logprobs": {"content": content}, "finish_reason": "length"}
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": "length"}
     choice |= {"token_ids": list(range(tokens))}
     usage = {"prompt_tokens": 60, "completion_tokens": tokens, "total_tokens": 60 + tokens}
     whole = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "base", "choices": [choice]}
@@ -29,7 +33,8 @@ def answer(tokens: int) -> bytes:
 async def chat(request: web.Request) -> web.Response:
     asked = await request.json()
     await asyncio.sleep(SECONDS)
-    return web.Response(body=answer(asked["max_tokens"]), content_type="application/json")
+    whole = answer(asked["max_tokens"], FLAT_LOGPROBS in asked.get("vllm_xargs", {}))
+    return web.Response(body=whole, content_type="application/json")
 
 
 async def models(request: web.Request) -> web.Response:

@@ -14,7 +14,7 @@ from understudy.server.chat_request import ChatRequest, Quirks
 from understudy.server.recorder import OpenCall, Recorder
 from understudy.server.sampled import Sampled, aligned
 from understudy.server.store import Store
-from understudy.types import CallStatus
+from understudy.types import CallStatus, Json
 from understudy.wire import IDEMPOTENCY_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 
 ANSWER = {
@@ -96,10 +96,24 @@ def test_streamed_deltas_join_into_the_message_that_was_meant() -> None:
 
 
 def test_logprobs_keep_the_place_of_their_token() -> None:
-    assert aligned([1, 2, 3], [{"logprob": -1}, None]) == [-1.0, None, None]
-    assert aligned([1], [{"logprob": -1}, {"logprob": -2}]) == [None]
+    assert aligned([1, 2, 3], [-1, None]) == [-1.0, None, None]
+    assert aligned([1], [-1, -2]) == [None]
     assert aligned([], []) == []
-    assert aligned([1, 2], [{"logprob": -9999.0}, {"logprob": 0}]) == [None, 0.0]
+    assert aligned([1, 2], [-9999.0, 0]) == [None, 0.0]
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"content": [{"logprob": -1}, None, {"logprob": -9999.0}]},
+        {"content": [], "token_logprobs": [-1, None, -9999.0]},
+    ],
+    ids=["a dict for each", "a plain list"],
+)
+def test_logprobs_are_read_in_both_shapes(logprobs: dict[str, Json]) -> None:
+    choice = Sampled().choice(0)
+    choice.add_tokens({"token_ids": [4, 5, 6, 7], "logprobs": logprobs})
+    assert choice.logprobs == [-1.0, None, None, None]
 
 
 async def test_calls_with_one_key_take_turns_and_others_do_not_wait(store: Store) -> None:

@@ -32,6 +32,8 @@ SAMPLER_MODULES: dict[EngineName, str] = {
 }
 """python -m SAMPLER_MODULES[engine] --model DIR --served-model-name NAME --uds SOCKET --device D --dtype T
 [--max-model-len N] [--max-batch N] [--threads N] [--parent-pid PID], and for vllm the options of its own."""
+FLAT_LOGPROBS = "flat_logprobs"
+"""In the `vllm_xargs` of a call: vLLM with our plugin answers `logprobs.token_logprobs`, a list, instead of `content`."""
 LEARNER_MODULE = "understudy.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]"""
 

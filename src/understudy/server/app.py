@@ -21,7 +21,7 @@ from ..types import Json
 from ..wire import Health
 from . import openai_api, status_page, training_api, trajectory_api
 from .auth import Guard
-from .errors import ApiError, as_api_error, internal_error
+from .errors import ApiError, internal_error, refused
 from .services import Given, Services
 
 DISCARD_SECONDS = 10.0
@@ -41,6 +41,7 @@ def build(services: Services, guard: Guard) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _refuse_body)
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_exception_handler(OSError, _refuse_disk)
+    app.add_middleware(openai_api.Chats, services=services)
     app.add_middleware(Gate, guard=guard, max_body=services.options.max_body)
     app.add_middleware(LastResort)
     return app
@@ -167,10 +168,7 @@ class Gate:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, UnderstudyError)
-    answer = as_api_error(error)
-    if answer.status >= 500:
-        log.error("%s %s: %s", request.method, request.url.path, answer)
-    return answer.response()
+    return refused(error, f"{request.method} {request.url.path}")
 
 
 async def _refuse_body(request: Request, error: Exception) -> Response:

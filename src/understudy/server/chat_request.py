@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import orjson
 from pydantic import ValidationError
 
+from ..engine.protocol import FLAT_LOGPROBS
 from ..types import GREEDY_BELOW, CallOrigin, Json, Message, Sampling, Tool, new_id
 from ..wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 from .chat_fields import CONSTRAINTS, OURS, REFUSED, WITHOUT_EFFECT, ChatFields, Named
@@ -45,6 +46,7 @@ class Quirks:
         False  # vLLM: also for free calls, when a tool is strict or only one call is allowed
     )
     no_seed: bool = False  # vLLM on a CPU ends when many calls have one
+    flat_logprobs: bool = False  # vLLM with our plugin gives them as a plain list; without it, it passes over what asks
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ class ChatRequest:
         if self.recorded:
             top = self.fields.top_logprobs or 0
             sent |= {"return_token_ids": True, "logprobs": True, "top_logprobs": top}
+            if self.quirks.flat_logprobs and not self.wants_logprobs:
+                sent["vllm_xargs"] = {**(self.fields.vllm_xargs or {}), FLAT_LOGPROBS: 1}
         return sent
 
 

@@ -114,7 +114,7 @@ def choose(options: EngineOptions, *, trains: bool) -> Engine:
     """The engine that the options mean on this machine. Raises ConfigError."""
     if options.vllm_url:
         key()  # one that cannot be sent is told at once
-        return Engine("vllm", options, quirks=Quirks(grammar_for_strict_tools=True))
+        return Engine("vllm", options, quirks=Quirks(grammar_for_strict_tools=True, flat_logprobs=True))
     found = () if options.device == "cpu" else gpus()
     sampling = options.inference_gpus or options.train_gpus
     training = options.train_gpus or sampling[:1]
@@ -130,7 +130,7 @@ def choose(options: EngineOptions, *, trains: bool) -> Engine:
     if not found:
         log.warning("vLLM on a CPU ends when many calls have a seed: seeds are left out")
     shares = bool(found) and trains and set(training) <= set(sampling)
-    return Engine(name, options, shares, Quirks(grammar_for_strict_tools=True, no_seed=not found))
+    return Engine(name, options, shares, Quirks(grammar_for_strict_tools=True, no_seed=not found, flat_logprobs=True))
 
 
 def _automatic(found: tuple[Gpu, ...]) -> EngineName:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from fastapi.responses import JSONResponse
@@ -9,6 +10,8 @@ from pydantic import ValidationError
 
 from ..errors import ConfigError, EngineError, OutOfMemory, ServerError, StoreError, TrainError, UnderstudyError
 from ..types import Json
+
+log = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _SHOWN = 5
@@ -34,6 +37,14 @@ class ApiError(ServerError):
 
 class StoreFullError(StoreError):
     """Records could not be written because there is no space left."""
+
+
+def refused(error: UnderstudyError, request: str) -> JSONResponse:
+    """The answer to `request` (method and path); a fault of the server is logged."""
+    answer = as_api_error(error)
+    if answer.status >= 500:
+        log.error("%s: %s", request, answer)
+    return answer.response()
 
 
 def internal_error(error: Exception) -> ApiError:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..errors import UnderstudyError
 from .chat_request import ChatRequest
+from .errors import ApiError, refused
 from .exchange import ChatExchange
-from .services import Given, services
+from .services import Given, Services
 
 router = APIRouter()
+
+_CHATS = re.compile(r"(/t/(?P<trajectory>[^/]+))?/v1/chat/completions")
 
 
 class ModelCard(BaseModel):
@@ -28,18 +34,32 @@ class ModelCards(BaseModel):
     data: list[ModelCard]
 
 
-async def chat(request: Request) -> Response:
-    """Sample, record, answer. The answer is an exchange of its own: see ChatExchange."""
-    given = await services(request)
-    trajectory_id = request.path_params.get("trajectory_id")
-    asked = ChatRequest.parse(await request.body(), request.headers, trajectory_id, given.engine.quirks)
-    given.models.resolve(asked.model)
-    return ChatExchange(asked, given.models, given.sampler, given.recorder)
+class Chats:
+    """Chat completions: sampled, recorded, answered (see ChatExchange). They are taken out before the application's own
+    routing, which reads nothing more of them, and for which each call would pay."""
 
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app = app
+        self._given = services
 
-# Routes of Starlette: those of FastAPI read nothing more here, and each call would pay for them.
-router.add_route("/v1/chat/completions", chat, methods=["POST"])
-router.add_route("/t/{trajectory_id}/v1/chat/completions", chat, methods=["POST"])
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        place = _CHATS.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if place is None:
+            return await self._app(scope, receive, send)
+        request = Request(scope, receive)
+        try:
+            answer = await self._exchange(request, place["trajectory"])
+        except UnderstudyError as error:
+            answer = refused(error, f"{request.method} {scope['path']}")
+        await answer(scope, receive, send)
+
+    async def _exchange(self, request: Request, trajectory_id: str | None) -> ChatExchange:
+        if request.method != "POST":
+            raise ApiError(405, f"{request.method} is not allowed for {request.url.path}")
+        given = self._given
+        asked = ChatRequest.parse(await request.body(), request.headers, trajectory_id, given.engine.quirks)
+        given.models.resolve(asked.model)
+        return ChatExchange(asked, given.models, given.sampler, given.recorder)
 
 
 @router.get("/v1/models")

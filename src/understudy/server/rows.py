@@ -19,7 +19,6 @@ class CallRow(TypedDict):
     model: str
     step: int
     status: str
-    late: bool
     started_at: float
     ended_at: float
     prompt_ids: bytes
@@ -38,7 +37,7 @@ class OutputRow(TypedDict):
 
 
 def call_row(call: Call, idempotency_key: str | None) -> CallRow:
-    """The call without its outputs."""
+    """The call without its outputs; whether it is late the records know."""
     origin = call.origin.model_dump() if call.origin is not None else None
     body = {
         "sampling": call.sampling.model_dump(),
@@ -55,7 +54,6 @@ def call_row(call: Call, idempotency_key: str | None) -> CallRow:
         model=call.model,
         step=call.step,
         status=call.status.value,
-        late=call.late,
         started_at=call.started_at,
         ended_at=call.ended_at,
         prompt_ids=pack_ids(call.prompt_ids),

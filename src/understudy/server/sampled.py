@@ -26,7 +26,7 @@ class SampledChoice:
     ids_seen: bool = False
 
     def add_tokens(self, choice: dict[str, Json]) -> None:
-        """Take `token_ids` and `logprobs.content` of a choice or chunk; a chunk's lists belong together."""
+        """Take `token_ids` and `logprobs` of a choice or chunk; a chunk's lists belong together."""
         ids = choice.get("token_ids")
         if ids is None:
             return
@@ -34,7 +34,11 @@ class SampledChoice:
         self.ids_seen = True
         logprobs = cast(dict[str, Json], choice.get("logprobs") or {})
         self.token_ids.extend(ids)
-        self.logprobs.extend(aligned(ids, logprobs.get("content") or []))
+        values = cast(list[float | None] | None, logprobs.get("token_logprobs"))
+        if values is None:
+            content = cast(list[dict[str, Json] | None], logprobs.get("content") or [])
+            values = [item.get("logprob") if item is not None else None for item in content]
+        self.logprobs.extend(aligned(ids, values))
 
     def add_delta(self, delta: dict[str, Json]) -> None:
         """Append a streamed delta to the message: text is joined, tool calls by their index."""
@@ -141,14 +145,13 @@ def _check_ids(ids: Json) -> None:
         raise TypeError("token ids are integers")
 
 
-def aligned(ids: Sequence[int], content: Sequence[dict[str, Json] | None]) -> list[float | None]:
+def aligned(ids: Sequence[int], values: Sequence[float | None]) -> list[float | None]:
     """One logprob for each id, None where the engine gave none.
 
     A list that stops early lacks those of the last ids. One that is too long cannot be matched: all None.
     """
-    if len(content) > len(ids):
+    if len(values) > len(ids):
         return [None] * len(ids)
-    values = [item.get("logprob") if item is not None else None for item in content]
     known = [None if value is None or value <= _NO_LOGPROB else float(value) for value in values]
     return known + [None] * (len(ids) - len(known))
 

@@ -95,8 +95,9 @@ class SamplerClient:
         if self._state == "failed" and time.monotonic() - self._failed_at > RETRY_SECONDS:
             await self._become("starting")
             self._wanted.set()
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._state != "starting")
+        if self._state == "starting":
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._state != "starting")
         if self._state != "ok":
             raise EngineError(self._detail or "The sampler is stopped: the server is ending")
 
@@ -264,9 +265,10 @@ class SamplerClient:
     @asynccontextmanager
     async def _turn(self) -> AsyncGenerator[None]:
         """One call in flight, begun while the sampler is awake."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._awake)
-            self._in_flight += 1
+        if not self._awake:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._awake)
+        self._in_flight += 1
         try:
             yield
         finally:

@@ -147,6 +147,8 @@ async def _serve(
         log_config=None,
         access_log=False,
         lifespan="off",
+        proxy_headers=False,  # nobody here asks who the client is
+        server_header=False,
         timeout_keep_alive=75,
     )
     server = Server(config)

@@ -35,9 +35,9 @@ _READERS = 4
 NewCall = tuple[Call, str | None]
 """A call and its idempotency key."""
 
-_SEALED = select(trajectories.c.id).where(trajectories.c.id.in_(sa.bindparam("ids", expanding=True)))
-_ADD_CALLS, _ADD_OUTPUTS = insert(calls), insert(outputs)
-"""What every call executes is built once."""
+_ADD_CALLS = insert(calls).values(late=sa.exists().where(trajectories.c.id == sa.bindparam("under")))
+_ADD_OUTPUTS = insert(outputs)
+"""What every call executes is built once. A call `under` a trajectory that is sealed is late."""
 
 
 class Store:
@@ -82,7 +82,7 @@ class Store:
     # ---- calls
 
     async def add_call(self, call: Call, idempotency_key: str | None = None) -> Call:
-        """Record a call; returns once it is durable. `late` is set when its trajectory is sealed.
+        """Record a call, as late when its trajectory is sealed; returns it once it is durable.
 
         With a key that its trajectory has already seen, nothing is written and the stored call is returned.
         """
@@ -224,11 +224,7 @@ def _begin_sqlite(dbapi_connection: PoolProxiedConnection) -> None:
 
 
 def _add_calls(connection: Connection, batch: Sequence[NewCall]) -> list[Call | UnderstudyError]:
-    ids = sorted({call.trajectory_id for call, _ in batch})
-    sealed: set[str] = set()
     known: dict[tuple[str, str], Call] = {}
-    for chunk in chunks(ids):
-        sealed.update(connection.scalars(_SEALED, {"ids": chunk}))
     for call, key in batch:
         if key is not None and (found := _with_key(connection, call.trajectory_id, key)) is not None:
             known[call.trajectory_id, key] = found
@@ -239,13 +235,12 @@ def _add_calls(connection: Connection, batch: Sequence[NewCall]) -> list[Call | 
         if key is not None and slot in known:
             results.append(known[slot])
             continue
-        kept = call.model_copy(update={"late": True}) if call.trajectory_id in sealed else call
         if key is not None:
-            known[slot] = kept
-        new.append((kept, key))
-        results.append(kept)
+            known[slot] = call
+        new.append((call, key))
+        results.append(call)
     if new:
-        connection.execute(_ADD_CALLS, [call_row(call, key) for call, key in new])
+        connection.execute(_ADD_CALLS, [{**call_row(call, key), "under": call.trajectory_id} for call, key in new])
     choices = [row for call, _ in new for row in output_rows(call)]
     if choices:
         connection.execute(_ADD_OUTPUTS, choices)

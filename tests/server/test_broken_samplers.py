@@ -143,8 +143,9 @@ async def test_redirects_are_refused_with_their_place(tmp_path: Path) -> None:
             assert answer.status_code == 502 and "a redirect to 'http://127.0.0.1:9/" in answer.text
 
 
-async def test_ids_that_are_no_integers_are_refused_and_the_call_is_recorded_as_failed(gateway: Gateway) -> None:
-    gateway.sampler.turns.append(Turn((Choice(token_ids=(("token_id:1",), (2,))),)))  # type: ignore[arg-type]
+@pytest.mark.parametrize("token", ["token_id:1", 2**31, -1])
+async def test_ids_that_are_none_are_refused_and_the_call_is_recorded_as_failed(gateway: Gateway, token: Any) -> None:
+    gateway.sampler.turns.append(Turn((Choice(token_ids=((token,), (2,))),)))
     answer = await gateway.chat(T1)
     assert answer.status_code == 502 and "token ids are integers" in answer.text
     (call,) = await gateway.calls("t1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
 import signal
 import sqlite3
@@ -116,6 +117,19 @@ def test_on_sqlite_a_transaction_is_begun_before_its_first_statement(tmp_path: P
     with engine.connect() as connection:
         assert connection.scalar(sa.text("SELECT 1")) == 1  # the driver itself begins at the first INSERT
         assert connection.connection.driver_connection.in_transaction  # pyright: ignore
+    engine.dispose()
+
+
+def test_no_question_of_calls_reads_them_all(tmp_path: Path) -> None:
+    engine, _ = _engine(f"sqlite:///{tmp_path / 'records.db'}")
+    with engine.connect() as connection:
+        metadata.create_all(connection)
+        for condition, index in (
+            ("calls WHERE trajectory_id IN ('a', 'b')", "sqlite_autoindex_calls_2"),
+            ("outputs WHERE claimed_by IN ('a', 'b')", "outputs_claimed"),
+        ):
+            (plan,) = connection.execute(sa.text(f"EXPLAIN QUERY PLAN SELECT * FROM {condition}"))
+            assert re.search(rf"SEARCH \w+ USING INDEX ({index}) ", plan.detail), plan.detail
     engine.dispose()
 
 

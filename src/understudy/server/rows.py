@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
-import numpy as np
 import orjson
 from sqlalchemy import Row
 
@@ -107,18 +108,21 @@ def output_of(row: Row[Json]) -> CallOutput:
     )
 
 
+# struct rather than numpy: for the tokens of one call it is done sooner.
+
+
 def pack_ids(ids: Sequence[int]) -> bytes:
-    return np.asarray(ids, "<i4").tobytes()
+    return struct.pack(f"<{len(ids)}i", *ids)
 
 
 def unpack_ids(blob: bytes) -> tuple[int, ...]:
-    return tuple(np.frombuffer(blob, "<i4").tolist())
+    return struct.unpack(f"<{len(blob) // 4}i", blob)
 
 
 def pack_logprobs(logprobs: Sequence[float | None]) -> bytes:
-    return np.asarray([np.nan if value is None else value for value in logprobs], "<f4").tobytes()
+    return struct.pack(f"<{len(logprobs)}f", *(math.nan if value is None else value for value in logprobs))
 
 
 def unpack_logprobs(blob: bytes) -> tuple[float | None, ...]:
-    values = np.frombuffer(blob, "<f4").tolist()
-    return tuple(None if value != value else value for value in values)
+    values = struct.unpack(f"<{len(blob) // 4}f", blob)
+    return tuple(None if math.isnan(value) else value for value in values)

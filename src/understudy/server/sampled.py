@@ -10,8 +10,9 @@ from ..errors import EngineError
 from ..types import CallOutput, CallStatus, Json, Message
 
 COMPLETE_REASONS = frozenset({"stop", "tool_calls", "function_call"})
-_NO_LOGPROB = -9999.0
-"""vLLM's word for a logprob it does not know."""
+_IDS = 2**31
+_NO_LOGPROB = 9999.0
+"""vLLM says -9999 for a logprob it does not know; none is so large, and float32 holds what is smaller."""
 
 
 @dataclass
@@ -141,8 +142,8 @@ class Sampled:
 
 
 def _check_ids(ids: Json) -> None:
-    if not isinstance(ids, list) or not all(type(each) is int for each in cast(list[Json], ids)):
-        raise TypeError("token ids are integers")
+    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < _IDS for each in cast(list[Json], ids)):
+        raise TypeError("token ids are integers of 0 to 2^31 - 1")
 
 
 def aligned(ids: Sequence[int], values: Sequence[float | None]) -> list[float | None]:
@@ -152,7 +153,7 @@ def aligned(ids: Sequence[int], values: Sequence[float | None]) -> list[float | 
     """
     if len(values) > len(ids):
         return [None] * len(ids)
-    known = [None if value is None or value <= _NO_LOGPROB else float(value) for value in values]
+    known = [float(value) if value is not None and abs(value) < _NO_LOGPROB else None for value in values]
     return known + [None] * (len(ids) - len(known))
 
 

@@ -193,7 +193,7 @@ def _engine(url: str) -> tuple[Engine, str]:
     if sqlite and where in ("", ":memory:"):
         raise StoreError(f"store_url {url!r} keeps records in memory, where they would be lost: give a file")
     try:
-        engine = sa.create_engine(parsed, pool_size=_READERS + 1, pool_pre_ping=not sqlite)
+        engine = sa.create_engine(parsed, pool_size=_READERS + 1, pool_pre_ping=not sqlite, pool_use_lifo=True)
     except ModuleNotFoundError as error:
         raise StoreError(
             f"the driver of {where} is not installed ({error}): pip install it, such as "

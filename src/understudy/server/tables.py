@@ -21,6 +21,7 @@ from sqlalchemy import (
     insert,
     inspect,
     select,
+    text,
 )
 
 from ..errors import StoreError
@@ -45,10 +46,10 @@ calls = Table(
     Column("ended_at", Double, nullable=False),
     Column("prompt_ids", LargeBinary, nullable=False),
     Column("body", Text, nullable=False),  # sampling, constrained, messages, tools, origin, error
-    Index("calls_trajectory", "trajectory_id"),
-    UniqueConstraint("trajectory_id", "idempotency_key", name="calls_idempotency"),
+    UniqueConstraint("trajectory_id", "idempotency_key", name="calls_idempotency"),  # finds those of a trajectory too
 )
 
+_CLAIMED = text("claimed_by IS NOT NULL")
 outputs = Table(
     "outputs",
     metadata,
@@ -60,7 +61,7 @@ outputs = Table(
     Column("token_ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
     Column("message", Text, nullable=False),
-    Index("outputs_claimed", "claimed_by"),
+    Index("outputs_claimed", "claimed_by", sqlite_where=_CLAIMED, postgresql_where=_CLAIMED),
 )
 
 trajectories = Table(

@@ -29,7 +29,8 @@ from understudy.tiny import path as tiny_policy
 
 TOKENS = 64
 WAYS = ("direct", "direct, with ids", "gateway")
-LEVELS = {1: (1, 30), 16: (64, 4), 64: (128, 2)}
+LEVELS = {1: (1, 30), 16: (64, 6), 64: (128, 4)}
+SCRIPTED = {1: (1, 150), 16: (320, 8), 64: (640, 4)}
 """Calls at a time -> calls of one turn, and turns of one run. Single calls alternate one by one."""
 SEED = 0
 
@@ -43,9 +44,9 @@ class Runs:
     cpu: dict[str, float] = field(default_factory=dict[str, float])
 
 
-async def burst(url: str, way: str, level: int, streamed: bool, run: int) -> list[float]:
+async def burst(url: str, way: str, level: int, calls: int, streamed: bool, run: int) -> list[float]:
     """The calls of one turn, `level` at a time; the seconds of each."""
-    left = iter(range(LEVELS[level][0]))
+    left = iter(range(calls))
     waits: list[float] = []
     headers = {"x-understudy-record": "1"} if way == "gateway" else {}
     limits = httpx.Limits(max_connections=level, max_keepalive_connections=level)
@@ -69,18 +70,20 @@ async def burst(url: str, way: str, level: int, streamed: bool, run: int) -> lis
     return waits
 
 
-def measure(servers: Both, runs: int, kinds: tuple[bool, ...]) -> dict[tuple[bool, int, str], Runs]:
+def measure(
+    servers: Both, runs: int, kinds: tuple[bool, ...], levels: dict[int, tuple[int, int]]
+) -> dict[tuple[bool, int, str], Runs]:
     """Every way at every level, in turn; one warm-up. `kinds`: whole (False), streamed (True)."""
-    keys = [(streamed, level, way) for streamed in kinds for level in LEVELS for way in WAYS]
+    keys = [(streamed, level, way) for streamed in kinds for level in levels for way in WAYS]
     found = {key: Runs() for key in keys}
     order = random.Random(SEED)
     for streamed in kinds:
-        for level, (calls, turns) in LEVELS.items():
+        for level, (calls, turns) in levels.items():
             for run in range(-1, runs * turns):
                 for way in order.sample(WAYS, len(WAYS)):
                     url = servers.gateway if way == "gateway" else servers.vllm
                     before, began = servers.cpu_seconds(), time.perf_counter()
-                    waits = asyncio.run(burst(url, way, level, streamed, run))
+                    waits = asyncio.run(burst(url, way, level, calls, streamed, run))
                     took = time.perf_counter() - began
                     if run < 0:
                         continue
@@ -135,7 +138,10 @@ def main() -> None:
     parser.add_argument("--scripted", action="store_true", help="in front of a vLLM that computes nothing")
     options = parser.parse_args()
     with both(options.model, scripted=options.scripted) as servers:
-        found = measure(servers, options.runs, (False,) if options.scripted else (False, True))
+        if options.scripted:
+            found = measure(servers, options.runs, (False,), SCRIPTED)
+        else:
+            found = measure(servers, options.runs, (False, True), LEVELS)
     print(report(found))
     if options.json:
         rows = [

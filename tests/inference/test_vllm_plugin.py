@@ -71,16 +71,69 @@ assert texts() == before and texts() == before and len(before[0]) > 10
 print("same")
 """
 
+FLAT = """
+from types import SimpleNamespace
+
+import numpy as np
+from vllm import SamplingParams
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.v1.engine.logprobs import LogprobsProcessor
+from vllm.v1.outputs import LogprobsLists
+
+from understudy.engine.inference import vllm_plugin
+
+vllm_plugin.register()
+
+
+def seen(alternatives, extra):
+    params = SamplingParams(logprobs=alternatives, extra_args=extra)
+    made = LogprobsProcessor.from_new_request(None, SimpleNamespace(sampling_params=params))
+    for values in ([[-0.5]], [[-np.inf]], [[-1.5], [-2.0]]):
+        rows = np.repeat(np.array(values, np.float32), (alternatives or 0) + 1, axis=1)
+        made._update_sample_logprobs(LogprobsLists(np.full(rows.shape, 7), rows, np.ones(len(rows), dtype=int)))
+    return made
+
+
+def shown(serving, ids, logprobs):
+    return OpenAIServingChat._create_chat_logprobs(serving, ids, logprobs, None, 0, None, False).model_dump()
+
+
+serving = SimpleNamespace(return_tokens_as_token_ids=False, _get_decoded_token=lambda *a: "t", _get_top_logprobs=lambda *a, **k: [])
+plain, flat = seen(0, None), seen(0, {"flat_logprobs": 1})
+assert flat.cumulative_logprob == plain.cumulative_logprob == -np.inf
+expected = [item["logprob"] for item in shown(serving, [7] * 4, plain.logprobs)["content"]]
+assert expected == [-0.5, -9999.0, -1.5, -2.0]
+assert shown(serving, [7] * 4, flat.logprobs) == {"content": [], "token_logprobs": expected}
+assert shown(serving, [7], flat.logprobs[-1:]) == {"content": [], "token_logprobs": [-2.0]}
+assert shown(serving, [], flat.logprobs[:0]) == {"content": []}
+assert type(seen(2, {"flat_logprobs": 1}).logprobs) is type(seen(2, None).logprobs) is list
+assert LogprobsProcessor.from_new_request(None, SimpleNamespace(sampling_params=SamplingParams(extra_args={"flat_logprobs": 1}))).logprobs is None
+print("same")
+"""
+
 UNTOUCHED = """
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.v1.engine import logprobs
 from vllm.v1.sample.sampler import Sampler
 
 from understudy.engine.inference import vllm_plugin
 
+
+def replaced():
+    theirs = logprobs.LogprobsProcessor
+    return (
+        Sampler.gather_logprobs,
+        logprobs.convert_ids_list_to_tokens,
+        theirs.from_new_request,
+        theirs._update_sample_logprobs,
+        OpenAIServingChat._create_chat_logprobs,
+    )
+
+
 vllm_plugin.KNOWN_VERSION = KNOWN
-before = (Sampler.gather_logprobs, logprobs.convert_ids_list_to_tokens)
+before = replaced()
 vllm_plugin.register()
-assert (Sampler.gather_logprobs, logprobs.convert_ids_list_to_tokens) == before
+assert replaced() == before
 print("same")
 """
 
@@ -95,7 +148,7 @@ def run(script: str, *, switch: str | None) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.usefixtures("needs_vllm")
-@pytest.mark.parametrize("script", [SAME_LOGPROBS, SAME_TEXTS], ids=["logprobs", "texts"])
+@pytest.mark.parametrize("script", [SAME_LOGPROBS, SAME_TEXTS, FLAT], ids=["logprobs", "texts", "flat"])
 def test_answers_are_those_of_vllm_itself(script: str) -> None:
     run(script, switch="1")
 

@@ -10,13 +10,17 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
+import pytest
 from openai import APIStatusError
 from servers import RunningServer, until
 from transformers import AutoTokenizer
 
 import understudy as us
+from understudy.engine.protocol import FLAT_LOGPROBS
 from understudy.server.sampler import SamplerClient
+from understudy.server.sampler_http import SERVED_NAME
 from understudy.tiny import path as tiny_policy
 from understudy.types import CallStatus
 
@@ -97,6 +101,30 @@ def test_our_plugin_is_loaded_in_vllms_web_server_and_in_its_engine(server: Runn
     assert len(set(re.findall(r"computes the logprobs of sampled tokens in process (\d+)", log))) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_our_plugin_gives_flat_logprobs_equal_to_vllms_own_where_a_call_asks(
+    server: RunningServer, stream: bool
+) -> None:
+    transport = httpx.AsyncHTTPTransport(uds=sampler_socket(server))
+    body = {"model": SERVED_NAME, "messages": QUESTION, "max_tokens": 24, "temperature": 0, "stream": stream}
+    body |= {"logprobs": True, "return_token_ids": True, "ignore_eos": True}
+    found: list[list[float]] = []
+    async with httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=120) as client:
+        for more in ({}, {"vllm_xargs": {FLAT_LOGPROBS: 1}}, {"vllm_xargs": {FLAT_LOGPROBS: 1}, "top_logprobs": 1}):
+            text = (await client.post("/v1/chat/completions", json=body | more)).raise_for_status().text
+            events = [line[6:] for line in text.splitlines() if line.startswith("data: {")] if stream else [text]
+            choices = [choice for event in events for choice in json.loads(event)["choices"]]
+            logprobs = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+            flat = "vllm_xargs" in more and "top_logprobs" not in more
+            assert all(bool(each.get("token_logprobs")) is flat is not bool(each["content"]) for each in logprobs)
+            found.append(
+                [value for each in logprobs for value in each["token_logprobs"]]
+                if flat
+                else [item["logprob"] for each in logprobs for item in each["content"]]
+            )
+    assert len(found[0]) == 24 and found[0] == found[1] == found[2]
+
+
 async def test_a_stream_is_recorded_with_every_token_also_those_that_its_chunks_do_not_show(
     backend: us.RemoteBackend,
 ) -> None:
@@ -122,6 +150,12 @@ async def test_a_stream_is_recorded_with_every_token_also_those_that_its_chunks_
     (tool_call,) = output.message["tool_calls"]
     assert text.count("<tool_call>") == 1 and json.loads(tool_call["function"]["arguments"]) == {"order": "17"}
     assert None not in output.logprobs and output.status is CallStatus.COMPLETE
+
+
+def sampler_socket(server: RunningServer) -> str:
+    """Where the server's own vLLM listens."""
+    commands = [each.cmdline() for each in psutil.Process(server.process.pid).children()]
+    return next(words[words.index("--uds") + 1] for words in commands if "--uds" in words)
 
 
 async def call_of(model: us.TrainableModel, choice: dict[str, Any]) -> Any:

@@ -219,7 +219,10 @@ def test_a_body_that_turns_out_too_large_is_refused_with_the_limit(server: Runni
 
 def test_an_unknown_route_and_a_wrong_method_have_the_same_shape(server: RunningServer) -> None:
     assert "GET /v1/nothing" in refused(server.http.get("/v1/nothing"), 404)["message"]
-    refused(server.http.get("/v1/chat/completions"), 405)
+    for path in ("/v1/chat/completions", "/t/t1/v1/chat/completions", "/api/train"):
+        answer = server.http.put(path)
+        refused(answer, 405)
+        assert answer.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize(

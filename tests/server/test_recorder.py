@@ -196,3 +196,17 @@ def test_a_seed_is_left_out_where_it_would_end_the_engine() -> None:
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "seed": 7})
     assert ChatRequest.parse(body, {}).payload("base")["seed"] == 7
     assert "seed" not in ChatRequest.parse(body, {}, quirks=Quirks(no_seed=True)).payload("base")
+
+
+@pytest.mark.parametrize("sent", [{}, {"vllm_xargs": {"mine": 2}}])
+def test_vllm_is_asked_for_plain_lists_of_logprobs_unless_the_client_wants_them(sent: dict[str, Json]) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **sent}
+    vllm = Quirks(flat_logprobs=True)
+
+    def asked(quirks: Quirks, *, recorded: bool = True, **more: Json) -> Json:
+        headers = {RECORD_HEADER: "1"} if recorded else {}
+        return ChatRequest.parse(orjson.dumps(body | more), headers, quirks=quirks).payload("base").get("vllm_xargs")
+
+    own = sent.get("vllm_xargs")
+    assert asked(vllm) == {**(own or {}), "flat_logprobs": 1}
+    assert asked(vllm, logprobs=True) == asked(vllm, recorded=False) == asked(Quirks()) == own

@@ -46,16 +46,17 @@ class Chats:
         place = _CHATS.fullmatch(scope["path"]) if scope["type"] == "http" else None
         if place is None:
             return await self._app(scope, receive, send)
-        request = Request(scope, receive)
+        what = f"{scope['method']} {scope['path']}"
         try:
-            answer = await self._exchange(request, place["trajectory"])
+            if scope["method"] == "POST":
+                answer = await self._exchange(Request(scope, receive), place["trajectory"])
+            else:
+                answer = ApiError(405, f"{what}: only POST is allowed here").response({"allow": "POST"})
         except UnderstudyError as error:
-            answer = refused(error, f"{request.method} {scope['path']}")
+            answer = refused(error, what)
         await answer(scope, receive, send)
 
     async def _exchange(self, request: Request, trajectory_id: str | None) -> ChatExchange:
-        if request.method != "POST":
-            raise ApiError(405, f"{request.method} is not allowed for {request.url.path}")
         given = self._given
         asked = ChatRequest.parse(await request.body(), request.headers, trajectory_id, given.engine.quirks)
         given.models.resolve(asked.model)

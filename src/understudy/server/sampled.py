@@ -11,6 +11,7 @@ from ..types import CallOutput, CallStatus, Json, Message
 
 COMPLETE_REASONS = frozenset({"stop", "tool_calls", "function_call"})
 _IDS = 2**31
+"""Token ids are smaller: they are recorded as int32."""
 _NO_LOGPROB = 9999.0
 """vLLM says -9999 for a logprob it does not know; none is so large, and float32 holds what is smaller."""
 

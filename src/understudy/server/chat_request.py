@@ -158,7 +158,7 @@ class ChatRequest:
         """What the sampler is sent: the client's own JSON, the adapter's name, every sampling default spelled out."""
         sent = {name: value for name, value in self.body.items() if name not in OURS and name not in WITHOUT_EFFECT}
         sent |= {"model": adapter, "repetition_penalty": _or(self.fields.repetition_penalty, 1.0)}
-        sent |= self.sampling.model_dump()
+        sent |= dict(self.sampling)
         if self.quirks.no_seed:
             sent.pop("seed", None)
         if self.fields.stream_options is not None:

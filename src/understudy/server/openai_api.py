@@ -58,7 +58,8 @@ class Chats:
 
     async def _exchange(self, request: Request, trajectory_id: str | None) -> ChatExchange:
         given = self._given
-        asked = ChatRequest.parse(await request.body(), request.headers, trajectory_id, given.engine.quirks)
+        headers = dict(request.headers)  # read once: each look into them goes through all
+        asked = ChatRequest.parse(await request.body(), headers, trajectory_id, given.engine.quirks)
         given.models.resolve(asked.model)
         return ChatExchange(asked, given.models, given.sampler, given.recorder)
 

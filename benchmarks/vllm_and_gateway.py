@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -52,6 +53,7 @@ def both(base: Path, *, train: bool = False, scripted: bool = False) -> Iterator
         gateway = ["-m", "understudy.server", "--model", str(base), "--vllm-url", urls[0], "--port", str(ports[1])]
         gateway += ["--dir", folder, *([] if train else ["--inference-only"])]
         processes: list[subprocess.Popen[bytes]] = []
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
         try:
             for name, url, words in (("vllm", urls[0], vllm), ("gateway", urls[1], gateway)):
                 log = Path(folder, f"{name}.log")

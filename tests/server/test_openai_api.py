@@ -14,6 +14,7 @@ from fakes.gateway import Gateway
 from fakes.scripted_sampler import Choice, Turn
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
+from understudy.server.openai_api import Chats
 from understudy.types import Call, CallStatus
 from understudy.wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 
@@ -192,6 +193,20 @@ async def test_truncated_answers_are_recorded_alike_streamed_or_not(gateway: Gat
         assert call.status == call.outputs[0].status == CallStatus.TRUNCATED
         assert call.outputs[0].message["tool_calls"][0]["function"]["arguments"] == '{"a": "b'
         assert call.outputs[0].token_ids == (1, 2)
+
+
+async def test_a_client_that_goes_away_within_its_body_is_no_fault_and_gets_nothing() -> None:
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/t/t1/v1/chat/completions", "headers": []}
+    await Chats(None, None)(scope, receive, send)  # type: ignore[arg-type]
+    assert sent == []
 
 
 async def test_calls_after_the_trajectory_was_finished_are_answered_and_recorded_as_late(gateway: Gateway) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import UnderstudyError
@@ -14,6 +16,8 @@ from .chat_request import ChatRequest
 from .errors import ApiError, refused
 from .exchange import ChatExchange
 from .services import Given, Services
+
+log = logging.getLogger(__name__)
 
 router = APIRouter()
 
@@ -52,6 +56,9 @@ class Chats:
                 answer = await self._exchange(Request(scope, receive), place["trajectory"])
             else:
                 answer = ApiError(405, f"{what}: only POST is allowed here").response({"allow": "POST"})
+        except ClientDisconnect:  # within its body: nobody waits for an answer
+            log.debug("%s: the client went away before it had asked", what)
+            return
         except UnderstudyError as error:
             answer = refused(error, what)
         await answer(scope, receive, send)

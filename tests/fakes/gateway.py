@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 
 from understudy.config import EngineOptions, ServerOptions
-from understudy.server import app
-from understudy.server.auth import Guard
 from understudy.server.base_model import BaseModel
 from understudy.server.engines import Engine
+from understudy.server.http import app
+from understudy.server.http.auth import Guard
 from understudy.server.models import ModelRegistry
 from understudy.server.recorder import Recorder
 from understudy.server.services import Services

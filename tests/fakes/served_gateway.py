@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import uvicorn
 
-from understudy.server import app
-from understudy.server.auth import Guard
+from understudy.server.http import app
+from understudy.server.http.auth import Guard
 from understudy.types import Call
 from understudy.wire import TrajectoryWithCalls
 

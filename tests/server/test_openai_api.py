@@ -14,7 +14,7 @@ from fakes.gateway import Gateway
 from fakes.scripted_sampler import Choice, Turn
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
-from understudy.server.openai_api import Chats
+from understudy.server.http.openai_api import Chats
 from understudy.types import Call, CallStatus
 from understudy.wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 

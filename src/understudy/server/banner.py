@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .auth import Key
+from .http.auth import Key
 from .services import Services
 
 

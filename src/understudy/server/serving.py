@@ -19,10 +19,11 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from ..config import ServerOptions
 from ..errors import ConfigError, EngineError, StoreError
-from . import app, banner
-from .auth import Guard, Key, is_loopback, key_for
+from . import banner
 from .base_model import BaseModel, find
 from .engines import choose
+from .http import app
+from .http.auth import Guard, Key, is_loopback, key_for
 from .jobs import CALL_MARKS
 from .learner import LearnerClient
 from .lock import DirectoryLock

@@ -9,9 +9,9 @@ from fastapi.responses import HTMLResponse
 
 import understudy
 
-from .learner import LearnerClient
-from .models import Model
-from .services import Given
+from ..learner import LearnerClient
+from ..models import Model
+from ..services import Given
 
 router = APIRouter()
 

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from ..wire import FinishRequest, FinishResult, TrajectoryRecord
-from .errors import ApiError, bad_request
-from .services import Given
+from ...wire import FinishRequest, FinishResult, TrajectoryRecord
+from ..errors import ApiError, bad_request
+from ..services import Given
 
 router = APIRouter(prefix="/api/trajectories")
 

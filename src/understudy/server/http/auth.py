@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 OPEN_PATHS = frozenset({"/health"})
 """Answered without a key, so that load balancers and starters can ask."""

@@ -11,11 +11,11 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..errors import UnderstudyError
-from .chat_request import ChatRequest
-from .errors import ApiError, refused
-from .exchange import ChatExchange
-from .services import Given, Services
+from ...errors import UnderstudyError
+from ..chat_request import ChatRequest
+from ..errors import ApiError, refused
+from ..exchange import ChatExchange
+from ..services import Given, Services
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from ..config import Name
-from ..types import Json
-from ..wire import (
+from ...config import Name
+from ...types import Json
+from ...wire import (
     CheckpointState,
     ExportRequest,
     ExportResult,
@@ -23,10 +23,10 @@ from ..wire import (
     TrainStatus,
     UserState,
 )
-from . import exports
-from .checkpoints import write_text
-from .services import Given
-from .training import Feed
+from .. import exports
+from ..checkpoints import write_text
+from ..services import Given
+from ..training import Feed
 
 HEARTBEAT_SECONDS = 10.0
 """A comment line is sent after so much silence, so that proxies and clients see that the stream lives."""

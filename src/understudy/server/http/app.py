@@ -16,13 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import understudy
 
-from ..errors import UnderstudyError
-from ..types import Json
-from ..wire import Health
+from ...errors import UnderstudyError
+from ...types import Json
+from ...wire import Health
+from ..errors import ApiError, internal_error, refused
+from ..services import Given, Services
 from . import openai_api, status_page, training_api, trajectory_api
 from .auth import Guard
-from .errors import ApiError, internal_error, refused
-from .services import Given, Services
 
 DISCARD_SECONDS = 10.0
 """How long the rest of a body that is too large is read and thrown away."""

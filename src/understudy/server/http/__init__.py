@@ -1,0 +1,1 @@
+"""The server's routes: OpenAI's API, trajectories, training, and who may call them."""

@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
-from understudy.server.chat_request import ChatRequest, Quirks
-from understudy.server.recorder import OpenCall, Recorder
-from understudy.server.sampled import Sampled, aligned
+from understudy.server.calls.chat_request import ChatRequest, Quirks
+from understudy.server.calls.recorder import OpenCall, Recorder
+from understudy.server.calls.sampled_answer import Sampled, aligned
 from understudy.server.store import Store
 from understudy.types import CallStatus, Json
 from understudy.wire import IDEMPOTENCY_HEADER, RECORD_HEADER, TRAJECTORY_HEADER

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from fakes.gateway import Gateway
 
-from understudy.server import exchange
-from understudy.server.chat_request import MAX_MESSAGES, MAX_SHAPE_BYTES
+from understudy.server.calls import chat_exchange as exchange
+from understudy.server.calls.chat_request import MAX_MESSAGES, MAX_SHAPE_BYTES
 from understudy.types import CallStatus
 from understudy.wire import TRAJECTORY_HEADER
 

@@ -15,7 +15,7 @@ from ..config import OF_VLLM, EngineName, EngineOptions
 from ..devices import Gpu, chosen, gpus
 from ..engine.protocol import SAMPLER_MODULES
 from ..errors import ConfigError
-from .chat_request import Quirks
+from .calls.chat_request import Quirks
 from .models import MAX_RANK
 from .sampler import SamplerClient
 from .sampler_child import ChildSampler

@@ -9,10 +9,10 @@ from fastapi import Depends, Request
 
 from ..config import ServerOptions
 from .base_model import BaseModel
+from .calls.recorder import Recorder
 from .engines import Engine
 from .learner import LearnerClient
 from .models import ModelRegistry
-from .recorder import Recorder
 from .sampler import SamplerClient
 from .store import Store
 from .training import Training

@@ -21,6 +21,7 @@ from ..config import ServerOptions
 from ..errors import ConfigError, EngineError, StoreError
 from . import banner
 from .base_model import BaseModel, find
+from .calls.recorder import Recorder
 from .engines import choose
 from .http import app
 from .http.auth import Guard, Key, is_loopback, key_for
@@ -28,7 +29,6 @@ from .jobs import CALL_MARKS
 from .learner import LearnerClient
 from .lock import DirectoryLock
 from .models import ModelRegistry
-from .recorder import Recorder
 from .services import Services
 from .store import Store
 from .training import Training

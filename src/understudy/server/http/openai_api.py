@@ -12,9 +12,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...errors import UnderstudyError
-from ..chat_request import ChatRequest
+from ..calls.chat_exchange import ChatExchange
+from ..calls.chat_request import ChatRequest
 from ..errors import ApiError, refused
-from ..exchange import ChatExchange
 from ..services import Given, Services
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from typing import TypeVar, cast
 import orjson
 from pydantic import ValidationError
 
-from ..engine.protocol import FLAT_LOGPROBS
-from ..types import GREEDY_BELOW, CallOrigin, Json, Message, Sampling, Tool, new_id
-from ..wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
+from ...engine.protocol import FLAT_LOGPROBS
+from ...types import GREEDY_BELOW, CallOrigin, Json, Message, Sampling, Tool, new_id
+from ...wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
+from ..errors import ApiError, bad_request, shortened
 from .chat_fields import CONSTRAINTS, OURS, REFUSED, WITHOUT_EFFECT, ChatFields, Named
-from .errors import ApiError, bad_request, shortened
 
 V = TypeVar("V")
 

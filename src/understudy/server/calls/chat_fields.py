@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..types import Json
+from ...types import Json
 
 Object = dict[str, Json]
 Id = Annotated[str, Field(min_length=1, max_length=200)]

@@ -17,17 +17,17 @@ import orjson
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import EngineError, StoreError, UnderstudyError
-from ..types import Call, Json
-from ..wire import TRAJECTORY_HEADER
+from ...errors import EngineError, StoreError, UnderstudyError
+from ...types import Call, Json
+from ...wire import TRAJECTORY_HEADER
+from ..errors import ApiError, as_api_error, internal_error, shortened
+from ..models import ModelRegistry, Route
+from ..sampler import SamplerClient
+from ..sampler_http import Reply
 from .chat_answer import Answer, replayed, replayed_chunks, shown, split
 from .chat_request import LENGTHS, ChatRequest
-from .errors import ApiError, as_api_error, internal_error, shortened
-from .models import ModelRegistry, Route
 from .recorder import OpenCall, Recorder
-from .sampled import Sampled
-from .sampler import SamplerClient
-from .sampler_http import Reply
+from .sampled_answer import Sampled
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from ..errors import StoreError
-from ..types import Call, CallStatus, new_id
+from ...errors import StoreError
+from ...types import Call, CallStatus, new_id
+from ..errors import ApiError
+from ..store import Store
 from .chat_request import ChatRequest
-from .errors import ApiError
-from .sampled import Sampled, status_of
-from .store import Store
+from .sampled_answer import Sampled, status_of
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from ..errors import EngineError
-from ..types import CallOutput, CallStatus, Json, Message
+from ...errors import EngineError
+from ...types import CallOutput, CallStatus, Json, Message
 
 COMPLETE_REASONS = frozenset({"stop", "tool_calls", "function_call"})
 _IDS = 2**31

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from ..types import Call, CallOutput, Json
+from ...types import Call, CallOutput, Json
 from .chat_request import ChatRequest
 
 Answer = dict[str, Json]

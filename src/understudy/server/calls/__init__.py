@@ -1,0 +1,1 @@
+"""One chat completion: read, sampled, recorded, answered."""

@@ -17,8 +17,8 @@ from understudy.server.engines import Engine
 from understudy.server.http import app
 from understudy.server.http.auth import Guard
 from understudy.server.models import ModelRegistry
+from understudy.server.records.store import Store
 from understudy.server.services import Services
-from understudy.server.store import Store
 from understudy.server.training import Training
 from understudy.types import Call
 

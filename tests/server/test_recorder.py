@@ -13,7 +13,7 @@ import pytest
 from understudy.server.calls.chat_request import ChatRequest, Quirks
 from understudy.server.calls.recorder import OpenCall, Recorder
 from understudy.server.calls.sampled_answer import Sampled, aligned
-from understudy.server.store import Store
+from understudy.server.records.store import Store
 from understudy.types import CallStatus, Json
 from understudy.wire import IDEMPOTENCY_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 

@@ -20,8 +20,8 @@ import sqlalchemy as sa
 
 from understudy.errors import StoreError
 from understudy.server.errors import ApiError, StoreFullError
-from understudy.server.store import Store, _engine
-from understudy.server.tables import metadata, trajectories
+from understudy.server.records.store import Store, _engine
+from understudy.server.records.tables import metadata, trajectories
 from understudy.types import Call, CallOrigin, CallOutput, CallRef, CallStatus, Sampling, new_id
 from understudy.wire import LogRequest, TrainStatus, TrajectoryRecord
 

@@ -13,8 +13,8 @@ from .calls.recorder import Recorder
 from .engines import Engine
 from .learner import LearnerClient
 from .models import ModelRegistry
+from .records.store import Store
 from .sampler import SamplerClient
-from .store import Store
 from .training import Training
 
 

@@ -29,8 +29,8 @@ from .jobs import CALL_MARKS
 from .learner import LearnerClient
 from .lock import DirectoryLock
 from .models import ModelRegistry
+from .records.store import Store
 from .services import Services
-from .store import Store
 from .training import Training
 
 log = logging.getLogger(__name__)

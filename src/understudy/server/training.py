@@ -22,8 +22,8 @@ from .errors import ApiError
 from .jobs import build_job, check_ids, job_folder
 from .learner import LearnerClient
 from .models import ModelRegistry
+from .records.store import Store
 from .sampler import SamplerClient
-from .store import Store
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from ...errors import StoreError
 from ...types import Call, CallStatus, new_id
 from ..errors import ApiError
-from ..store import Store
+from ..records.store import Store
 from .chat_request import ChatRequest
 from .sampled_answer import Sampled, status_of
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, insert, not_, select, update
 
-from ..errors import UnderstudyError
-from ..types import CallRef
-from ..wire import TrajectoryRecord
-from .errors import ApiError
+from ...errors import UnderstudyError
+from ...types import CallRef
+from ...wire import TrajectoryRecord
+from ..errors import ApiError
 from .tables import calls, outputs, trajectories
 
 CHUNK = 500

@@ -19,11 +19,11 @@ from sqlalchemy import Connection, Engine, Row, delete, event, insert, or_, sele
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
-from ..errors import StoreError, UnderstudyError
-from ..types import Call, Json
-from ..wire import LogRequest, TrainStatus, TrajectoryRecord, TrajectoryWithCalls
+from ...errors import StoreError, UnderstudyError
+from ...types import Call, Json
+from ...wire import LogRequest, TrainStatus, TrajectoryRecord, TrajectoryWithCalls
+from .call_rows import call_of, call_row, output_rows
 from .claims import chunks, finish
-from .rows import call_of, call_row, output_rows
 from .tables import calls, logs, outputs, prepare, trains, trajectories
 from .writer import Writer, store_error
 

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from ..errors import StoreError, UnderstudyError
-from .errors import StoreFullError
+from ...errors import StoreError, UnderstudyError
+from ..errors import StoreFullError
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -10,7 +10,7 @@ from typing import TypedDict
 import orjson
 from sqlalchemy import Row
 
-from ..types import Call, CallOutput, CallStatus, Json
+from ...types import Call, CallOutput, CallStatus, Json
 
 
 class CallRow(TypedDict):

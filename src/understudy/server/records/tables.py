@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-from ..errors import StoreError
+from ...errors import StoreError
 
 SCHEMA = 1
 

@@ -13,11 +13,11 @@ import httpx
 from understudy.config import EngineOptions, ServerOptions
 from understudy.server.base_model import BaseModel
 from understudy.server.calls.recorder import Recorder
-from understudy.server.engines import Engine
 from understudy.server.http import app
 from understudy.server.http.auth import Guard
 from understudy.server.models import ModelRegistry
 from understudy.server.records.store import Store
+from understudy.server.sampler.choice import Engine
 from understudy.server.services import Services
 from understudy.server.training import Training
 from understudy.types import Call

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from understudy.server.sampler import SamplerClient
+from understudy.server.sampler.client import SamplerClient
 
 Body = dict[str, Any]
 

@@ -19,8 +19,8 @@ from transformers import AutoTokenizer
 
 import understudy as us
 from understudy.engine.protocol import FLAT_LOGPROBS
-from understudy.server.sampler import SamplerClient
-from understudy.server.sampler_http import SERVED_NAME
+from understudy.server.sampler.client import SamplerClient
+from understudy.server.sampler.transport import SERVED_NAME
 from understudy.tiny import path as tiny_policy
 from understudy.types import CallStatus
 

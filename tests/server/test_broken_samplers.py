@@ -15,10 +15,10 @@ from fakes.scripted_sampler import Choice, ScriptedSampler, Turn, scripted_sampl
 
 from understudy.config import EngineOptions
 from understudy.errors import ConfigError, EngineError
-from understudy.server import sampler_running
-from understudy.server.engines import choose
-from understudy.server.sampler import SamplerClient
-from understudy.server.sampler_running import RunningSampler, SamplerPool
+from understudy.server.sampler import running as sampler_running
+from understudy.server.sampler.choice import choose
+from understudy.server.sampler.client import SamplerClient
+from understudy.server.sampler.running import RunningSampler, SamplerPool
 from understudy.types import CallStatus
 
 T1 = {"x-understudy-trajectory": "t1"}

@@ -9,8 +9,8 @@ import pytest
 from understudy.config import EngineOptions
 from understudy.devices import gpus
 from understudy.errors import ConfigError
-from understudy.server import engines
-from understudy.server.engines import choose
+from understudy.server.sampler import choice as engines
+from understudy.server.sampler.choice import choose
 
 GIB = 1024  # MiB
 H100 = "{index}, NVIDIA H100, 81920, {free}, 9.0"

@@ -12,10 +12,10 @@ import pytest
 from fakes.scripted_sampler import ScriptedSampler, Turn, scripted_sampler
 
 from understudy.errors import EngineError
-from understudy.server import sampler_running
-from understudy.server.sampler import SamplerClient
-from understudy.server.sampler_http import SERVED_NAME
-from understudy.server.sampler_running import RunningSampler, SamplerPool
+from understudy.server.sampler import running as sampler_running
+from understudy.server.sampler.client import SamplerClient
+from understudy.server.sampler.running import RunningSampler, SamplerPool
+from understudy.server.sampler.transport import SERVED_NAME
 
 CALL: dict[str, Any] = {"model": SERVED_NAME, "messages": [{"role": "user", "content": "hi"}]}
 

@@ -18,8 +18,8 @@ from . import checkpoints
 from .base_model import BaseModel
 from .checkpoints import Checkpoint, ModelFacts
 from .errors import ApiError
-from .sampler import SamplerClient
-from .sampler_http import SERVED_NAME
+from .sampler.client import SamplerClient
+from .sampler.transport import SERVED_NAME
 
 log = logging.getLogger(__name__)
 

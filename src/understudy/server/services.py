@@ -10,11 +10,11 @@ from fastapi import Depends, Request
 from ..config import ServerOptions
 from .base_model import BaseModel
 from .calls.recorder import Recorder
-from .engines import Engine
 from .learner import LearnerClient
 from .models import ModelRegistry
 from .records.store import Store
-from .sampler import SamplerClient
+from .sampler.choice import Engine
+from .sampler.client import SamplerClient
 from .training import Training
 
 

@@ -22,7 +22,6 @@ from ..errors import ConfigError, EngineError, StoreError
 from . import banner
 from .base_model import BaseModel, find
 from .calls.recorder import Recorder
-from .engines import choose
 from .http import app
 from .http.auth import Guard, Key, is_loopback, key_for
 from .jobs import CALL_MARKS
@@ -30,6 +29,7 @@ from .learner import LearnerClient
 from .lock import DirectoryLock
 from .models import ModelRegistry
 from .records.store import Store
+from .sampler.choice import choose
 from .services import Services
 from .training import Training
 

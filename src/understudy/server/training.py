@@ -23,7 +23,7 @@ from .jobs import build_job, check_ids, job_folder
 from .learner import LearnerClient
 from .models import ModelRegistry
 from .records.store import Store
-from .sampler import SamplerClient
+from .sampler.client import SamplerClient
 
 log = logging.getLogger(__name__)
 

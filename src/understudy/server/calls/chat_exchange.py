@@ -22,8 +22,8 @@ from ...types import Call, Json
 from ...wire import TRAJECTORY_HEADER
 from ..errors import ApiError, as_api_error, internal_error, shortened
 from ..models import ModelRegistry, Route
-from ..sampler import SamplerClient
-from ..sampler_http import Reply
+from ..sampler.client import SamplerClient
+from ..sampler.transport import Reply
 from .chat_answer import Answer, replayed, replayed_chunks, shown, split
 from .chat_request import LENGTHS, ChatRequest
 from .recorder import OpenCall, Recorder

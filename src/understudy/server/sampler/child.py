@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 
-from ..errors import ConfigError, EngineError
-from .child import Child
-from .sampler import SamplerClient
-from .sampler_http import SERVED_NAME, checked, healthy
+from ...errors import ConfigError, EngineError
+from ..child import Child
+from .client import SamplerClient
+from .transport import SERVED_NAME, checked, healthy
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ import aiohttp
 import httpx
 import orjson
 
-from ..errors import EngineError
-from ..types import Json
-from .sampler_http import BROKEN, SERVED_NAME, CallClient, Reply, asking, broken, reason_of
+from ...errors import EngineError
+from ...types import Json
+from .transport import BROKEN, SERVED_NAME, CallClient, Reply, asking, broken, reason_of
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")

@@ -11,16 +11,16 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..config import OF_VLLM, EngineName, EngineOptions
-from ..devices import Gpu, chosen, gpus
-from ..engine.protocol import SAMPLER_MODULES
-from ..errors import ConfigError
-from .calls.chat_request import Quirks
-from .models import MAX_RANK
-from .sampler import SamplerClient
-from .sampler_child import ChildSampler
-from .sampler_http import SERVED_NAME
-from .sampler_running import RunningSampler, SamplerPool, key
+from ...config import OF_VLLM, EngineName, EngineOptions
+from ...devices import Gpu, chosen, gpus
+from ...engine.protocol import SAMPLER_MODULES
+from ...errors import ConfigError
+from ..calls.chat_request import Quirks
+from ..models import MAX_RANK
+from .child import ChildSampler
+from .client import SamplerClient
+from .running import RunningSampler, SamplerPool, key
+from .transport import SERVED_NAME
 
 log = logging.getLogger(__name__)
 

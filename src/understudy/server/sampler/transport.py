@@ -11,8 +11,8 @@ from pathlib import Path
 import aiohttp
 import httpx
 
-from ..errors import EngineError
-from ..types import Json
+from ...errors import EngineError
+from ...types import Json
 
 SERVED_NAME = "base"
 """The model name under which the gateway speaks of the base without an adapter."""

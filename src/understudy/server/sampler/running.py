@@ -13,10 +13,10 @@ from pathlib import Path
 import aiohttp
 import httpx
 
-from ..errors import ConfigError, EngineError
-from ..types import Json
-from .sampler import SamplerClient, State
-from .sampler_http import Reply, broken, checked, healthy, reason_of
+from ...errors import ConfigError, EngineError
+from ...types import Json
+from .client import SamplerClient, State
+from .transport import Reply, broken, checked, healthy, reason_of
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The client of the inference engine, and the engine's process."""

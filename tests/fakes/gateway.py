@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 
 from understudy.config import EngineOptions, ServerOptions
-from understudy.server.base_model import BaseModel
 from understudy.server.calls.recorder import Recorder
 from understudy.server.http import app
 from understudy.server.http.auth import Guard
-from understudy.server.models import ModelRegistry
+from understudy.server.models.base_model import BaseModel
+from understudy.server.models.registry import ModelRegistry
 from understudy.server.records.store import Store
 from understudy.server.sampler.choice import Engine
 from understudy.server.services import Services

@@ -14,9 +14,9 @@ from fakes.scripted_sampler import ConnectedSampler, ScriptedSampler, scripted_s
 
 from understudy.config import LoraOptions
 from understudy.errors import ConfigError
-from understudy.server.base_model import BaseModel
 from understudy.server.errors import ApiError
-from understudy.server.models import KEPT_LOADED, ModelRegistry, Route
+from understudy.server.models.base_model import BaseModel
+from understudy.server.models.registry import KEPT_LOADED, ModelRegistry, Route
 from understudy.wire import ForkRequest, RegisterRequest
 
 

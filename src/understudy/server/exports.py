@@ -11,9 +11,9 @@ from ..engine.protocol import Failed, MergeCommand, Merged
 from ..errors import EngineError
 from ..types import new_id
 from ..wire import ExportRequest, ExportResult
-from .checkpoints import Checkpoint, export_adapter
 from .errors import ApiError
 from .gguf import make_ready
+from .models.checkpoints import Checkpoint, export_adapter
 from .services import Services
 
 

@@ -27,8 +27,8 @@ from ..engine.protocol import (
     Trained,
 )
 from ..errors import EngineError
-from .base_model import BaseModel
 from .child import Child
+from .models.base_model import BaseModel
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from ..config import ServerOptions
-from .base_model import BaseModel
 from .calls.recorder import Recorder
 from .learner import LearnerClient
-from .models import ModelRegistry
+from .models.base_model import BaseModel
+from .models.registry import ModelRegistry
 from .records.store import Store
 from .sampler.choice import Engine
 from .sampler.client import SamplerClient

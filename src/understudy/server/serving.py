@@ -20,14 +20,14 @@ from uvicorn.loops.auto import auto_loop_factory
 from ..config import ServerOptions
 from ..errors import ConfigError, EngineError, StoreError
 from . import banner
-from .base_model import BaseModel, find
 from .calls.recorder import Recorder
 from .http import app
 from .http.auth import Guard, Key, is_loopback, key_for
 from .jobs import CALL_MARKS
 from .learner import LearnerClient
 from .lock import DirectoryLock
-from .models import ModelRegistry
+from .models.base_model import BaseModel, find
+from .models.registry import ModelRegistry
 from .records.store import Store
 from .sampler.choice import choose
 from .services import Services

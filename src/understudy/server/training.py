@@ -21,7 +21,7 @@ from ..wire import TrainEvent, TrainRequest, TrainStatus
 from .errors import ApiError
 from .jobs import build_job, check_ids, job_folder
 from .learner import LearnerClient
-from .models import ModelRegistry
+from .models.registry import ModelRegistry
 from .records.store import Store
 from .sampler.client import SamplerClient
 

@@ -21,7 +21,7 @@ from ...errors import EngineError, StoreError, UnderstudyError
 from ...types import Call, Json
 from ...wire import TRAJECTORY_HEADER
 from ..errors import ApiError, as_api_error, internal_error, shortened
-from ..models import ModelRegistry, Route
+from ..models.registry import ModelRegistry, Route
 from ..sampler.client import SamplerClient
 from ..sampler.transport import Reply
 from .chat_answer import Answer, replayed, replayed_chunks, shown, split

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 import understudy
 
 from ..learner import LearnerClient
-from ..models import Model
+from ..models.registry import Model
 from ..services import Given
 
 router = APIRouter()

@@ -24,7 +24,7 @@ from ...wire import (
     UserState,
 )
 from .. import exports
-from ..checkpoints import write_text
+from ..models.checkpoints import write_text
 from ..services import Given
 from ..training import Feed
 

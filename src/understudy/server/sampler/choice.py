@@ -16,7 +16,7 @@ from ...devices import Gpu, chosen, gpus
 from ...engine.protocol import SAMPLER_MODULES
 from ...errors import ConfigError
 from ..calls.chat_request import Quirks
-from ..models import MAX_RANK
+from ..models.registry import MAX_RANK
 from .child import ChildSampler
 from .client import SamplerClient
 from .running import RunningSampler, SamplerPool, key

@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..config import DEFAULT_NAME, LoraOptions
-from ..errors import ConfigError, EngineError
-from ..wire import ForkRequest, ModelState, RegisterRequest
+from ...config import DEFAULT_NAME, LoraOptions
+from ...errors import ConfigError, EngineError
+from ...wire import ForkRequest, ModelState, RegisterRequest
+from ..errors import ApiError
+from ..sampler.client import SamplerClient
+from ..sampler.transport import SERVED_NAME
 from . import checkpoints
 from .base_model import BaseModel
 from .checkpoints import Checkpoint, ModelFacts
-from .errors import ApiError
-from .sampler.client import SamplerClient
-from .sampler.transport import SERVED_NAME
 
 log = logging.getLogger(__name__)
 

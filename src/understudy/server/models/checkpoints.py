@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..config import LoraOptions, Name
-from ..types import Json, TrainResult
-from ..wire import CheckpointState
+from ...config import LoraOptions, Name
+from ...types import Json, TrainResult
+from ...wire import CheckpointState
 
 log = logging.getLogger(__name__)
 

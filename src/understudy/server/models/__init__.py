@@ -1,0 +1,1 @@
+"""Registered models, their checkpoints, and the base model."""

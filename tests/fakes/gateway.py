@@ -19,7 +19,7 @@ from understudy.server.models.registry import ModelRegistry
 from understudy.server.records.store import Store
 from understudy.server.sampler.choice import Engine
 from understudy.server.services import Services
-from understudy.server.training import Training
+from understudy.server.training.queue import Training
 from understudy.types import Call
 
 from .scripted_sampler import ConnectedSampler, ScriptedSampler, serving

@@ -24,8 +24,8 @@ from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.unsloth_loader import choose
 from understudy.engine.protocol import MergeCommand, Merged, TrainCommand, Trained
 from understudy.errors import ConfigError
-from understudy.server.learner import LearnerClient
 from understudy.server.models.base_model import find
+from understudy.server.training.learner_client import LearnerClient
 
 SECONDS = 300
 BASE = Path(tiny.path())

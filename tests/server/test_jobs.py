@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from understudy.server.errors import ApiError
-from understudy.server.jobs import build_job, job_folder
+from understudy.server.training.jobs import build_job, job_folder
 from understudy.types import Call, CallOutput, CallStatus, RolloutException, Sampling
 from understudy.wire import GroupRecord, RenderedHistory, TrainRequest, TrajectoryRecord
 

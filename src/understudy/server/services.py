@@ -9,13 +9,13 @@ from fastapi import Depends, Request
 
 from ..config import ServerOptions
 from .calls.recorder import Recorder
-from .learner import LearnerClient
 from .models.base_model import BaseModel
 from .models.registry import ModelRegistry
 from .records.store import Store
 from .sampler.choice import Engine
 from .sampler.client import SamplerClient
-from .training import Training
+from .training.learner_client import LearnerClient
+from .training.queue import Training
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,15 @@ from . import banner
 from .calls.recorder import Recorder
 from .http import app
 from .http.auth import Guard, Key, is_loopback, key_for
-from .jobs import CALL_MARKS
-from .learner import LearnerClient
 from .lock import DirectoryLock
 from .models.base_model import BaseModel, find
 from .models.registry import ModelRegistry
 from .records.store import Store
 from .sampler.choice import choose
 from .services import Services
-from .training import Training
+from .training.jobs import CALL_MARKS
+from .training.learner_client import LearnerClient
+from .training.queue import Training
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from fastapi.responses import HTMLResponse
 
 import understudy
 
-from ..learner import LearnerClient
 from ..models.registry import Model
 from ..services import Given
+from ..training.learner_client import LearnerClient
 
 router = APIRouter()
 

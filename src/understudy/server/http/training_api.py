@@ -23,10 +23,10 @@ from ...wire import (
     TrainStatus,
     UserState,
 )
-from .. import exports
 from ..models.checkpoints import write_text
 from ..services import Given
-from ..training import Feed
+from ..training import exports
+from ..training.queue import Feed
 
 HEARTBEAT_SECONDS = 10.0
 """A comment line is sent after so much silence, so that proxies and clients see that the stream lives."""

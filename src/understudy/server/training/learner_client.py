@@ -13,8 +13,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from ..config import EngineOptions
-from ..engine.protocol import (
+from ...config import EngineOptions
+from ...engine.protocol import (
     EVENTS,
     LEARNER_MODULE,
     Event,
@@ -26,9 +26,9 @@ from ..engine.protocol import (
     TrainCommand,
     Trained,
 )
-from ..errors import EngineError
-from .child import Child
-from .models.base_model import BaseModel
+from ...errors import EngineError
+from ..child import Child
+from ..models.base_model import BaseModel
 
 log = logging.getLogger(__name__)
 

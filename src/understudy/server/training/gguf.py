@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from ..types import Json
+from ...types import Json
 
 LARGEST = 65_504.0
 """Of float16."""

@@ -13,17 +13,28 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ..config import TrainConfig
-from ..engine.protocol import Event, Failed, Merged, Progress, Ready, TrainCommand, Trained, TrainJob, Warned, write_job
-from ..errors import ServerError, TrainError, UnderstudyError
-from ..types import TrainResult
-from ..wire import TrainEvent, TrainRequest, TrainStatus
-from .errors import ApiError
+from ...config import TrainConfig
+from ...engine.protocol import (
+    Event,
+    Failed,
+    Merged,
+    Progress,
+    Ready,
+    TrainCommand,
+    Trained,
+    TrainJob,
+    Warned,
+    write_job,
+)
+from ...errors import ServerError, TrainError, UnderstudyError
+from ...types import TrainResult
+from ...wire import TrainEvent, TrainRequest, TrainStatus
+from ..errors import ApiError
+from ..models.registry import ModelRegistry
+from ..records.store import Store
+from ..sampler.client import SamplerClient
 from .jobs import build_job, check_ids, job_folder
-from .learner import LearnerClient
-from .models.registry import ModelRegistry
-from .records.store import Store
-from .sampler.client import SamplerClient
+from .learner_client import LearnerClient
 
 log = logging.getLogger(__name__)
 

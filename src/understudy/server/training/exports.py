@@ -7,14 +7,14 @@ import shutil
 from contextlib import aclosing
 from pathlib import Path
 
-from ..engine.protocol import Failed, MergeCommand, Merged
-from ..errors import EngineError
-from ..types import new_id
-from ..wire import ExportRequest, ExportResult
-from .errors import ApiError
+from ...engine.protocol import Failed, MergeCommand, Merged
+from ...errors import EngineError
+from ...types import new_id
+from ...wire import ExportRequest, ExportResult
+from ..errors import ApiError
+from ..models.checkpoints import Checkpoint, export_adapter
+from ..services import Services
 from .gguf import make_ready
-from .models.checkpoints import Checkpoint, export_adapter
-from .services import Services
 
 
 async def export(services: Services, name: str, step: int, request: ExportRequest) -> ExportResult:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..engine.protocol import JobTrajectory, Sample, TrainJob
-from ..types import Call, CallOutput, CallStatus, Json
-from ..wire import TrainRequest, TrajectoryRecord
-from .errors import ApiError
+from ...engine.protocol import JobTrajectory, Sample, TrainJob
+from ...types import Call, CallOutput, CallStatus, Json
+from ...wire import TrainRequest, TrajectoryRecord
+from ..errors import ApiError
 
 CALL_MARKS = ("<tool_call>", "<|tool_call|>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 """How tool calls begin, in the formats of Qwen, Granite, Mistral, Llama and Qwen3-Coder: a special token, or plain text."""

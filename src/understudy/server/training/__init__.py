@@ -1,0 +1,1 @@
+"""The queue of train requests, the learner's jobs, and exports."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from ...errors import ConfigError, EngineError
-from ..child import Child
+from ..child_process import Child
 from .client import SamplerClient
 from .transport import SERVED_NAME, checked, healthy
 

@@ -27,7 +27,7 @@ from ...engine.protocol import (
     Trained,
 )
 from ...errors import EngineError
-from ..child import Child
+from ..child_process import Child
 from ..models.base_model import BaseModel
 
 log = logging.getLogger(__name__)

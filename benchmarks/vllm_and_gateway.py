@@ -46,7 +46,7 @@ def both(base: Path, *, train: bool = False, scripted: bool = False) -> Iterator
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
         ports = _free_ports(2)
         urls = [f"http://127.0.0.1:{port}" for port in ports]
-        vllm = ["-m", "understudy.engine.inference.vllm", "--model", str(base), "--served-model-name", "base"]
+        vllm = ["-m", "understudy.engine.inference.vllm.command", "--model", str(base), "--served-model-name", "base"]
         vllm += ["--port", str(ports[0]), "--parent-pid", str(os.getpid()), "--max-model-len", "1024"]
         if scripted:
             vllm = [str(Path(__file__).with_name("scripted_vllm.py")), str(ports[0])]

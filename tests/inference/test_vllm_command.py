@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.engine.inference.vllm import Place, arguments, environment, find_place, main, parse
+from understudy.engine.inference.vllm.command import Place, arguments, environment, find_place, main, parse
 from understudy.errors import ConfigError
 from understudy.tiny import path as tiny_policy
 

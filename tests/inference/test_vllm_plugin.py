@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from understudy.engine.inference import vllm_plugin
+from understudy.engine.inference.vllm import plugin as vllm_plugin
 from understudy.tiny import path as tiny_policy
 
 

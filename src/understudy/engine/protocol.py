@@ -28,7 +28,7 @@ from ..wire import RenderedHistory
 
 SAMPLER_MODULES: dict[EngineName, str] = {
     "embedded": "understudy.engine.inference.embedded",
-    "vllm": "understudy.engine.inference.vllm",
+    "vllm": "understudy.engine.inference.vllm.command",
 }
 """python -m SAMPLER_MODULES[engine] --model DIR --served-model-name NAME --uds SOCKET --device D --dtype T
 [--max-model-len N] [--max-batch N] [--threads N] [--parent-pid PID], and for vllm the options of its own."""

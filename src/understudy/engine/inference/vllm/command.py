@@ -1,4 +1,4 @@
-"""vLLM as the sampler: `python -m understudy.engine.inference.vllm --model DIR ...` runs vLLM's own server.
+"""vLLM as the sampler: `python -m understudy.engine.inference.vllm.command --model DIR ...` runs vLLM's own server.
 
 It takes the options of the embedded engine, and those that only vLLM has; what it runs is one line of its log. vLLM is
 several processes, and those that compute outlive a server that is killed, with all their memory: this one stays beside
@@ -25,11 +25,11 @@ from typing import cast
 
 import psutil
 
-from ...devices import chosen, gpus
-from ...errors import ConfigError, MissingExtraError, UnderstudyError
-from ...types import Json
-from .families import parsers
-from .vllm_plugin import KNOWN_VERSION, SWITCH
+from ....devices import chosen, gpus
+from ....errors import ConfigError, MissingExtraError, UnderstudyError
+from ....types import Json
+from ..families import parsers
+from .plugin import KNOWN_VERSION, SWITCH
 
 log = logging.getLogger("understudy.sampler")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import FLAT_LOGPROBS
+from ...protocol import FLAT_LOGPROBS
 
 if TYPE_CHECKING:
     import torch

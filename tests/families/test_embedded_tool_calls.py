@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from understudy.engine.inference.app import build_app
-from understudy.engine.inference.call_formats import format_of
+from understudy.engine.inference.chat.tool_calls import format_of
 from understudy.engine.inference.policy import load_policy
 from understudy.engine.inference.service import SamplingService
 

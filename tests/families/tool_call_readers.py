@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.tool_parsers import ToolParserManager
 
-from understudy.engine.inference.families import parsers
+from understudy.engine.inference.chat.families import parsers
 
 
 def written(tokenizer: Any) -> str:

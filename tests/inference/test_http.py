@@ -17,7 +17,7 @@ from served import body, chat, events, refused, served, until_idle
 from transformers import Qwen2ForCausalLM
 
 from understudy.engine.inference.batch import Batch
-from understudy.engine.inference.chat import ChatRenderer
+from understudy.engine.inference.chat.template import ChatRenderer
 from understudy.engine.inference.policy import Policy
 from understudy.types import Json
 

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from understudy import tiny
-from understudy.engine.inference.lengths import LeastTokens
+from understudy.engine.inference.chat.least_tokens import LeastTokens
 
 TINY: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tiny.path())
 LEAST = LeastTokens(TINY)

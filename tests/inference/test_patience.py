@@ -11,11 +11,11 @@ import pytest
 from engines import CONTEXT, DEADLINE
 from served import body, chat, refused, served
 
-from understudy.engine.inference import aside
-from understudy.engine.inference.chat import ChatRenderer
-from understudy.engine.inference.grammar import Grammars
+from understudy.engine.inference.chat import time_limit as aside
+from understudy.engine.inference.chat.answer_shape import MAX_BYTES, MAX_TOOLS
+from understudy.engine.inference.chat.grammar import Grammars
+from understudy.engine.inference.chat.template import ChatRenderer
 from understudy.engine.inference.policy import Policy
-from understudy.engine.inference.shapes import MAX_BYTES, MAX_TOOLS
 from understudy.types import Json
 
 LARGE: list[Json] = [{"role": "user", "content": "hi"}, {"role": "user", "content": "", "name": "x" * 20_000}]

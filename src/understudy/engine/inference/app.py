@@ -17,8 +17,8 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from ...types import Json
-from .answer import AnswerWriter
-from .dialect import (
+from .chat.answers import AnswerWriter
+from .chat.requests import (
     BAD_REQUEST,
     INTERNAL,
     NOT_FOUND,

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from ...errors import ConfigError, UnderstudyError
 from .app import build_app
-from .call_formats import format_of
+from .chat.tool_calls import format_of
 from .policy import load_policy
 from .service import SamplingService
 

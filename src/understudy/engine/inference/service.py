@@ -10,15 +10,15 @@ from typing import TypeVar
 
 from ...errors import ConfigError
 from .adapters import Adapter, load_adapter
-from .aside import Aside
-from .call_formats import HERMES, CallFormat
-from .chat import ChatRenderer
-from .dialect import NOT_FOUND, ChatRequest, DialectError, read_chat, shortened
+from .chat.answer_shape import Shapes, shape_of
+from .chat.grammar import Grammars
+from .chat.requests import NOT_FOUND, ChatRequest, DialectError, read_chat, shortened
+from .chat.template import ChatRenderer
+from .chat.time_limit import Aside
+from .chat.tool_calls import HERMES, CallFormat
 from .generation import Generation, Settings, Update
-from .grammar import Grammars
 from .policy import Policy
 from .scheduler import Scheduler
-from .shapes import Shapes, shape_of
 from .text import Decoder, StopWatch
 
 R = TypeVar("R")

@@ -28,7 +28,7 @@ import psutil
 from ....devices import chosen, gpus
 from ....errors import ConfigError, MissingExtraError, UnderstudyError
 from ....types import Json
-from ..families import parsers
+from ..chat.families import parsers
 from .plugin import KNOWN_VERSION, SWITCH
 
 log = logging.getLogger("understudy.sampler")

@@ -15,9 +15,9 @@ import xgrammar
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ...errors import ConfigError
-from ...types import Json, Tool
-from .generation import DeadEnd
+from ....errors import ConfigError
+from ....types import Json, Tool
+from ..generation import DeadEnd
 from .hermes import CLOSE, OPEN
 
 SCHEMA_PARAM = "response_format"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from ...errors import ConfigError
-from ...types import Json
+from ....errors import ConfigError
+from ....types import Json
 
 
 @dataclass(frozen=True)

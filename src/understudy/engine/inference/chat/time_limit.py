@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from .dialect import DialectError
+from .requests import DialectError
 
 R = TypeVar("R")
 

@@ -9,7 +9,7 @@ from collections.abc import Set
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from ...types import Json
+from ....types import Json
 
 _NFC_SHRINKS = 4
 """The longest canonical decomposition of a character; NFC can at most undo it (Unicode Standard Annex 15)."""

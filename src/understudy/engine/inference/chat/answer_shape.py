@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from ...types import Json
-from .aside import Aside
-from .dialect import ChatRequest, DialectError, shortened
+from ....types import Json
 from .grammar import SCHEMA_PARAM, TOOLS_PARAM, GrammarError, GrammarMask, Grammars
+from .requests import ChatRequest, DialectError, shortened
+from .time_limit import Aside
 
 MAX_BYTES = 256 * 2**10
 """Of the JSON that one grammar is compiled from. Compiling takes up to seconds for so much, and minutes for more."""

@@ -14,10 +14,10 @@ from typing import cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from ...errors import ConfigError
-from ...types import Json, Message
-from .dialect import ChatRequest, DialectError, shortened
-from .lengths import LeastTokens
+from ....errors import ConfigError
+from ....types import Json, Message
+from .least_tokens import LeastTokens
+from .requests import ChatRequest, DialectError, shortened
 
 _TELLS_STRINGS = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
 _RESERVED = frozenset(

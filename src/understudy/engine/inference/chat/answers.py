@@ -6,12 +6,12 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from ...types import Json
-from .call_formats import HERMES, CallFormat
-from .dialect import ChatRequest
-from .generation import Update
+from ....types import Json
+from ..generation import Update
+from ..text import Decoder, StopCutter, TextStream
 from .hermes import ToolCall
-from .text import Decoder, StopCutter, TextStream
+from .requests import ChatRequest
+from .tool_calls import HERMES, CallFormat
 
 _LEAST_LOGPROB = -9999.0
 """JSON has no infinity; vLLM shows this instead."""

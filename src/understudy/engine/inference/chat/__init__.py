@@ -1,0 +1,1 @@
+"""From chat messages to prompt tokens, and from sampled tokens to an answer."""

@@ -26,9 +26,9 @@ import httpx
 import psutil
 import torch
 
-from understudy.engine.inference.generation import Generation, Settings, Update
-from understudy.engine.inference.policy import Policy, load_policy
-from understudy.engine.inference.scheduler import Scheduler
+from understudy.engine.inference.decoding.generation import Generation, Settings, Update
+from understudy.engine.inference.decoding.model import Policy, load_policy
+from understudy.engine.inference.decoding.scheduler import Scheduler
 from understudy.tiny import path as tiny_policy
 
 CALLS, PROMPT, NEW, GROUP = 64, 100, 64, 8

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from understudy.engine.inference.app import build_app
 from understudy.engine.inference.chat.tool_calls import format_of
-from understudy.engine.inference.policy import load_policy
+from understudy.engine.inference.decoding.model import load_policy
 from understudy.engine.inference.service import SamplingService
 
 GIVEN = json.dumps(ARGUMENTS)

@@ -11,7 +11,7 @@ from jobs import command, sample
 from transformers import AutoModelForCausalLM
 
 from understudy.config import LoraOptions, TrainConfig
-from understudy.engine.inference.policy import load_policy
+from understudy.engine.inference.decoding.model import load_policy
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.policy import Policy
 from understudy.engine.protocol import JobTrajectory

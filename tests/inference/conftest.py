@@ -13,8 +13,8 @@ from peft import PeftModel
 from served import served
 from transformers import Qwen2ForCausalLM
 
-from understudy.engine.inference.adapters import Adapter, load_adapter
-from understudy.engine.inference.policy import Policy, load_policy
+from understudy.engine.inference.decoding.adapters import Adapter, load_adapter
+from understudy.engine.inference.decoding.model import Policy, load_policy
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,7 @@ import uvicorn
 from engines import DEADLINE, until_healthy
 
 from understudy.engine.inference.app import build_app
-from understudy.engine.inference.policy import Policy
+from understudy.engine.inference.decoding.model import Policy
 from understudy.engine.inference.service import SamplingService
 from understudy.types import Json
 

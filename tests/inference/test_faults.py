@@ -9,8 +9,8 @@ import pytest
 import torch
 from engines import Engine, call, prompt
 
-from understudy.engine.inference.batch import Batch
-from understudy.engine.inference.policy import Policy
+from understudy.engine.inference.decoding.batch import Batch
+from understudy.engine.inference.decoding.model import Policy
 from understudy.errors import EngineError
 
 
@@ -49,7 +49,7 @@ def test_the_death_of_the_thread_is_told_and_fails_calls_also_later_ones(
     def refuses(*_: object) -> Batch:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("understudy.engine.inference.scheduler.Batch", refuses)
+    monkeypatch.setattr("understudy.engine.inference.decoding.scheduler.Batch", refuses)
     (sampled,) = engine.sample(call(policy, prompt(1, 5)))
     assert sampled.last.failure and "the device is gone" in sampled.last.failure.message
     assert told.wait(10)

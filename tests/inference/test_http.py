@@ -16,9 +16,9 @@ from engines import DEADLINE, plain_logits
 from served import body, chat, events, refused, served, until_idle
 from transformers import Qwen2ForCausalLM
 
-from understudy.engine.inference.batch import Batch
 from understudy.engine.inference.chat.template import ChatRenderer
-from understudy.engine.inference.policy import Policy
+from understudy.engine.inference.decoding.batch import Batch
+from understudy.engine.inference.decoding.model import Policy
 from understudy.types import Json
 
 
@@ -97,7 +97,7 @@ def test_a_dead_engine_is_unhealthy(policy: Policy, monkeypatch: pytest.MonkeyPa
 
     with served(policy) as url, httpx.Client(base_url=url, timeout=DEADLINE) as http:
         assert http.get("/health").status_code == 200
-        monkeypatch.setattr("understudy.engine.inference.scheduler.Batch", refuses)
+        monkeypatch.setattr("understudy.engine.inference.decoding.scheduler.Batch", refuses)
         answer = http.post("/v1/chat/completions", json=body())
         assert answer.status_code == 500 and "the device is gone" in answer.text
         until = time.monotonic() + DEADLINE

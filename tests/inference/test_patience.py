@@ -15,7 +15,7 @@ from understudy.engine.inference.chat import time_limit as aside
 from understudy.engine.inference.chat.answer_shape import MAX_BYTES, MAX_TOOLS
 from understudy.engine.inference.chat.grammar import Grammars
 from understudy.engine.inference.chat.template import ChatRenderer
-from understudy.engine.inference.policy import Policy
+from understudy.engine.inference.decoding.model import Policy
 from understudy.types import Json
 
 LARGE: list[Json] = [{"role": "user", "content": "hi"}, {"role": "user", "content": "", "name": "x" * 20_000}]

@@ -9,7 +9,7 @@ import pytest
 from engines import CONTEXT
 from served import SCHEMA, TOOLS, body, chat, events, refused, until_idle
 
-from understudy.engine.inference.policy import Policy
+from understudy.engine.inference.decoding.model import Policy
 from understudy.types import Json
 
 LONG = "abcd" * 5000

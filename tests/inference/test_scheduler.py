@@ -15,11 +15,11 @@ from engines import Engine, call, plain_logits, prompt
 from peft import PeftModel
 from transformers import Qwen2ForCausalLM
 
-from understudy.engine.inference import batch as batches
-from understudy.engine.inference.adapters import Adapter, load_adapter
-from understudy.engine.inference.generation import Generation
-from understudy.engine.inference.policy import Policy
-from understudy.engine.inference.text import Decoder, StopWatch
+from understudy.engine.inference.decoding import batch as batches
+from understudy.engine.inference.decoding.adapters import Adapter, load_adapter
+from understudy.engine.inference.decoding.generation import Generation
+from understudy.engine.inference.decoding.model import Policy
+from understudy.engine.inference.decoding.text import Decoder, StopWatch
 
 
 def kept_logprobs(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:

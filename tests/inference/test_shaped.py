@@ -9,7 +9,7 @@ import pytest
 from engines import SPECIAL
 from served import SCHEMA, TOOLS, chat, events, says
 
-from understudy.engine.inference.policy import Policy
+from understudy.engine.inference.decoding.model import Policy
 from understudy.types import Json
 
 

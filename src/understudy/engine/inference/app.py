@@ -30,7 +30,7 @@ from .chat.requests import (
     error_body,
     read_object,
 )
-from .generation import Failure, Generation, Update
+from .decoding.generation import Failure, Generation, Update
 from .service import SamplingService
 
 _log = logging.getLogger(__name__)

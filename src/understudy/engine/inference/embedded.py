@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from ...errors import ConfigError, UnderstudyError
 from .app import build_app
 from .chat.tool_calls import format_of
-from .policy import load_policy
+from .decoding.model import load_policy
 from .service import SamplingService
 
 _log = logging.getLogger("understudy.sampler")

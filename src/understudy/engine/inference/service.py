@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...errors import ConfigError
-from .adapters import Adapter, load_adapter
 from .chat.answer_shape import Shapes, shape_of
 from .chat.grammar import Grammars
 from .chat.requests import NOT_FOUND, ChatRequest, DialectError, read_chat, shortened
 from .chat.template import ChatRenderer
 from .chat.time_limit import Aside
 from .chat.tool_calls import HERMES, CallFormat
-from .generation import Generation, Settings, Update
-from .policy import Policy
-from .scheduler import Scheduler
-from .text import Decoder, StopWatch
+from .decoding.adapters import Adapter, load_adapter
+from .decoding.generation import Generation, Settings, Update
+from .decoding.model import Policy
+from .decoding.scheduler import Scheduler
+from .decoding.text import Decoder, StopWatch
 
 R = TypeVar("R")
 

@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Sequence
 
 from ....types import Json
-from ..generation import Update
-from ..text import Decoder, StopCutter, TextStream
+from ..decoding.generation import Update
+from ..decoding.text import Decoder, StopCutter, TextStream
 from .hermes import ToolCall
 from .requests import ChatRequest
 from .tool_calls import HERMES, CallFormat

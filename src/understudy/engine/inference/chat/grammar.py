@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ....errors import ConfigError
 from ....types import Json, Tool
-from ..generation import DeadEnd
+from ..decoding.generation import DeadEnd
 from .hermes import CLOSE, OPEN
 
 SCHEMA_PARAM = "response_format"

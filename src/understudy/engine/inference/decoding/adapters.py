@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ...config import describe
-from ...errors import ConfigError
+from ....config import describe
+from ....errors import ConfigError
 
 _PREFIX = "base_model.model."
 _MERGED_KEPT = 2

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from ...types import GREEDY_BELOW
+from ....types import GREEDY_BELOW
 from .adapters import Adapter
 from .text import StopWatch
 

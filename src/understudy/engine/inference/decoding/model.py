@@ -19,12 +19,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ...errors import ConfigError, EngineError
-from ..ends import end_tokens
-from ..precision import dtype_of
+from ....errors import ConfigError, EngineError
+from ...ends import end_tokens
+from ...precision import dtype_of
 from .adapters import Wardrobe
 from .attention import NAME, additive, register
-from .slots import CacheShape, Slots, Window
+from .kv_cache import CacheShape, Slots, Window
 
 _KINDS = {"full_attention", "sliding_attention"}
 _PROBE_LENGTH = 12

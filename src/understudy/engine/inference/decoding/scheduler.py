@@ -13,7 +13,7 @@ import torch
 from .adapters import Adapter
 from .batch import Batch, Updates
 from .generation import Deliver, Failure, Generation, Update
-from .policy import Policy
+from .model import Policy
 
 _log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from . import sampling
 from .generation import DeadEnd, Failure, FinishReason, Generation, Update
-from .policy import Policy, Prefill
-from .prefixes import BLOCK, Prefix, PrefixStore, common
-from .rows import Rows
-from .slots import Slots
+from .kv_cache import Slots
+from .model import Policy, Prefill
+from .prefix_cache import BLOCK, Prefix, PrefixStore, common
+from .row_state import Rows
 
 PREFILL_TOKENS = {"cpu": 2048}
 """New tokens of one prefill pass, by device (2,048 stay in a CPU's caches); longer prompts take several passes."""

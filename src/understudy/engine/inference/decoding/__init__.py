@@ -1,0 +1,1 @@
+"""Continuous batching: the scheduler, the batch it decodes, and the model."""

@@ -3,10 +3,10 @@
 from understudy.errors import MissingExtraError
 
 try:
-    from .capture import uncaptured
+    from .active_capture import uncaptured
+    from .capture_block import capture
     from .chat_model import ChatUnderstudy
     from .observe import observe
-    from .scope import capture
     from .trainable import trainable
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("understudy"):

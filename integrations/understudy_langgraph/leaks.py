@@ -21,7 +21,7 @@ from langchain_core.language_models import BaseChatModel
 from understudy.errors import LeakError
 from understudy.wire import RECORD_HEADER, TRAJECTORY_HEADER
 
-from .capture import Capture, active
+from .active_capture import Capture, active
 
 log = logging.getLogger("understudy")
 

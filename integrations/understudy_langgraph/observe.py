@@ -32,11 +32,11 @@ from understudy.types import (
     new_id,
 )
 
-from .capture import Capture, OnLeak, Scope, activated, active
+from .active_capture import Capture, OnLeak, Scope, activated, active
+from .capture_block import check_choice
 from .origins import origin_of
 from .patches import install
 from .provider_formats import openai_tools
-from .scope import check_choice
 from .selection import Selection, as_predicate
 
 FINISHED = {"length": CallStatus.TRUNCATED, "max_tokens": CallStatus.TRUNCATED, "MAX_TOKENS": CallStatus.TRUNCATED}

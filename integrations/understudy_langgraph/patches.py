@@ -17,7 +17,7 @@ from langchain_core.tracers.context import register_configure_hook
 from understudy.errors import CaptureError
 
 from . import leaks, shared_state
-from .capture import ActiveHandler, Capture, active
+from .active_capture import ActiveHandler, Capture, active
 from .chat_model import ChatUnderstudy
 from .provider_formats import to_openai
 

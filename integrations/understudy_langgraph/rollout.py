@@ -16,10 +16,10 @@ from understudy.rewards.outcome import RewardResult, as_reward
 from understudy.scenarios.identity import scenario_id
 from understudy.types import Message, RolloutException, Trajectory, as_rollout_exception
 
+from .active_capture import OnLeak, Scope, SharedState
 from .agents import Agent, OnInterrupt, ToInput
-from .capture import OnLeak, Scope, SharedState
+from .capture_block import Models, capture
 from .ledger import TrainOn
-from .scope import Models, capture
 from .selection import Selection
 
 Reward: TypeAlias = Callable[[Any, Any], object] | Literal["logged"]

@@ -20,7 +20,7 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 from understudy.client.model import TrainableModel
 from understudy.errors import ConfigError
 
-from .capture import Capture, Route, activate, activated
+from .active_capture import Capture, Route, activate, activated
 from .chat_model import ChatUnderstudy
 from .endpoint import chat_model, chat_model_at, in_own_loop
 from .patches import install

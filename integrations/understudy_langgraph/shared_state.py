@@ -15,7 +15,7 @@ from langgraph.store.base.batch import AsyncBatchedBaseStore
 
 from understudy.errors import SharedStateError
 
-from .capture import Capture, active
+from .active_capture import Capture, active
 
 Place = tuple[str, ...]
 Wrap = Callable[[type[Any], tuple[str, ...], Callable[[str, Callable[..., Any]], Callable[..., Any]]], None]

@@ -19,11 +19,11 @@ from understudy.trainer.report import TrainReport
 from understudy.trainer.trainer import Trainer, TrainerOptions, refuse_running_loop
 from understudy.types import Trajectory
 
+from .active_capture import OnLeak, Scope, SharedState
 from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToInput
-from .capture import OnLeak, Scope, SharedState
+from .capture_block import CAPTURED, Models, by_model, check_choice
 from .ledger import TrainOn
 from .rollout import Plan, Reward
-from .scope import CAPTURED, Models, by_model, check_choice
 from .selection import Selection, as_predicate
 from .serving import Serving, served_runnable, serving_function, subclassed
 

@@ -21,7 +21,7 @@ from .doctor.page import as_json, console, show
 from .errors import ConfigError, MissingExtraError, UnderstudyError
 from .scenarios.loading import load_scenarios
 from .tracing.jsonl import JsonlSink
-from .trainer.lines import evaluation_line
+from .trainer.messages import evaluation_line
 from .trainer.options import Options
 from .trainer.target import TargetOptions, load_target
 

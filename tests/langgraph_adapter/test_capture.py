@@ -19,7 +19,7 @@ from langchain_openai import ChatOpenAI
 
 from understudy import Trajectory
 from understudy_langgraph import ChatUnderstudy
-from understudy_langgraph.capture import Capture, Route, activated
+from understudy_langgraph.active_capture import Capture, Route, activated
 from understudy_langgraph.patches import install
 from understudy_langgraph.provider_formats import to_openai
 from understudy_langgraph.selection import Selection, as_predicate

@@ -17,7 +17,8 @@ from langchain_openai import ChatOpenAI
 
 from understudy import TrainableModel
 from understudy.errors import CaptureError, ConfigError, RolloutError
-from understudy_langgraph import capture, observe, trainable
+from understudy_langgraph import active_capture as capture
+from understudy_langgraph import observe, trainable
 
 
 @pytest.fixture

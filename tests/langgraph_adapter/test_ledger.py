@@ -16,7 +16,7 @@ from langgraph.types import Command, RetryPolicy, interrupt
 
 from understudy import TrainableModel, Trajectory
 from understudy.errors import ConfigError
-from understudy_langgraph import capture
+from understudy_langgraph import active_capture as capture
 
 OWN = {"model": "own", "api_key": "unused", "base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
 

@@ -20,7 +20,8 @@ from openai.types.chat.chat_completion import Choice
 
 from understudy import TrainableModel, Trajectory
 from understudy.types import call_ref
-from understudy_langgraph import capture, observe
+from understudy_langgraph import active_capture as capture
+from understudy_langgraph import observe
 
 ASKED = {"messages": [("user", "1 + 2?")]}
 

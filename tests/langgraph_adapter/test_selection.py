@@ -16,7 +16,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from understudy import RemoteBackend, TrainableModel
 from understudy.errors import CaptureError, ConfigError
-from understudy_langgraph import capture, uncaptured
+from understudy_langgraph import active_capture as capture
+from understudy_langgraph import uncaptured
 
 
 @pytest.fixture

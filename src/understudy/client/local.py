@@ -25,8 +25,8 @@ from ..config import EngineOptions, default_dir
 from ..errors import BackendError, ConfigError
 from ..types import Json
 from .backend import Backend
-from .foreign import BACKEND_OPTIONS, refuse_foreign
 from .http import Api
+from .other_trainers import BACKEND_OPTIONS, refuse_foreign
 
 log = logging.getLogger("understudy")
 

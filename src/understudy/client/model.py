@@ -24,12 +24,12 @@ from ..wire import (
     TrainEvent,
 )
 from .backend import Backend, RemoteBackend
+from .best_checkpoint import best_step
 from .capture import current_trajectory
-from .checkpoints import best_step
-from .foreign import MODEL_OPTIONS, refuse_foreign
 from .http import Api, checked_name
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
+from .other_trainers import MODEL_OPTIONS, refuse_foreign
 from .records import as_json, trajectory_record
 from .sampling import forced_temperature
 from .transport import LoopTransport

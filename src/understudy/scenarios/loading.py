@@ -8,10 +8,10 @@ from pathlib import Path
 from understudy.errors import ConfigError
 from understudy.types import Scenario
 
+from .file_rows import Place, Row
 from .identity import scenario_id
-from .lines import csv_rows, jsonl_rows
-from .rows import Place, Row
 from .saved_dataset import dataset_folder, dataset_rows
+from .text_files import csv_rows, jsonl_rows
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {".jsonl": jsonl_rows, ".csv": csv_rows}
 SHOWN_FAULTS = 20

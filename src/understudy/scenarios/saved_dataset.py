@@ -15,7 +15,7 @@ from typing import Any
 from understudy.errors import ConfigError, MissingExtraError
 from understudy.types import Json
 
-from .rows import Row, row_of
+from .file_rows import Row, row_of
 
 ONE, SEVERAL = "dataset_info.json", "dataset_dict.json"
 """The files by which a saved Dataset and a saved DatasetDict are known."""

@@ -23,7 +23,7 @@ from understudy.types import Trajectory, TrajectoryGroup
 
 from .evaluate import Evaluation, summarise
 from .judging import judged
-from .lines import (
+from .messages import (
     closing_line,
     evaluation_line,
     interrupted_line,

@@ -13,7 +13,7 @@ from fakes.served_gateway import ServedGateway
 
 from understudy import RemoteBackend, TrainableModel, Trajectory
 from understudy.types import Call, CallOrigin, CallStatus
-from understudy_langgraph import capture
+from understudy_langgraph import active_capture as capture
 
 
 class Rollout:

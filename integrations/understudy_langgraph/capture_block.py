@@ -13,7 +13,7 @@ from understudy.client.model import TrainableModel
 from understudy.errors import ConfigError
 from understudy.types import Trajectory
 
-from .capture import Capture, OnLeak, Route, Scope, SharedState, activated, active
+from .active_capture import Capture, OnLeak, Route, Scope, SharedState, activated, active
 from .endpoint import chat_model, in_own_loop
 from .ledger import Ledger, TrainOn
 from .patches import install

@@ -13,7 +13,7 @@ from pathlib import Path
 from understudy.errors import ConfigError
 from understudy.types import Json
 
-from .rows import Row, row_of
+from .file_rows import Row, row_of
 
 BOM = b"\xef\xbb\xbf"
 OTHER_BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}

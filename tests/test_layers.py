@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.paths import ROOT
+
 BASE = {"errors", "types", "config", "wire", "tiny"}
 MACHINE = BASE | {"devices"}
 USER_BASE = BASE | {"contracts", "plugins"}

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import pytest
-from fakes.scripted_api import scripted_api
 from openai.types.chat.chat_completion import Choice
 
 import understudy as us
+from tests.fakes.scripted_api import scripted_api
 from understudy.client.records import as_json
 from understudy.errors import ConfigError
 

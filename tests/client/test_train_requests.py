@@ -8,10 +8,10 @@ import threading
 from typing import Any
 
 import pytest
-from fakes.scripted_api import Asked, Reply, result, scripted_api
 from openai.types.chat.chat_completion import Choice
 
 import understudy as us
+from tests.fakes.scripted_api import Asked, Reply, result, scripted_api
 from understudy.errors import ConfigError, ServerError, TrainError, UnreachableError
 from understudy.wire import TrainEvent
 

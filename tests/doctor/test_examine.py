@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
 from understudy.config import EngineOptions
 from understudy.doctor.examine import Report, choose, device_checks, disk_check, examine, torch_checks
 from understudy.doctor.facts import Broken, Device, TorchFacts, ask
 from understudy.doctor.packages import KNOWN, Check, Installed, package_checks
 
-ROOT = Path(__file__).parents[2]
 AUTO = EngineOptions()
 ON_CPU = TorchFacts(version="2.13.0+cpu", build="CPU", threads=2)
 T4 = Device(index=0, name="Tesla T4", total=16 * 2**30, free=15 * 2**30, capability="7.5", bfloat16=False)

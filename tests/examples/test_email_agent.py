@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from agent import make_agent
-from fakes.scripted_api import Asked, Reply, scripted_api
 from inbox import Inbox, make_mail
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from questions import LONGEST_ANSWER, Question, make_questions, reward
 
 import understudy as us
+from tests.fakes.scripted_api import Asked, Reply, scripted_api
 
 ASKED = Question("1", "How much does Greta Quist ask for the boiler at Heron?", "412.50", "m-7")
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from families.builders import LLAMA3, MISTRAL, QWEN2_5, Family, build
-from families.tool_calls import ARGUMENTS, ASKED, TOOL
 from fastapi.testclient import TestClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.families.builders import LLAMA3, MISTRAL, QWEN2_5, Family, build
+from tests.families.tool_calls import ARGUMENTS, ASKED, TOOL
 from understudy.engine.inference.app import build_app
 from understudy.engine.inference.chat.tool_calls import format_of
 from understudy.engine.inference.decoding.model import load_policy

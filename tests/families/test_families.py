@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from families.builders import ATTENTION, GEMMA3, MISTRAL, SLIDING, Family, build
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import understudy as us
+from tests.families.builders import ATTENTION, GEMMA3, MISTRAL, SLIDING, Family, build
 
 ORDER = {"type": "object", "properties": {"order": {"type": "string", "enum": ["4821", "5913"]}}, "required": ["order"]}
 TOOL: dict[str, Any] = {

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from families.builders import QWEN3_5, build
-from jobs import command, sample
 from transformers import AutoModelForCausalLM
 
+from tests.engine.learner.jobs import command, sample
+from tests.families.builders import QWEN3_5, build
 from understudy.config import LoraOptions, TrainConfig
 from understudy.engine.inference.decoding.model import load_policy
 from understudy.engine.learner.learner import Learner

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families.builders import LLAMA3, MISTRAL, QWEN2_5, QWEN3, QWEN3_5, build, make_tokenizer
-from families.tool_calls import ARGUMENTS, ASKED, SAID, TOOL
+
+from tests.families.builders import LLAMA3, MISTRAL, QWEN2_5, QWEN3, QWEN3_5, build, make_tokenizer
+from tests.families.tool_calls import ARGUMENTS, ASKED, SAID, TOOL
+from tests.paths import ROOT
 
 ENGINES = "pip install -r requirements/engines.txt, then --no-deps -r requirements/engines-nodeps.txt"
-TESTS = Path(__file__).parents[1]
 
 
 def test_vllms_parser_of_each_family_reads_the_call_that_its_template_writes(
@@ -26,8 +27,9 @@ def test_vllms_parser_of_each_family_reads_the_call_that_its_template_writes(
     require(find_spec("vllm") is not None, ENGINES)
     folders = [str(build(family, tmp_path / family.name)) for family in (QWEN2_5, QWEN3, LLAMA3, MISTRAL, QWEN3_5)]
     done = subprocess.run(
-        [sys.executable, str(TESTS / "families/tool_call_readers.py"), *folders],
-        env={**os.environ, "PYTHONPATH": str(TESTS), "VLLM_LOGGING_LEVEL": "ERROR"},
+        [sys.executable, "-m", "tests.families.tool_call_readers", *folders],
+        cwd=ROOT,
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
         timeout=300,

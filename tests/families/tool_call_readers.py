@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from families.tool_calls import ASKED, SAID, TOOL
 from transformers import AutoTokenizer
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.tool_parsers import ToolParserManager
 
+from tests.families.tool_calls import ASKED, SAID, TOOL
 from understudy.engine.inference.chat.families import parsers
 
 

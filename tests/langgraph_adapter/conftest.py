@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fakes.obedient_policy import obey
-from fakes.served_gateway import ServedGateway, served_gateway
 
+from tests.fakes.obedient_policy import obey
+from tests.fakes.served_gateway import ServedGateway, served_gateway
 from understudy import LocalBackend, RemoteBackend, TrainableModel
 from understudy.types import new_id
 

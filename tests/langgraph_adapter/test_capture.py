@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fakes.scripted_server import ScriptedServer, calls, says, scripted_server
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
+from tests.fakes.scripted_server import ScriptedServer, calls, says, scripted_server
 from understudy import Trajectory
 from understudy_langgraph import ChatUnderstudy
 from understudy_langgraph.active_capture import Capture, Route, activated

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
-from fakes.scripted_server import calls, says, scripted_server
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
+from tests.fakes.scripted_server import calls, says, scripted_server
 from understudy.types import CallOrigin
 from understudy_langgraph import ChatUnderstudy
 

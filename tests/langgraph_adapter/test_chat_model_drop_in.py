@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fakes.scripted_server import says, scripted_server
 from langchain.chat_models import init_chat_model
 from langchain_core._api import LangChainBetaWarning
 from langchain_core.load import dumps, loads
@@ -16,6 +15,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField
 from pydantic import ValidationError
 
+from tests.fakes.scripted_server import says, scripted_server
 from understudy import TrainableModel
 from understudy.errors import ConfigError
 from understudy_langgraph import ChatUnderstudy

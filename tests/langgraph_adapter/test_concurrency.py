@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.obedient_policy import obey
-from fakes.served_gateway import ServedGateway, served_gateway
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import StructuredTool, tool
 
+from tests.fakes.obedient_policy import obey
+from tests.fakes.served_gateway import ServedGateway, served_gateway
 from understudy import RemoteBackend, TrainableModel, Trajectory
 from understudy.client.capture import histories_of
 from understudy.types import Call, CallStatus

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fakes.scripted_server import ScriptedServer, says, scripted_server
-from fakes.served_gateway import ServedGateway
 from langchain_openai import ChatOpenAI
 
+from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
+from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel
 from understudy.errors import CaptureError, ConfigError, RolloutError
 from understudy_langgraph import active_capture as capture

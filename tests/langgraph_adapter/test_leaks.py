@@ -15,9 +15,9 @@ import httpx
 import openai
 import pytest
 import requests
-from fakes.scripted_server import ScriptedServer, says, scripted_server
 from langchain_openai import ChatOpenAI
 
+from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
 from understudy import TrainableModel
 from understudy.errors import LeakError
 from understudy_langgraph import active_capture as capture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes.served_gateway import ServedGateway
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
 from langchain_openai import ChatOpenAI
@@ -14,6 +13,7 @@ from langgraph.errors import GraphRecursionError
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
+from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel, Trajectory
 from understudy.errors import ConfigError
 from understudy_langgraph import active_capture as capture

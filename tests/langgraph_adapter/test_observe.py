@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from fakes.scripted_server import calls, says, scripted_server
-from fakes.served_gateway import ServedGateway
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_core.callbacks import CallbackManagerForLLMRun
@@ -18,6 +16,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from openai.types.chat.chat_completion import Choice
 
+from tests.fakes.scripted_server import calls, says, scripted_server
+from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel, Trajectory
 from understudy.types import call_ref
 from understudy_langgraph import active_capture as capture

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fakes.scripted_server import ScriptedServer, says, scripted_server
-from fakes.served_gateway import ServedGateway
 from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 
+from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
+from tests.fakes.served_gateway import ServedGateway
 from understudy import RemoteBackend, TrainableModel
 from understudy.errors import CaptureError, ConfigError
 from understudy_langgraph import active_capture as capture

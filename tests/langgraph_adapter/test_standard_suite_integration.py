@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fakes.acting_sampler import Act, Body, content_text
-from fakes.served_gateway import served_gateway
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
+from tests.fakes.acting_sampler import Act, Body, content_text
+from tests.fakes.served_gateway import served_gateway
 from understudy import LocalBackend, TrainableModel
 from understudy.types import new_id
 from understudy_langgraph import ChatUnderstudy

@@ -8,7 +8,6 @@ import zlib
 from typing import Any
 
 import pytest
-from fakes.scripted_server import says, scripted_server
 from langchain.agents import create_agent
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -17,6 +16,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.pregel import Pregel
 
+from tests.fakes.scripted_server import says, scripted_server
 from understudy import TrainableModel, TrainConfig, Trajectory, current_trajectory
 from understudy.errors import ConfigError, RolloutError, WrongLoopError
 from understudy_langgraph import active_capture as capture

@@ -200,7 +200,7 @@ def test_a_judge_of_the_decorator_scores_what_the_function_returned(stand_in: Tr
 
 
 def test_a_reward_function_that_asks_an_llm_asks_its_own(stand_in: TrainableModel) -> None:
-    from fakes.scripted_server import says, scripted_server
+    from tests.fakes.scripted_server import says, scripted_server
 
     with scripted_server(lambda body: says("0.75")) as judge:
         model = ChatOpenAI(model="judge", api_key="unused", base_url=judge.url)

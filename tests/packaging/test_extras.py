@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 LINUX = "x86_64-manylinux_2_35"
 UNREACHABLE = ("error sending request", "failed to fetch", "(connect)", "tcp connect error", "timed out")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from production.order_desk import QUESTIONS, conversation, make_agent
 
 import understudy as us
+from tests.production.order_desk import QUESTIONS, conversation, make_agent
 from understudy_langgraph import trainable
 
 Conversations = list[list[dict[str, Any]]]

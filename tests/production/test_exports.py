@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from peft import AutoPeftModelForCausalLM
-from production.conftest import Trained
-from production.order_desk import QUESTIONS, TOOLS
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.production.conftest import Trained
+from tests.production.order_desk import QUESTIONS, TOOLS
 
 Answer = tuple[list[int], list[int]]
 """Token ids of the prompt and of the answer, its end token left out."""

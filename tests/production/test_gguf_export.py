@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import torch
-from production.conftest import Trained
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests.production.conftest import Trained
 from understudy import LocalBackend
 
 

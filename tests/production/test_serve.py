@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from production.conftest import NOWHERE, Trained, drawn, said_by
-from production.order_desk import make_agent
 
 import understudy as us
+from tests.production.conftest import NOWHERE, Trained, drawn, said_by
+from tests.production.order_desk import make_agent
 from understudy_langgraph import trainable
 
 DEADLINE = 120.0

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from production import order_desk
-from production.conftest import Conversations, Trained
 
+from tests.production import order_desk
+from tests.production.conftest import Conversations, Trained
 from understudy.tiny import path as tiny_policy
 
 WITHOUT_UNDERSTUDY = """

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 
 import psutil
 import pytest
-from servers import RunningServer
 
 import understudy as us
+from tests.server.servers import RunningServer
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,10 @@ import httpx
 import psutil
 import pytest
 from openai import APIStatusError
-from servers import RunningServer, until
 from transformers import AutoTokenizer
 
 import understudy as us
+from tests.server.servers import RunningServer, until
 from understudy.engine.protocol import FLAT_LOGPROBS
 from understudy.server.sampler.client import SamplerClient
 from understudy.server.sampler.transport import SERVED_NAME

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fakes.gateway import Gateway, gateway_over
-from fakes.scripted_sampler import scripted_sampler
+
+from tests.fakes.gateway import Gateway, gateway_over
+from tests.fakes.scripted_sampler import scripted_sampler
 
 
 @pytest.fixture

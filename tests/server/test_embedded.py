@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import RunningServer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from tests.server.servers import RunningServer
 from understudy import tiny
 
 FREE_TEXT = {

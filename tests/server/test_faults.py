@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from servers import RunningServer, chat_body, events, train_body, until
 
+from tests.server.servers import RunningServer, chat_body, events, train_body, until
 from understudy import tiny
 
 

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from fakes.scripted_training import ScriptedTraining, scripted_training
 from openai.types.chat.chat_completion import Choice
 from rich.console import Console
 
+from tests.fakes.scripted_training import ScriptedTraining, scripted_training
 from understudy import TrainableModel, TrainConfig, Trainer, Trajectory
 from understudy.errors import ConfigError, LeakError, TrainError
 from understudy.trainer.progress import PlainProgress

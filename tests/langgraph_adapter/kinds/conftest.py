@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
-from fakes.served_gateway import ServedGateway
+
+from tests.fakes.served_gateway import ServedGateway
 
 from .apps import DEAD
 from .policy import Policy

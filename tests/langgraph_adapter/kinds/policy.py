@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from fakes.acting_sampler import Body
-from fakes.served_gateway import ServedGateway
-
+from tests.fakes.acting_sampler import Body
+from tests.fakes.served_gateway import ServedGateway
 from understudy import RemoteBackend, TrainableModel, Trajectory
 from understudy.types import Call, CallOrigin, CallStatus
 from understudy_langgraph import active_capture as capture

@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes.scripted_server import says, scripted_server
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_openai import OpenAIEmbeddings
 from langgraph.graph import START, MessagesState, StateGraph
 from openai import AsyncOpenAI, OpenAI
 
+from tests.fakes.scripted_server import says, scripted_server
 from understudy.errors import LeakError
 from understudy_langgraph import observe
 

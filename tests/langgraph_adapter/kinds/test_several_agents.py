@@ -6,7 +6,6 @@ import asyncio
 from typing import Annotated, Any, Literal
 
 import pytest
-from fakes.scripted_server import says, scripted_server
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, InjectedToolCallId, tool
@@ -14,6 +13,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, create_react_agent
 from langgraph.types import Command
 
+from tests.fakes.scripted_server import says, scripted_server
 from understudy.client.capture import histories_of
 from understudy.types import CallOrigin
 from understudy_langgraph import active_capture as capture

@@ -7,14 +7,13 @@ from pathlib import Path
 
 from tests.paths import ROOT
 
-BASE = {"errors", "types", "config", "wire", "tiny"}
-MACHINE = BASE | {"devices"}
-USER_BASE = BASE | {"contracts", "plugins"}
+BASE = {"config", "errors", "types"}
+USER_BASE = BASE | {"contracts", "plugins", "wire"}
 
 # For each part of the package: the other parts it may import.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "tiny": {"config", "errors", "types"},
+    "tiny": BASE,
     "config": {"errors"},
     "types": {"errors"},
     "devices": {"errors"},
@@ -32,8 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "quickstart", "compat", "doctor"},
     "__main__": {"cli"},
     "engine.protocol": BASE,
-    "engine": MACHINE | {"engine.protocol"},
-    "server": MACHINE | {"engine.protocol"},
+    "engine": BASE | {"devices", "engine.protocol"},
+    "server": BASE | {"devices", "engine.protocol", "tiny", "wire"},
 }
 """The public names (`understudy.__init__`) may name any part: they are loaded lazily."""
 

@@ -138,6 +138,15 @@ class History(BaseModel):
         return list(dict.fromkeys(ref for ref in refs if ref is not None))
 
 
+class RenderedHistory(Frozen):
+    """A conversation without recorded calls: the learner renders it with the chat template.
+    `targets` are the indexes of the assistant messages to train on."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] | None = None
+    targets: tuple[int, ...]
+
+
 class Trajectory(History):
     """What a rollout leaves: its conversation, calls, reward, metrics, metadata, logs, or its exception."""
 

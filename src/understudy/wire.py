@@ -32,7 +32,7 @@ from typing import Annotated, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from .config import LoraOptions, Name, TrainConfig
-from .types import Call, CallRef, Json, Message, RolloutException, Tool, TrainResult, new_id
+from .types import Call, CallRef, Json, RenderedHistory, RolloutException, TrainResult, new_id
 
 TRAJECTORY_HEADER = "x-understudy-trajectory"
 RECORD_HEADER = "x-understudy-record"
@@ -146,15 +146,6 @@ class ExportResult(Wire):
     path: str
     format: str
     step: int
-
-
-class RenderedHistory(Wire):
-    """A conversation without recorded calls: the learner renders it with the chat template.
-    `targets` are the indexes of the assistant messages to train on."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] | None = None
-    targets: tuple[int, ...]
 
 
 class TrajectoryRecord(Wire):

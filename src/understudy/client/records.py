@@ -12,8 +12,18 @@ from typing import cast
 from openai.types.chat.chat_completion import Choice
 
 from ..errors import ConfigError
-from ..types import History, Json, Message, Metric, RolloutException, Trajectory, TrajectoryGroup, call_ref
-from ..wire import GroupRecord, RenderedHistory, TrajectoryRecord
+from ..types import (
+    History,
+    Json,
+    Message,
+    Metric,
+    RenderedHistory,
+    RolloutException,
+    Trajectory,
+    TrajectoryGroup,
+    call_ref,
+)
+from ..wire import GroupRecord, TrajectoryRecord
 
 LARGEST_NUMBER = 1e100
 """Of rewards and metrics: sums of the squares of larger ones overflow."""

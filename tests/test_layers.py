@@ -5,6 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
+import understudy
+import understudy.integration as door
 from tests.paths import ROOT
 
 BASE = {"config", "errors", "types"}
@@ -28,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quickstart": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "understudy_langgraph"},
     "compat": USER_BASE | {"client", "rewards"},
     "doctor": USER_BASE | {"client"},
+    "integration": USER_BASE | {"client", "rewards", "scenarios", "trainer"},
     "cli": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "quickstart", "compat", "doctor"},
     "__main__": {"cli"},
     "engine.protocol": BASE,
@@ -105,17 +110,50 @@ def test_only_the_engine_the_tiny_policy_and_the_quickstart_import_heavy_package
     assert faults == []
 
 
-def test_integrations_import_public_names_only() -> None:
-    faults: list[str] = []
-    for path, module in modules(ROOT / "integrations"):
-        own = module.split(".")[0]
-        for line, imported in imports_of(path, module):
-            names = imported.split(".")
-            if names[0].startswith("understudy_") and names[0] != own:
-                faults.append(f"{path.relative_to(ROOT)}:{line} imports another integration: {imported}")
-            if part_of(imported) in {"server", "engine", "engine.protocol"}:
-                faults.append(f"{path.relative_to(ROOT)}:{line} imports {imported}")
-    assert faults == []
+def past_the_door(imported: str, integration: str) -> bool:
+    """Whether an integration's import is none of the public names, none of `understudy.integration`, and not its own."""
+    top, *names = imported.split(".")
+    if top != "understudy":
+        return top.startswith("understudy_") and top != integration
+    if names[:1] == ["integration"]:
+        return names[1:] != [] and names[1:] not in [[name] for name in door.__all__]
+    return names not in [[name] for name in understudy.__all__]
+
+
+def imports_past_the_door(path: Path, module: str) -> list[str]:
+    integration = module.split(".")[0]
+    return [
+        f"{path.name}:{line} imports {imported}"
+        for line, imported in imports_of(path, module)
+        if past_the_door(imported, integration)
+    ]
+
+
+def test_integrations_import_public_names_and_the_door_only() -> None:
+    assert [fault for file in modules(ROOT / "integrations") for fault in imports_past_the_door(*file)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "imported"),
+    [
+        ("from understudy.client.http import Api", "understudy.client.http.Api"),
+        ("from understudy.types import Trajectory", "understudy.types.Trajectory"),
+        ("from understudy import client", "understudy.client"),
+        ("from understudy import ConfigError", "understudy.ConfigError"),
+        ("from understudy.integration import Api", "understudy.integration.Api"),
+        ("from understudy.integration import *", "understudy.integration.*"),
+        ("import understudy.client.http", "understudy.client.http"),
+        ("import understudy as us", "understudy"),  # its attributes could be anything
+        ("if TYPE_CHECKING:\n    from understudy.wire import Health", "understudy.wire.Health"),
+        ("def late():\n    from understudy.server import app", "understudy.server.app"),
+        ("from understudy_other import x", "understudy_other.x"),
+    ],
+)
+def test_an_import_past_the_door_is_a_fault(line: str, imported: str, tmp_path: Path) -> None:
+    file = tmp_path / "adapter.py"
+    file.write_text(f"from understudy import Trajectory\nfrom understudy.integration import ConfigError\n{line}\n")
+    [fault] = imports_past_the_door(file, "understudy_sample.adapter")
+    assert fault.endswith(f" imports {imported}")
 
 
 def test_files_stay_under_400_lines_and_functions_under_50() -> None:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 
-from understudy.errors import CaptureError
-from understudy.types import CallOrigin, Trajectory
+from understudy import Trajectory
+from understudy.integration import CallOrigin, CaptureError
 
 from .chat_model import ChatUnderstudy
 from .ledger import Ledger

@@ -8,10 +8,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TypeAlias
 
-from understudy.client.capture import capturing, logged_reward
-from understudy.client.model import TrainableModel
-from understudy.errors import ConfigError
-from understudy.types import Trajectory
+from understudy import TrainableModel, Trajectory
+from understudy.integration import ConfigError, capturing, logged_reward
 
 from .active_capture import Capture, OnLeak, Route, Scope, SharedState, activated, active
 from .endpoint import chat_model, in_own_loop

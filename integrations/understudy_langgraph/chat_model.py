@@ -19,10 +19,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from understudy.client.transport import LoopTransport
-from understudy.errors import ConfigError
-from understudy.types import CallOrigin, Message
-from understudy.wire import LENGTH_HEADER, ORIGIN_HEADER, TRAJECTORY_HEADER
+from understudy.integration import CallOrigin, ConfigError, LoopTransport, Message, call_headers
 
 URL_VARIABLE = "UNDERSTUDY_URL"
 KEY_VARIABLE = "UNDERSTUDY_API_KEY"
@@ -135,13 +132,8 @@ class ChatUnderstudy(ChatOpenAI):
                 sent["tool_calls"] = as_sampled(message, sent["tool_calls"])
             elif isinstance(message, SystemMessage):  # "developer" when the model is called like one of OpenAI's
                 sent["role"] = message.additional_kwargs.get("__openai_role__", "system")
-        headers: dict[str, str] = {**(payload.get("extra_headers") or {})}
-        if self.trajectory_id is not None:
-            headers[TRAJECTORY_HEADER] = self.trajectory_id
-        if self.origin is not None:
-            headers[ORIGIN_HEADER] = json.dumps(self.origin.model_dump(exclude_defaults=True))
-        if self.fit:
-            headers[LENGTH_HEADER] = "fit"
+        own: dict[str, str] = payload.get("extra_headers") or {}
+        headers = own | call_headers(self.trajectory_id, self.origin, fit=self.fit)
         if headers:
             payload["extra_headers"] = headers
         return payload if "response_format" in payload else as_plain_json(payload)

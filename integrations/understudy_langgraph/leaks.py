@@ -18,8 +18,7 @@ from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 
-from understudy.errors import LeakError
-from understudy.wire import RECORD_HEADER, TRAJECTORY_HEADER
+from understudy.integration import LeakError, is_labelled
 
 from .active_capture import Capture, active
 
@@ -67,8 +66,7 @@ def check(method: str, url: str, headers: Mapping[str, Any] | None, body: Callab
     capture = active()
     if capture is None or capture.ended or capture.on_leak == "ignore" or method.upper() != "POST":
         return
-    names = {str(name).lower() for name in headers or ()}
-    if TRAJECTORY_HEADER in names or RECORD_HEADER in names or ("/t/" in url and url.endswith("/chat/completions")):
+    if is_labelled(url, [str(name) for name in headers or ()]):
         return
     if asks_an_llm(url, body):
         place = _calling_line()

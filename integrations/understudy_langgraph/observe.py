@@ -16,19 +16,18 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
 from langchain_core.outputs import LLMResult
 
-from understudy.client.capture import current_trajectory, histories_of
-from understudy.errors import ConfigError
-from understudy.types import (
+from understudy import Trajectory, current_trajectory
+from understudy.integration import (
     Call,
     CallOrigin,
     CallOutput,
     CallStatus,
+    ConfigError,
     Message,
-    RolloutException,
     Sampling,
     Tool,
-    Trajectory,
     as_rollout_exception,
+    histories_of,
     new_id,
 )
 
@@ -89,7 +88,7 @@ class observe:  # used like a function: `with observe() as trajectory`
         self._stack.close()
         self._watcher.close(self._trajectory)
         if isinstance(error, Exception) and current_trajectory() is not self._trajectory:
-            self._trajectory.exception = cast(RolloutException, as_rollout_exception(error))
+            self._trajectory.exception = as_rollout_exception(error)
         self._trajectory.finish()
         if self._capture.faults and error is not self._capture.faults[0]:
             raise self._capture.faults[0] from error

@@ -14,7 +14,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
-from understudy.errors import CaptureError
+from understudy.integration import CaptureError
 
 from . import leaks, shared_state
 from .active_capture import ActiveHandler, Capture, active

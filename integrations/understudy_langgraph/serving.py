@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 
-from understudy.client.model import TrainableModel
-from understudy.errors import ConfigError
+from understudy import TrainableModel
+from understudy.integration import ConfigError
 
 from .active_capture import Capture, Route, activate, activated
 from .chat_model import ChatUnderstudy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +11,8 @@ from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, ge
 from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
 
-from understudy.contracts import Judge
-from understudy.errors import ConfigError, RolloutError
-from understudy.trainer.evaluate import Evaluation
-from understudy.trainer.report import TrainReport
-from understudy.trainer.trainer import Trainer, TrainerOptions, refuse_running_loop
-from understudy.types import Trajectory
+from understudy import Trainer, Trajectory
+from understudy.integration import ConfigError, Evaluation, Judge, RolloutError, TrainerOptions, TrainReport
 
 from .active_capture import OnLeak, Scope, SharedState
 from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToInput
@@ -70,8 +65,7 @@ class Training:
         **options: Unpack[TrainerOptions],
     ) -> TrainReport:
         """Train until the model has made `steps` steps in all. In a notebook: `await atrain(...)`."""
-        refuse_running_loop("train", "atrain")
-        return asyncio.run(self.atrain(scenarios, steps=steps, model=model, **options))
+        return self.trainer(scenarios, model=model, **options).train(steps)
 
     async def atrain(
         self,
@@ -94,10 +88,8 @@ class Training:
         **options: Unpack[TrainerOptions],
     ) -> Evaluation:
         """Run and score each scenario with the newest step. In a notebook: `await aevaluate(...)`."""
-        refuse_running_loop("evaluate", "aevaluate")
-        return asyncio.run(
-            self.aevaluate(scenarios, temperature=temperature, rollouts=rollouts, model=model, **options)
-        )
+        trainer = self.trainer(scenarios, model=model, **options)
+        return of_the_policy(trainer.evaluate(scenarios, temperature=temperature, rollouts=rollouts), self._plan)
 
     async def aevaluate(
         self,
@@ -110,13 +102,7 @@ class Training:
     ) -> Evaluation:
         """Run and score each scenario with the newest step: greedy at temperature 0, sampled at 1."""
         trainer = self.trainer(scenarios, model=model, **options)
-        found = await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts)
-        if found.metrics.get(CAPTURED) == 0 and (self._plan.select or self._plan.exclude):
-            raise RolloutError(
-                f"select=, exclude=: in {found.scored} scored scenarios no call went to the policy, so this would be an "
-                "evaluation of the app's own models"
-            )
-        return found
+        return of_the_policy(await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts), self._plan)
 
     def _serving(
         self,
@@ -300,6 +286,16 @@ def check_scored(plan: Plan, agent: Agent, judged: bool) -> None:
             f"reward: {getattr(agent.function, '__name__', 'the function')} is annotated to return None: pass judge=, "
             'reward=(scenario, output) -> number, or reward="logged" if it calls understudy.log_reward'
         )
+
+
+def of_the_policy(evaluation: Evaluation, plan: Plan) -> Evaluation:
+    """The evaluation itself. Raises RolloutError when `select` and `exclude` left the policy no call."""
+    if evaluation.metrics.get(CAPTURED) == 0 and (plan.select or plan.exclude):
+        raise RolloutError(
+            f"select=, exclude=: in {evaluation.scored} scored scenarios no call went to the policy, so this would be an "
+            "evaluation of the app's own models"
+        )
+    return evaluation
 
 
 def _returns_nothing(function: Callable[..., Any]) -> bool:

@@ -16,7 +16,7 @@ from understudy.types import Json
 TEXT_KEYS = ("input", "question", "prompt")
 
 
-def fields(scenario: object) -> dict[str, Json]:
+def scenario_fields(scenario: object) -> dict[str, Json]:
     """The scenario's named values; a string has none. Raises ConfigError for another kind of object."""
     if isinstance(scenario, BaseModel):
         return scenario.model_dump()
@@ -32,10 +32,12 @@ def fields(scenario: object) -> dict[str, Json]:
 
 def scenario_id(scenario: object) -> str:
     """Its `id`, or else a hash of its content, which stays the same from run to run."""
-    own = fields(scenario).get("id")
+    own = scenario_fields(scenario).get("id")
     if own is not None and str(own):
         return str(own)
-    content = scenario if isinstance(scenario, str) else json.dumps(fields(scenario), sort_keys=True, default=repr)
+    content = (
+        scenario if isinstance(scenario, str) else json.dumps(scenario_fields(scenario), sort_keys=True, default=repr)
+    )
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -43,7 +45,7 @@ def scenario_text(scenario: object) -> str:
     """What the user says in it: the string itself, or the first of `input`, `question`, `prompt`."""
     if isinstance(scenario, str):
         return scenario
-    named = fields(scenario)
+    named = scenario_fields(scenario)
     for key in TEXT_KEYS:
         if isinstance(named.get(key), str):
             return named[key]

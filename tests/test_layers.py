@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,40 @@ def test_an_import_past_the_door_is_a_fault(line: str, imported: str, tmp_path: 
     file.write_text(f"from understudy import Trajectory\nfrom understudy.integration import ConfigError\n{line}\n")
     [fault] = imports_past_the_door(file, "understudy_sample.adapter")
     assert fault.endswith(f" imports {imported}")
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    """Module -> the modules of the same root that it imports anywhere, also for type checkers only. The lazy
+    `understudy/__init__.py` is left out: whatever its names load is loaded when one is used."""
+    files = {module: path for path, module in modules(root) if module != "understudy"}
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        names = [imported for _, imported in imports_of(path, module)]
+        targets = {name if name in files else name.rpartition(".")[0] for name in names}
+        graph[module] = {target for target in targets if target in files and target != module}
+    return graph
+
+
+def first_cycle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+@pytest.mark.parametrize("root", ["src", "integrations"])
+def test_no_modules_import_each_other_in_a_circle_not_even_for_type_checkers(root: str) -> None:
+    assert first_cycle(import_graph(ROOT / root)) == []
+
+
+def test_a_circle_that_exists_only_for_type_checkers_is_a_fault(tmp_path: Path) -> None:
+    package = tmp_path / "sample"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "a.py").write_text("from .b import B\n")
+    (package / "b.py").write_text("if TYPE_CHECKING:\n    from .a import A\n")
+    assert set(first_cycle(import_graph(tmp_path))) == {"sample.a", "sample.b"}
 
 
 def test_files_stay_under_400_lines_and_functions_under_50() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..config import ELSEWHERE, TrainConfig
 from ..errors import ConfigError
@@ -16,8 +16,16 @@ from .progress import TrainBar
 from .records import group_wires, require_calls
 from .train_stream import train
 
-if TYPE_CHECKING:
-    from .model import TrainableModel
+
+class BackendModel(Protocol):
+    """What a backend needs of a model."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def register(self, backend: Backend) -> None: ...
+
+    async def api(self) -> Api: ...
 
 
 class Backend(ABC):
@@ -27,13 +35,17 @@ class Backend(ABC):
     async def connect(self, base_model: str | None = None) -> Api:
         """The server, up and answering; `base_model` is what it loads when it has to be started."""
 
-    async def register(self, model: TrainableModel) -> None:
+    def path_on_server(self, path: str | os.PathLike[str]) -> str:
+        """A path of the user's as the server's machine takes it: as it is, where that is another one."""
+        return os.fspath(path)
+
+    async def register(self, model: BackendModel) -> None:
         """Make the model known to the server. Idempotent; another base model under its name is a ServerError."""
         await model.register(self)
 
     async def train(
         self,
-        model: TrainableModel,
+        model: BackendModel,
         groups: Iterable[TrajectoryGroup],
         config: TrainConfig | dict[str, Json] | None = None,
         *,
@@ -51,7 +63,7 @@ class Backend(ABC):
         settings = train_config(config, options)
         await model.register(self)
         return await train_groups(
-            await self.connect(model.base_model),
+            await model.api(),
             model.name,
             groups,
             settings,

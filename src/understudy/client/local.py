@@ -62,6 +62,10 @@ class LocalBackend(Backend):
             starting.abandoned.set()
             raise
 
+    def path_on_server(self, path: str | os.PathLike[str]) -> str:
+        """The absolute path: the server runs on this machine, in another folder."""
+        return os.path.abspath(path)
+
     def close(self) -> None:
         """End the server of this directory, if this process started one; it is started anew at the next use."""
         with _lock_of(self.dir):

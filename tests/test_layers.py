@@ -191,6 +191,21 @@ def test_a_circle_that_exists_only_for_type_checkers_is_a_fault(tmp_path: Path) 
     assert set(first_cycle(import_graph(tmp_path))) == {"sample.a", "sample.b"}
 
 
+def public_classes() -> dict[str, list[str]]:
+    """Public class name -> the files that define one at their top level; names of `compat/` are another library's."""
+    places: dict[str, list[str]] = {}
+    for root in (ROOT / "src", ROOT / "integrations"):
+        for path, _ in modules(root):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "compat" not in path.parts:
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    return places
+
+
+def test_a_public_class_name_occurs_once() -> None:
+    assert {name: files for name, files in public_classes().items() if len(files) > 1} == {}
+
+
 def test_files_stay_under_400_lines_and_functions_under_50() -> None:
     faults: list[str] = []
     for root in (ROOT / "src", ROOT / "integrations"):

@@ -20,7 +20,7 @@ from langchain_core.language_models import BaseChatModel
 
 from understudy.integration import LeakError, is_labelled
 
-from .active_capture import Capture, active
+from .active_capture import ActiveCapture, active
 
 log = logging.getLogger("understudy")
 
@@ -97,7 +97,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and any(isinstance(each, Mapping) for each in value))  # pyright: ignore[reportUnknownVariableType]
 
 
-def _report(capture: Capture, url: str, place: str) -> None:
+def _report(capture: ActiveCapture, url: str, place: str) -> None:
     where = url.split("?")[0]  # a query may hold a key
     said = (
         f"a request to another LLM left the capture: POST {where}, made at {place}. It was not redirected and trains "

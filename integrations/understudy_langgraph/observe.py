@@ -31,7 +31,7 @@ from understudy.integration import (
     new_id,
 )
 
-from .active_capture import Capture, OnLeak, Scope, activated, active
+from .active_capture import ActiveCapture, OnLeak, Scope, activated, active
 from .capture_block import check_choice
 from .origins import origin_of
 from .patches import install
@@ -63,7 +63,7 @@ class observe:  # used like a function: `with observe() as trajectory`
         check_choice("on_leak", on_leak)
         self._trajectory = trajectory if trajectory is not None else Trajectory()
         self._scope: Scope = scope
-        self._capture = Capture(
+        self._capture = ActiveCapture(
             trajectory=self._trajectory,
             exclude=as_predicate(exclude, "exclude"),
             watches=as_predicate(select, "select"),
@@ -117,7 +117,7 @@ class Watcher(BaseCallbackHandler):
 
     run_inline = True  # on the caller's stack, where the chat model is found
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: ActiveCapture) -> None:
         self._capture = capture
         self._asked: dict[UUID, Asked] = {}
         self._calls: list[Call] = []

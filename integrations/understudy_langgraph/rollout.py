@@ -35,7 +35,7 @@ agent gives to `understudy.log_reward` is all."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How an agent is trained; the options are those of `trainable`."""
 
     model: Models | None = None

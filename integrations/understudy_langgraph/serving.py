@@ -20,7 +20,7 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 from understudy import TrainableModel
 from understudy.integration import ConfigError
 
-from .active_capture import Capture, Route, activate, activated
+from .active_capture import ActiveCapture, CallRoute, activate, activated
 from .chat_model import ChatUnderstudy
 from .endpoint import chat_model, chat_model_at, in_own_loop
 from .patches import install
@@ -66,13 +66,13 @@ class Serving:
         if isinstance(self.step, Mapping) and (unknown := sorted(set(self.step) - set(names))):
             raise ConfigError(f"step: there is no model {unknown[0]!r} here; there are {', '.join(names)}")
 
-    async def capture(self) -> Capture:
+    async def capture(self) -> ActiveCapture:
         """The capture, once the models are registered. Nothing is registered with a `url`."""
         install()
-        routes = [Route(await self._target(model), select) for model, select in self.models.items()]
-        return Capture(routes=tuple(routes), exclude=self.exclude)
+        routes = [CallRoute(await self._target(model), select) for model, select in self.models.items()]
+        return ActiveCapture(routes=tuple(routes), exclude=self.exclude)
 
-    def capture_now(self) -> Capture:
+    def capture_now(self) -> ActiveCapture:
         """The same from sync code."""
         return in_own_loop(self.capture())
 
@@ -94,7 +94,7 @@ def serving_function(function: Callable[..., Any], serving: Serving) -> Callable
         with activated(await serving.capture()):
             return served_output(await function(*args, **kwargs))
 
-    async def awaited(outcome: Any, capture: Capture) -> Any:
+    async def awaited(outcome: Any, capture: ActiveCapture) -> Any:
         with activated(capture):
             return served_output(await outcome)
 

@@ -18,7 +18,7 @@ from .active_capture import OnLeak, Scope, SharedState
 from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToInput
 from .capture_block import CAPTURED, Models, by_model, check_choice
 from .ledger import TrainOn
-from .rollout import Plan, Reward
+from .rollout import Reward, TrainingPlan
 from .selection import Selection, as_predicate
 from .serving import Serving, served_runnable, serving_function, subclassed
 
@@ -26,12 +26,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Training:
+class TrainingMethods:
     """The training methods of a wrapped function or graph. Options are those of `understudy.Trainer`, and `model=`, for
     an agent that was wrapped without one."""
 
     __slots__ = ()
-    _plan: Plan
+    _plan: TrainingPlan
 
     def _agent(self) -> Agent:
         raise NotImplementedError
@@ -117,10 +117,10 @@ class Training:
         return Serving(models, as_predicate(plan.exclude, "exclude"), step, temperature, url, api_key)
 
 
-class TrainableFunction(Training, Generic[P, R]):
+class TrainableFunction(TrainingMethods, Generic[P, R]):
     """The function, with `train`, `evaluate` and `trained`. Called, it runs as it always did, on its own model."""
 
-    def __init__(self, function: Callable[P, R], plan: Plan) -> None:
+    def __init__(self, function: Callable[P, R], plan: TrainingPlan) -> None:
         self._function = function
         self._plan = plan
         functools.update_wrapper(self, function)
@@ -160,7 +160,7 @@ class TrainableCoroutineFunction(TrainableFunction[P, R]):
         return await cast(Callable[P, Any], self._function)(*args, **kwargs)
 
 
-class TrainableRunnable(Training, Runnable[Any, Any]):
+class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
     """Mixed into the graph's own class: it stays the Runnable it was, on its own model, and can be trained."""
 
     def _agent(self) -> GraphAgent:
@@ -227,13 +227,13 @@ def trainable(target: Any = None, **options: Unpack[TrainableOptions]) -> Any:
     return made(target, plan)
 
 
-def checked_plan(options: TrainableOptions) -> Plan:
+def checked_plan(options: TrainableOptions) -> TrainingPlan:
     """The options as a plan. Raises ConfigError."""
-    known = [each.name for each in fields(Plan)]
+    known = [each.name for each in fields(TrainingPlan)]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ConfigError(f"trainable: there is no option {unknown[0]!r}; there are {', '.join(known)}")
-    plan = Plan(**options)
+    plan = TrainingPlan(**options)
     for option in ("scope", "on_leak", "shared_state"):
         check_choice(option, getattr(plan, option))
     as_predicate(plan.exclude, "exclude")
@@ -249,9 +249,9 @@ def checked_plan(options: TrainableOptions) -> Plan:
     return plan
 
 
-def made(target: Any, plan: Plan) -> Any:
+def made(target: Any, plan: TrainingPlan) -> Any:
     """What `trainable` returns. Raises ConfigError for what cannot be wrapped, with the fix."""
-    if isinstance(target, Training):
+    if isinstance(target, TrainingMethods):
         raise ConfigError(f"trainable: {target!r} is wrapped already")
     if isinstance(target, Runnable):
         return subclassed(target, TrainableRunnable, _plan=plan)
@@ -272,7 +272,7 @@ def made(target: Any, plan: Plan) -> Any:
     return TrainableFunction[..., Any](target, plan)
 
 
-def check_scored(plan: Plan, agent: Agent, judged: bool) -> None:
+def check_scored(plan: TrainingPlan, agent: Agent, judged: bool) -> None:
     """Raise ConfigError for an agent whose rollouts could have no reward."""
     if plan.reward is not None or judged:
         return
@@ -288,7 +288,7 @@ def check_scored(plan: Plan, agent: Agent, judged: bool) -> None:
         )
 
 
-def of_the_policy(evaluation: Evaluation, plan: Plan) -> Evaluation:
+def of_the_policy(evaluation: Evaluation, plan: TrainingPlan) -> Evaluation:
     """The evaluation itself. Raises RolloutError when `select` and `exclude` left the policy no call."""
     if evaluation.metrics.get(CAPTURED) == 0 and (plan.select or plan.exclude):
         raise RolloutError(

@@ -1,8 +1,5 @@
 """`trained()`: the same app, its chat models answered by the trained policy; nothing is recorded."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# (a class made of any graph's class has no static type)
-
 from __future__ import annotations
 
 import asyncio
@@ -31,13 +28,13 @@ ENDED = object()
 
 def subclassed(graph: Any, mixin: type, **attributes: Any) -> Any:
     """A copy of the graph whose class is the graph's own with `mixin` before it; `attributes` are the class's."""
-    kind = type(graph)
+    kind = cast(Any, type(graph))
     made_kind = types.new_class(
         kind.__name__, (mixin, kind), exec_body=lambda body: body.update(__module__=kind.__module__)
     )
     for name, value in attributes.items():
         setattr(made_kind, name, value)
-    made: Any = object.__new__(made_kind)
+    made = cast(Any, object.__new__(made_kind))  # has no static type
     state = copy.copy(graph).__getstate__()
     if hasattr(made, "__setstate__"):
         made.__setstate__(state)
@@ -87,7 +84,9 @@ def serving_function(function: Callable[..., Any], serving: Serving) -> Callable
     """The function, its models answered by the policy; of a factory, the graph that it makes."""
 
     def served_output(output: Any) -> Any:
-        return served_runnable(output, serving) if isinstance(output, Runnable) else output
+        if isinstance(output, Runnable):
+            return served_runnable(cast(Runnable[Any, Any], output), serving)
+        return output
 
     @functools.wraps(function)
     async def served_async(*args: Any, **kwargs: Any) -> Any:
@@ -152,7 +151,7 @@ class ServedRunnable:
         return captured_items_async(items, self._serving)
 
     def astream_events(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
-        items = cast(Runnable[Any, Any], super()).astream_events(input, config, **kwargs)
+        items = cast(Any, super()).astream_events(input, config, **kwargs)  # typed for v1 and v2 only
         # v3 gives a coroutine, and takes its items from `astream`.
         return items if inspect.isawaitable(items) else captured_items_async(items, self._serving)
 

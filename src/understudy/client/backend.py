@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from ..config import ELSEWHERE, TrainConfig
 from ..errors import ConfigError
-from ..types import Json, TrainResult, TrajectoryGroup, new_id
+from ..types import TrainResult, TrajectoryGroup, new_id
 from ..wire import TrainEvent, TrainRequest
 from .http import Api, checked_url
 from .progress import TrainBar
@@ -47,13 +47,13 @@ class Backend(ABC):
         self,
         model: BackendModel,
         groups: Iterable[TrajectoryGroup],
-        config: TrainConfig | dict[str, Json] | None = None,
+        config: TrainConfig | Mapping[str, object] | None = None,
         *,
         request_id: str | None = None,
         on_event: Callable[[TrainEvent], None] | None = None,
         pbar_desc: str | None = "train",
         timeout: float | None = None,
-        **options: Json,
+        **options: object,
     ) -> TrainResult:
         """One step of the model on these groups. `options` are TrainConfig's fields, instead of `config`.
 
@@ -89,7 +89,7 @@ class RemoteBackend(Backend):
         return f"RemoteBackend({self.url!r})"
 
 
-def train_config(config: TrainConfig | dict[str, Json] | None, options: dict[str, Json]) -> TrainConfig:
+def train_config(config: TrainConfig | Mapping[str, object] | None, options: Mapping[str, object]) -> TrainConfig:
     """Options as given, as one TrainConfig; raises ConfigError naming what is wrong."""
     if config is not None and options.keys() & ELSEWHERE.keys():
         TrainConfig.parse(**options)  # names the equivalent
@@ -97,7 +97,7 @@ def train_config(config: TrainConfig | dict[str, Json] | None, options: dict[str
         raise ConfigError(f"give either config= or single options, not both (got config and {sorted(options)})")
     if isinstance(config, TrainConfig):
         return config
-    if config is not None and not isinstance(config, dict):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+    if config is not None and not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
         raise ConfigError(f"config: expected a TrainConfig or a dict of its options, got {config!r}")
     return TrainConfig.parse(**(config or options))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from openai import AsyncOpenAI
 
@@ -45,7 +45,7 @@ class Model:
         self,
         name: str,
         project: str = "default",
-        config: Json = None,
+        config: Any = None,
         *,
         inference_api_key: str | None = None,
         inference_base_url: str | None = None,
@@ -124,11 +124,11 @@ class Model:
         )
         await api.log(self.name, request)
 
-    async def overwrite_state(self, state: Mapping[str, Json]) -> None:
+    async def overwrite_state(self, state: Mapping[str, object]) -> None:
         """Replace the JSON object of the user's own that is kept with the model."""
         await (await self.api()).set_state(self.name, as_json(state, "state"))
 
-    async def merge_state(self, state: Mapping[str, Json]) -> dict[str, Json]:
+    async def merge_state(self, state: Mapping[str, object]) -> dict[str, Json]:
         """Replace single keys of it; returns the whole."""
         merged = await self.read_state() | dict(state)
         await self.overwrite_state(merged)
@@ -165,9 +165,9 @@ class TrainableModel(Model):
         project: str = "default",
         base_model: str = "",
         backend: Backend | None = None,
-        lora: LoraOptions | dict[str, Json] | None = None,
-        config: Json = None,
-        **foreign: Json,
+        lora: LoraOptions | Mapping[str, object] | None = None,
+        config: Any = None,
+        **foreign: object,
     ) -> None:
         refuse_foreign(foreign, MODEL_OPTIONS, "TrainableModel")
         if foreign:
@@ -180,7 +180,7 @@ class TrainableModel(Model):
             checked_name(name, "name"), checked_name(project, "project"), config, inference_model_name=name
         )
         self.base_model = base_model
-        self.lora = LoraOptions.parse(**lora) if isinstance(lora, dict) else lora
+        self.lora = LoraOptions.parse(**lora) if isinstance(lora, Mapping) else lora
         self._registration = None if backend is None else self._registration_on(backend)
         self._recording = new_id("open")
 
@@ -241,13 +241,13 @@ class TrainableModel(Model):
     async def train(
         self,
         groups: Iterable[TrajectoryGroup],
-        config: TrainConfig | dict[str, Json] | None = None,
+        config: TrainConfig | Mapping[str, object] | None = None,
         *,
         request_id: str | None = None,
         on_event: Callable[[TrainEvent], None] | None = None,
         pbar_desc: str | None = "train",
         timeout: float | None = None,
-        **options: Json,
+        **options: object,
     ) -> TrainResult:
         """One step on these groups; see `Backend.train`."""
         return await self.backend.train(

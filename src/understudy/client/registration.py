@@ -29,13 +29,11 @@ class Registration:
         """
         while True:
             with self._lock:
-                running = self._attempt
-                if running is None:
-                    attempt = self._attempt = Future[Api | None]()
-                    attempt.set_running_or_notify_cancel()  # from now on, one who waits and is cancelled leaves it alone
-            if running is None:
-                return await self._lead(attempt)
-            api = await asyncio.wrap_future(running)
+                attempt, leads = self._attempt, self._attempt is None
+                if attempt is None:
+                    attempt = self._attempt = Future()
+                    attempt.set_running_or_notify_cancel()  # cancelling one who waits does not cancel the attempt
+            api = await (self._lead(attempt) if leads else asyncio.wrap_future(attempt))
             if api is not None:
                 return api
 

@@ -1,8 +1,5 @@
 """A Hugging Face dataset that `save_to_disk` wrote, row by row. Loads `datasets` when it is asked for one."""
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# (datasets leaves most of its types open)
-
 from __future__ import annotations
 
 import dataclasses
@@ -89,7 +86,7 @@ def _loaded(folder: Path) -> Any:
 
 def _datasets() -> ModuleType:
     try:
-        import datasets
+        import datasets  # pyright: ignore[reportMissingTypeStubs]
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "datasets", "hf") from error
     return datasets

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from typing import NoReturn
 
 from understudy.errors import ConfigError
-from understudy.types import Json
 
 from .file_rows import FileRow, row_of
 
@@ -71,14 +71,14 @@ def _content(file: Path) -> bytes:
     return content
 
 
-def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ConfigError(f"the key {_twice([name for name, _ in pairs])} comes twice in an object")
     return found
 
 
-def _no_constant(text: str) -> Json:
+def _no_constant(text: str) -> NoReturn:
     raise ConfigError(f"JSON has no {text}; use null, or leave it out")
 
 

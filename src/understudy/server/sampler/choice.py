@@ -15,10 +15,10 @@ from ...config import OF_VLLM, EngineName, EngineOptions
 from ...devices import Gpu, chosen, gpus
 from ...engine.protocol import SAMPLER_MODULES
 from ...errors import ConfigError
-from ..calls.chat_request import Quirks
 from ..models.registry import MAX_RANK
 from .child import ChildSampler
 from .client import SamplerClient
+from .quirks import Quirks
 from .running import RunningSampler, SamplerPool, key
 from .transport import SERVED_NAME
 

@@ -47,7 +47,7 @@ async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator
     store = await Store.open(f"sqlite:///{folder / 'records.db'}")
     base = BaseModel("tiny", folder, "tiny")
     sampler = ConnectedSampler(scripted.url)
-    models = ModelRegistry.open(folder, base, "default", "default", sampler)
+    models = ModelRegistry.open(folder, base, "default", "default", sampler.adapters)
     recorder = Recorder(store)
     services = Services(
         options=ServerOptions(dir=folder),
@@ -58,7 +58,7 @@ async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator
         sampler=sampler,
         recorder=recorder,
         learner=None,
-        training=Training(store, models, None, folder / "jobs", frozenset(), sampler),
+        training=Training(store, models, None, folder / "jobs", frozenset(), sampler.calls),
     )
 
     async with (

@@ -13,7 +13,7 @@ from .models.base_model import BaseModel
 from .models.registry import ModelRegistry
 from .records.store import Store
 from .sampler.choice import Engine
-from .sampler.client import SamplerClient
+from .sampler.sampler import Sampler
 from .training.learner_client import LearnerClient
 from .training.queue import Training
 
@@ -27,7 +27,7 @@ class Services:
     base: BaseModel
     store: Store
     models: ModelRegistry
-    sampler: SamplerClient
+    sampler: Sampler
     learner: LearnerClient | None
     recorder: Recorder
     training: Training

@@ -69,17 +69,17 @@ async def open_services(options: ServerOptions, base: BaseModel) -> Services:
     learner = None
     try:
         engine = await asyncio.to_thread(choose, options.engine, trains=not options.inference_only)
-        sampler = engine.client(base.path, logs / "sampler.log")
+        sampler = engine.sampler(base.path, logs / "sampler.log")
         if not options.inference_only:
             learner = LearnerClient(base, engine.options, logs / "learner.log")
-        models = ModelRegistry.open(options.dir, base, options.name, options.project, sampler, engine.max_rank)
+        models = ModelRegistry.open(options.dir, base, options.name, options.project, sampler.adapters, engine.max_rank)
         training = Training(
             store,
             models,
             learner,
             options.dir / "jobs",
             base.special_tokens(CALL_MARKS),
-            sampler,
+            sampler.calls,
             sleeps=engine.shares_gpu,
             max_staleness=engine.max_staleness,
         )

@@ -34,7 +34,7 @@ async def client(scripted: ScriptedSampler) -> AsyncIterator[ConnectedSampler]:
 
 
 def opened(root: Path, client: ConnectedSampler, base: str = "tiny") -> ModelRegistry:
-    return ModelRegistry.open(root, BaseModel(base, root, base), "default", "default", client)
+    return ModelRegistry.open(root, BaseModel(base, root, base), "default", "default", client.adapters)
 
 
 def put_checkpoint(root: Path, step: int, name: str = "default", request_id: str | None = None, **fields: Any) -> Path:
@@ -135,8 +135,8 @@ async def test_models_of_another_base_are_known_and_not_served(tmp_path: Path, c
     registry.register(RegisterRequest(name="mine", base_model="tiny", lora=LoraOptions(r=4)))
     assert opened(tmp_path, client, base="other").names() == []
     with pytest.raises(ConfigError, match=r"--name mine.*'tiny'"):
-        ModelRegistry.open(tmp_path, BaseModel("other", tmp_path, "other"), "mine", "default", client)
-    other = ModelRegistry.open(tmp_path, BaseModel("other", tmp_path, "other"), "second", "default", client)
+        ModelRegistry.open(tmp_path, BaseModel("other", tmp_path, "other"), "mine", "default", client.adapters)
+    other = ModelRegistry.open(tmp_path, BaseModel("other", tmp_path, "other"), "second", "default", client.adapters)
     assert other.names() == ["second", "second@0"]
     assert "--model tiny" in str(await refusal(other, "mine"))
     with pytest.raises(ApiError, match="'tiny'") as caught:
@@ -147,7 +147,9 @@ async def test_models_of_another_base_are_known_and_not_served(tmp_path: Path, c
 async def test_a_base_may_be_named_by_any_path_to_its_folder(tmp_path: Path, client: ConnectedSampler) -> None:
     base = tmp_path / "base"
     base.mkdir()
-    registry = ModelRegistry.open(tmp_path / "dir", BaseModel(str(base), base, str(base)), "default", "default", client)
+    registry = ModelRegistry.open(
+        tmp_path / "dir", BaseModel(str(base), base, str(base)), "default", "default", client.adapters
+    )
     state = registry.register(RegisterRequest(name="m", base_model=f"{tmp_path}/./base/"))
     assert state.base_model == str(base)
 

@@ -22,7 +22,7 @@ from ...types import Call, Json
 from ...wire import TRAJECTORY_HEADER
 from ..errors import ApiError, as_api_error, internal_error, shortened
 from ..models.registry import ModelRegistry, Route
-from ..sampler.client import SamplerClient
+from ..sampler.sampler import SamplerCalls
 from ..sampler.transport import Reply
 from .chat_answer import Answer, replayed, replayed_chunks, shown, split
 from .chat_request import LENGTHS, ChatRequest
@@ -39,7 +39,7 @@ _DONE = b"data: [DONE]\n\n"
 class ChatExchange(Response):
     """Answers one request. Errors are answered too: as a status before the first byte, as an event after it."""
 
-    def __init__(self, request: ChatRequest, models: ModelRegistry, sampler: SamplerClient, recorder: Recorder) -> None:
+    def __init__(self, request: ChatRequest, models: ModelRegistry, sampler: SamplerCalls, recorder: Recorder) -> None:
         super().__init__()
         self._request = request
         self._models = models

@@ -58,7 +58,7 @@ async def health(given: Given) -> Health:
         engine=given.engine.name,
         pid=os.getpid(),
         detail=given.sampler.detail,
-        in_flight=given.sampler.in_flight,
+        in_flight=given.sampler.calls.in_flight,
         restarts=given.sampler.restarts,
         learner=given.learner.facts if given.learner is not None else {},
     )

@@ -68,7 +68,7 @@ class Chats:
         headers = dict(request.headers)  # read once: each look into them goes through all
         asked = ChatRequest.parse(await request.body(), headers, trajectory_id, given.engine.quirks)
         given.models.resolve(asked.model)
-        return ChatExchange(asked, given.models, given.sampler, given.recorder)
+        return ChatExchange(asked, given.models, given.sampler.calls, given.recorder)
 
 
 @router.get("/v1/models")

@@ -15,7 +15,7 @@ from ...config import DEFAULT_NAME, LoraOptions
 from ...errors import ConfigError, EngineError
 from ...wire import ForkRequest, ModelState, RegisterRequest
 from ..errors import ApiError
-from ..sampler.client import SamplerClient
+from ..sampler.sampler import SamplerAdapters
 from ..sampler.transport import SERVED_NAME
 from . import checkpoints
 from .base_model import BaseModel
@@ -72,12 +72,12 @@ class ModelRegistry:
     """All models of one directory. Those built on another base are known, and refused by name."""
 
     def __init__(
-        self, root: Path, base: BaseModel, default: str, sampler: SamplerClient, max_rank: int = MAX_RANK
+        self, root: Path, base: BaseModel, default: str, adapters: SamplerAdapters, max_rank: int = MAX_RANK
     ) -> None:
         self._root = root
         self._base = base
         self._default = default
-        self._sampler = sampler
+        self._adapters = adapters
         self._max_rank = max_rank
         self._models: dict[str, Model] = {}
         self._elsewhere: dict[str, ModelFacts] = {}
@@ -88,11 +88,17 @@ class ModelRegistry:
 
     @classmethod
     def open(
-        cls, root: Path, base: BaseModel, default: str, project: str, sampler: SamplerClient, max_rank: int = MAX_RANK
+        cls,
+        root: Path,
+        base: BaseModel,
+        default: str,
+        project: str,
+        adapters: SamplerAdapters,
+        max_rank: int = MAX_RANK,
     ) -> ModelRegistry:
         """Read the directory, and register the model `default`, unless one of that very name is on another base here.
         Raises ConfigError."""
-        registry = cls(root, base, default, sampler, max_rank)
+        registry = cls(root, base, default, adapters, max_rank)
         for folder, facts in checkpoints.scan_models(root):
             if not base.is_called(facts.base_model):
                 registry._elsewhere[facts.name] = facts
@@ -201,7 +207,7 @@ class ModelRegistry:
         if route.step == 0:
             return
         self._used[route.adapter] = time.monotonic()
-        if route.adapter in self._sampler.adapters and not self._loading[route.adapter].locked():
+        if route.adapter in self._adapters.loaded and not self._loading[route.adapter].locked():
             return
         checkpoint = self._models[route.model].checkpoints.get(route.step)
         if checkpoint is None:
@@ -210,21 +216,21 @@ class ModelRegistry:
 
     async def _load(self, adapter: str, checkpoint: Checkpoint) -> None:
         async with self._loading[adapter]:
-            await self._sampler.load(adapter, checkpoint.path)
+            await self._adapters.load(adapter, checkpoint.path)
             self._used[adapter] = time.monotonic()
         await self._trim()
 
     async def _trim(self) -> None:
         """Unload the adapters that were called longest ago, beyond the newest of each model and a few others."""
         newest = {f"{model.facts.name}@{model.step}" for model in self._models.values()}
-        idle = [name for name in self._sampler.adapters if name not in newest and not self._leases[name]]
+        idle = [name for name in self._adapters.loaded if name not in newest and not self._leases[name]]
         idle.sort(key=lambda name: self._used.get(name, 0.0), reverse=True)
         for adapter in idle[KEPT_LOADED:]:
             async with self._loading[adapter]:
                 if self._leases[adapter]:
                     continue
                 try:
-                    await self._sampler.unload(adapter)
+                    await self._adapters.unload(adapter)
                 except EngineError as error:
                     log.warning("%s", error)
 
@@ -354,7 +360,7 @@ class ModelRegistry:
             async with self._returned:
                 await self._returned.wait_for(lambda: not self._leases[route.adapter])
             async with self._loading[route.adapter]:
-                await self._sampler.unload(route.adapter)
+                await self._adapters.unload(route.adapter)
                 await asyncio.to_thread(checkpoints.delete, checkpoint)
         except BaseException:
             if checkpoint.path.is_dir():

@@ -17,9 +17,10 @@ from ...engine.protocol import SAMPLER_MODULES
 from ...errors import ConfigError
 from ..models.registry import MAX_RANK
 from .child import ChildSampler
-from .client import SamplerClient
+from .pool import SamplerPool
 from .quirks import Quirks
-from .running import RunningSampler, SamplerPool, key
+from .running import RunningSampler, key
+from .sampler import Sampler
 from .transport import SERVED_NAME
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class Engine:
             word for flag, value in values.items() if value is not None for word in (f"--{flag}", str(value))
         ]
 
-    def client(self, base: Path, log_path: Path) -> SamplerClient:
+    def sampler(self, base: Path, log_path: Path) -> Sampler:
         """The sampler, not started."""
         if not self.options.vllm_url:
             return ChildSampler(partial(self.command, base), log_path)

@@ -32,7 +32,7 @@ from ...wire import TrainEvent, TrainRequest, TrainStatus
 from ..errors import ApiError
 from ..models.registry import ModelRegistry
 from ..records.store import Store
-from ..sampler.client import SamplerClient
+from ..sampler.sampler import SamplerCalls
 from .jobs import build_job, check_ids, job_folder
 from .learner_client import LearnerClient
 
@@ -84,7 +84,7 @@ class Training:
         learner: LearnerClient | None,
         jobs: Path,
         call_marks: Set[int],
-        sampler: SamplerClient,
+        sampler: SamplerCalls,
         *,
         sleeps: bool = False,
         max_staleness: int | None = None,

@@ -15,7 +15,7 @@ from understudy.server.calls.recorder import Recorder
 from understudy.server.http import app
 from understudy.server.http.auth import Guard
 from understudy.server.models.base_model import BaseModel
-from understudy.server.models.registry import ModelRegistry
+from understudy.server.models.model_services import open_models
 from understudy.server.records.store import Store
 from understudy.server.sampler.choice import Engine
 from understudy.server.services import Services
@@ -47,7 +47,7 @@ async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator
     store = await Store.open(f"sqlite:///{folder / 'records.db'}")
     base = BaseModel("tiny", folder, "tiny")
     sampler = ConnectedSampler(scripted.url)
-    models = ModelRegistry.open(folder, base, "default", "default", sampler.adapters)
+    models = open_models(folder, base, "default", "default", sampler.adapters)
     recorder = Recorder(store)
     services = Services(
         options=ServerOptions(dir=folder),

@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from ..config import ServerOptions
 from .calls.recorder import Recorder
 from .models.base_model import BaseModel
-from .models.registry import ModelRegistry
+from .models.model_services import ModelServices
 from .records.store import Store
 from .sampler.choice import Engine
 from .sampler.sampler import Sampler
@@ -26,7 +26,7 @@ class Services:
     engine: Engine
     base: BaseModel
     store: Store
-    models: ModelRegistry
+    models: ModelServices
     sampler: Sampler
     learner: LearnerClient | None
     recorder: Recorder

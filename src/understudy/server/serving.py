@@ -25,7 +25,7 @@ from .http import app
 from .http.auth import Guard, Key, is_loopback, key_for
 from .lock import DirectoryLock
 from .models.base_model import BaseModel, find
-from .models.registry import ModelRegistry
+from .models.model_services import open_models
 from .records.store import Store
 from .sampler.choice import choose
 from .services import Services
@@ -72,7 +72,7 @@ async def open_services(options: ServerOptions, base: BaseModel) -> Services:
         sampler = engine.sampler(base.path, logs / "sampler.log")
         if not options.inference_only:
             learner = LearnerClient(base, engine.options, logs / "learner.log")
-        models = ModelRegistry.open(options.dir, base, options.name, options.project, sampler.adapters, engine.max_rank)
+        models = open_models(options.dir, base, options.name, options.project, sampler.adapters, engine.max_rank)
         training = Training(
             store,
             models,

@@ -21,7 +21,8 @@ from ...errors import EngineError, StoreError, UnderstudyError
 from ...types import Call, Json
 from ...wire import TRAJECTORY_HEADER
 from ..errors import ApiError, as_api_error, internal_error, shortened
-from ..models.registry import ModelRegistry, Route
+from ..models.leases import AdapterLeases
+from ..models.model import ModelRoute
 from ..sampler.sampler import SamplerCalls
 from ..sampler.transport import Reply
 from .chat_answer import Answer, replayed, replayed_chunks, shown, split
@@ -39,10 +40,10 @@ _DONE = b"data: [DONE]\n\n"
 class ChatExchange(Response):
     """Answers one request. Errors are answered too: as a status before the first byte, as an event after it."""
 
-    def __init__(self, request: ChatRequest, models: ModelRegistry, sampler: SamplerCalls, recorder: Recorder) -> None:
+    def __init__(self, request: ChatRequest, leases: AdapterLeases, sampler: SamplerCalls, recorder: Recorder) -> None:
         super().__init__()
         self._request = request
-        self._models = models
+        self._leases = leases
         self._sampler = sampler
         self._recorder = recorder
         self._started = False
@@ -69,7 +70,7 @@ class ChatExchange(Response):
                 if (earlier := await recorder.earlier(request)) is not None:
                     await self._replay(earlier, send)
                     return
-                async with self._models.lease(request.model) as route:
+                async with self._leases.lease(request.model) as route:
                     call = _opened(request, route)
                     sampled = Sampled()
                     try:
@@ -92,7 +93,7 @@ class ChatExchange(Response):
             log.exception("chat completion for %r failed", request.model)
             await self._refuse(internal_error(error), scope, receive, send)
 
-    async def _sample(self, route: Route, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
+    async def _sample(self, route: ModelRoute, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         payload = self._request.payload(route.adapter)
         try:
             await self._send_on(payload, call, sampled, send)
@@ -204,7 +205,7 @@ class ChatExchange(Response):
             await self._end(b"data: " + orjson.dumps(error.body()) + b"\n\n" + _DONE, send)
 
 
-def _opened(request: ChatRequest, route: Route) -> OpenCall | None:
+def _opened(request: ChatRequest, route: ModelRoute) -> OpenCall | None:
     if request.trajectory_id is None:
         return None
     return OpenCall(request, request.trajectory_id, route.model, route.step)

@@ -67,20 +67,20 @@ class Chats:
         given = self._given
         headers = dict(request.headers)  # read once: each look into them goes through all
         asked = ChatRequest.parse(await request.body(), headers, trajectory_id, given.engine.quirks)
-        given.models.resolve(asked.model)
-        return ChatExchange(asked, given.models, given.sampler.calls, given.recorder)
+        given.models.registry.resolve(asked.model)
+        return ChatExchange(asked, given.models.leases, given.sampler.calls, given.recorder)
 
 
 @router.get("/v1/models")
 @router.get("/t/{trajectory_id}/v1/models")
 async def list_models(given: Given) -> ModelCards:
     """Every model, and `name@step` for every step that can be called."""
-    return ModelCards(data=[ModelCard(id=name) for name in given.models.names()])
+    return ModelCards(data=[ModelCard(id=name) for name in given.models.registry.names()])
 
 
 @router.get("/v1/models/{name:path}")
 @router.get("/t/{trajectory_id}/v1/models/{name:path}")
 async def one_model(name: str, given: Given) -> ModelCard:
     """One name, if a call may use it."""
-    given.models.resolve(name)
+    given.models.registry.resolve(name)
     return ModelCard(id=name)

@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse
 
 import understudy
 
-from ..models.registry import Model
+from ..models.model import ServedModel
 from ..services import Given
 from ..training.learner_client import LearnerClient
 
@@ -43,7 +43,7 @@ async def status_page(given: Given) -> HTMLResponse:
         sampler=escape(given.sampler.state),
         learner=escape(_learner(given.learner)),
         running=escape(given.training.running or "nothing"),
-        rows="\n".join(_row(model) for model in given.models.models()),
+        rows="\n".join(_row(model) for model in given.models.registry.models()),
     )
     return HTMLResponse(page, headers=_HEADERS)
 
@@ -54,7 +54,7 @@ def _learner(learner: LearnerClient | None) -> str:
     return "; ".join([learner.state, *(f"{name} {value}" for name, value in learner.facts.items())])
 
 
-def _row(model: Model) -> str:
+def _row(model: ServedModel) -> str:
     newest = model.checkpoints.get(model.step)
     metrics = newest.state().metrics if newest is not None else {}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items())[:_SHOWN]) or "none yet"

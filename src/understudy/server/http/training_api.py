@@ -36,22 +36,22 @@ router = APIRouter(prefix="/api")
 
 @router.get("/models")
 async def list_models(given: Given) -> list[ModelState]:
-    return [model.state() for model in given.models.models()]
+    return [model.state() for model in given.models.registry.models()]
 
 
 @router.post("/models")
 async def register_model(given: Given, body: RegisterRequest) -> ModelState:
-    return given.models.register(body, in_training=given.training.concerns(body.name))
+    return given.models.registration.register(body, in_training=given.training.concerns(body.name))
 
 
 @router.get("/models/{name}")
 async def get_model(given: Given, name: str) -> ModelState:
-    return given.models.model(name).state()
+    return given.models.registry.model(name).state()
 
 
 @router.post("/models/{name}/fork")
 async def fork_model(given: Given, name: str, body: ForkRequest) -> ModelState:
-    return await given.models.fork(name, body)
+    return await given.models.registration.fork(name, body)
 
 
 @router.post("/models/{name}/log")
@@ -81,18 +81,18 @@ async def put_state(given: Given, name: str, body: UserState) -> UserState:
 
 
 def _state_file(given: Given, name: str) -> Path:
-    return given.models.model(name).folder / "state.json"
+    return given.models.registry.model(name).folder / "state.json"
 
 
 @router.get("/models/{name}/checkpoints")
 async def list_checkpoints(given: Given, name: str) -> list[CheckpointState]:
-    found = given.models.model(name).checkpoints
+    found = given.models.registry.model(name).checkpoints
     return [found[step].state() for step in sorted(found)]
 
 
 @router.delete("/models/{name}/checkpoints/{step}")
 async def delete_checkpoint(given: Given, name: str, step: int) -> dict[str, Json]:
-    await given.models.delete_checkpoint(name, step)
+    await given.models.swaps.delete(name, step)
     return {}
 
 

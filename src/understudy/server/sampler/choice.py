@@ -15,7 +15,7 @@ from ...config import OF_VLLM, EngineName, EngineOptions
 from ...devices import Gpu, chosen, gpus
 from ...engine.protocol import SAMPLER_MODULES
 from ...errors import ConfigError
-from ..models.registry import MAX_RANK
+from ..models.registration import MAX_RANK
 from .child import ChildSampler
 from .pool import SamplerPool
 from .quirks import Quirks

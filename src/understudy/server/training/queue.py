@@ -30,7 +30,7 @@ from ...errors import ServerError, TrainError, UnderstudyError
 from ...types import TrainResult
 from ...wire import TrainEvent, TrainRequest, TrainStatus
 from ..errors import ApiError
-from ..models.registry import ModelRegistry
+from ..models.model_services import ModelServices
 from ..records.store import Store
 from ..sampler.sampler import SamplerCalls
 from .jobs import build_job, check_ids, job_folder
@@ -80,7 +80,7 @@ class Training:
     def __init__(
         self,
         store: Store,
-        models: ModelRegistry,
+        models: ModelServices,
         learner: LearnerClient | None,
         jobs: Path,
         call_marks: Set[int],
@@ -125,7 +125,7 @@ class Training:
         """A request that the last run did not finish: done when its checkpoint is there, else interrupted."""
         request = await self._store.train_request(status.id) or ""
         try:
-            checkpoint = self._models.applied(status.model, status.id)
+            checkpoint = self._models.registry.model(status.model).applied(status.id)
         except ApiError:
             checkpoint = None  # its model is gone, or is served on another base
         result = checkpoint.result() if checkpoint is not None else None
@@ -204,7 +204,7 @@ class Training:
             )
 
     async def _earlier_result(self, request: TrainRequest) -> TrainResult | None:
-        self._models.model(request.model)
+        self._models.registry.model(request.model)
         stored = await self._store.train_request(request.id)
         if stored is not None:
             try:
@@ -214,7 +214,7 @@ class Training:
             status = await self._store.train(request.id)
             if status is not None and status.state == "done":
                 return status.result
-        checkpoint = self._models.applied(request.model, request.id)
+        checkpoint = self._models.registry.model(request.model).applied(request.id)
         return checkpoint.result() if checkpoint is not None else None
 
     def concerns(self, model: str) -> bool:
@@ -254,7 +254,7 @@ class Training:
 
     async def _run(self, feed: Feed) -> None:
         request = feed.request
-        model = self._models.model(request.model)
+        model = self._models.registry.model(request.model)
         await self._save(TrainStatus(id=request.id, model=request.model, state="running"), request)
         command = TrainCommand(
             request_id=request.id,
@@ -288,7 +288,7 @@ class Training:
 
     async def _failed(self, feed: Feed, event: Failed) -> None:
         """The learner says that it failed, or died: when the checkpoint is there, the step was applied all the same."""
-        checkpoint = self._models.applied(feed.request.model, feed.request.id)
+        checkpoint = self._models.registry.model(feed.request.model).applied(feed.request.id)
         result = checkpoint.result() if checkpoint is not None else None
         if result is not None:
             return await self._applied(feed, result)
@@ -300,8 +300,8 @@ class Training:
         if waited is not None:
             result = result.model_copy(update={"metrics": {**result.metrics, QUEUE_METRIC: waited}})
         result = _finite(result)
-        if result.applied and result.step > self._models.model(request.model).step:
-            problem = await self._models.advance(request.model, result.step)
+        if result.applied and result.step > self._models.registry.model(request.model).step:
+            problem = await self._models.swaps.advance(request.model, result.step)
             if problem is not None:
                 warning = f"Step {result.step} is saved, but the sampler has not loaded it yet: {problem}"
                 result = result.model_copy(update={"warnings": (*result.warnings, warning)})

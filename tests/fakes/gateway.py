@@ -19,7 +19,9 @@ from understudy.server.models.model_services import open_models
 from understudy.server.records.store import Store
 from understudy.server.sampler.choice import Engine
 from understudy.server.services import Services
-from understudy.server.training.queue import Training
+from understudy.server.training.history import TrainHistory
+from understudy.server.training.job_folders import JobFolders
+from understudy.server.training.queue import TrainQueue
 from understudy.types import Call
 
 from .scripted_sampler import ConnectedSampler, ScriptedSampler, serving
@@ -49,6 +51,8 @@ async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator
     sampler = ConnectedSampler(scripted.url)
     models = open_models(folder, base, "default", "default", sampler.adapters)
     recorder = Recorder(store)
+    jobs = JobFolders(folder / "jobs", store, frozenset())
+    history = TrainHistory(store, models.registry, jobs)
     services = Services(
         options=ServerOptions(dir=folder),
         engine=Engine("embedded", EngineOptions()),
@@ -58,7 +62,8 @@ async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator
         sampler=sampler,
         recorder=recorder,
         learner=None,
-        training=Training(store, models, None, folder / "jobs", frozenset(), sampler.calls),
+        training=TrainQueue(history, jobs, None),
+        train_history=history,
     )
 
     async with (

@@ -14,8 +14,9 @@ from .models.model_services import ModelServices
 from .records.store import Store
 from .sampler.choice import Engine
 from .sampler.sampler import Sampler
+from .training.history import TrainHistory
 from .training.learner_client import LearnerClient
-from .training.queue import Training
+from .training.queue import TrainQueue
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Services:
     sampler: Sampler
     learner: LearnerClient | None
     recorder: Recorder
-    training: Training
+    training: TrainQueue
+    train_history: TrainHistory
 
 
 async def services(request: Request) -> Services:

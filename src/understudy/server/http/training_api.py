@@ -26,7 +26,7 @@ from ...wire import (
 from ..models.checkpoints import write_text
 from ..services import Given
 from ..training import exports
-from ..training.queue import Feed
+from ..training.feed import TrainFeed
 
 HEARTBEAT_SECONDS = 10.0
 """A comment line is sent after so much silence, so that proxies and clients see that the stream lives."""
@@ -109,10 +109,10 @@ async def train(given: Given, body: TrainRequest) -> StreamingResponse:
 
 @router.get("/train/{request_id:path}")
 async def train_status(given: Given, request_id: str) -> TrainStatus:
-    return await given.training.status(request_id)
+    return await given.train_history.status(request_id)
 
 
-async def _server_sent(feed: Feed) -> AsyncIterator[bytes]:
+async def _server_sent(feed: TrainFeed) -> AsyncIterator[bytes]:
     """The feed as server-sent events. A listener that goes away leaves the request running."""
     events = feed.listen()
     waiting: asyncio.Task[Json] | None = None

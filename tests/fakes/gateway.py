@@ -14,10 +14,10 @@ from understudy.config import EngineOptions, ServerOptions
 from understudy.server.calls.recorder import Recorder
 from understudy.server.http import app
 from understudy.server.http.auth import Guard
-from understudy.server.models.base_model import BaseModel
+from understudy.server.models.base_model import BaseModelPath
 from understudy.server.models.model_services import open_models
 from understudy.server.records.store import Store
-from understudy.server.sampler.choice import Engine
+from understudy.server.sampler.choice import EngineChoice
 from understudy.server.services import Services
 from understudy.server.training.history import TrainHistory
 from understudy.server.training.job_folders import JobFolders
@@ -47,7 +47,7 @@ class Gateway:
 @asynccontextmanager
 async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator[Gateway]:
     store = await Store.open(f"sqlite:///{folder / 'records.db'}")
-    base = BaseModel("tiny", folder, "tiny")
+    base = BaseModelPath("tiny", folder, "tiny")
     sampler = ConnectedSampler(scripted.url)
     models = open_models(folder, base, "default", "default", sampler.adapters)
     recorder = Recorder(store)
@@ -55,7 +55,7 @@ async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator
     history = TrainHistory(store, models.registry, jobs)
     services = Services(
         options=ServerOptions(dir=folder),
-        engine=Engine("embedded", EngineOptions()),
+        engine=EngineChoice("embedded", EngineOptions()),
         base=base,
         store=store,
         models=models,

@@ -1,4 +1,4 @@
-"""What the routers work with: one set of services per server, handed to each route as `Given`."""
+"""What the routers work with: one set of services per server, handed to each route as `ServicesDep`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fastapi import Depends, Request
 
 from ..config import ServerOptions
 from .calls.recorder import Recorder
-from .models.base_model import BaseModel
+from .models.base_model import BaseModelPath
 from .models.model_services import ModelServices
 from .records.store import Store
-from .sampler.choice import Engine
+from .sampler.choice import EngineChoice
 from .sampler.sampler import Sampler
 from .training.history import TrainHistory
 from .training.learner_client import LearnerClient
@@ -24,8 +24,8 @@ class Services:
     """`learner` is None with --inference-only."""
 
     options: ServerOptions
-    engine: Engine
-    base: BaseModel
+    engine: EngineChoice
+    base: BaseModelPath
     store: Store
     models: ModelServices
     sampler: Sampler
@@ -35,9 +35,9 @@ class Services:
     train_history: TrainHistory
 
 
-async def services(request: Request) -> Services:
+async def _services_of(request: Request) -> Services:
     """The services of the app that got this request. FastAPI would call a plain function in a thread."""
     return request.app.state.services
 
 
-Given = Annotated[Services, Depends(services)]
+ServicesDep = Annotated[Services, Depends(_services_of)]

@@ -24,7 +24,7 @@ from .calls.recorder import Recorder
 from .http import app
 from .http.auth import Guard, Key, is_loopback, key_for
 from .lock import DirectoryLock
-from .models.base_model import BaseModel, find
+from .models.base_model import BaseModelPath, find
 from .models.model_services import open_models
 from .records.store import Store
 from .sampler.choice import choose
@@ -65,7 +65,7 @@ def run(options: ServerOptions) -> int:
         lock.release()
 
 
-async def open_services(options: ServerOptions, base: BaseModel) -> Services:
+async def open_services(options: ServerOptions, base: BaseModelPath) -> Services:
     """Everything that the routes need, its children starting. Raises ConfigError, StoreError."""
     logs = options.dir / "logs"
     store = await Store.open(options.store_url or f"sqlite:///{options.dir / 'records.db'}")
@@ -136,7 +136,7 @@ class Ending:
 
 
 async def _serve(
-    options: ServerOptions, base: BaseModel, lock: DirectoryLock, listener: socket.socket, key: Key | None
+    options: ServerOptions, base: BaseModelPath, lock: DirectoryLock, listener: socket.socket, key: Key | None
 ) -> int:
     url = _url(options.host, listener)
     services = await open_services(options, base)

@@ -15,7 +15,7 @@ from tests.fakes.scripted_sampler import ConnectedSampler, ScriptedSampler, scri
 from understudy.config import LoraOptions
 from understudy.errors import ConfigError
 from understudy.server.errors import ApiError
-from understudy.server.models.base_model import BaseModel
+from understudy.server.models.base_model import BaseModelPath
 from understudy.server.models.leases import KEPT_LOADED
 from understudy.server.models.model import ModelRoute
 from understudy.server.models.model_services import ModelServices, open_models
@@ -36,7 +36,7 @@ async def client(scripted: ScriptedSampler) -> AsyncIterator[ConnectedSampler]:
 
 
 def opened(root: Path, client: ConnectedSampler, base: str = "tiny") -> ModelServices:
-    return open_models(root, BaseModel(base, root, base), "default", "default", client.adapters)
+    return open_models(root, BaseModelPath(base, root, base), "default", "default", client.adapters)
 
 
 def put_checkpoint(root: Path, step: int, name: str = "default", request_id: str | None = None, **fields: Any) -> Path:
@@ -137,8 +137,8 @@ async def test_models_of_another_base_are_known_and_not_served(tmp_path: Path, c
     models.registration.register(RegisterRequest(name="mine", base_model="tiny", lora=LoraOptions(r=4)))
     assert opened(tmp_path, client, base="other").registry.names() == []
     with pytest.raises(ConfigError, match=r"--name mine.*'tiny'"):
-        open_models(tmp_path, BaseModel("other", tmp_path, "other"), "mine", "default", client.adapters)
-    other = open_models(tmp_path, BaseModel("other", tmp_path, "other"), "second", "default", client.adapters)
+        open_models(tmp_path, BaseModelPath("other", tmp_path, "other"), "mine", "default", client.adapters)
+    other = open_models(tmp_path, BaseModelPath("other", tmp_path, "other"), "second", "default", client.adapters)
     assert other.registry.names() == ["second", "second@0"]
     assert "--model tiny" in str(await refusal(other, "mine"))
     with pytest.raises(ApiError, match="'tiny'") as caught:
@@ -149,7 +149,9 @@ async def test_models_of_another_base_are_known_and_not_served(tmp_path: Path, c
 async def test_a_base_may_be_named_by_any_path_to_its_folder(tmp_path: Path, client: ConnectedSampler) -> None:
     base = tmp_path / "base"
     base.mkdir()
-    models = open_models(tmp_path / "dir", BaseModel(str(base), base, str(base)), "default", "default", client.adapters)
+    models = open_models(
+        tmp_path / "dir", BaseModelPath(str(base), base, str(base)), "default", "default", client.adapters
+    )
     state = models.registration.register(RegisterRequest(name="m", base_model=f"{tmp_path}/./base/"))
     assert state.base_model == str(base)
 

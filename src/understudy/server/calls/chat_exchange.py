@@ -80,7 +80,7 @@ class ChatExchange(Response):
                             await recorder.keep_cancelled(call, sampled)
                         raise
                     except StoreError:
-                        raise  # it could not be recorded, as whoever asked is told
+                        raise  # recording failed; the client gets this error
                     except Exception as error:
                         if call is not None and not call.settled:
                             await recorder.keep_failed(call, sampled, _reason(error))
@@ -132,22 +132,7 @@ class ChatExchange(Response):
         async for events in _events(response):
             ready: list[Answer] = []
             try:
-                for chunk in map(_object, events):
-                    if "error" in chunk:
-                        raise _engine_error(chunk)
-                    _understood(sampled.add_chunk, chunk)
-                    if call is None or call.settled:
-                        ready.append(self._shown(chunk))
-                        continue
-                    going_on, finishing = split(chunk)
-                    if going_on is not None:
-                        ready.append(self._shown(going_on))
-                    if finishing is not None:
-                        held.append(finishing)
-                    if sampled.finished(self._request.choices):
-                        sampled.check(self._request.choices)
-                        kept = await self._recorder.keep(call, sampled)
-                        ready.extend(shown(item, self._request, kept) for item in held)
+                await self._take(events, call, sampled, held, ready)
             finally:  # what came before an error is shown before it
                 await self._send_chunks(ready, call, send)
         if not sampled.finished(self._request.choices):
@@ -156,6 +141,27 @@ class ChatExchange(Response):
                 "not all of them finished"
             )
         await self._end(_DONE, send)
+
+    async def _take(
+        self, events: list[bytes], call: OpenCall | None, sampled: Sampled, held: list[Answer], ready: list[Answer]
+    ) -> None:
+        """Record chunks that arrived together. `ready` receives what may be sent, `held` what waits for the record."""
+        for chunk in map(_object, events):
+            if "error" in chunk:
+                raise _engine_error(chunk)
+            _understood(sampled.add_chunk, chunk)
+            if call is None or call.settled:
+                ready.append(self._shown(chunk))
+                continue
+            going_on, finishing = split(chunk)
+            if going_on is not None:
+                ready.append(self._shown(going_on))
+            if finishing is not None:
+                held.append(finishing)
+            if sampled.finished(self._request.choices):
+                sampled.check(self._request.choices)
+                kept = await self._recorder.keep(call, sampled)
+                ready.extend(shown(item, self._request, kept) for item in held)
 
     def _shown(self, answer: Answer) -> Answer:
         """An answer that bears no call's mark."""
@@ -268,8 +274,8 @@ def _refusal(status: int, raw: bytes) -> ApiError | EngineError:
 
 def _engine_error(answer: Answer, status: int | None = None) -> ApiError | EngineError:
     """The sampler's own error: the client's fault stays the client's (400, 413, 422, 429), all else is the engine's."""
-    found = answer["error"]
-    error = cast(dict[str, Json], found) if isinstance(found, dict) else {"message": str(found)}
+    content = answer["error"]
+    error = cast(dict[str, Json], content) if isinstance(content, dict) else {"message": str(content)}
     message, code = str(error.get("message")), error.get("code")
     status = status or (code if isinstance(code, int) else 500)
     if status in (400, 413, 422, 429):

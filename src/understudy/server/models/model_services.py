@@ -10,7 +10,7 @@ from ...errors import ConfigError
 from ...wire import RegisterRequest
 from ..errors import ApiError
 from ..sampler.sampler import SamplerAdapters
-from .base_model import BaseModel
+from .base_model import BaseModelPath
 from .leases import AdapterLeases
 from .registration import MAX_RANK, ModelRegistration
 from .registry import ModelRegistry
@@ -26,7 +26,7 @@ class ModelServices:
 
 
 def open_models(
-    root: Path, base: BaseModel, default: str, project: str, adapters: SamplerAdapters, max_rank: int = MAX_RANK
+    root: Path, base: BaseModelPath, default: str, project: str, adapters: SamplerAdapters, max_rank: int = MAX_RANK
 ) -> ModelServices:
     """Read the directory, and register the model `default`, unless one of that very name is on another base here.
     Raises ConfigError."""

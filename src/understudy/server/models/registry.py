@@ -8,7 +8,7 @@ from pathlib import Path
 from ...errors import ConfigError
 from ..errors import ApiError
 from . import checkpoints
-from .base_model import BaseModel
+from .base_model import BaseModelPath
 from .checkpoints import ModelFacts
 from .model import ModelRoute, ServedModel
 
@@ -20,14 +20,14 @@ LATEST = "lora:latest"
 class ModelRegistry:
     """All models of one directory by name. Those built on another base are known, and refused by name."""
 
-    def __init__(self, base: BaseModel, default: str) -> None:
+    def __init__(self, base: BaseModelPath, default: str) -> None:
         self.base = base
         self._default = default
         self._models: dict[str, ServedModel] = {}
         self._elsewhere: dict[str, ModelFacts] = {}
 
     @classmethod
-    def read(cls, root: Path, base: BaseModel, default: str) -> ModelRegistry:
+    def read(cls, root: Path, base: BaseModelPath, default: str) -> ModelRegistry:
         """The models of a directory. Raises ConfigError when two have one name."""
         registry = cls(base, default)
         for folder, facts in checkpoints.scan_models(root):

@@ -33,7 +33,7 @@ MAX_STALENESS = 62
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineChoice:
     """What samples. `shares_gpu`: the learner uses the same GPU, so that vLLM sleeps during a step."""
 
     name: EngineName
@@ -111,11 +111,11 @@ class Engine:
         return share
 
 
-def choose(options: EngineOptions, *, trains: bool) -> Engine:
+def choose(options: EngineOptions, *, trains: bool) -> EngineChoice:
     """The engine that the options mean on this machine. Raises ConfigError."""
     if options.vllm_url:
         key()  # one that cannot be sent is told at once
-        return Engine("vllm", options, quirks=Quirks(grammar_for_strict_tools=True, flat_logprobs=True))
+        return EngineChoice("vllm", options, quirks=Quirks(grammar_for_strict_tools=True, flat_logprobs=True))
     found = () if options.device == "cpu" else gpus()
     sampling = options.inference_gpus or options.train_gpus
     training = options.train_gpus or sampling[:1]
@@ -127,11 +127,13 @@ def choose(options: EngineOptions, *, trains: bool) -> Engine:
     if name == "embedded":
         if unused := options.given(OF_VLLM):
             log.warning("The embedded engine samples, and has no use for %s", ", ".join(unused))
-        return Engine(name, options)
+        return EngineChoice(name, options)
     if not found:
         log.warning("vLLM on a CPU ends when many calls have a seed: seeds are left out")
     shares = bool(found) and trains and set(training) <= set(sampling)
-    return Engine(name, options, shares, Quirks(grammar_for_strict_tools=True, no_seed=not found, flat_logprobs=True))
+    return EngineChoice(
+        name, options, shares, Quirks(grammar_for_strict_tools=True, no_seed=not found, flat_logprobs=True)
+    )
 
 
 def _automatic(found: tuple[Gpu, ...]) -> EngineName:

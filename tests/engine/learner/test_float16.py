@@ -15,7 +15,7 @@ from tests.engine.learner.jobs import command, random_groups, write_toy_base
 from tests.engine.learner.test_invariance import Shifting, batch_of, distance, gradients
 from tests.engine.learner.tiny_models import warm
 from understudy.config import LoraOptions, TrainConfig
-from understudy.engine.learner import checkpoints
+from understudy.engine import checkpoint_files
 from understudy.engine.learner.batch import Batch
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.loss_scale import FIRST, LOWEST, PATIENCE, LossScale
@@ -120,7 +120,7 @@ def test_a_base_whose_activations_leave_float16_fails_by_name_and_nothing_is_app
     learner = Learner(policy, "toy", lambda _: None)
     with pytest.raises(NotFiniteError, match="float16 ends at 65504"):
         learner.train(command(tmp_path, random_groups(0), 0))
-    assert checkpoints.steps(tmp_path / "agent/checkpoints") == []
+    assert checkpoint_files.steps(tmp_path / "agent/checkpoints") == []
 
 
 def test_steps_go_on_bit_for_bit_with_the_scale_of_the_checkpoint(toy: Path, tmp_path: Path) -> None:

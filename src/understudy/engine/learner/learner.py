@@ -16,11 +16,12 @@ from torch import Tensor
 from ...config import LoraOptions
 from ...errors import TrainError, UnderstudyError
 from ...types import TrainResult
+from ..checkpoint_files import Checkpoint, CheckpointNote
 from ..protocol import JobTrajectory, Progress, TrainCommand, TrainJob, Warned, read_job
 from . import checkpoints
 from .advantage import Advantages, group_advantages
 from .batch import Batch, make_batch
-from .checkpoints import Checkpoint, Draft, Note, OptimizerState
+from .checkpoints import Draft, OptimizerState
 from .forks import Cause, count_forks
 from .loss_scale import LossScale
 from .metrics import Groups, batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
@@ -66,8 +67,8 @@ class Learner:
         checkpoints.remove_scratch(command.checkpoints)
         stored = checkpoints.made_by(command.checkpoints, command.model, command.request_id)
         if stored is not None:
-            return self._stored(stored)
-        newest = checkpoints.newest(command.checkpoints, warn)
+            return stored.result()
+        newest = checkpoints.newest(command.checkpoints, warn, trusted=self._step_at(command.checkpoints))
         self._check_step(command, newest)
         job = _read(command)
         try:
@@ -77,15 +78,15 @@ class Learner:
             self._state = None
             stored = checkpoints.made_by(command.checkpoints, command.model, command.request_id)
             if stored is not None:  # it failed after the rename: the step is applied
-                return self._stored(stored)
+                return stored.result()
             self._bring(command, newest)
             raise
 
-    @staticmethod
-    def _stored(checkpoint: Checkpoint) -> TrainResult:
-        return checkpoint.note.result.model_copy(update={"checkpoint": str(checkpoint.path)})
-
     # ---- state
+
+    def _step_at(self, folder: Path) -> int:
+        """The step of these checkpoints that adapter and optimizer are at; 0 when they are at another model's."""
+        return self._state.step if self._state is not None and self._state.folder == folder.absolute() else 0
 
     def _check_step(self, command: TrainCommand, newest: Checkpoint | None) -> None:
         on_disk = newest.note.step if newest is not None else 0
@@ -269,7 +270,7 @@ class Learner:
                 request_id=command.request_id,
                 warnings=tuple(self._warnings),
             )
-            note = Note(
+            note = CheckpointNote(
                 step=step,
                 request_id=command.request_id,
                 model=command.model,

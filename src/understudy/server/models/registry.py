@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...config import DEFAULT_NAME, LoraOptions
+from ...engine import checkpoint_files
+from ...engine.checkpoint_files import Checkpoint
 from ...errors import ConfigError, EngineError
 from ...wire import ForkRequest, ModelState, RegisterRequest
 from ..errors import ApiError
@@ -19,7 +21,7 @@ from ..sampler.client import SamplerClient
 from ..sampler.transport import SERVED_NAME
 from . import checkpoints
 from .base_model import BaseModel
-from .checkpoints import Checkpoint, ModelFacts
+from .checkpoints import ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -319,7 +321,8 @@ class ModelRegistry:
             facts = origin.facts.model_copy(update={"name": request.name, "project": project})
             folder = self._new_folder(facts)
             await asyncio.to_thread(checkpoints.copy_model, folder, facts, start)
-        self._models[request.name] = model = Model(folder, facts, checkpoints.scan(folder / "checkpoints"))
+        copied = await asyncio.to_thread(checkpoints.scan, folder / "checkpoints")
+        self._models[request.name] = model = Model(folder, facts, copied)
         return model.state()
 
     async def advance(self, name: str, step: int) -> str | None:
@@ -327,9 +330,9 @@ class ModelRegistry:
         it now is asked again by the next call; returns its reason. Raises EngineError for a checkpoint that is broken."""
         model = self.model(name)
         try:
-            checkpoint = checkpoints.read(model.checkpoint_folder / f"{step:04d}")
-        except ValueError as error:
-            raise EngineError(f"The learner's checkpoint is broken: {error}") from error
+            checkpoint = checkpoint_files.read(checkpoint_files.path_of(model.checkpoint_folder, step), contents=False)
+        except EngineError as error:
+            raise EngineError(f"The learner's checkpoint cannot be used: {error}") from error
         problem = None
         try:
             await self._load(f"{name}@{step}", checkpoint)
@@ -368,7 +371,8 @@ class ModelRegistry:
             if checkpoint.note.request_id == request_id:
                 return checkpoint
         try:
-            newest = checkpoints.read(model.checkpoint_folder / f"{model.step + 1:04d}")
-        except ValueError:
+            path = checkpoint_files.path_of(model.checkpoint_folder, model.step + 1)
+            newest = checkpoint_files.read(path, contents=False)
+        except EngineError:
             return None  # nothing there: the usual answer
         return newest if newest.note.request_id == request_id else None

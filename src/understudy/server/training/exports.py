@@ -7,12 +7,13 @@ import shutil
 from contextlib import aclosing
 from pathlib import Path
 
+from ...engine.checkpoint_files import Checkpoint
 from ...engine.protocol import Failed, MergeCommand, Merged
 from ...errors import EngineError
 from ...types import new_id
 from ...wire import ExportRequest, ExportResult
 from ..errors import ApiError
-from ..models.checkpoints import Checkpoint, export_adapter
+from ..models.checkpoints import export_adapter
 from ..services import Services
 from .gguf import make_ready
 

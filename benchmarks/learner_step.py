@@ -28,7 +28,7 @@ from understudy.config import LoraOptions
 from understudy.engine.learner.layouts import Plan, plan
 from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.target_logprobs import TargetSettings
-from understudy.engine.learner.token_tree import Row
+from understudy.engine.protocol import Sample
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 WORKER = Path(__file__).with_name("trl_step.py")
@@ -71,14 +71,14 @@ class Case:
     model: str
     rollouts: tuple[tuple[np.ndarray, tuple[tuple[np.ndarray, np.ndarray], ...]], ...]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Sample]:
         """One row per call."""
-        rows: list[Row] = []
+        rows: list[Sample] = []
         offset = 0
         for prompt, turns in self.rollouts:
             context = prompt
             for sampled, tool in turns:
-                rows.append(Row(context, sampled, offset))
+                rows.append(Sample.bare(context, sampled, offset))
                 offset += len(sampled)
                 context = np.concatenate([context, sampled, tool])
         return rows

@@ -135,7 +135,7 @@ class Sample:
 
     prompt_ids int32 [P]; completion_ids int32 [C]; logprobs float32 [C], NaN where the engine gave none.
     `constrained` says why recorded logprobs are unusable, else None. `weight` scales the advantage of its tokens; 0
-    leaves it out of training.
+    leaves it out of training. `offset`: in a batch, sampled token j is target number `offset + j` of the step.
     """
 
     call_id: str
@@ -150,6 +150,18 @@ class Sample:
     parse_failure: bool = False  # the answer looked like a tool call and was none
     weight: float = 1.0
     unused: bool = False  # the app threw the answer away
+    offset: int = 0
+
+    @classmethod
+    def bare(cls, prompt_ids: NDArray[np.int32], completion_ids: NDArray[np.int32], offset: int = 0) -> Sample:
+        """Tokens alone, at temperature 1 and without recorded logprobs: for probes and measurements."""
+        missing = np.full(len(completion_ids), np.nan, np.float32)
+        return cls("", 0, prompt_ids, completion_ids, missing, Sampling(), 0, offset=offset)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.prompt_ids) + len(self.completion_ids)
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,10 @@ def alone(policy: Policy, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     parameters = policy.trainable_parameters()
     total = {name: torch.zeros_like(value) for name, value in parameters.items()}
     logprobs: list[Tensor] = []
-    for row, call in zip(batch.rows, batch.samples, strict=True):
+    for row in batch.samples:
         ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64))[None]
         logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(row.prompt_ids) - 1 : -1]
-        scaled = (logits / call.sampling.temperature).log_softmax(-1)
+        scaled = (logits / row.sampling.temperature).log_softmax(-1)
         values = scaled.gather(1, ids[0, len(row.prompt_ids) :, None])[:, 0]
         advantage = batch.advantages[row.offset]
         grads = torch.autograd.grad(

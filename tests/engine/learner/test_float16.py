@@ -16,6 +16,7 @@ from tests.engine.learner.test_invariance import Shifting, batch_of, distance, g
 from tests.engine.learner.tiny_models import warm
 from understudy.config import LoraOptions, TrainConfig
 from understudy.engine import checkpoint_files
+from understudy.engine.learner import checkpoints
 from understudy.engine.learner.batch import Batch
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.loss_scale import FIRST, LOWEST, PATIENCE, LossScale

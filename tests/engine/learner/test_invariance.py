@@ -140,10 +140,10 @@ def test_the_steps_gradient_equals_plain_autograd_of_the_published_loss(policies
     config = TrainConfig(loss=loss, max_grad_norm=1e9, layout="tree", importance_cap=1.5)
     _, [found] = gradients(policy, batch, config)
     parts = []
-    for row, call in zip(batch.rows, batch.samples, strict=True):
+    for row in batch.samples:
         ids = torch.tensor([*row.prompt_ids.tolist(), *row.completion_ids.tolist()])
         logits = policy.model(input_ids=ids[None]).logits[0, len(row.prompt_ids) - 1 : -1]
-        scaled = (logits / call.sampling.temperature).log_softmax(-1)
+        scaled = (logits / row.sampling.temperature).log_softmax(-1)
         parts.append(scaled.gather(1, ids[len(row.prompt_ids) :, None])[:, 0])
     now = torch.cat(parts)
     old = now.detach()
@@ -179,7 +179,7 @@ def test_minibatches_average_to_the_steps_gradient_and_each_trajectory_is_in_one
     mean = {name: sum(part[name] for part in parts) / 4 for name in whole}
     assert distance(mean, whole) < 1e-9
     dealt = [row.offset for part in batch.minibatches(4) for row in part]
-    assert sorted(dealt) == [row.offset for row in batch.rows]
+    assert sorted(dealt) == [row.offset for row in batch.samples]
 
 
 def test_more_minibatches_than_trajectories_make_one_update_per_trajectory(policies: Policies) -> None:

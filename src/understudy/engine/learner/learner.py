@@ -199,7 +199,9 @@ class Learner:
                 reason="bad_job",
             )
         largest = max(
-            int(max(row.prompt_ids.max(), row.completion_ids.max())) for row in batch.rows if len(row.prompt_ids)
+            int(max(sample.prompt_ids.max(), sample.completion_ids.max()))
+            for sample in batch.samples
+            if len(sample.prompt_ids)
         )
         if largest >= self._policy.vocabulary:
             raise TrainError(

@@ -179,10 +179,10 @@ class Step:
     def _plans(self) -> tuple[Plan, ...]:
         plans: list[Plan] = []
         self._report("plan", 0, len(self._parts))
-        for rows in self._parts:
+        for samples in self._parts:
             plans.append(
                 plan(
-                    rows,
+                    samples,
                     self._config.layout,
                     self._config.row_tokens,
                     self._policy.shape,

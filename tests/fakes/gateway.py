@@ -58,7 +58,7 @@ async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator
         sampler=sampler,
         recorder=recorder,
         learner=None,
-        training=Training(store, models, None, folder / "jobs", frozenset(), sampler),
+        training=Training(store, models, None, folder / "jobs", sampler),
     )
 
     async with (

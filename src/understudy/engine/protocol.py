@@ -34,6 +34,8 @@ SAMPLER_MODULES: dict[EngineName, str] = {
 [--max-model-len N] [--max-batch N] [--threads N] [--parent-pid PID], and for vllm the options of its own."""
 FLAT_LOGPROBS = "flat_logprobs"
 """In the `vllm_xargs` of a call: vLLM with our plugin answers `logprobs.token_logprobs`, a list, instead of `content`."""
+UNKNOWN_LOGPROB = -9999.0
+"""vLLM's word for a logprob that JSON cannot hold, also the embedded engine's; none that is known is so small."""
 LEARNER_MODULE = "understudy.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]"""
 

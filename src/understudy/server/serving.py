@@ -20,6 +20,7 @@ from uvicorn.loops.auto import auto_loop_factory
 from ..config import ServerOptions
 from ..errors import ConfigError, EngineError, StoreError
 from . import banner
+from .calls.call_marks import CALL_MARKS
 from .calls.recorder import Recorder
 from .http import app
 from .http.auth import Guard, Key, is_loopback, key_for
@@ -29,7 +30,6 @@ from .models.registry import ModelRegistry
 from .records.store import Store
 from .sampler.choice import choose
 from .services import Services
-from .training.jobs import CALL_MARKS
 from .training.learner_client import LearnerClient
 from .training.queue import Training
 
@@ -78,7 +78,6 @@ async def open_services(options: ServerOptions, base: BaseModel) -> Services:
             models,
             learner,
             options.dir / "jobs",
-            base.special_tokens(CALL_MARKS),
             sampler,
             sleeps=engine.shares_gpu,
             max_staleness=engine.max_staleness,
@@ -87,7 +86,8 @@ async def open_services(options: ServerOptions, base: BaseModel) -> Services:
     except BaseException:
         await store.close()
         raise
-    return Services(options, engine, base, store, models, sampler, learner, Recorder(store), training)
+    recorder = Recorder(store, base.special_tokens(CALL_MARKS))
+    return Services(options, engine, base, store, models, sampler, learner, recorder, training)
 
 
 async def close_services(services: Services, deadline: float) -> None:

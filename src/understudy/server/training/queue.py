@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Set
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +83,6 @@ class Training:
         models: ModelRegistry,
         learner: LearnerClient | None,
         jobs: Path,
-        call_marks: Set[int],
         sampler: SamplerClient,
         *,
         sleeps: bool = False,
@@ -94,7 +93,6 @@ class Training:
         self._models = models
         self._learner = learner
         self._jobs = jobs
-        self._call_marks = call_marks
         self._sampler = sampler
         self._sleeps = sleeps
         self._max_staleness = max_staleness
@@ -224,7 +222,7 @@ class Training:
     async def _accept(self, request: TrainRequest) -> Feed:
         ids = check_ids(request)
         records, calls = await asyncio.gather(self._store.finished(ids), self._store.calls_of(ids))
-        job = await asyncio.to_thread(build_job, request, records, calls, self._call_marks)
+        job = await asyncio.to_thread(build_job, request, records, calls)
         await asyncio.to_thread(_write_anew, job_folder(self._jobs, request.id), job)
         await self._store.save_train(
             TrainStatus(id=request.id, model=request.model, state="queued"), request.model_dump_json()

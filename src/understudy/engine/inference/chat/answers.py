@@ -6,15 +6,13 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from ....types import Json
+from ....types import CUT_OFF, Json
+from ...protocol import UNKNOWN_LOGPROB
 from ..decoding.generation import Update
 from ..decoding.text import Decoder, StopCutter, TextStream
 from .hermes import ToolCall
 from .requests import ChatRequest
 from .tool_calls import HERMES, CallFormat
-
-_LEAST_LOGPROB = -9999.0
-"""JSON has no infinity; vLLM shows this instead."""
 
 Pieces = list[str | ToolCall]
 
@@ -48,7 +46,7 @@ class ChoiceReader:
             return [text] if text else []
         pieces = self._parser.push(text)
         if update.finish:
-            pieces += self._parser.finish(truncated=update.finish == "length")
+            pieces += self._parser.finish(truncated=update.finish == CUT_OFF)
         return pieces
 
     def finish_reason(self, update: Update) -> str | None:
@@ -162,7 +160,7 @@ class AnswerWriter:
         text, utf8 = self._decoder.token(token)
         if self._request.return_tokens_as_token_ids:
             text = f"token_id:{token}"
-        return {"token": text, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": utf8}
+        return {"token": text, "logprob": max(logprob, UNKNOWN_LOGPROB), "bytes": utf8}
 
     def _usage(self) -> dict[str, int]:
         prompt = len(self._prompt_ids)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ....types import CUT_OFF
 from . import sampling
 from .generation import DeadEnd, Failure, FinishReason, Generation, Update
 from .kv_cache import Slots
@@ -207,7 +208,7 @@ class Batch:
         generation, token = self._rows.generations[row], int(self._rows.tokens[row])
         if token in generation.end_ids and self._rows.counts[row] >= self._rows.minimum[row]:
             return "stop", None if token in generation.eos else token
-        return "length", None
+        return CUT_OFF, None
 
     def _watch(
         self,
@@ -224,7 +225,7 @@ class Batch:
             generation.top.append(tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
         if generation.mask:
             generation.mask.accept(token)
-        stop = reasons.get(row, ("length", None))[0] == "stop"
+        stop = reasons.get(row, (CUT_OFF, None))[0] == "stop"
         if generation.stop_watch and not stop:
             found = generation.stop_watch.push(token, armed=bool(rows.counts[row] >= rows.minimum[row]))
             if found is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..devices import gpus
+from ..devices import gpus, has_bfloat16
 from ..types import Json
 
 _SETTINGS = {"UNSLOTH_DISABLE_STATISTICS": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -51,7 +51,7 @@ def _build() -> str:
 
 
 def _cuda(index: int) -> dict[str, Json]:
-    """One GPU; memory in bytes. Ampere (8.0) and newer compute in bfloat16."""
+    """One GPU; memory in bytes."""
     major, minor = torch.cuda.get_device_capability(index)
     free, total = torch.cuda.mem_get_info(index)
     return {
@@ -60,7 +60,7 @@ def _cuda(index: int) -> dict[str, Json]:
         "total": total,
         "free": free,
         "capability": f"{major}.{minor}",
-        "bfloat16": major >= 8,
+        "bfloat16": has_bfloat16((major, minor)),
     }
 
 

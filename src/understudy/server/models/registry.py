@@ -15,7 +15,7 @@ from ...config import DEFAULT_NAME, LoraOptions
 from ...engine import checkpoint_files
 from ...engine.checkpoint_files import Checkpoint
 from ...errors import ConfigError, EngineError
-from ...wire import ForkRequest, ModelState, RegisterRequest
+from ...wire import ForkRequest, ModelState, RegisterRequest, name_at
 from ..errors import ApiError
 from ..sampler.client import SamplerClient
 from ..sampler.transport import SERVED_NAME
@@ -126,7 +126,7 @@ class ModelRegistry:
             for model in self.models()
             for name in (
                 model.facts.name,
-                *(f"{model.facts.name}@{step}" for step in sorted({0, *model.checkpoints})),
+                *(name_at(model.facts.name, step) for step in sorted({0, *model.checkpoints})),
             )
         ]
 
@@ -157,7 +157,7 @@ class ModelRegistry:
         if not number.isdecimal():
             raise ApiError(
                 404,
-                f"{name!r}: after @ comes a step's number, such as {plain}@{model.step}",
+                f"{name!r}: after @ comes a step's number, such as {name_at(plain, model.step)}",
                 "model",
                 "model_not_found",
             )
@@ -182,7 +182,7 @@ class ModelRegistry:
         if step not in model.checkpoints:
             steps = ", ".join(str(number) for number in sorted({0, *model.checkpoints}))
             raise ApiError(404, f"Model {name!r} has no step {step}; it has {steps}", "model", "model_not_found")
-        return Route(name, step, f"{name}@{step}")
+        return Route(name, step, name_at(name, step))
 
     # ---- calls in flight
 
@@ -218,7 +218,7 @@ class ModelRegistry:
 
     async def _trim(self) -> None:
         """Unload the adapters that were called longest ago, beyond the newest of each model and a few others."""
-        newest = {f"{model.facts.name}@{model.step}" for model in self._models.values()}
+        newest = {name_at(model.facts.name, model.step) for model in self._models.values()}
         idle = [name for name in self._sampler.adapters if name not in newest and not self._leases[name]]
         idle.sort(key=lambda name: self._used.get(name, 0.0), reverse=True)
         for adapter in idle[KEPT_LOADED:]:
@@ -315,7 +315,7 @@ class ModelRegistry:
             raise ApiError(
                 409, f"There is a model {request.name!r} already; fork under another name.", "name", "model_conflict"
             )
-        async with self.lease(source if request.from_step is None else f"{source}@{request.from_step}") as route:
+        async with self.lease(source if request.from_step is None else name_at(source, request.from_step)) as route:
             start = origin.checkpoints[route.step] if route.step else None
             project = request.project or origin.facts.project
             facts = origin.facts.model_copy(update={"name": request.name, "project": project})
@@ -335,7 +335,7 @@ class ModelRegistry:
             raise EngineError(f"The learner's checkpoint cannot be used: {error}") from error
         problem = None
         try:
-            await self._load(f"{name}@{step}", checkpoint)
+            await self._load(name_at(name, step), checkpoint)
         except EngineError as error:
             problem = str(error)
             log.error("Step %d of %s was saved, but is not loaded yet: %s", step, name, error)

@@ -25,7 +25,7 @@ from typing import cast
 
 import psutil
 
-from ....devices import chosen, gpus
+from ....devices import Gpu, automatic_dtype, chosen, gpus
 from ....errors import ConfigError, MissingExtraError, UnderstudyError
 from ....types import Json
 from ..chat.families import parsers
@@ -145,13 +145,16 @@ def find_place(options: argparse.Namespace) -> Place:
     if options.device.startswith("cuda") and not found:
         raise ConfigError(f"--device {options.device}: nvidia-smi shows no GPU on this machine")
     if not found:
-        dtype = "float32" if options.dtype == "auto" else options.dtype
+        dtype = _dtype(options, ())
         return Place(dtype, cache_bytes=_cache_bytes(options, dtype))
     index = options.device.partition(":")[2]
     asked = options.gpus or ((int(index),) if index else ())
     used = chosen(asked, found, "inference-gpus")
-    half = "bfloat16" if all(gpu.has_bfloat16 for gpu in used) else "float16"
-    return Place(half if options.dtype == "auto" else options.dtype, tuple(gpu.index for gpu in used))
+    return Place(_dtype(options, used), tuple(gpu.index for gpu in used))
+
+
+def _dtype(options: argparse.Namespace, used: Sequence[Gpu]) -> str:
+    return automatic_dtype([gpu.capability for gpu in used]) if options.dtype == "auto" else options.dtype
 
 
 def _cache_bytes(options: argparse.Namespace, dtype: str) -> int:

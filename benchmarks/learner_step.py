@@ -25,7 +25,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from understudy.config import LoraOptions
-from understudy.engine.learner.layouts import Plan, plan
+from understudy.engine.learner.layouts import LayoutPlan, plan
 from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.target_logprobs import TargetSettings
 from understudy.engine.protocol import Sample
@@ -125,7 +125,7 @@ class Ours:
         self._clock = clock
         self._optimizer = torch.optim.AdamW(self.policy.trainable_parameters().values(), lr=RATE)
 
-    def step(self, made: Plan, targets: TargetSettings, coefficients: torch.Tensor) -> float:
+    def step(self, made: LayoutPlan, targets: TargetSettings, coefficients: torch.Tensor) -> float:
         """Seconds of one step. With one update the ratio is 1, so the loss is coefficient x logprob."""
         start = self._clock()
         for row in made.rows:

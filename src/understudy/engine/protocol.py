@@ -86,7 +86,7 @@ class Ready(Line):
     facts: dict[str, str]
 
 
-class Progress(Line):
+class Progressed(Line):
     kind: Literal["progress"] = "progress"
     request_id: str
     phase: str  # plan, old_logprobs, update, save
@@ -124,7 +124,7 @@ class Failed(Line):
     message: str
 
 
-Event = Annotated[Ready | Progress | Warned | Trained | Merged | Failed, Field(discriminator="kind")]
+Event = Annotated[Ready | Progressed | Warned | Trained | Merged | Failed, Field(discriminator="kind")]
 EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
 

@@ -27,7 +27,7 @@ from tests.engine.learner.jobs import random_groups
 from tests.engine.learner.test_invariance import batch_of, distance, gradients
 from tests.engine.learner.tiny_models import VOCABULARY, warm
 from understudy.config import LoraOptions, TrainConfig
-from understudy.engine.learner.batch import Batch
+from understudy.engine.learner.batch import TrainBatch
 from understudy.engine.learner.mask_probe import mask_probe
 from understudy.engine.learner.policy import Policy
 from understudy.errors import ConfigError
@@ -95,7 +95,7 @@ def policy_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Polic
     return of
 
 
-def alone(policy: Policy, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def alone(policy: Policy, batch: TrainBatch) -> tuple[Tensor, dict[str, Tensor]]:
     """Logprobs of the batch's targets, and the gradient of DAPO's first update, - advantage x logprob / tokens: each call
     on its own, through the whole model."""
     parameters = policy.trainable_parameters()

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base
 from tests.engine.learner.test_invariance import LOSSES, VOCABULARY, batch_of, distance, gradients
 from understudy.config import LoraOptions, TrainConfig
-from understudy.engine.learner.batch import Batch
+from understudy.engine.learner.batch import TrainBatch
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.loss import LOSSES as FUNCTIONS
 from understudy.engine.learner.loss import Clip, Targets
@@ -84,7 +84,7 @@ def gradient(policy: Policy, groups: Groups, config: TrainConfig) -> dict[str, T
     return found
 
 
-def by_autograd(policy: Policy, batch: Batch, weights: Sequence[float], divisors: Tensor) -> dict[str, Tensor]:
+def by_autograd(policy: Policy, batch: TrainBatch, weights: Sequence[float], divisors: Tensor) -> dict[str, Tensor]:
     """-sum of weight x advantage x logprob / divisor: the gradient of every loss at a ratio of 1, one plain forward pass
     per call. `batch` has no weights; `weights` has one for each of its calls."""
     total = torch.zeros((), dtype=torch.float64)

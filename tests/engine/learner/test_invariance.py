@@ -15,9 +15,9 @@ from torch import Tensor
 from tests.engine.learner.jobs import random_groups
 from understudy.config import TrainConfig
 from understudy.engine.learner.advantage import group_advantages
-from understudy.engine.learner.batch import Batch, make_batch
+from understudy.engine.learner.batch import TrainBatch, make_batch
 from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.step import Outcome, Step
+from understudy.engine.learner.step import Step, StepOutcome
 from understudy.engine.protocol import JobTrajectory
 
 VOCABULARY = 29
@@ -51,14 +51,14 @@ class Shifting(torch.optim.Optimizer):
             value.data = self._before[name]
 
 
-def batch_of(groups: Groups) -> Batch:
+def batch_of(groups: Groups) -> TrainBatch:
     rewards = [[t.reward for t in group] for group in groups]
     return make_batch(groups, group_advantages(rewards, min_group_size=2, divide_by_std=True))
 
 
 def gradients(
-    policy: Policy, batch: Batch, config: TrainConfig, amount: float = 0.0
-) -> tuple[Outcome, list[dict[str, Tensor]]]:
+    policy: Policy, batch: TrainBatch, config: TrainConfig, amount: float = 0.0
+) -> tuple[StepOutcome, list[dict[str, Tensor]]]:
     optimizer = Shifting(policy.trainable_parameters(), amount)
     try:
         outcome = Step(policy, optimizer, batch, config, 0, lambda *_: None).run()

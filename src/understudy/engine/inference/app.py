@@ -22,7 +22,7 @@ from .chat.requests import (
     BAD_REQUEST,
     INTERNAL,
     NOT_FOUND,
-    ChatRequest,
+    ChatCompletionRequest,
     DialectError,
     LoadAdapter,
     UnloadAdapter,
@@ -93,7 +93,7 @@ class Endpoints:
 
     async def models(self) -> dict[str, Json]:
         """The base and the adapters."""
-        base, limit = self._service.name, self._service.policy.max_model_len
+        base, limit = self._service.name, self._service.runner.max_model_len
         card = {"object": "model", "created": self._started, "owned_by": "understudy", "max_model_len": limit}
         adapters = [
             {**card, "id": name, "root": str(adapter.path), "parent": base}
@@ -137,7 +137,7 @@ class Endpoints:
             self._service.release(generations)
 
     async def _events(
-        self, asked: ChatRequest, generations: Sequence[Generation], writer: AnswerWriter
+        self, asked: ChatCompletionRequest, generations: Sequence[Generation], writer: AnswerWriter
     ) -> AsyncIterator[bytes]:
         inbox = self._service.submit(generations)
         open_choices = len(generations)

@@ -20,7 +20,7 @@ Groups = Sequence[Sequence[JobTrajectory]]
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainBatch:
     """The targets of a step, numbered 0..N-1: trained samples in order, their completion tokens in order.
 
     `samples[c]` is trained call c; arrays are [N]: `trajectory` indexes `trajectories`, `call` indexes `samples`,
@@ -51,7 +51,7 @@ class Batch:
         return tuple(samples for samples in dealt if samples)
 
 
-def make_batch(groups: Groups, advantages: Advantages) -> Batch:
+def make_batch(groups: Groups, advantages: Advantages) -> TrainBatch:
     """The targets of every trajectory that has an advantage. A call of weight 0 is none, and counts nowhere but in
     `left_out`: the batch is the one that it would be without the call."""
     trajectories: list[str] = []
@@ -94,7 +94,7 @@ def _joined(
     left_out: Counter[str],
     unused: int,
     without: tuple[str, ...],
-) -> Batch:
+) -> TrainBatch:
     samples = numbered([sample for _, _, sample in kept])
     lengths = np.array([len(sample.completion_ids) for sample in samples], np.int64)
     call = np.repeat(np.arange(len(samples)), lengths)
@@ -107,7 +107,7 @@ def _joined(
 
     recorded = chain([sample.logprobs for sample in samples], np.float64)
     constrained = spread([sample.constrained is not None for sample in samples], np.bool_)
-    return Batch(
+    return TrainBatch(
         trajectories=trajectories,
         samples=samples,
         settings=TargetSettings(

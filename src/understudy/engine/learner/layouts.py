@@ -57,7 +57,7 @@ class ComputeRow:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayoutPlan:
     """The chosen layout and its rows. `estimates` holds every layout considered; `refused` why the tree was not."""
 
     layout: Chosen
@@ -88,7 +88,7 @@ def plan(
     shape: ModelShape,
     *,
     tree_refused: str | None = None,
-) -> Plan:
+) -> LayoutPlan:
     """Lay out the targets of `samples` in batches of at most `row_tokens` tokens; a longer single row goes alone.
 
     `tree_refused`: why this model must not be trained on trees; then `auto` and `tree` take the best plain rows.
@@ -113,7 +113,7 @@ def plan(
             estimates[name] = _estimate(made[name], shape)
     cheapest = min(made, key=lambda name: estimates[name].cost)
     chosen = cheapest if layout == "auto" or layout not in made else layout
-    return Plan(chosen, made[chosen], estimates, tree_refused)
+    return LayoutPlan(chosen, made[chosen], estimates, tree_refused)
 
 
 def _estimate(rows: Sequence[ComputeRow], shape: ModelShape) -> Estimate:

@@ -17,19 +17,19 @@ from ...config import LoraOptions
 from ...errors import TrainError, UnderstudyError
 from ...types import TrainResult
 from ..checkpoint_files import Checkpoint, CheckpointNote
-from ..protocol import JobTrajectory, Progress, TrainCommand, TrainJob, Warned, read_job
+from ..protocol import JobTrajectory, Progressed, TrainCommand, TrainJob, Warned, read_job
 from . import checkpoints
 from .advantage import Advantages, group_advantages
-from .batch import Batch, make_batch
+from .batch import Groups, TrainBatch, make_batch
 from .checkpoints import Draft, OptimizerState
 from .forks import Cause, count_forks
 from .loss_scale import LossScale
-from .metrics import Groups, batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
+from .metrics import batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
 from .policy import Policy
 from .render import render_trajectory
-from .step import Outcome, Step
+from .step import Step, StepOutcome
 
-Emit = Callable[[Progress | Warned], None]
+Emit = Callable[[Progressed | Warned], None]
 SAVE_STAGES = 5  # adapter, optimizer, generators, on the disk, in place
 
 
@@ -145,7 +145,7 @@ class Learner:
         torch.manual_seed(int(torch.randint(2**62, (1,))) ^ config.seed)
 
         def report(phase: str, done: int, total: int) -> None:
-            self._emit(Progress(request_id=command.request_id, phase=phase, done=done, total=total))
+            self._emit(Progressed(request_id=command.request_id, phase=phase, done=done, total=total))
 
         if config.layout == "tree" and self._policy.tree_refused is not None:
             self._warner(command.request_id)(f"layout='tree': plain rows are used instead: {self._policy.tree_refused}")
@@ -189,7 +189,7 @@ class Learner:
             warnings=tuple(self._warnings),
         )
 
-    def _check_batch(self, batch: Batch, request_id: str) -> None:
+    def _check_batch(self, batch: TrainBatch, request_id: str) -> None:
         if not len(batch):
             causes = ", ".join(f"{count} {_LEFT_OUT[why]}" for why, count in sorted(batch.left_out.items()) if count)
             raise TrainError(
@@ -217,7 +217,7 @@ class Learner:
                 "sampled here and kept, or none that train_on= keeps"
             )
 
-    def _check_outcome(self, outcome: Outcome) -> None:
+    def _check_outcome(self, outcome: StepOutcome) -> None:
         if not outcome.entered:
             raise TrainError(
                 f"nothing to train: all {len(outcome.first.kept)} sampled tokens are outside the learner's own top-k, "

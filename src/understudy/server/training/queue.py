@@ -18,7 +18,7 @@ from ...engine.protocol import (
     Event,
     Failed,
     Merged,
-    Progress,
+    Progressed,
     Ready,
     TrainCommand,
     Trained,
@@ -274,7 +274,7 @@ class Training:
         async with aclosing(running) as events:
             async for event in events:
                 match event:
-                    case Progress():
+                    case Progressed():
                         feed.publish(TrainEvent(kind="progress", phase=event.phase, done=event.done, total=event.total))
                     case Warned():
                         feed.publish(TrainEvent(kind="warning", message=event.message))

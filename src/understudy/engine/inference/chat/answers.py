@@ -11,7 +11,7 @@ from ...protocol import UNKNOWN_LOGPROB
 from ..decoding.generation import Update
 from ..decoding.text import Decoder, StopCutter, TextStream
 from .hermes import ToolCall
-from .requests import ChatRequest
+from .requests import ChatCompletionRequest
 from .tool_calls import HERMES, CallFormat
 
 Pieces = list[str | ToolCall]
@@ -20,7 +20,7 @@ Pieces = list[str | ToolCall]
 class ChoiceReader:
     """Reads the updates of one choice as content and tool calls."""
 
-    def __init__(self, request: ChatRequest, decoder: Decoder, calls: CallFormat) -> None:
+    def __init__(self, request: ChatCompletionRequest, decoder: Decoder, calls: CallFormat) -> None:
         self._request = request
         self._decoder = decoder
         self._stream = TextStream(decoder, skip_special=request.skip_special_tokens)
@@ -72,7 +72,7 @@ class AnswerWriter:
     """Writes the answer to one request."""
 
     def __init__(
-        self, request: ChatRequest, prompt_ids: tuple[int, ...], decoder: Decoder, calls: CallFormat = HERMES
+        self, request: ChatCompletionRequest, prompt_ids: tuple[int, ...], decoder: Decoder, calls: CallFormat = HERMES
     ) -> None:
         self._request = request
         self._prompt_ids = prompt_ids

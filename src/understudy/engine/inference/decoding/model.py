@@ -39,7 +39,7 @@ class Prefill:
     past: int
 
 
-class Policy:
+class ModelRunner:
     """A causal model of transformers, run over `Slots`. Not thread-safe: one thread runs it."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_model_len: int) -> None:
@@ -153,7 +153,7 @@ class Policy:
         return difference
 
 
-def load_policy(folder: Path, *, device: str, dtype: str, max_model_len: int | None) -> Policy:
+def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int | None) -> ModelRunner:
     """Load weights and tokenizer from a model folder. device: auto, cpu, cuda, cuda:N, mps; dtype: auto or torch's name."""
     register()
     target = device_name(device)
@@ -170,4 +170,4 @@ def load_policy(folder: Path, *, device: str, dtype: str, max_model_len: int | N
         raise ConfigError(f"--max-model-len {max_model_len} is longer than the model's own {limit}")
     model.eval().requires_grad_(False)
     model.to(torch.device(target))  # pyright: ignore[reportArgumentType]  # the mixin's signature hides nn.Module's
-    return Policy(model, tokenizer, max_model_len or limit)
+    return ModelRunner(model, tokenizer, max_model_len or limit)

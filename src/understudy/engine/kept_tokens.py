@@ -1,9 +1,6 @@
 """Which tokens a call's min-p, top-k and top-p keep: one filter, for the sampler that draws from them and the learner that
 computes their logprobs again. Pure."""
 
-# pyright: reportUnknownMemberType=false
-# torch's own annotations are partial
-
 from __future__ import annotations
 
 import torch

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false
-# torch's own annotations are partial
 """What `--device` and `--dtype` stand for, in the sampler and in the learner."""
 
 from __future__ import annotations

@@ -5,9 +5,6 @@ writes one event per line on its original stdout (everything else it prints goes
 job directory: `job.json` and `tokens.safetensors`. No torch in this module.
 """
 
-# pyright: reportUnknownVariableType=false
-# safetensors leaves the paths it takes open.
-
 from __future__ import annotations
 
 import json
@@ -20,7 +17,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file, save  # pyright: ignore[reportUnknownVariableType]  # safetensors leaves the paths it takes open
 
 from ..config import EngineName, LoraOptions, TrainConfig
 from ..types import Sampling, TrainResult

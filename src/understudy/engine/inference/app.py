@@ -85,13 +85,13 @@ class Endpoints:
         self._service = service
         self._started = int(time.time())
 
-    async def health(self) -> dict[str, Json]:
+    async def health(self) -> dict[str, object]:
         """200 while the engine lives, else 503; how many calls are being sampled."""
         if self._service.dead:
             raise DialectError("the engine has died; see its log", status=503, kind=INTERNAL)
         return {"status": "ok", "running": self._service.running}
 
-    async def models(self) -> dict[str, Json]:
+    async def models(self) -> dict[str, object]:
         """The base and the adapters."""
         base, limit = self._service.name, self._service.runner.max_model_len
         card = {"object": "model", "created": self._started, "owned_by": "understudy", "max_model_len": limit}

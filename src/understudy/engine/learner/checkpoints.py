@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# torch's own annotations are partial
 """How the learner writes checkpoints: beside, synced, renamed into place; the folder named by its step is whole or absent.
 What is in one and what is whole: `engine.checkpoint_files`."""
 
@@ -13,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save  # pyright: ignore[reportUnknownVariableType]  # safetensors is only partly typed
 from torch import Tensor
 
 from ...errors import EngineError

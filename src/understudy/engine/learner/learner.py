@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# torch's own annotations are partial
 """The learner: applies train jobs to models that share one base. A step is applied whole or not at all."""
 
 from __future__ import annotations
@@ -112,7 +110,7 @@ class Learner:
         self._updates = 0
         self._scale = LossScale() if self._policy.dtype == torch.float16 else None
         if newest is None:
-            torch.manual_seed(command.lora.seed)
+            torch.manual_seed(command.lora.seed)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
         else:
             self._policy.load_adapter(newest.path)
             saved = checkpoints.load_optimizer(newest.path)
@@ -142,7 +140,7 @@ class Learner:
         for group in self._optimizer.param_groups:
             group.update(betas=config.betas, weight_decay=config.weight_decay)
         # The step's randomness goes on from the checkpoint's and depends on the request's seed.
-        torch.manual_seed(int(torch.randint(2**62, (1,))) ^ config.seed)
+        torch.manual_seed(int(torch.randint(2**62, (1,))) ^ config.seed)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
 
         def report(phase: str, done: int, total: int) -> None:
             self._emit(Progressed(request_id=command.request_id, phase=phase, done=done, total=total))
@@ -229,7 +227,7 @@ class Learner:
         tokenizer = self._policy.tokenizer
 
         def decode(ids: Sequence[int]) -> str:
-            return str(tokenizer.decode(list(ids)))
+            return str(tokenizer.decode(list(ids)))  # pyright: ignore[reportUnknownMemberType]  # transformers' tokenizers are only partly typed
 
         forks: Counter[Cause] = Counter()
         for group, values in zip(groups, advantages.values, strict=True):

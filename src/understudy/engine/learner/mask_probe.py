@@ -1,8 +1,5 @@
 """Does this model, as loaded, follow the tree? Asked at start-up on the real weights, never assumed."""
 
-# pyright: reportUnknownMemberType=false
-# torch.from_numpy takes an array of unknown type.
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -76,5 +73,5 @@ def _logprobs(
     for row in made.rows:
         with torch.set_grad_enabled(gradients):
             values, _, _ = policy.row_logprobs(row, targets)
-        result[torch.from_numpy(row.target_ids)] = values.detach().double().cpu()
+        result[torch.from_numpy(row.target_ids)] = values.detach().double().cpu()  # pyright: ignore[reportUnknownMemberType]  # torch.from_numpy takes an array of unknown type
     return result

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false
-# torch's own annotations are partial
 """The metrics of a step, all floats. This table is the list; docs/learner.md explains how to read them.
 
 | name | meaning |
@@ -172,7 +170,7 @@ def _importance(batch: TrainBatch, outcome: StepOutcome, cap: float | None) -> d
 
 def _recorded(batch: TrainBatch, outcome: StepOutcome) -> tuple[Tensor, Tensor]:
     """Sampler's and old logprobs of the kept targets that have both."""
-    sampler = torch.from_numpy(batch.sampler)
+    sampler = torch.from_numpy(batch.sampler)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
     both = ~torch.isnan(sampler) & outcome.first.kept
     return sampler[both], outcome.first.logprobs[both]
 

@@ -1,6 +1,6 @@
 """The policy that learns: one frozen base model with one LoRA adapter, and the logprobs of its rows."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers and peft build their classes at run time and carry partial types.
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false
-# torch's own annotations are partial
 """What the learner's process does with its commands: one at a time, each answered by events."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false
 # torch's own annotations are partial
 """One step's arithmetic: passes over the rows, coefficients, optimizer updates. It knows no files and no processes.
 

@@ -3,8 +3,7 @@
 Order of the settings, as vLLM's `processed_logprobs`: temperature, min-p, top-k, top-p; then log-softmax.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch's autograd functions carry no types.
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from ....types import Json
+from ....types import Json, Tool
 from .grammar import SCHEMA_PARAM, TOOLS_PARAM, GrammarError, GrammarMask, Grammars
 from .requests import ChatCompletionRequest, DialectError, shortened
 from .time_limit import Aside
@@ -26,7 +26,7 @@ class AnswerShape:
     `forced`: one of `tools` must be called.
     """
 
-    tools: dict[str, Json]
+    tools: dict[str, Tool]
     forced: bool
     schema: Json
     parallel: bool
@@ -96,7 +96,7 @@ def _bounded(field: str, value: Json) -> None:
         raise DialectError(f"{field}: a grammar takes at most {MAX_BYTES} bytes of JSON (got {size})", param=field)
 
 
-def _forced(request: ChatCompletionRequest) -> dict[str, Json]:
+def _forced(request: ChatCompletionRequest) -> dict[str, Tool]:
     """The tools of which one must be called, by their places; empty when none must."""
     choice = request.tool_choice
     if choice is None or choice == "auto" or choice == "none":
@@ -116,7 +116,7 @@ def _forced(request: ChatCompletionRequest) -> dict[str, Json]:
     return named
 
 
-def _named(tools: list[Json]) -> dict[str, Json]:
+def _named(tools: list[Tool]) -> dict[str, Tool]:
     """The tools by their places; each must have a name."""
     for at, tool in enumerate(tools):
         function: Json = tool.get("function")

@@ -1,6 +1,6 @@
 """One sampling batch: the calls of one adapter that are decoded together."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch's `tolist` and indexing are only partly typed.
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The model that samples: weights, tokenizer, and its two forward passes over slots."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers' models and configs are only partly typed.
 
 from __future__ import annotations

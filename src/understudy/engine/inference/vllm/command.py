@@ -86,7 +86,7 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
     """vLLM's command line. Raises ConfigError for an `engine_args` that is ours to say."""
     found = parsers(options.model)
     tools = options.tool_call_parser or found.tool_call or FORCED_CALLS
-    said: dict[str, Json] = {
+    said: dict[str, object] = {
         "model": str(options.model),
         "served-model-name": options.served_model_name,
         "dtype": place.dtype,
@@ -175,7 +175,7 @@ def _cache_bytes(options: argparse.Namespace, dtype: str) -> int:
     return min(free, (options.max_batch + 1) * call)
 
 
-def _theirs(given: Mapping[str, Json]) -> dict[str, Json]:
+def _theirs(given: Mapping[str, object]) -> dict[str, object]:
     named = {name.lstrip("-").replace("_", "-"): value for name, value in given.items()}
     for name in named:
         if (ours := OURS.get(name.removeprefix("no-"))) is not None:
@@ -183,7 +183,7 @@ def _theirs(given: Mapping[str, Json]) -> dict[str, Json]:
     return named
 
 
-def _flags(said: Mapping[str, Json]) -> list[str]:
+def _flags(said: Mapping[str, object]) -> list[str]:
     """`{"a": 1, "b": True, "c": False, "d": [1, 2]}` as words; None is left out."""
     words: list[str] = []
     for name, value in said.items():
@@ -192,7 +192,7 @@ def _flags(said: Mapping[str, Json]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, list):
-            words += [f"--{name}", *(str(part) for part in cast(list[Json], value))]
+            words += [f"--{name}", *(str(part) for part in cast(list[object], value))]
         else:
             words += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return words

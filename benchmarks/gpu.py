@@ -35,7 +35,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from understudy.engine.learner import attention
 from understudy.engine.learner.cost import ModelShape
-from understudy.engine.learner.layouts import ComputeRow, Plan, plan
+from understudy.engine.learner.layouts import ComputeRow, LayoutPlan, plan
 from understudy.engine.learner.target_logprobs import TargetSettings, target_logprobs
 
 CALL_FLOPS = {"cpu": 2e5, "cuda": 5e8}  # as policy.py
@@ -114,7 +114,7 @@ class Learner:
             attention=self.attention.name,
         )
 
-    def step(self, made: Plan, way: Way, targets: TargetSettings, coefficients: Tensor) -> None:
+    def step(self, made: LayoutPlan, way: Way, targets: TargetSettings, coefficients: Tensor) -> None:
         """Adds the gradient of sum(coefficient x logprob) to the adapter's, row by row."""
         self.base.config._attn_implementation = DENSE if way.attention == DENSE else attention.NAME
         for row in made.rows:
@@ -214,7 +214,7 @@ class Run:
             self._add(line)
 
     @staticmethod
-    def _step_of(learner: Learner, made: Plan, way: Way, targets: TargetSettings, coefficients: Tensor):
+    def _step_of(learner: Learner, made: LayoutPlan, way: Way, targets: TargetSettings, coefficients: Tensor):
         return lambda: learner.step(made, way, targets, coefficients)
 
     def _measure(

@@ -16,7 +16,7 @@ if importlib.util.find_spec("pydantic") is None:  # the learner's core takes one
     sys.modules["understudy.config"] = SimpleNamespace(LayoutName=str)  # type: ignore[assignment]
 
 from understudy.engine.learner.layouts import Chosen
-from understudy.engine.learner.token_tree import Row
+from understudy.engine.protocol import Sample
 
 DENSE = "benchmark_dense"
 
@@ -60,7 +60,7 @@ class Group:
     turns: int = 1
     tool: int = 0
 
-    def rows(self, vocabulary: int) -> list[Row]:
+    def rows(self, vocabulary: int) -> list[Sample]:
         """One row per call, of random tokens."""
         draw = np.random.default_rng(0)
 
@@ -72,7 +72,7 @@ class Group:
             context = start
             for _ in range(self.turns):
                 completion = ids(self.sampled)
-                rows.append(Row(context, completion, offset))
+                rows.append(Sample.bare(context, completion, offset))
                 offset += len(completion)
                 context = np.concatenate([context, completion, ids(self.tool)])
         return rows

@@ -13,11 +13,11 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion import Choice
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_serializer, field_validator
 
 Json: TypeAlias = Any
 """A JSON value. (Recursive aliases make pydantic and editors slow; the name says what is meant.)"""
@@ -40,6 +40,15 @@ class CallStatus(StrEnum):
     CANCELLED = "cancelled"  # the client went away; never trained
     FAILED = "failed"  # the engine gave no usable answer; never trained
 
+    @property
+    def usable(self) -> bool:
+        """Whether the app got an answer that can be trained."""
+        return self in (CallStatus.COMPLETE, CallStatus.TRUNCATED)
+
+
+CUT_OFF: Final = "length"
+"""The finish reason of an output that its limit of tokens cut off, in OpenAI's dialect: its status is TRUNCATED."""
+
 
 class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
@@ -59,14 +68,26 @@ class Sampling(Frozen):
 
 
 class CallOutput(Frozen):
-    """One choice of a call. `logprobs[i]` belongs to `token_ids[i]`; None where the engine gave none."""
+    """One choice of a call. `logprobs[i]` belongs to `token_ids[i]`; NaN where the engine gave none, null in JSON.
+    `parse_failure`: tools were offered, and the text looked like a call and was none."""
 
     index: int
     token_ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...]
+    logprobs: tuple[float, ...]
     message: Message
     finish_reason: str | None
     status: CallStatus = CallStatus.COMPLETE
+    parse_failure: bool = False
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _missing(cls, values: Iterable[float | None]) -> tuple[float, ...]:
+        """A missing logprob is `math.nan` itself, so that equal outputs compare as equal."""
+        return tuple(math.nan if value is None or value != value else value for value in values)
+
+    @field_serializer("logprobs", when_used="json")
+    def _shown(self, values: tuple[float, ...]) -> list[float | None]:
+        return [None if math.isnan(value) else value for value in values]
 
 
 class CallOrigin(Frozen):

@@ -90,6 +90,11 @@ StoredJson = Annotated[Json, AfterValidator(_storable)]
 CallWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+def name_at(model: str, step: int) -> str:
+    """What a call's `model` says for a fixed step of a model, and what its adapter is called in the sampler."""
+    return f"{model}@{step}"
+
+
 class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -22,6 +22,7 @@ from ..wire import (
     LogRequest,
     RegisterRequest,
     TrainEvent,
+    name_at,
 )
 from .backend import Backend, RemoteBackend
 from .best_checkpoint import best_step
@@ -219,7 +220,7 @@ class TrainableModel(Model):
 
     def inference_name(self, step: int | None = None) -> str:
         """The name to send: the newest step, or a fixed one."""
-        return self.name if step is None else f"{self.name}@{step}"
+        return self.name if step is None else name_at(self.name, step)
 
     def litellm_completion_params(self, step: int | None = None) -> dict[str, Json]:
         """What `litellm.acompletion` needs to call this model, recorded, without retries, at an evaluation's temperature."""

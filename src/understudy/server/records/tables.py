@@ -1,6 +1,6 @@
 """The tables of the records: portable types only, so that SQLite and PostgreSQL hold the same.
 
-Tokens are little-endian int32 blobs, logprobs float32 blobs with NaN for None, everything nested is JSON text.
+Tokens are little-endian int32 blobs, logprobs float32 blobs with NaN for a missing one, everything nested is JSON text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ calls = Table(
     Column("started_at", Double, nullable=False),
     Column("ended_at", Double, nullable=False),
     Column("prompt_ids", LargeBinary, nullable=False),
-    Column("body", Text, nullable=False),  # sampling, constrained, messages, tools, origin, error
+    Column("body", Text, nullable=False),  # sampling, constrained, messages, tools, origin, error, parse_failures
     UniqueConstraint("trajectory_id", "idempotency_key", name="calls_idempotency"),  # finds those of a trajectory too
 )
 

@@ -81,6 +81,7 @@ class Run:
     started: Steps
     at: Steps
     progress: Progress
+    id: str
     iterations: list[Iteration] = field(default_factory=list[Iteration])
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
     under_way: list[Batch] = field(default_factory=list[Batch])

@@ -50,7 +50,7 @@ async def test_numbers_that_json_cannot_give_back_are_refused_wherever_they_are_
     fault = raw.json()["error"]
     assert fault["param"] == "trajectories.0.metadata.b"
     assert f"{float(number)!r} at [1]['c']" in fault["message"]
-    assert (await gateway.http.get("/api/trajectories")).json() == []
+    assert (await gateway.http.get("/api/trajectories")).json() == {"trajectories": [], "next": None}
 
 
 async def test_numbers_that_json_cannot_give_back_are_refused_in_a_users_state_and_a_groups_metadata(
@@ -102,16 +102,18 @@ async def test_bad_trajectories_are_refused_with_the_fields_name(gateway: Gatewa
         "/api/trajectories", content=b'{"trajectories": [{"id": "t", "weights": {"c": NaN}}]}'
     )
     assert raw.status_code == 400 and "weights.c" in raw.text
-    assert (await gateway.http.get("/api/trajectories")).json() == []
+    assert (await gateway.http.get("/api/trajectories")).json() == {"trajectories": [], "next": None}
 
 
 async def test_trajectories_are_listed_in_pages_and_by_model(gateway: Gateway) -> None:
     for at in range(4):
         await finish(gateway, a_record(f"t{at}", ended_at=float(at), model="default" if at % 2 else "other"))
-    page = (await gateway.http.get("/api/trajectories", params={"limit": 2, "offset": 1})).json()
-    assert [record["id"] for record in page] == ["t2", "t1"]
-    assert [record["id"] for record in (await gateway.http.get("/api/trajectories?model=other")).json()] == ["t2", "t0"]
-    for query in ("limit=0", "offset=-1", "limit=x"):
+    first = (await gateway.http.get("/api/trajectories", params={"limit": 1})).json()
+    page = (await gateway.http.get("/api/trajectories", params={"limit": 2, "after": first["next"]})).json()
+    assert [record["id"] for record in page["trajectories"]] == ["t2", "t1"]
+    other = (await gateway.http.get("/api/trajectories?model=other")).json()
+    assert [record["id"] for record in other["trajectories"]] == ["t2", "t0"]
+    for query in ("limit=0", "offset=1", "limit=x", "after=-1", "after=t1", "run=", "step=-1", "scored=maybe"):
         assert (await gateway.http.get(f"/api/trajectories?{query}")).status_code == 400
 
 

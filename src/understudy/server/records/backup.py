@@ -50,6 +50,7 @@ def _copy(source: sqlite3.Connection, file: Path, copy: Path) -> None:
     """What is committed, that in the write-ahead log included: written beside, synced, then renamed into place."""
     part = Path(f"{copy}.part")
     _remove(part)
+    part.touch(0o600)
     try:
         with closing(sqlite3.connect(part)) as target:
             source.backup(target)

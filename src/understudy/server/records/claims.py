@@ -196,15 +196,14 @@ def _list_by_model(connection: Connection, records: Finish, seqs: dict[str, int]
     """List each trajectory under the model that it was finished for and those that it called. Both stay when it is
     finished again, for another model of the same run say."""
     pairs = {(record.id, record.model) for record in records}
-    listed: set[tuple[str, str]] = set()
+    listed: set[tuple[int, str]] = set()
     for chunk in chunks([record.id for record in records]):
         pairs |= {(name, model) for name, model, _ in connection.execute(called(trajectories, chunk))}
-        known = select(trajectory_models.c.trajectory_id, trajectory_models.c.model)
-        rows = connection.execute(known.where(trajectory_models.c.trajectory_id.in_(chunk)))
-        listed |= {(name, model) for name, model in rows}
-    new = [{"trajectory_id": name, "model": model, "seq": seqs[name]} for name, model in sorted(pairs - listed)]
+        own = trajectory_models.c.seq.in_([seqs[name] for name in chunk])
+        listed |= set(connection.execute(select(trajectory_models).where(own)).tuples())
+    new = {(seqs[name], model) for name, model in pairs} - listed
     if new:
-        connection.execute(insert(trajectory_models), new)
+        connection.execute(insert(trajectory_models), [{"seq": seq, "model": model} for seq, model in sorted(new)])
 
 
 def called(of: FromClause, ids: Sequence[str]) -> CompoundSelect[str, str, int]:

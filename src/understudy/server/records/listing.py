@@ -17,9 +17,9 @@ DRIVING: tuple[tuple[str, ...], ...] = (
     ("unscored",),
     ("run", "split"),
     ("run",),
-    ("model",),
     ("step",),
     ("split",),
+    ("model",),
     (),
 )
 """Sets of filters that have an index, those that as a rule leave the fewest rollouts first. The first that a query has
@@ -63,7 +63,7 @@ def _indexed(name: str, value: Json) -> sa.ColumnElement[bool]:
     if name == "unscored":
         return trajectories.c.reward.is_(None)
     if name == "model":
-        return sa.and_(trajectory_models.c.model == value, trajectory_models.c.trajectory_id == trajectories.c.id)
+        return sa.and_(trajectory_models.c.model == value, trajectory_models.c.seq == trajectories.c.seq)
     return _COLUMNS[name] == value
 
 
@@ -74,6 +74,6 @@ def _tested(name: str, value: Json) -> sa.ColumnElement[bool]:
     if name == "unscored":
         return sa.case((trajectories.c.reward.is_(None), 1), else_=0) == 1
     if name == "model":
-        own = sa.and_(trajectory_models.c.trajectory_id == trajectories.c.id, trajectory_models.c.model == value)
+        own = sa.and_(trajectory_models.c.seq == trajectories.c.seq, trajectory_models.c.model == value)
         return select(trajectory_models.c.seq).where(own).exists()
     return _COLUMNS[name] + (0 if name == "step" else "") == value

@@ -45,11 +45,7 @@ def migrate_1_to_2(connection: Connection) -> None:
     for chunk in chunks(ids):
         rows = connection.execute(select(_OLD).where(_OLD.c.id.in_(chunk))).all()
         connection.execute(insert(trajectories), [_row(row, seqs[row.id], places[row.id]) for row in rows])
-        pairs = [
-            {"trajectory_id": name, "model": model, "seq": seqs[name]}
-            for name in chunk
-            for model in sorted(models[name])
-        ]
+        pairs = [{"seq": seqs[name], "model": model} for name in chunk for model in sorted(models[name])]
         connection.execute(insert(trajectory_models), pairs)
     connection.execute(text("DROP TABLE trajectories_1"))
 

@@ -93,10 +93,10 @@ trajectories = Table(
 trajectory_models = Table(
     "trajectory_models",
     metadata,
-    Column("trajectory_id", String(200), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),  # the trajectory's
     Column("model", String(200), primary_key=True),  # one that it called, or that it was finished for
-    Column("seq", BigInteger, nullable=False),  # the trajectory's
     Index("trajectory_models_model", "model", "seq"),
+    sqlite_with_rowid=False,
 )
 
 trains = Table(

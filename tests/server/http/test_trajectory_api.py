@@ -117,6 +117,31 @@ async def test_trajectories_are_listed_in_pages_and_by_model(gateway: Gateway) -
         assert (await gateway.http.get(f"/api/trajectories?{query}")).status_code == 400
 
 
+async def test_trajectories_are_listed_by_their_place_and_their_end(gateway: Gateway) -> None:
+    place = {"run": "a run/1", "split": "val", "step": 3, "scenario": "blue & teal", "group": "g", "index": 0}
+    failed = {"type": "ValueError", "message": "away", "traceback": ""}
+    await gateway.chat({TRAJECTORY_HEADER: "both"})
+    await finish(gateway, a_record("both", model="planner", place=place), a_record("other", place=place | {"run": "b"}))
+    await finish(gateway, a_record("lost", reward=None, exception=failed, place={"run": "a run/1"}))
+    asked: dict[str, tuple[dict[str, Any], list[str]]] = {
+        "two models": ({"model": "default"}, ["lost", "other", "both"]),
+        "one of them": ({"model": "planner"}, ["both"]),
+        "run": ({"run": "a run/1"}, ["lost", "both"]),
+        "scenario": ({"scenario": "blue & teal", "split": "val", "step": 3}, ["other", "both"]),
+        "group and run": ({"group": "g", "run": "b"}, ["other"]),
+        "failed": ({"failed": "true"}, ["lost"]),
+        "neither": ({"failed": "false", "scored": "true", "model": "default"}, ["other", "both"]),
+    }
+    for case, (query, expected) in asked.items():
+        page = (await gateway.http.get("/api/trajectories", params=query)).json()
+        assert ([record["id"] for record in page["trajectories"]], page["next"]) == (expected, None), case
+    refused = await gateway.http.get("/api/trajectories", params={"runs": "a"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "runs"
+    for wrong in ({"step": -1}, {"split": ""}, {"run": "x" * 501}, {"place": 1}):
+        status, body = await finish(gateway, a_record("t", place=wrong))
+        assert status == 400 and f"place.{next(iter(wrong))}" in body["error"]["param"]
+
+
 async def test_an_unknown_trajectory_is_a_404_that_names_it(gateway: Gateway) -> None:
     response = await gateway.http.get("/api/trajectories/nobody")
     assert response.status_code == 404 and "'nobody'" in response.text

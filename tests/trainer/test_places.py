@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.scripted_training import scripted_training
 from understudy import (
     LocalBackend,
     TrainableModel,

@@ -21,7 +21,7 @@ from tests.fakes.served_gateway import ServedGateway, served_gateway
 from understudy import RemoteBackend, TrainableModel, Trajectory
 from understudy.client.capture import histories_of
 from understudy.types import Call, CallStatus
-from understudy_langgraph import active_capture as capture
+from understudy_langgraph import capture
 
 from .kinds.apps import add, asked, double, last, own_model
 from .kinds.policy import one_branch

@@ -17,8 +17,7 @@ from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
 from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel
 from understudy.errors import CaptureError, ConfigError, RolloutError
-from understudy_langgraph import active_capture as capture
-from understudy_langgraph import observe, trainable
+from understudy_langgraph import capture, observe, trainable
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from langchain_openai import ChatOpenAI
 from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
 from understudy import TrainableModel
 from understudy.errors import LeakError
-from understudy_langgraph import active_capture as capture
-from understudy_langgraph import observe, trainable, uncaptured
+from understudy_langgraph import capture, observe, trainable, uncaptured
 
 HERE = r"test_leaks\.py:\d+ in "
 

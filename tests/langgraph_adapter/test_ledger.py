@@ -16,7 +16,7 @@ from langgraph.types import Command, RetryPolicy, interrupt
 from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel, Trajectory
 from understudy.errors import ConfigError
-from understudy_langgraph import active_capture as capture
+from understudy_langgraph import capture
 
 OWN = {"model": "own", "api_key": "unused", "base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
 

@@ -20,8 +20,7 @@ from tests.fakes.scripted_server import calls, says, scripted_server
 from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel, Trajectory
 from understudy.types import call_ref
-from understudy_langgraph import active_capture as capture
-from understudy_langgraph import observe
+from understudy_langgraph import capture, observe
 
 ASKED = {"messages": [("user", "1 + 2?")]}
 

@@ -16,8 +16,7 @@ from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
 from tests.fakes.served_gateway import ServedGateway
 from understudy import RemoteBackend, TrainableModel
 from understudy.errors import CaptureError, ConfigError
-from understudy_langgraph import active_capture as capture
-from understudy_langgraph import uncaptured
+from understudy_langgraph import capture, uncaptured
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from langgraph.store.memory import InMemoryStore
 
 from understudy import TrainableModel, current_trajectory
 from understudy.errors import SharedStateError
-from understudy_langgraph import active_capture as capture
-from understudy_langgraph import trainable
+from understudy_langgraph import capture, trainable
 
 ASKED = {"messages": [("user", "hi")]}
 SCENARIOS = [{"id": "a", "question": "hi"}]

@@ -19,8 +19,7 @@ from langgraph.pregel import Pregel
 from tests.fakes.scripted_server import says, scripted_server
 from understudy import TrainableModel, TrainConfig, Trajectory, current_trajectory
 from understudy.errors import ConfigError, RolloutError, WrongLoopError
-from understudy_langgraph import active_capture as capture
-from understudy_langgraph import trainable
+from understudy_langgraph import capture, trainable
 
 SCENARIOS = [{"id": str(number), "question": f"what is the size of box {number}?"} for number in (4821, 5913)]
 SMALL: dict[str, Any] = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}

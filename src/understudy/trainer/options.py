@@ -15,7 +15,7 @@ from understudy.errors import ConfigError
 from understudy.types import PlaceName, Trajectory
 
 from .judging import check_judge
-from .progress import Progress
+from .progress import TrainerProgress
 
 RewardFunction = Callable[[object, Trajectory], object]
 """(scenario, trajectory) -> a number, a dict of numbers with `reward`, or a RewardResult; sync or async."""
@@ -36,7 +36,7 @@ LEAST = {
 
 
 class TrainerOptions(TypedDict, total=False):
-    """The options of a Trainer; their defaults and meanings are those of `Options`."""
+    """The options of a Trainer; their defaults and meanings are those of `RunOptions`."""
 
     reward: RewardFunction | None
     judge: Judge | None
@@ -53,11 +53,11 @@ class TrainerOptions(TypedDict, total=False):
     seed: int
     run: str | None
     sinks: Sequence[TraceSink]
-    progress: Progress | None
+    progress: TrainerProgress | None
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """How a run goes; each option once. Raises ConfigError."""
 
     reward: RewardFunction | None = None  # None: the rollout sets it
@@ -75,10 +75,10 @@ class Options:
     seed: int = 0  # of the order of scenarios
     run: str | None = None  # the id that the server lists rollouts by; None: a new one for each train() and evaluate()
     sinks: Sequence[TraceSink] = ()
-    progress: Progress | None = None  # None: a live table in a terminal, else plain lines
+    progress: TrainerProgress | None = None  # None: a live table in a terminal, else plain lines
 
     @classmethod
-    def parse(cls, **options: Unpack[TrainerOptions]) -> Options:
+    def parse(cls, **options: Unpack[TrainerOptions]) -> RunOptions:
         """The options as given; raises ConfigError also for a name that is none of them."""
         known = [each.name for each in fields(cls)]
         unknown = sorted(set(options) - set(known))

@@ -12,7 +12,7 @@ from tests.fakes.acting_sampler import Body
 from tests.fakes.served_gateway import ServedGateway
 from understudy import RemoteBackend, TrainableModel, Trajectory
 from understudy.types import Call, CallOrigin, CallStatus
-from understudy_langgraph import active_capture as capture
+from understudy_langgraph import capture
 
 
 class Rollout:

@@ -16,7 +16,7 @@ from langgraph.types import Command
 from tests.fakes.scripted_server import says, scripted_server
 from understudy.client.capture import histories_of
 from understudy.types import CallOrigin
-from understudy_langgraph import active_capture as capture
+from understudy_langgraph import capture
 
 from .apps import add, asked, double, last, own_model
 from .policy import Policy, names_of, one_branch, origins

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion import Choice
@@ -141,6 +141,26 @@ class RolloutException(Frozen):
     traceback: str
 
 
+PlaceName = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
+"""A name that lists are filtered by: database indexes bound its length, and PostgreSQL takes no NUL."""
+
+
+class RolloutPlace(Frozen):
+    """Where a rollout belongs; None where nobody knows. A rollout knows its own place, its group fills in the rest."""
+
+    run: PlaceName | None = None  # one call of Trainer.train or evaluate, or the name that several of them share
+    split: PlaceName | None = None  # "train", "val", "val-sampled", or a word of the user's own
+    step: int | None = Field(default=None, ge=0, lt=2**31)  # the (first) model's when the iteration began
+    scenario: PlaceName | None = None  # the scenario's id
+    group: PlaceName | None = None  # rollouts that were gathered to be compared; unique over all runs
+    index: int | None = Field(default=None, ge=0, lt=2**31)  # in the group, from 0 on, failed rollouts included
+
+    def filled(self, known: RolloutPlace, index: int | None = None) -> RolloutPlace:
+        """This place, with what it leaves open taken from `known`, and the index from `index`."""
+        values: dict[str, Json] = known.model_dump() | ({} if index is None else {"index": index})
+        return RolloutPlace.model_validate(values | self.model_dump(exclude_none=True))
+
+
 class History(BaseModel):
     """One conversation: messages, and the choices that were sampled in it."""
 
@@ -185,6 +205,7 @@ class Trajectory(History):
     unused: list[str] = Field(default_factory=list[str])  # ids of calls whose output was thrown away
     started_at: float = Field(default_factory=time.time)
     ended_at: float | None = None
+    place: RolloutPlace = RolloutPlace()  # filled in by what gathers, trains and logs it
 
     @field_validator("reward")
     @classmethod
@@ -230,7 +251,8 @@ class TrajectoryGroup(BaseModel):
     """Rollouts of the same scenario, compared with each other.
 
     Built from trajectories, or from coroutines (or callables that give one): these stay `pending` until
-    `gather_trajectory_groups` runs them. Exceptions among the items go to `exceptions`.
+    `gather_trajectory_groups` runs them. Exceptions among the items go to `exceptions`. `place` is what its rollouts have in
+    common.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -240,6 +262,7 @@ class TrajectoryGroup(BaseModel):
     metadata: dict[str, Json] = Field(default_factory=dict[str, Json])
     metrics: dict[str, Metric] = Field(default_factory=dict[str, Metric])
     logs: list[str] = Field(default_factory=list[str])
+    place: RolloutPlace = RolloutPlace()
 
     _pending: tuple[PendingRollout, ...] = PrivateAttr(default=())
 
@@ -251,6 +274,7 @@ class TrajectoryGroup(BaseModel):
         metadata: Mapping[str, Json] | None = None,
         metrics: Mapping[str, Metric] | None = None,
         logs: Iterable[str] = (),
+        place: RolloutPlace | None = None,
     ) -> None:
         finished: list[Any] = []  # pydantic checks what a user put in
         failed: list[Any] = [
@@ -265,7 +289,12 @@ class TrajectoryGroup(BaseModel):
             else:
                 finished.append(item)
         super().__init__(
-            trajectories=finished, exceptions=failed, metadata=metadata or {}, metrics=metrics or {}, logs=list(logs)
+            trajectories=finished,
+            exceptions=failed,
+            metadata=metadata or {},
+            metrics=metrics or {},
+            logs=list(logs),
+            place=place or RolloutPlace(),
         )
         self._pending = tuple(pending)
 

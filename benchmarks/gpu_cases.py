@@ -16,9 +16,21 @@ if importlib.util.find_spec("pydantic") is None:  # the learner's core takes one
     sys.modules["understudy.config"] = SimpleNamespace(LayoutName=str)  # type: ignore[assignment]
 
 from understudy.engine.learner.layouts import Chosen
-from understudy.engine.protocol import Sample
 
 DENSE = "benchmark_dense"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the token tree reads of an `engine.protocol.Sample`, which needs pydantic."""
+
+    prompt_ids: np.ndarray
+    completion_ids: np.ndarray
+    offset: int
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt_ids) + len(self.completion_ids)
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,7 @@ class Group:
     turns: int = 1
     tool: int = 0
 
-    def rows(self, vocabulary: int) -> list[Sample]:
+    def rows(self, vocabulary: int) -> list[Row]:
         """One row per call, of random tokens."""
         draw = np.random.default_rng(0)
 
@@ -72,7 +84,7 @@ class Group:
             context = start
             for _ in range(self.turns):
                 completion = ids(self.sampled)
-                rows.append(Sample.bare(context, completion, offset))
+                rows.append(Row(context, completion, offset))
                 offset += len(completion)
                 context = np.concatenate([context, completion, ids(self.tool)])
         return rows

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ...errors import ConfigError
-from ..protocol import Sample
 from .cost import Estimate, ModelShape, tree_pairs
 from .pieces import Piece, cut
 from .token_tree import Ints, Segments, TokenTree, build_tree, segments
 
 if TYPE_CHECKING:
     from ...config import LayoutName
+    from ..protocol import Sample
 
 Chosen = Literal["tree", "leaf_rows", "call_rows"]
 _PREFERRED: tuple[Chosen, ...] = ("tree", "leaf_rows", "call_rows")  # at equal cost

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
-from ..protocol import Sample
+
+if TYPE_CHECKING:
+    from ..protocol import Sample
 
 Ints = NDArray[np.int64]
 

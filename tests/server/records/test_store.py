@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -89,7 +90,7 @@ async def test_a_call_comes_back_as_it_was_recorded(store: Store) -> None:
     assert await store.add_call(call) == call
     found = await store.calls_of(["traj-a", "nobody"])
     assert found == {"traj-a": (call,), "nobody": ()}
-    assert list(found["traj-a"][0].tools[0]["function"]["parameters"]) == ["z", "a"]
+    assert list(found["traj-a"][0].tools[0]["function"]["parameters"]) == ["z", "a"]  # type: ignore[index]
 
 
 async def test_calls_come_in_order_of_start(store: Store) -> None:
@@ -261,7 +262,7 @@ async def test_an_id_that_is_no_call_of_the_trajectory_is_refused_with_its_field
         await store.add_call(call)
     for stranger in (others.id, "call-nope"):
         ids = (own.id, stranger)
-        given = {field: dict.fromkeys(ids, 0.5) if field == "weights" else ids}
+        given: dict[str, Any] = {field: dict.fromkeys(ids, 0.5) if field == "weights" else ids}
         with pytest.raises(ApiError, match=f"trajectory 'traj-a': {field} names call '{stranger}'") as caught:
             await store.finish([a_record("traj-b"), a_record("traj-a", **given)])
         assert (caught.value.status, caught.value.code) == (404, "unknown_call")
@@ -387,7 +388,6 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 RECORDING = """
 import asyncio, sys
-from tests.server.test_store import a_call
 from understudy.server.records.store import Store
 
 async def main():

@@ -103,7 +103,7 @@ def test_an_unscored_trajectory_may_be_empty_and_a_scored_one_may_not() -> None:
     records = {
         name: TrajectoryRecord(id=name, model="m", reward=1.0, started_at=1, ended_at=2) for name in ("t", "bare")
     }
-    job = build_job(pair, records, {"t": (call(),)}, None)
+    job = build_job(pair, records, {"t": (call(),)}, frozenset())
     assert [len(each.samples) for each in job.groups[0]] == [1, 0]  # the learner counts the empty one
     with pytest.raises(ApiError, match=r"'t'.*no call was recorded"):
         built(())
@@ -144,7 +144,7 @@ def test_weights_that_leave_every_call_out_are_an_error_that_names_train_on() ->
         name: TrajectoryRecord(id=name, model="m", reward=1.0, started_at=1, ended_at=2, weights=weights)
         for name, weights in (("t", out), ("u", {}))
     }
-    job = build_job(pair, records, {"t": calls, "u": (call("c"),)}, None)
+    job = build_job(pair, records, {"t": calls, "u": (call("c"),)}, frozenset())
     assert [sample.weight for each in job.groups[0] for sample in each.samples] == [0.0, 0.0, 0.0, 1.0]
 
 

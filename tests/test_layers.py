@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
+import understudy
+import understudy.integration as door
 from tests.paths import ROOT
 
-BASE = {"errors", "types", "config", "wire", "tiny"}
-MACHINE = BASE | {"devices"}
-USER_BASE = BASE | {"contracts", "plugins"}
+BASE = {"config", "errors", "types"}
+USER_BASE = BASE | {"contracts", "plugins", "wire"}
 
 # For each part of the package: the other parts it may import.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "tiny": {"config", "errors", "types"},
+    "tiny": BASE,
     "config": {"errors"},
     "types": {"errors"},
     "devices": {"errors"},
@@ -29,11 +33,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quickstart": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "understudy_langgraph"},
     "compat": USER_BASE | {"client", "rewards"},
     "doctor": USER_BASE | {"client"},
+    "integration": USER_BASE | {"client", "rewards", "scenarios", "trainer"},
     "cli": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "quickstart", "compat", "doctor"},
     "__main__": {"cli"},
     "engine.protocol": BASE,
-    "engine": MACHINE | {"engine.protocol"},
-    "server": MACHINE | {"engine.protocol"},
+    "engine": BASE | {"devices", "engine.protocol"},
+    "server": BASE | {"devices", "engine.protocol", "tiny", "wire"},
 }
 """The public names (`understudy.__init__`) may name any part: they are loaded lazily."""
 
@@ -106,17 +111,99 @@ def test_only_the_engine_the_tiny_policy_and_the_quickstart_import_heavy_package
     assert faults == []
 
 
-def test_integrations_import_public_names_only() -> None:
-    faults: list[str] = []
-    for path, module in modules(ROOT / "integrations"):
-        own = module.split(".")[0]
-        for line, imported in imports_of(path, module):
-            names = imported.split(".")
-            if names[0].startswith("understudy_") and names[0] != own:
-                faults.append(f"{path.relative_to(ROOT)}:{line} imports another integration: {imported}")
-            if part_of(imported) in {"server", "engine", "engine.protocol"}:
-                faults.append(f"{path.relative_to(ROOT)}:{line} imports {imported}")
-    assert faults == []
+def past_the_door(imported: str, integration: str) -> bool:
+    """Whether an integration's import is none of the public names, none of `understudy.integration`, and not its own."""
+    top, *names = imported.split(".")
+    if top != "understudy":
+        return top.startswith("understudy_") and top != integration
+    if names[:1] == ["integration"]:
+        return names[1:] != [] and names[1:] not in [[name] for name in door.__all__]
+    return names not in [[name] for name in understudy.__all__]
+
+
+def imports_past_the_door(path: Path, module: str) -> list[str]:
+    integration = module.split(".")[0]
+    return [
+        f"{path.name}:{line} imports {imported}"
+        for line, imported in imports_of(path, module)
+        if past_the_door(imported, integration)
+    ]
+
+
+def test_integrations_import_public_names_and_the_door_only() -> None:
+    assert [fault for file in modules(ROOT / "integrations") for fault in imports_past_the_door(*file)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "imported"),
+    [
+        ("from understudy.client.http import Api", "understudy.client.http.Api"),
+        ("from understudy.types import Trajectory", "understudy.types.Trajectory"),
+        ("from understudy import client", "understudy.client"),
+        ("from understudy import ConfigError", "understudy.ConfigError"),
+        ("from understudy.integration import Api", "understudy.integration.Api"),
+        ("from understudy.integration import *", "understudy.integration.*"),
+        ("import understudy.client.http", "understudy.client.http"),
+        ("import understudy as us", "understudy"),  # its attributes could be anything
+        ("if TYPE_CHECKING:\n    from understudy.wire import Health", "understudy.wire.Health"),
+        ("def late():\n    from understudy.server import app", "understudy.server.app"),
+        ("from understudy_other import x", "understudy_other.x"),
+    ],
+)
+def test_an_import_past_the_door_is_a_fault(line: str, imported: str, tmp_path: Path) -> None:
+    file = tmp_path / "adapter.py"
+    file.write_text(f"from understudy import Trajectory\nfrom understudy.integration import ConfigError\n{line}\n")
+    [fault] = imports_past_the_door(file, "understudy_sample.adapter")
+    assert fault.endswith(f" imports {imported}")
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    """Module -> the modules of the same root that it imports anywhere, also for type checkers only. The lazy
+    `understudy/__init__.py` is left out: whatever its names load is loaded when one is used."""
+    files = {module: path for path, module in modules(root) if module != "understudy"}
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        names = [imported for _, imported in imports_of(path, module)]
+        targets = {name if name in files else name.rpartition(".")[0] for name in names}
+        graph[module] = {target for target in targets if target in files and target != module}
+    return graph
+
+
+def first_cycle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+@pytest.mark.parametrize("root", ["src", "integrations"])
+def test_no_modules_import_each_other_in_a_circle_not_even_for_type_checkers(root: str) -> None:
+    assert first_cycle(import_graph(ROOT / root)) == []
+
+
+def test_a_circle_that_exists_only_for_type_checkers_is_a_fault(tmp_path: Path) -> None:
+    package = tmp_path / "sample"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "a.py").write_text("from .b import B\n")
+    (package / "b.py").write_text("if TYPE_CHECKING:\n    from .a import A\n")
+    assert set(first_cycle(import_graph(tmp_path))) == {"sample.a", "sample.b"}
+
+
+def public_classes() -> dict[str, list[str]]:
+    """Public class name -> the files that define one at their top level; names of `compat/` are another library's."""
+    places: dict[str, list[str]] = {}
+    for root in (ROOT / "src", ROOT / "integrations"):
+        for path, _ in modules(root):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "compat" not in path.parts:
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    return places
+
+
+def test_a_public_class_name_occurs_once() -> None:
+    assert {name: files for name, files in public_classes().items() if len(files) > 1} == {}
 
 
 def test_files_stay_under_400_lines_and_functions_under_50() -> None:

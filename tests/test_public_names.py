@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import understudy as us
+import understudy.integration as door
 
 NAMES = [
     "AsyncClient",
@@ -40,6 +41,38 @@ NAMES = [
     "log_reward",
     "retry",
     "trajectory_group_batches",
+]
+DOOR = [
+    "Call",
+    "CallOrigin",
+    "CallOutput",
+    "CallStatus",
+    "CaptureError",
+    "ConfigError",
+    "Evaluation",
+    "Judge",
+    "LeakError",
+    "LoopTransport",
+    "Message",
+    "MissingExtraError",
+    "RolloutError",
+    "Sampling",
+    "SharedStateError",
+    "Tool",
+    "TrainReport",
+    "TrainerOptions",
+    "as_reward",
+    "as_rollout_exception",
+    "call_headers",
+    "capturing",
+    "forced_temperature",
+    "histories_of",
+    "is_labelled",
+    "logged_reward",
+    "new_id",
+    "scenario_fields",
+    "scenario_id",
+    "scenario_text",
 ]
 HEAVY = ["torch", "transformers", "langgraph", "langchain", "langchain_core", "mcp", "litellm", "langfuse"]
 
@@ -74,6 +107,19 @@ def test_using_every_public_name_loads_no_engine_and_no_framework() -> None:
     )
     loaded = {name.split(".")[0] for name in in_fresh_process(code)["loaded"]}
     assert not set(HEAVY) & loaded
+
+
+def test_the_names_that_integrations_may_import_are_exactly_these_and_sorted() -> None:
+    assert door.__all__ == DOOR == sorted(DOOR)
+    assert all(hasattr(door, name) for name in DOOR)
+    assert not set(DOOR) & set(NAMES)
+
+
+def test_the_door_for_integrations_loads_no_engine_and_no_framework() -> None:
+    code = "import sys, json, understudy.integration; print(json.dumps({'loaded': sorted(sys.modules)}))"
+    loaded = in_fresh_process(code)["loaded"]
+    assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
+    assert not [name for name in loaded if name.startswith(("understudy.server", "understudy.engine"))]
 
 
 def test_a_name_of_another_library_is_answered_with_ours() -> None:

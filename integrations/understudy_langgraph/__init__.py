@@ -1,6 +1,6 @@
 """LangGraph and LangChain apps: every chat model call captured, redirected and trained, with no edit to the app."""
 
-from understudy.errors import MissingExtraError
+from understudy.integration import MissingExtraError
 
 try:
     from .active_capture import uncaptured

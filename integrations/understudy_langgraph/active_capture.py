@@ -13,8 +13,8 @@ from typing import Any, Literal
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 
-from understudy.errors import CaptureError
-from understudy.types import CallOrigin, Trajectory
+from understudy import Trajectory
+from understudy.integration import CallOrigin, CaptureError
 
 from .chat_model import ChatUnderstudy
 from .ledger import Ledger
@@ -29,7 +29,7 @@ SharedState = Literal["error", "allow"]
 
 
 @dataclass(frozen=True)
-class Route:
+class CallRoute:
     """Calls that `select` agrees to go to `target`; None agrees to all."""
 
     target: ChatUnderstudy
@@ -37,13 +37,13 @@ class Route:
 
 
 @dataclass(frozen=True, eq=False)
-class Capture:
+class ActiveCapture:
     """While it is active, a call goes to the first route that takes it, under `trajectory`; one that none takes goes to
     the enclosing capture, or else to the app's own model. `watcher` hears LangChain's events; a capture without routes
     only watches, and what it selects stays on the app's own model. `faults` are errors that the app may have swallowed.
     """
 
-    routes: tuple[Route, ...] = ()
+    routes: tuple[CallRoute, ...] = ()
     trajectory: Trajectory | None = None
     ledger: Ledger | None = None
     exclude: Predicate | None = None
@@ -51,7 +51,7 @@ class Capture:
     watches: Predicate | None = None
     on_leak: OnLeak = "ignore"
     shared_state: SharedState = "allow"
-    outer: Capture | None = None
+    outer: ActiveCapture | None = None
     faults: list[CaptureError] = field(default_factory=list[CaptureError])
     over: list[bool] = field(default_factory=list[bool])
     process_id: int = field(default_factory=os.getpid)
@@ -75,7 +75,7 @@ class Capture:
     ) -> ChatUnderstudy | None:
         """A copy of the target for one call of `original`; None when the call stays where it is."""
         origin = call_origin(original, tags, metadata, callbacks)
-        capture: Capture | None = self
+        capture: ActiveCapture | None = self
         while capture is not None:
             route = capture.route(origin, original)
             if route is not None:
@@ -100,7 +100,7 @@ class Capture:
                 "id of us.current_trajectory()"
             )
 
-    def route(self, origin: CallOrigin, original: BaseChatModel) -> Route | None:
+    def route(self, origin: CallOrigin, original: BaseChatModel) -> CallRoute | None:
         """The first route that takes the call."""
         if self.exclude is not None and self.exclude(origin, original):
             return None
@@ -121,7 +121,7 @@ class Capture:
             made.on_recorded(partial(self.ledger.note, origin=origin))
         return made
 
-    def with_watcher(self, watcher: BaseCallbackHandler, outer: Capture | None) -> Capture:
+    def with_watcher(self, watcher: BaseCallbackHandler, outer: ActiveCapture | None) -> ActiveCapture:
         """The same, heard by `watcher`, inside of `outer`."""
         return replace(self, watcher=watcher, outer=outer)
 
@@ -130,14 +130,14 @@ class Capture:
         return self.watcher or self.ledger
 
 
-OFF = Capture()
+OFF = ActiveCapture()
 """Active where nothing is captured, inside of a capture."""
 
-_active: ContextVar[Capture | None] = ContextVar("understudy_langgraph_capture", default=None)
-_of_process: list[Capture] = []
+_active: ContextVar[ActiveCapture | None] = ContextVar("understudy_langgraph_capture", default=None)
+_of_process: list[ActiveCapture] = []
 
 
-def active() -> Capture | None:
+def active() -> ActiveCapture | None:
     """The capture that is active here."""
     found = _active.get() or (_of_process[-1] if _of_process else None)
     return None if found is OFF else found
@@ -152,13 +152,13 @@ class ActiveHandler:
         return capture.handler() if capture is not None else None
 
 
-def activate(capture: Capture) -> None:
+def activate(capture: ActiveCapture) -> None:
     """Make `capture` the active one in this context, for good: for contexts that are thrown away."""
     _active.set(capture)
 
 
 @contextmanager
-def activated(capture: Capture, scope: Scope = "context") -> Generator[Capture]:
+def activated(capture: ActiveCapture, scope: Scope = "context") -> Generator[ActiveCapture]:
     """Make `capture` the active one; the patches must be installed. Raises CaptureError for a second one of the process:
     nobody could say which of the two a thread's call belongs to."""
     if scope == "process":

@@ -19,8 +19,7 @@ from langgraph.graph.state import CompiledStateGraph  # pyright: ignore[reportMi
 from langgraph.pregel import Pregel  # pyright: ignore[reportMissingTypeStubs]
 from langgraph.types import Command, Interrupt
 
-from understudy.errors import RolloutError
-from understudy.scenarios.identity import fields, scenario_text
+from understudy.integration import RolloutError, scenario_fields, scenario_text
 
 ToInput = Callable[[Any], Any]
 OnInterrupt = Callable[[Any], object]
@@ -127,7 +126,7 @@ def default_input(graph: Runnable[Any, Any], scenario: Any) -> Any:
         return {"messages": [("user", scenario_text(scenario))]}
     if isinstance(inner, Pregel) or isinstance(scenario, str):
         return scenario
-    return fields(scenario)
+    return scenario_fields(scenario)
 
 
 def interrupts(output: object) -> Sequence[Interrupt]:

@@ -8,12 +8,10 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TypeAlias
 
-from understudy.client.capture import capturing, logged_reward
-from understudy.client.model import TrainableModel
-from understudy.errors import ConfigError
-from understudy.types import Trajectory
+from understudy import TrainableModel, Trajectory
+from understudy.integration import ConfigError, capturing, logged_reward
 
-from .active_capture import Capture, OnLeak, Route, Scope, SharedState, activated, active
+from .active_capture import ActiveCapture, CallRoute, OnLeak, Scope, SharedState, activated, active
 from .endpoint import chat_model, in_own_loop
 from .ledger import Ledger, TrainOn
 from .patches import install
@@ -90,9 +88,9 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         self._stack = ExitStack()
         self._used = False
 
-    async def _routes(self) -> tuple[Route, ...]:
+    async def _routes(self) -> tuple[CallRoute, ...]:
         targets = await asyncio.gather(*(chat_model(each, self._temperature) for each in self._models))
-        return tuple(Route(target, select) for target, select in zip(targets, self._models.values(), strict=True))
+        return tuple(CallRoute(target, select) for target, select in zip(targets, self._models.values(), strict=True))
 
     async def __aenter__(self) -> Trajectory:
         return self._enter(await self._routes())
@@ -110,12 +108,12 @@ class capture:  # used like a function: `async with capture(model) as trajectory
     ) -> None:
         self._exit(error)
 
-    def _enter(self, routes: tuple[Route, ...]) -> Trajectory:
+    def _enter(self, routes: tuple[CallRoute, ...]) -> Trajectory:
         install()
         if self._used:
             raise ConfigError("this capture was used before: make one for each rollout, `with capture(model): ...`")
         self._used = True
-        self._active = Capture(
+        self._active = ActiveCapture(
             routes=routes,
             trajectory=self._trajectory,
             ledger=Ledger(),

@@ -1,8 +1,5 @@
 """`ChatUnderstudy`: a LangChain chat model on an Understudy endpoint."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# (langchain-openai's payload methods are typed as bare dicts)
-
 from __future__ import annotations
 
 import json
@@ -19,10 +16,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from understudy.client.transport import LoopTransport
-from understudy.errors import ConfigError
-from understudy.types import CallOrigin, Message
-from understudy.wire import LENGTH_HEADER, ORIGIN_HEADER, TRAJECTORY_HEADER
+from understudy.integration import CallOrigin, ConfigError, LoopTransport, Message, call_headers
 
 URL_VARIABLE = "UNDERSTUDY_URL"
 KEY_VARIABLE = "UNDERSTUDY_API_KEY"
@@ -123,7 +117,7 @@ class ChatUnderstudy(ChatOpenAI):
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        payload: dict[str, Any] = super()._get_request_payload(input_, stop=stop, **kwargs)
+        payload: dict[str, Any] = super()._get_request_payload(input_, stop=stop, **kwargs)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         if payload["stream"] and (payload.get("n") or 1) > 1:
             raise ConfigError(
                 f"n={payload['n']}: a stream is one message, several would be mixed; use generate, or n=1"
@@ -135,13 +129,8 @@ class ChatUnderstudy(ChatOpenAI):
                 sent["tool_calls"] = as_sampled(message, sent["tool_calls"])
             elif isinstance(message, SystemMessage):  # "developer" when the model is called like one of OpenAI's
                 sent["role"] = message.additional_kwargs.get("__openai_role__", "system")
-        headers: dict[str, str] = {**(payload.get("extra_headers") or {})}
-        if self.trajectory_id is not None:
-            headers[TRAJECTORY_HEADER] = self.trajectory_id
-        if self.origin is not None:
-            headers[ORIGIN_HEADER] = json.dumps(self.origin.model_dump(exclude_defaults=True))
-        if self.fit:
-            headers[LENGTH_HEADER] = "fit"
+        own: dict[str, str] = payload.get("extra_headers") or {}
+        headers = own | call_headers(self.trajectory_id, self.origin, fit=self.fit)
         if headers:
             payload["extra_headers"] = headers
         return payload if "response_format" in payload else as_plain_json(payload)
@@ -149,7 +138,7 @@ class ChatUnderstudy(ChatOpenAI):
     def _create_chat_result(
         self, response: dict[str, Any] | openai.BaseModel, generation_info: dict[str, Any] | None = None
     ) -> ChatResult:
-        result = super()._create_chat_result(response, generation_info)
+        result = super()._create_chat_result(response, generation_info)  # pyright: ignore[reportUnknownMemberType]
         plain: dict[str, Any] = response if isinstance(response, dict) else response.model_dump(warnings=False)
         for generation, choice in zip(result.generations, plain["choices"], strict=True):
             self._mark(generation.message, choice)
@@ -162,7 +151,7 @@ class ChatUnderstudy(ChatOpenAI):
     def _convert_chunk_to_generation_chunk(
         self, chunk: dict[str, Any], default_chunk_class: type, base_generation_info: dict[str, Any] | None
     ) -> ChatGenerationChunk | None:
-        made = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)
+        made = super()._convert_chunk_to_generation_chunk(chunk, default_chunk_class, base_generation_info)  # pyright: ignore[reportUnknownMemberType]
         inner: dict[str, Any] = chunk.get("chunk") or chunk
         choices: list[dict[str, Any]] = inner.get("choices") or []
         if made is not None and choices:

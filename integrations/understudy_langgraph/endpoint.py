@@ -12,15 +12,15 @@ from weakref import WeakKeyDictionary
 
 from pydantic import SecretStr
 
-from understudy.client.http import Api
-from understudy.client.model import TrainableModel
-from understudy.client.sampling import forced_temperature
+from understudy import TrainableModel
+from understudy.integration import forced_temperature
 
 from .chat_model import ChatUnderstudy
 
 Result = TypeVar("Result")
 
-_of_server: WeakKeyDictionary[Api, ChatUnderstudy] = WeakKeyDictionary()
+_of_server: WeakKeyDictionary[object, ChatUnderstudy] = WeakKeyDictionary()
+"""By the model's connection to its server, so that all models of one server share a client."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_of_server.clear)  # their connections are the parent's
 

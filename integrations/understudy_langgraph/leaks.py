@@ -18,10 +18,9 @@ from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 
-from understudy.errors import LeakError
-from understudy.wire import RECORD_HEADER, TRAJECTORY_HEADER
+from understudy.integration import LeakError, is_labelled
 
-from .active_capture import Capture, active
+from .active_capture import ActiveCapture, active
 
 log = logging.getLogger("understudy")
 
@@ -67,8 +66,7 @@ def check(method: str, url: str, headers: Mapping[str, Any] | None, body: Callab
     capture = active()
     if capture is None or capture.ended or capture.on_leak == "ignore" or method.upper() != "POST":
         return
-    names = {str(name).lower() for name in headers or ()}
-    if TRAJECTORY_HEADER in names or RECORD_HEADER in names or ("/t/" in url and url.endswith("/chat/completions")):
+    if is_labelled(url, [str(name) for name in headers or ()]):
         return
     if asks_an_llm(url, body):
         place = _calling_line()
@@ -99,7 +97,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and any(isinstance(each, Mapping) for each in value))  # pyright: ignore[reportUnknownVariableType]
 
 
-def _report(capture: Capture, url: str, place: str) -> None:
+def _report(capture: ActiveCapture, url: str, place: str) -> None:
     where = url.split("?")[0]  # a query may hold a key
     said = (
         f"a request to another LLM left the capture: POST {where}, made at {place}. It was not redirected and trains "

@@ -11,8 +11,8 @@ from langchain_core.outputs import LLMResult
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphRecursionError, ParentCommand
 
-from understudy.errors import ConfigError
-from understudy.types import CallOrigin, Trajectory
+from understudy import Trajectory
+from understudy.integration import CallOrigin, ConfigError
 
 from .chat_model import MARK
 

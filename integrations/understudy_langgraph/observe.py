@@ -16,23 +16,22 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
 from langchain_core.outputs import LLMResult
 
-from understudy.client.capture import current_trajectory, histories_of
-from understudy.errors import ConfigError
-from understudy.types import (
+from understudy import Trajectory, current_trajectory
+from understudy.integration import (
     Call,
     CallOrigin,
     CallOutput,
     CallStatus,
+    ConfigError,
     Message,
-    RolloutException,
     Sampling,
     Tool,
-    Trajectory,
     as_rollout_exception,
+    histories_of,
     new_id,
 )
 
-from .active_capture import Capture, OnLeak, Scope, activated, active
+from .active_capture import ActiveCapture, OnLeak, Scope, activated, active
 from .capture_block import check_choice
 from .origins import origin_of
 from .patches import install
@@ -64,7 +63,7 @@ class observe:  # used like a function: `with observe() as trajectory`
         check_choice("on_leak", on_leak)
         self._trajectory = trajectory if trajectory is not None else Trajectory()
         self._scope: Scope = scope
-        self._capture = Capture(
+        self._capture = ActiveCapture(
             trajectory=self._trajectory,
             exclude=as_predicate(exclude, "exclude"),
             watches=as_predicate(select, "select"),
@@ -89,7 +88,7 @@ class observe:  # used like a function: `with observe() as trajectory`
         self._stack.close()
         self._watcher.close(self._trajectory)
         if isinstance(error, Exception) and current_trajectory() is not self._trajectory:
-            self._trajectory.exception = cast(RolloutException, as_rollout_exception(error))
+            self._trajectory.exception = as_rollout_exception(error)
         self._trajectory.finish()
         if self._capture.faults and error is not self._capture.faults[0]:
             raise self._capture.faults[0] from error
@@ -118,7 +117,7 @@ class Watcher(BaseCallbackHandler):
 
     run_inline = True  # on the caller's stack, where the chat model is found
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: ActiveCapture) -> None:
         self._capture = capture
         self._asked: dict[UUID, Asked] = {}
         self._calls: list[Call] = []

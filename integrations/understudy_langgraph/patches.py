@@ -14,10 +14,10 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
-from understudy.errors import CaptureError
+from understudy.integration import CaptureError
 
 from . import leaks, shared_state
-from .active_capture import ActiveHandler, Capture, active
+from .active_capture import ActiveCapture, ActiveHandler, active
 from .chat_model import ChatUnderstudy
 from .provider_formats import to_openai
 
@@ -109,7 +109,7 @@ def is_labelled(model: BaseChatModel) -> bool:
     return isinstance(model, ChatUnderstudy) and (model.trajectory_id is not None or model.origin is not None)
 
 
-def _labels(name: str, capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _labels(name: str, capture: ActiveCapture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Tags, metadata and callbacks of a call: `generate` takes them one by one, the streams in a config."""
     if name in ("generate", "agenerate"):
         return kwargs.get("tags"), kwargs.get("metadata"), kwargs.get("callbacks", args[2] if len(args) > 2 else None)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from understudy.errors import CaptureError
+from understudy.integration import CaptureError
 
 Fields: TypeAlias = dict[str, Any]
 Choice: TypeAlias = str | bool | Mapping[str, Any]

@@ -9,12 +9,19 @@ from typing import Any, Literal, TypeAlias, cast
 
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 
-from understudy.client.capture import capturing, logged_reward
-from understudy.contracts import Judge
-from understudy.errors import CaptureError, ConfigError, RolloutError
-from understudy.rewards.outcome import RewardResult, as_reward
-from understudy.scenarios.identity import scenario_id
-from understudy.types import Message, RolloutException, Trajectory, as_rollout_exception
+from understudy import RewardResult, Trajectory
+from understudy.integration import (
+    CaptureError,
+    ConfigError,
+    Judge,
+    Message,
+    RolloutError,
+    as_reward,
+    as_rollout_exception,
+    capturing,
+    logged_reward,
+    scenario_id,
+)
 
 from .active_capture import OnLeak, Scope, SharedState
 from .agents import Agent, OnInterrupt, ToInput
@@ -28,7 +35,7 @@ agent gives to `understudy.log_reward` is all."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How an agent is trained; the options are those of `trainable`."""
 
     model: Models | None = None
@@ -82,7 +89,7 @@ class Plan:
                 raise
             except Exception as error:  # noqa: BLE001  # user code: a failed rollout is data, kept with its traceback
                 trajectory.reward = None
-                trajectory.exception = cast(RolloutException, as_rollout_exception(error))
+                trajectory.exception = as_rollout_exception(error)
         return trajectory.finish()
 
     async def _scored(

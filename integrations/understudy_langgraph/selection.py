@@ -8,8 +8,7 @@ from typing import TypeAlias, cast
 
 from langchain_core.language_models import BaseChatModel
 
-from understudy.errors import ConfigError
-from understudy.types import CallOrigin
+from understudy.integration import CallOrigin, ConfigError
 
 Selection: TypeAlias = (
     "Callable[[CallOrigin], bool] | type[BaseChatModel] | Mapping[str, str | Sequence[str]] | Sequence[Selection]"

@@ -1,8 +1,5 @@
 """`trained()`: the same app, its chat models answered by the trained policy; nothing is recorded."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# (a class made of any graph's class has no static type)
-
 from __future__ import annotations
 
 import asyncio
@@ -17,10 +14,10 @@ from typing import Any, cast
 
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 
-from understudy.client.model import TrainableModel
-from understudy.errors import ConfigError
+from understudy import TrainableModel
+from understudy.integration import ConfigError
 
-from .active_capture import Capture, Route, activate, activated
+from .active_capture import ActiveCapture, CallRoute, activate, activated
 from .chat_model import ChatUnderstudy
 from .endpoint import chat_model, chat_model_at, in_own_loop
 from .patches import install
@@ -31,13 +28,13 @@ ENDED = object()
 
 def subclassed(graph: Any, mixin: type, **attributes: Any) -> Any:
     """A copy of the graph whose class is the graph's own with `mixin` before it; `attributes` are the class's."""
-    kind = type(graph)
+    kind = cast(Any, type(graph))
     made_kind = types.new_class(
         kind.__name__, (mixin, kind), exec_body=lambda body: body.update(__module__=kind.__module__)
     )
     for name, value in attributes.items():
         setattr(made_kind, name, value)
-    made: Any = object.__new__(made_kind)
+    made = cast(Any, object.__new__(made_kind))  # has no static type
     state = copy.copy(graph).__getstate__()
     if hasattr(made, "__setstate__"):
         made.__setstate__(state)
@@ -66,13 +63,13 @@ class Serving:
         if isinstance(self.step, Mapping) and (unknown := sorted(set(self.step) - set(names))):
             raise ConfigError(f"step: there is no model {unknown[0]!r} here; there are {', '.join(names)}")
 
-    async def capture(self) -> Capture:
+    async def capture(self) -> ActiveCapture:
         """The capture, once the models are registered. Nothing is registered with a `url`."""
         install()
-        routes = [Route(await self._target(model), select) for model, select in self.models.items()]
-        return Capture(routes=tuple(routes), exclude=self.exclude)
+        routes = [CallRoute(await self._target(model), select) for model, select in self.models.items()]
+        return ActiveCapture(routes=tuple(routes), exclude=self.exclude)
 
-    def capture_now(self) -> Capture:
+    def capture_now(self) -> ActiveCapture:
         """The same from sync code."""
         return in_own_loop(self.capture())
 
@@ -87,14 +84,16 @@ def serving_function(function: Callable[..., Any], serving: Serving) -> Callable
     """The function, its models answered by the policy; of a factory, the graph that it makes."""
 
     def served_output(output: Any) -> Any:
-        return served_runnable(output, serving) if isinstance(output, Runnable) else output
+        if isinstance(output, Runnable):
+            return served_runnable(cast(Runnable[Any, Any], output), serving)
+        return output
 
     @functools.wraps(function)
     async def served_async(*args: Any, **kwargs: Any) -> Any:
         with activated(await serving.capture()):
             return served_output(await function(*args, **kwargs))
 
-    async def awaited(outcome: Any, capture: Capture) -> Any:
+    async def awaited(outcome: Any, capture: ActiveCapture) -> Any:
         with activated(capture):
             return served_output(await outcome)
 
@@ -152,7 +151,7 @@ class ServedRunnable:
         return captured_items_async(items, self._serving)
 
     def astream_events(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
-        items = cast(Runnable[Any, Any], super()).astream_events(input, config, **kwargs)
+        items = cast(Any, super()).astream_events(input, config, **kwargs)  # typed for v1 and v2 only
         # v3 gives a coroutine, and takes its items from `astream`.
         return items if inspect.isawaitable(items) else captured_items_async(items, self._serving)
 

@@ -13,9 +13,9 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore, GetOp, PutOp, SearchOp
 from langgraph.store.base.batch import AsyncBatchedBaseStore
 
-from understudy.errors import SharedStateError
+from understudy.integration import SharedStateError
 
-from .active_capture import Capture, active
+from .active_capture import ActiveCapture, active
 
 Place = tuple[str, ...]
 Wrap = Callable[[type[Any], tuple[str, ...], Callable[[str, Callable[..., Any]], Callable[..., Any]]], None]
@@ -68,7 +68,7 @@ def _written_in(owner: Any) -> dict[Place, tuple[str, ...]]:
     return known
 
 
-def _refuse(capture: Capture, owner: Any, place: Place, other: str) -> None:
+def _refuse(capture: ActiveCapture, owner: Any, place: Place, other: str) -> None:
     kind, *names = place
     what = f"the thread {names[0]!r}" if kind == "thread" else f"the store namespace {tuple(names)!r}"
     use = "thread_id" if kind == "thread" else "part of the namespace"

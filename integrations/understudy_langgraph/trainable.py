@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +11,14 @@ from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, ge
 from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
 
-from understudy.contracts import Judge
-from understudy.errors import ConfigError, RolloutError
-from understudy.trainer.evaluate import Evaluation
-from understudy.trainer.report import TrainReport
-from understudy.trainer.trainer import Trainer, TrainerOptions, refuse_running_loop
-from understudy.types import Trajectory
+from understudy import Trainer, Trajectory
+from understudy.integration import ConfigError, Evaluation, Judge, RolloutError, TrainerOptions, TrainReport
 
 from .active_capture import OnLeak, Scope, SharedState
 from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToInput
 from .capture_block import CAPTURED, Models, by_model, check_choice
 from .ledger import TrainOn
-from .rollout import Plan, Reward
+from .rollout import Reward, TrainingPlan
 from .selection import Selection, as_predicate
 from .serving import Serving, served_runnable, serving_function, subclassed
 
@@ -31,12 +26,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Training:
+class TrainingMethods:
     """The training methods of a wrapped function or graph. Options are those of `understudy.Trainer`, and `model=`, for
     an agent that was wrapped without one."""
 
     __slots__ = ()
-    _plan: Plan
+    _plan: TrainingPlan
 
     def _agent(self) -> Agent:
         raise NotImplementedError
@@ -70,8 +65,7 @@ class Training:
         **options: Unpack[TrainerOptions],
     ) -> TrainReport:
         """Train until the model has made `steps` steps in all. In a notebook: `await atrain(...)`."""
-        refuse_running_loop("train", "atrain")
-        return asyncio.run(self.atrain(scenarios, steps=steps, model=model, **options))
+        return self.trainer(scenarios, model=model, **options).train(steps)
 
     async def atrain(
         self,
@@ -94,10 +88,8 @@ class Training:
         **options: Unpack[TrainerOptions],
     ) -> Evaluation:
         """Run and score each scenario with the newest step. In a notebook: `await aevaluate(...)`."""
-        refuse_running_loop("evaluate", "aevaluate")
-        return asyncio.run(
-            self.aevaluate(scenarios, temperature=temperature, rollouts=rollouts, model=model, **options)
-        )
+        trainer = self.trainer(scenarios, model=model, **options)
+        return of_the_policy(trainer.evaluate(scenarios, temperature=temperature, rollouts=rollouts), self._plan)
 
     async def aevaluate(
         self,
@@ -110,13 +102,7 @@ class Training:
     ) -> Evaluation:
         """Run and score each scenario with the newest step: greedy at temperature 0, sampled at 1."""
         trainer = self.trainer(scenarios, model=model, **options)
-        found = await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts)
-        if found.metrics.get(CAPTURED) == 0 and (self._plan.select or self._plan.exclude):
-            raise RolloutError(
-                f"select=, exclude=: in {found.scored} scored scenarios no call went to the policy, so this would be an "
-                "evaluation of the app's own models"
-            )
-        return found
+        return of_the_policy(await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts), self._plan)
 
     def _serving(
         self,
@@ -131,10 +117,10 @@ class Training:
         return Serving(models, as_predicate(plan.exclude, "exclude"), step, temperature, url, api_key)
 
 
-class TrainableFunction(Training, Generic[P, R]):
+class TrainableFunction(TrainingMethods, Generic[P, R]):
     """The function, with `train`, `evaluate` and `trained`. Called, it runs as it always did, on its own model."""
 
-    def __init__(self, function: Callable[P, R], plan: Plan) -> None:
+    def __init__(self, function: Callable[P, R], plan: TrainingPlan) -> None:
         self._function = function
         self._plan = plan
         functools.update_wrapper(self, function)
@@ -174,7 +160,7 @@ class TrainableCoroutineFunction(TrainableFunction[P, R]):
         return await cast(Callable[P, Any], self._function)(*args, **kwargs)
 
 
-class TrainableRunnable(Training, Runnable[Any, Any]):
+class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
     """Mixed into the graph's own class: it stays the Runnable it was, on its own model, and can be trained."""
 
     def _agent(self) -> GraphAgent:
@@ -241,13 +227,13 @@ def trainable(target: Any = None, **options: Unpack[TrainableOptions]) -> Any:
     return made(target, plan)
 
 
-def checked_plan(options: TrainableOptions) -> Plan:
+def checked_plan(options: TrainableOptions) -> TrainingPlan:
     """The options as a plan. Raises ConfigError."""
-    known = [each.name for each in fields(Plan)]
+    known = [each.name for each in fields(TrainingPlan)]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ConfigError(f"trainable: there is no option {unknown[0]!r}; there are {', '.join(known)}")
-    plan = Plan(**options)
+    plan = TrainingPlan(**options)
     for option in ("scope", "on_leak", "shared_state"):
         check_choice(option, getattr(plan, option))
     as_predicate(plan.exclude, "exclude")
@@ -263,9 +249,9 @@ def checked_plan(options: TrainableOptions) -> Plan:
     return plan
 
 
-def made(target: Any, plan: Plan) -> Any:
+def made(target: Any, plan: TrainingPlan) -> Any:
     """What `trainable` returns. Raises ConfigError for what cannot be wrapped, with the fix."""
-    if isinstance(target, Training):
+    if isinstance(target, TrainingMethods):
         raise ConfigError(f"trainable: {target!r} is wrapped already")
     if isinstance(target, Runnable):
         return subclassed(target, TrainableRunnable, _plan=plan)
@@ -286,7 +272,7 @@ def made(target: Any, plan: Plan) -> Any:
     return TrainableFunction[..., Any](target, plan)
 
 
-def check_scored(plan: Plan, agent: Agent, judged: bool) -> None:
+def check_scored(plan: TrainingPlan, agent: Agent, judged: bool) -> None:
     """Raise ConfigError for an agent whose rollouts could have no reward."""
     if plan.reward is not None or judged:
         return
@@ -300,6 +286,16 @@ def check_scored(plan: Plan, agent: Agent, judged: bool) -> None:
             f"reward: {getattr(agent.function, '__name__', 'the function')} is annotated to return None: pass judge=, "
             'reward=(scenario, output) -> number, or reward="logged" if it calls understudy.log_reward'
         )
+
+
+def of_the_policy(evaluation: Evaluation, plan: TrainingPlan) -> Evaluation:
+    """The evaluation itself. Raises RolloutError when `select` and `exclude` left the policy no call."""
+    if evaluation.metrics.get(CAPTURED) == 0 and (plan.select or plan.exclude):
+        raise RolloutError(
+            f"select=, exclude=: in {evaluation.scored} scored scenarios no call went to the policy, so this would be an "
+            "evaluation of the app's own models"
+        )
+    return evaluation
 
 
 def _returns_nothing(function: Callable[..., Any]) -> bool:

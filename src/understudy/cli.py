@@ -22,7 +22,7 @@ from .errors import ConfigError, MissingExtraError, UnderstudyError
 from .scenarios.loading import load_scenarios
 from .tracing.jsonl import JsonlSink
 from .trainer.messages import evaluation_line
-from .trainer.options import Options
+from .trainer.options import RunOptions
 from .trainer.target import TargetOptions, load_target
 
 INTERRUPTED = 130
@@ -74,17 +74,17 @@ def train(
     scenarios: Scenarios,
     steps: Annotated[int, typer.Option(min=1, help="steps in all; run again, it goes on")] = 50,
     eval: Annotated[Path | None, typer.Option(help="scenarios to evaluate on, before and after")] = None,
-    eval_every: Annotated[int, typer.Option(min=0, help="and after so many steps; 0: never")] = Options.eval_every,
-    group_size: Annotated[int, typer.Option(min=2, help="rollouts per scenario")] = Options.group_size,
-    scenarios_per_step: Annotated[int, typer.Option(min=1, help="scenarios per step")] = Options.scenarios_per_step,
-    concurrency: Concurrency = Options.concurrency,
-    timeout: Timeout = Options.timeout,
-    retries: Retries = Options.retries,
+    eval_every: Annotated[int, typer.Option(min=0, help="and after so many steps; 0: never")] = RunOptions.eval_every,
+    group_size: Annotated[int, typer.Option(min=2, help="rollouts per scenario")] = RunOptions.group_size,
+    scenarios_per_step: Annotated[int, typer.Option(min=1, help="scenarios per step")] = RunOptions.scenarios_per_step,
+    concurrency: Concurrency = RunOptions.concurrency,
+    timeout: Timeout = RunOptions.timeout,
+    retries: Retries = RunOptions.retries,
     patience: Annotated[
         int, typer.Option(min=1, help="iterations in a row without anything to train on that end the run")
-    ] = Options.patience,
+    ] = RunOptions.patience,
     target_reward: Annotated[float, typer.Option(help="mean reward at which such an end is a success")] = (
-        Options.target_reward
+        RunOptions.target_reward
     ),
     learning_rate: Annotated[float, typer.Option(help="AdamW's rate")] = TrainConfig().learning_rate,
     loss: Annotated[str, typer.Option(help=", ".join(get_args(LossName)))] = TrainConfig().loss,
@@ -123,9 +123,9 @@ def evaluate(
     scenarios: Scenarios,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
-    concurrency: Concurrency = Options.concurrency,
-    timeout: Timeout = Options.timeout,
-    retries: Retries = Options.retries,
+    concurrency: Concurrency = RunOptions.concurrency,
+    timeout: Timeout = RunOptions.timeout,
+    retries: Retries = RunOptions.retries,
     json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
     model: ModelName = None,
     base_model: BaseModel = None,

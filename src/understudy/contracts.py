@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import Protocol, runtime_checkable
 
-from .types import Json, Trajectory, TrajectoryGroup
+from .types import TrajectoryGroup
 
 
 @runtime_checkable
@@ -23,9 +23,3 @@ class Judge(Protocol):
     """Scores a group. One that fails is asked once more, then the group is dropped, counted; returning None drops it too."""
 
     def __call__(self, group: TrajectoryGroup) -> Awaitable[TrajectoryGroup | None]: ...
-
-
-class Rollout(Protocol):
-    """Runs the agent once on a scenario. An exception is recorded on the trajectory; the rollout is unscored."""
-
-    def __call__(self, model: Json, scenario: Json) -> Awaitable[Trajectory]: ...

@@ -138,6 +138,15 @@ class History(BaseModel):
         return list(dict.fromkeys(ref for ref in refs if ref is not None))
 
 
+class RenderedHistory(Frozen):
+    """A conversation without recorded calls: the learner renders it with the chat template.
+    `targets` are the indexes of the assistant messages to train on."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] | None = None
+    targets: tuple[int, ...]
+
+
 class Trajectory(History):
     """What a rollout leaves: its conversation, calls, reward, metrics, metadata, logs, or its exception."""
 
@@ -222,8 +231,10 @@ class TrajectoryGroup(BaseModel):
         metrics: Mapping[str, Metric] | None = None,
         logs: Iterable[str] = (),
     ) -> None:
-        finished: list[Json] = []
-        failed: list[Json] = [as_rollout_exception(item) for item in exceptions]
+        finished: list[Any] = []  # pydantic checks what a user put in
+        failed: list[Any] = [
+            as_rollout_exception(item) if isinstance(item, BaseException) else item for item in exceptions
+        ]
         pending: list[PendingRollout] = []
         for item in trajectories:
             if isinstance(item, BaseException):
@@ -254,10 +265,8 @@ class TrajectoryGroup(BaseModel):
         return len(self.trajectories)
 
 
-def as_rollout_exception(error: RolloutException | BaseException | Json) -> Json:
-    """An exception as it is kept; what is no exception is left for pydantic to check."""
-    if not isinstance(error, BaseException):
-        return error
+def as_rollout_exception(error: BaseException) -> RolloutException:
+    """An exception as a trajectory keeps it."""
     text = "".join(traceback.format_exception(error))
     return RolloutException(type=type(error).__name__, message=str(error), traceback=text)
 

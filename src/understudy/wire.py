@@ -25,6 +25,7 @@ Errors have OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, cast
@@ -32,7 +33,7 @@ from typing import Annotated, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from .config import LoraOptions, Name, TrainConfig
-from .types import Call, CallRef, Json, Message, RolloutException, Tool, TrainResult, new_id
+from .types import Call, CallOrigin, CallRef, Json, RenderedHistory, RolloutException, TrainResult, new_id
 
 TRAJECTORY_HEADER = "x-understudy-trajectory"
 RECORD_HEADER = "x-understudy-record"
@@ -41,6 +42,27 @@ ORIGIN_HEADER = "x-understudy-origin"
 """JSON of a CallOrigin, ASCII."""
 LENGTH_HEADER = "x-understudy-length"
 """`fit`: max_tokens was set for another model; where the context has less room, the room is the limit."""
+
+
+def call_headers(
+    trajectory_id: str | None = None, origin: CallOrigin | None = None, *, fit: bool = False
+) -> dict[str, str]:
+    """Headers of a model call: its trajectory, where in the app it is made, and whether `max_tokens` may be cut to `fit`."""
+    headers: dict[str, str] = {}
+    if trajectory_id is not None:
+        headers[TRAJECTORY_HEADER] = trajectory_id
+    if origin is not None:
+        headers[ORIGIN_HEADER] = json.dumps(origin.model_dump(exclude_defaults=True))
+    if fit:
+        headers[LENGTH_HEADER] = "fit"
+    return headers
+
+
+def is_labelled(url: str, headers: Iterable[str]) -> bool:
+    """Whether a request with headers of these names is a call to an Understudy server that will be recorded."""
+    names = {name.lower() for name in headers}
+    by_url = "/t/" in url and url.endswith("/chat/completions")
+    return TRAJECTORY_HEADER in names or RECORD_HEADER in names or by_url
 
 
 def _storable(value: Json) -> Json:
@@ -146,15 +168,6 @@ class ExportResult(Wire):
     path: str
     format: str
     step: int
-
-
-class RenderedHistory(Wire):
-    """A conversation without recorded calls: the learner renders it with the chat template.
-    `targets` are the indexes of the assistant messages to train on."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] | None = None
-    targets: tuple[int, ...]
 
 
 class TrajectoryRecord(Wire):

@@ -14,12 +14,14 @@ from understudy.config import EngineOptions, ServerOptions
 from understudy.server.calls.recorder import Recorder
 from understudy.server.http import app
 from understudy.server.http.auth import Guard
-from understudy.server.models.base_model import BaseModel
-from understudy.server.models.registry import ModelRegistry
+from understudy.server.models.base_model import BaseModelPath
+from understudy.server.models.model_services import open_models
 from understudy.server.records.store import Store
-from understudy.server.sampler.choice import Engine
+from understudy.server.sampler.choice import EngineChoice
 from understudy.server.services import Services
-from understudy.server.training.queue import Training
+from understudy.server.training.history import TrainHistory
+from understudy.server.training.job_folders import JobFolders
+from understudy.server.training.queue import TrainQueue
 from understudy.types import Call
 
 from .scripted_sampler import ConnectedSampler, ScriptedSampler, serving
@@ -45,20 +47,23 @@ class Gateway:
 @asynccontextmanager
 async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator[Gateway]:
     store = await Store.open(f"sqlite:///{folder / 'records.db'}")
-    base = BaseModel("tiny", folder, "tiny")
+    base = BaseModelPath("tiny", folder, "tiny")
     sampler = ConnectedSampler(scripted.url)
-    models = ModelRegistry.open(folder, base, "default", "default", sampler)
+    models = open_models(folder, base, "default", "default", sampler.adapters)
     recorder = Recorder(store)
+    jobs = JobFolders(folder / "jobs", store, frozenset())
+    history = TrainHistory(store, models.registry, jobs)
     services = Services(
         options=ServerOptions(dir=folder),
-        engine=Engine("embedded", EngineOptions()),
+        engine=EngineChoice("embedded", EngineOptions()),
         base=base,
         store=store,
         models=models,
         sampler=sampler,
         recorder=recorder,
         learner=None,
-        training=Training(store, models, None, folder / "jobs", frozenset(), sampler),
+        training=TrainQueue(history, jobs, None),
+        train_history=history,
     )
 
     async with (

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from understudy.server.sampler.client import SamplerClient
+from understudy.server.sampler.supervised import SupervisedSampler
 
 Body = dict[str, Any]
 
@@ -179,7 +179,7 @@ async def serving(app: Any) -> AsyncIterator[str]:
         listener.close()
 
 
-class ConnectedSampler(SamplerClient):
+class ConnectedSampler(SupervisedSampler):
     """The server's client of a sampler that somebody else started."""
 
     def __init__(self, url: str) -> None:

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from tests.fakes.scripted_server import ScriptedServer, calls, says, scripted_server
 from understudy import Trajectory
 from understudy_langgraph import ChatUnderstudy
-from understudy_langgraph.active_capture import Capture, Route, activated
+from understudy_langgraph.active_capture import ActiveCapture, CallRoute, activated
 from understudy_langgraph.patches import install
 from understudy_langgraph.provider_formats import to_openai
 from understudy_langgraph.selection import Selection, as_predicate
@@ -54,7 +54,7 @@ def app() -> Any:
 def capture_to(server: ScriptedServer, trajectory: str, select: Selection | None = None) -> Any:
     install()
     target = ChatUnderstudy(model="agent", base_url=server.url, api_key=SecretStr("k"))
-    return activated(Capture((Route(target, as_predicate(select, "select")),), Trajectory(id=trajectory)))
+    return activated(ActiveCapture((CallRoute(target, as_predicate(select, "select")),), Trajectory(id=trajectory)))
 
 
 QUESTION = {"messages": [("user", "1 + 2?")]}

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 import understudy as us
 from tests.server.servers import RunningServer, until
 from understudy.engine.protocol import FLAT_LOGPROBS
-from understudy.server.sampler.client import SamplerClient
+from understudy.server.sampler.supervised import SupervisedSampler
 from understudy.server.sampler.transport import SERVED_NAME
 from understudy.tiny import path as tiny_policy
 from understudy.types import CallStatus
@@ -181,7 +181,7 @@ async def test_a_step_of_unsloth_is_swapped_in_and_sampler_and_learner_agree(
     assert "loader unsloth" in (server.folder / "logs" / "learner.log").read_text("utf-8")
 
 
-class Connected(SamplerClient):
+class Connected(SupervisedSampler):
     """The server's own client, on the socket of its vLLM."""
 
     def __init__(self, socket: Path) -> None:
@@ -197,12 +197,12 @@ async def test_vllm_sleeps_when_its_calls_have_ended_and_those_that_came_are_ans
     words = psutil.Process(engine_of(server)).cmdline()
     sampler = Connected(Path(words[words.index("--uds") + 1]))
     call = {"model": "base", "messages": QUESTION, "max_tokens": 64, "ignore_eos": True}
-    early = [asyncio.create_task(sampler.post(call)) for _ in range(4)]
+    early = [asyncio.create_task(sampler.calls.post(call)) for _ in range(4)]
     await asyncio.sleep(0)
-    async with sampler.asleep():
+    async with sampler.calls.asleep():
         assert all(task.done() for task in early)
-        late = asyncio.create_task(sampler.post(call))
-        sleeping = await sampler._control.get("/is_sleeping")  # type: ignore[union-attr]
+        late = asyncio.create_task(sampler.calls.post(call))
+        sleeping = await sampler.connection.control.get("/is_sleeping")  # type: ignore[union-attr]
         assert sleeping.json() == {"is_sleeping": True}
         assert not late.done()
     assert [(await each).status for each in (*early, late)] == [200] * 5

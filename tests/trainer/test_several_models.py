@@ -26,7 +26,7 @@ from understudy import (
 )
 from understudy.errors import ConfigError, RolloutError
 from understudy.tracing.jsonl import JsonlSink
-from understudy.trainer.models import Outcome
+from understudy.trainer.models import StepOutcome
 from understudy.trainer.progress import PlainProgress
 from understudy.trainer.report import Stopped
 from understudy.types import call_ref, new_id
@@ -132,8 +132,8 @@ def test_a_model_that_has_made_its_steps_is_trained_no_further(planner: Trainabl
     ).train(1)
     report = Trainer([planner, writer], calling(0, 1), SCENARIOS, progress=quiet()[0], **SMALL).train(2)
     assert [[made.outcome for made in each.models.values()] for each in report.iterations] == [
-        [Outcome.TRAINED, Outcome.TRAINED],
-        [Outcome.DONE, Outcome.TRAINED],
+        [StepOutcome.TRAINED, StepOutcome.TRAINED],
+        [StepOutcome.DONE, StepOutcome.TRAINED],
     ]
     assert [each.step for each in report.models.values()] == [2, 2]
     again = Trainer([planner, writer], calling(0, 1), SCENARIOS, progress=quiet()[0], **SMALL).train(2)
@@ -150,7 +150,10 @@ def test_a_model_that_is_called_now_and_then_waits_for_it_and_the_run_goes_on(
         return await calling(*((0,) if next(turns) < 4 else (0, 1)))(models, scenario)
 
     report = Trainer([planner, writer], rollout, SCENARIOS, progress=progress, **SMALL).train(1)
-    assert [each.models[writer.name].outcome for each in report.iterations] == [Outcome.NO_CALLS, Outcome.TRAINED]
+    assert [each.models[writer.name].outcome for each in report.iterations] == [
+        StepOutcome.NO_CALLS,
+        StepOutcome.TRAINED,
+    ]
     assert report.stopped == Stopped.FINISHED
     assert f"warning: {writer.name} was not trained in this iteration:" in out.getvalue()
     assert f"their calls went to {planner.name}" in out.getvalue()
@@ -229,9 +232,9 @@ def test_models_on_two_servers_are_trained_from_one_set_of_rollouts(
     trainer = Trainer([planner, writer], rollout, SCENARIOS, progress=quiet()[0], **SMALL)
     report = trainer.train(2)
     assert [[made.outcome for made in each.models.values()] for each in report.iterations] == [
-        [Outcome.TRAINED, Outcome.NO_CALLS],
-        [Outcome.TRAINED, Outcome.TRAINED],
-        [Outcome.DONE, Outcome.TRAINED],
+        [StepOutcome.TRAINED, StepOutcome.NO_CALLS],
+        [StepOutcome.TRAINED, StepOutcome.TRAINED],
+        [StepOutcome.DONE, StepOutcome.TRAINED],
     ]
     both = report.iterations[1].models.values()
     assert [made.metrics["calls/weighted"] for made in both] == [4, 4]  # each server was told of its own calls

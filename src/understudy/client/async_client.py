@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from httpx import URL
@@ -73,7 +73,7 @@ class AsyncClient(AsyncOpenAI):
         groups: Iterable[TrajectoryGroup],
         *,
         model: str | None = None,
-        config: TrainConfig | dict[str, Json] | None = None,
+        config: TrainConfig | Mapping[str, object] | None = None,
         request_id: str | None = None,
         on_event: Callable[[TrainEvent], None] | None = None,
         timeout: float | None = None,

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from ..config import ELSEWHERE, TrainConfig
 from ..errors import ConfigError
-from ..types import Json, TrainResult, TrajectoryGroup, new_id
+from ..types import TrainResult, TrajectoryGroup, new_id
 from ..wire import TrainEvent, TrainRequest
 from .http import Api, checked_url
 from .progress import TrainBar
 from .records import group_wires, require_calls
 from .train_stream import train
 
-if TYPE_CHECKING:
-    from .model import TrainableModel
+
+class BackendModel(Protocol):
+    """What a backend needs of a model."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def register(self, backend: Backend) -> None: ...
+
+    async def api(self) -> Api: ...
 
 
 class Backend(ABC):
@@ -27,21 +35,25 @@ class Backend(ABC):
     async def connect(self, base_model: str | None = None) -> Api:
         """The server, up and answering; `base_model` is what it loads when it has to be started."""
 
-    async def register(self, model: TrainableModel) -> None:
+    def path_on_server(self, path: str | os.PathLike[str]) -> str:
+        """A path of the user's as the server's machine takes it: as it is, where that is another one."""
+        return os.fspath(path)
+
+    async def register(self, model: BackendModel) -> None:
         """Make the model known to the server. Idempotent; another base model under its name is a ServerError."""
         await model.register(self)
 
     async def train(
         self,
-        model: TrainableModel,
+        model: BackendModel,
         groups: Iterable[TrajectoryGroup],
-        config: TrainConfig | dict[str, Json] | None = None,
+        config: TrainConfig | Mapping[str, object] | None = None,
         *,
         request_id: str | None = None,
         on_event: Callable[[TrainEvent], None] | None = None,
         pbar_desc: str | None = "train",
         timeout: float | None = None,
-        **options: Json,
+        **options: object,
     ) -> TrainResult:
         """One step of the model on these groups. `options` are TrainConfig's fields, instead of `config`.
 
@@ -51,7 +63,7 @@ class Backend(ABC):
         settings = train_config(config, options)
         await model.register(self)
         return await train_groups(
-            await self.connect(model.base_model),
+            await model.api(),
             model.name,
             groups,
             settings,
@@ -77,7 +89,7 @@ class RemoteBackend(Backend):
         return f"RemoteBackend({self.url!r})"
 
 
-def train_config(config: TrainConfig | dict[str, Json] | None, options: dict[str, Json]) -> TrainConfig:
+def train_config(config: TrainConfig | Mapping[str, object] | None, options: Mapping[str, object]) -> TrainConfig:
     """Options as given, as one TrainConfig; raises ConfigError naming what is wrong."""
     if config is not None and options.keys() & ELSEWHERE.keys():
         TrainConfig.parse(**options)  # names the equivalent
@@ -85,7 +97,7 @@ def train_config(config: TrainConfig | dict[str, Json] | None, options: dict[str
         raise ConfigError(f"give either config= or single options, not both (got config and {sorted(options)})")
     if isinstance(config, TrainConfig):
         return config
-    if config is not None and not isinstance(config, dict):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+    if config is not None and not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
         raise ConfigError(f"config: expected a TrainConfig or a dict of its options, got {config!r}")
     return TrainConfig.parse(**(config or options))
 

@@ -12,7 +12,7 @@ from typing import Literal, overload
 from openai.types.chat.chat_completion import Choice
 
 from ..errors import CaptureError, ConfigError, ServerError
-from ..types import Call, History, Json, Message, Trajectory
+from ..types import Call, History, Message, Trajectory
 from .http import Api
 
 
@@ -182,8 +182,8 @@ def _plain(message: Message) -> Message:
 
 def _choice(call: Call, marked: bool) -> Choice:
     output = call.outputs[0]
-    mark: Json = {"call_id": call.id, "trajectory_id": call.trajectory_id, "index": output.index, "step": call.step}
-    choice: Json = {
+    mark = {"call_id": call.id, "trajectory_id": call.trajectory_id, "index": output.index, "step": call.step}
+    choice: dict[str, object] = {
         "index": output.index,
         "finish_reason": output.finish_reason or "stop",
         "message": {"role": "assistant", **output.message},

@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Batch(Generic[Item]):
+class DatasetBatch(Generic[Item]):
     """One step's items. `step` counts from the first epoch on, `epoch_step` inside the epoch; both from 0."""
 
     items: list[Item]
@@ -30,7 +30,7 @@ def iterate_dataset(
     *,
     shuffle: bool = True,
     seed: int = 0,
-) -> Generator[Batch[Item]]:
+) -> Generator[DatasetBatch[Item]]:
     """Batches of `groups_per_step` items (the last of an epoch may be smaller), each epoch in its own fixed order.
 
     `initial_step` skips what earlier steps have used: `initial_step=await model.get_step()` resumes.
@@ -51,4 +51,4 @@ def iterate_dataset(
             step = epoch * per_epoch + epoch_step
             if step >= initial_step:
                 chosen = order[epoch_step * groups_per_step : (epoch_step + 1) * groups_per_step]
-                yield Batch([dataset[i] for i in chosen], step, epoch, epoch_step)
+                yield DatasetBatch([dataset[i] for i in chosen], step, epoch, epoch_step)

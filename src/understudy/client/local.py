@@ -41,7 +41,7 @@ class LocalBackend(Backend):
     process, or at `close()`. Raises BackendError when it cannot be started, ConfigError for a wrong option.
     """
 
-    def __init__(self, dir: str | Path | None = None, *, start_timeout: float = 600.0, **options: Json) -> None:
+    def __init__(self, dir: str | Path | None = None, *, start_timeout: float = 600.0, **options: object) -> None:
         refuse_foreign(options, BACKEND_OPTIONS, "LocalBackend")
         self.dir = Path(dir).expanduser().absolute() if dir is not None else default_dir()
         self.engine = EngineOptions.parse(**options)
@@ -61,6 +61,10 @@ class LocalBackend(Backend):
         except asyncio.CancelledError:
             starting.abandoned.set()
             raise
+
+    def path_on_server(self, path: str | os.PathLike[str]) -> str:
+        """The absolute path: the server runs on this machine, in another folder."""
+        return os.path.abspath(path)
 
     def close(self) -> None:
         """End the server of this directory, if this process started one; it is started anew at the next use."""
@@ -206,9 +210,9 @@ def command(base_model: str, folder: Path, engine: EngineOptions) -> list[str]:
     return words
 
 
-def _word(value: Json) -> str:
+def _word(value: object) -> str:
     if isinstance(value, list | tuple):
-        return ",".join(str(part) for part in cast(Sequence[Json], value))
+        return ",".join(str(part) for part in cast(Sequence[object], value))
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from openai import AsyncOpenAI
 
@@ -31,6 +31,7 @@ from .inference import httpx_client, openai_client
 from .local import LocalBackend
 from .other_trainers import MODEL_OPTIONS, refuse_foreign
 from .records import as_json, trajectory_record
+from .registration import Registration
 from .sampling import forced_temperature
 from .transport import LoopTransport
 
@@ -44,7 +45,7 @@ class Model:
         self,
         name: str,
         project: str = "default",
-        config: Json = None,
+        config: Any = None,
         *,
         inference_api_key: str | None = None,
         inference_base_url: str | None = None,
@@ -123,11 +124,11 @@ class Model:
         )
         await api.log(self.name, request)
 
-    async def overwrite_state(self, state: Mapping[str, Json]) -> None:
+    async def overwrite_state(self, state: Mapping[str, object]) -> None:
         """Replace the JSON object of the user's own that is kept with the model."""
         await (await self.api()).set_state(self.name, as_json(state, "state"))
 
-    async def merge_state(self, state: Mapping[str, Json]) -> dict[str, Json]:
+    async def merge_state(self, state: Mapping[str, object]) -> dict[str, Json]:
         """Replace single keys of it; returns the whole."""
         merged = await self.read_state() | dict(state)
         await self.overwrite_state(merged)
@@ -164,9 +165,9 @@ class TrainableModel(Model):
         project: str = "default",
         base_model: str = "",
         backend: Backend | None = None,
-        lora: LoraOptions | dict[str, Json] | None = None,
-        config: Json = None,
-        **foreign: Json,
+        lora: LoraOptions | Mapping[str, object] | None = None,
+        config: Any = None,
+        **foreign: object,
     ) -> None:
         refuse_foreign(foreign, MODEL_OPTIONS, "TrainableModel")
         if foreign:
@@ -179,18 +180,14 @@ class TrainableModel(Model):
             checked_name(name, "name"), checked_name(project, "project"), config, inference_model_name=name
         )
         self.base_model = base_model
-        self.lora = LoraOptions.parse(**lora) if isinstance(lora, dict) else lora
-        self._backend = backend
-        self._registered: tuple[Api, str] | None = None
+        self.lora = LoraOptions.parse(**lora) if isinstance(lora, Mapping) else lora
+        self._registration = None if backend is None else self._registration_on(backend)
         self._recording = new_id("open")
 
     @property
     def backend(self) -> Backend:
         """Where it runs; chosen at the first use when none was given."""
-        if self._backend is None:
-            url = os.environ.get("UNDERSTUDY_URL")
-            self._backend = RemoteBackend(url) if url else LocalBackend()
-        return self._backend
+        return self._on_backend().backend
 
     @property
     def inference_base_url(self) -> str:
@@ -206,25 +203,19 @@ class TrainableModel(Model):
     async def register(self, backend: Backend | None = None) -> None:
         """Make the model known to the backend's server. Idempotent; raises ServerError for another base model or LoRA
         shape under the same name, BackendError when the server cannot be started."""
-        if backend is not None and backend is not self._backend:
-            self._backend = backend
-            self._registered = None
+        if backend is not None and (self._registration is None or backend is not self._registration.backend):
+            self._registration = self._registration_on(backend)
         await self.api()
 
     async def api(self) -> Api:
-        """The server, up, with this model registered."""
-        api = await self.backend.connect(self.base_model)
-        if self._registered is None or self._registered[0] is not api:
-            await api.register(
-                RegisterRequest(name=self.name, project=self.project, base_model=self.base_model, lora=self.lora)
-            )
-            self._registered = (api, self.name)
-        return api
+        """The server, up, with this model registered: connected once, however many ask at the same time."""
+        return await self._on_backend().api()
 
     def openai_client(self) -> AsyncOpenAI:
         """A plain AsyncOpenAI without retries, usable from any event loop, whose calls are recorded: under the
         trajectory whose capture is active here, else under one of their own until a trajectory keeps their choices."""
-        return openai_client(self.api, self._registered[0].url if self._registered else None)
+        server = self._server()
+        return openai_client(self.api, server.url if server is not None else None)
 
     def inference_name(self, step: int | None = None) -> str:
         """The name to send: the newest step, or a fixed one."""
@@ -250,13 +241,13 @@ class TrainableModel(Model):
     async def train(
         self,
         groups: Iterable[TrajectoryGroup],
-        config: TrainConfig | dict[str, Json] | None = None,
+        config: TrainConfig | Mapping[str, object] | None = None,
         *,
         request_id: str | None = None,
         on_event: Callable[[TrainEvent], None] | None = None,
         pbar_desc: str | None = "train",
         timeout: float | None = None,
-        **options: Json,
+        **options: object,
     ) -> TrainResult:
         """One step on these groups; see `Backend.train`."""
         return await self.backend.train(
@@ -305,18 +296,33 @@ class TrainableModel(Model):
             raise ConfigError(f"format: {format!r} must be one of {', '.join(get_args(ExportFormat))}")
         api = await self.api()
         at = step if step is not None else await self.get_step()
-        folder = os.path.abspath(output) if isinstance(self.backend, LocalBackend) else os.fspath(output)
-        return (await api.export(self.name, at, ExportRequest(format=cast(ExportFormat, format), output=folder))).path
+        request = ExportRequest(format=cast(ExportFormat, format), output=self.backend.path_on_server(output))
+        return (await api.export(self.name, at, request)).path
 
     async def _log_step(self) -> int | None:
         return await self.get_step()
 
+    def _on_backend(self) -> Registration:
+        if self._registration is None:
+            url = os.environ.get("UNDERSTUDY_URL")
+            self._registration = self._registration_on(RemoteBackend(url) if url else LocalBackend())
+        return self._registration
+
+    def _registration_on(self, backend: Backend) -> Registration:
+        request = RegisterRequest(name=self.name, project=self.project, base_model=self.base_model, lora=self.lora)
+        return Registration(backend, request)
+
+    def _server(self) -> Api | None:
+        """Where it is registered; None before its first use."""
+        return self._registration.server if self._registration is not None else None
+
     def _known_api(self) -> Api:
-        if self._registered is None:
+        server = self._server()
+        if server is None:
             raise ConfigError(
                 f"model {self.name!r} is not registered yet: `await model.register()` before asking for its URL"
             )
-        return self._registered[0]
+        return server
 
 
 def _flat(rollouts: Rollouts) -> tuple[list[Trajectory], int]:

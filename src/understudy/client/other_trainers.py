@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import ConfigError
-from ..types import Json
 
 BACKEND_OPTIONS = {
     "path": "dir=",
@@ -20,7 +19,7 @@ MODEL_OPTIONS = {
 }
 
 
-def refuse_foreign(given: Mapping[str, Json], known: Mapping[str, str], where: str) -> None:
+def refuse_foreign(given: Mapping[str, object], known: Mapping[str, str], where: str) -> None:
     """Raise ConfigError for an argument of another trainer, naming ours."""
     for name in given:
         if name in known:

@@ -12,8 +12,18 @@ from typing import cast
 from openai.types.chat.chat_completion import Choice
 
 from ..errors import ConfigError
-from ..types import History, Json, Message, Metric, RolloutException, Trajectory, TrajectoryGroup, call_ref
-from ..wire import GroupRecord, RenderedHistory, TrajectoryRecord
+from ..types import (
+    History,
+    Json,
+    Message,
+    Metric,
+    RenderedHistory,
+    RolloutException,
+    Trajectory,
+    TrajectoryGroup,
+    call_ref,
+)
+from ..wire import GroupRecord, TrajectoryRecord
 
 LARGEST_NUMBER = 1e100
 """Of rewards and metrics: sums of the squares of larger ones overflow."""
@@ -130,7 +140,7 @@ def _rendered(history: History) -> RenderedHistory | None:
     return RenderedHistory(messages=messages, tools=tools, targets=targets)
 
 
-def _reward(reward: Json, where: str) -> float | None:
+def _reward(reward: float | None, where: str) -> float | None:
     if reward is None:
         return None
     try:
@@ -144,7 +154,7 @@ def _reward(reward: Json, where: str) -> float | None:
     return value
 
 
-def as_numbers(values: Mapping[str, Json], where: str) -> dict[str, float]:
+def as_numbers(values: Mapping[str, float], where: str) -> dict[str, float]:
     """Raises ConfigError naming the first that is no number, or too large a one."""
     numbers: dict[str, float] = {}
     for name, value in values.items():
@@ -165,7 +175,7 @@ def _metrics(metrics: Mapping[str, Metric], where: str) -> dict[str, float]:
     return values
 
 
-def _weights(weights: Mapping[str, Json], where: str) -> dict[str, float]:
+def _weights(weights: Mapping[str, float], where: str) -> dict[str, float]:
     values = as_numbers(weights, f"{where}: weights")
     for call_id, value in values.items():
         if not 0 <= value < math.inf:
@@ -175,7 +185,7 @@ def _weights(weights: Mapping[str, Json], where: str) -> dict[str, float]:
     return values
 
 
-def as_json(values: Mapping[str, Json], where: str) -> dict[str, Json]:
+def as_json(values: Mapping[str, object], where: str) -> dict[str, Json]:
     """Raises ConfigError naming the first that is no JSON, also for a NaN deep inside: it would come back as null."""
     for name, value in values.items():
         try:

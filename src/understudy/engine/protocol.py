@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from safetensors.numpy import load_file, save
 
 from ..config import EngineName, LoraOptions, TrainConfig
-from ..types import Sampling, TrainResult
-from ..wire import RenderedHistory
+from ..types import RenderedHistory, Sampling, TrainResult
 
 SAMPLER_MODULES: dict[EngineName, str] = {
     "embedded": "understudy.engine.inference.embedded",

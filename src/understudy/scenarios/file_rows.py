@@ -16,7 +16,7 @@ Place: TypeAlias = int
 
 
 @dataclass(frozen=True)
-class Row:
+class FileRow:
     """What was found at one place: the row's values by name, or its fault."""
 
     place: Place
@@ -24,17 +24,17 @@ class Row:
     fault: str = ""
 
 
-def row_of(place: Place, found: object, word: str) -> Row:
+def row_of(place: Place, found: object, word: str) -> FileRow:
     """A row whose values are JSON, each named as `word` ("key", "column") in a fault."""
     if not isinstance(found, Mapping):
-        return Row(place, fault=f"an object is needed, got {type(found).__name__}")
+        return FileRow(place, fault=f"an object is needed, got {type(found).__name__}")
     named = cast(Mapping[str, object], found)
     try:
-        return Row(place, {name: json_value(value, f"{word} {name!r}") for name, value in named.items()})
+        return FileRow(place, {name: json_value(value, f"{word} {name!r}") for name, value in named.items()})
     except RecursionError:
-        return Row(place, fault="nested too deeply")
+        return FileRow(place, fault="nested too deeply")
     except ConfigError as error:
-        return Row(place, fault=str(error))
+        return FileRow(place, fault=str(error))
 
 
 def json_value(value: object, where: str) -> Json:

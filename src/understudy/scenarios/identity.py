@@ -11,19 +11,18 @@ from typing import cast
 from pydantic import BaseModel
 
 from understudy.errors import ConfigError
-from understudy.types import Json
 
 TEXT_KEYS = ("input", "question", "prompt")
 
 
-def fields(scenario: object) -> dict[str, Json]:
+def scenario_fields(scenario: object) -> dict[str, object]:
     """The scenario's named values; a string has none. Raises ConfigError for another kind of object."""
     if isinstance(scenario, BaseModel):
         return scenario.model_dump()
     if dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
         return {field.name: getattr(scenario, field.name) for field in dataclasses.fields(scenario)}
     if isinstance(scenario, Mapping):
-        return {str(key): value for key, value in cast(Mapping[object, Json], scenario).items()}
+        return {str(key): value for key, value in cast(Mapping[object, object], scenario).items()}
     if isinstance(scenario, str):
         return {}
     kind = type(scenario).__name__
@@ -32,10 +31,12 @@ def fields(scenario: object) -> dict[str, Json]:
 
 def scenario_id(scenario: object) -> str:
     """Its `id`, or else a hash of its content, which stays the same from run to run."""
-    own = fields(scenario).get("id")
+    own = scenario_fields(scenario).get("id")
     if own is not None and str(own):
         return str(own)
-    content = scenario if isinstance(scenario, str) else json.dumps(fields(scenario), sort_keys=True, default=repr)
+    content = (
+        scenario if isinstance(scenario, str) else json.dumps(scenario_fields(scenario), sort_keys=True, default=repr)
+    )
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -43,10 +44,11 @@ def scenario_text(scenario: object) -> str:
     """What the user says in it: the string itself, or the first of `input`, `question`, `prompt`."""
     if isinstance(scenario, str):
         return scenario
-    named = fields(scenario)
+    named = scenario_fields(scenario)
     for key in TEXT_KEYS:
-        if isinstance(named.get(key), str):
-            return named[key]
+        text = named.get(key)
+        if isinstance(text, str):
+            return text
     raise ConfigError(
         f"scenario {scenario_id(scenario)!r} has no text under {', '.join(TEXT_KEYS)}; its keys are "
         f"{', '.join(named) or '(none)'}: rename one, or pass to_input=(scenario) -> input"

@@ -8,12 +8,12 @@ from pathlib import Path
 from understudy.errors import ConfigError
 from understudy.types import Scenario
 
-from .file_rows import Place, Row
+from .file_rows import FileRow, Place
 from .identity import scenario_id
 from .saved_dataset import dataset_folder, dataset_rows
 from .text_files import csv_rows, jsonl_rows
 
-READERS: dict[str, Callable[[Path], Iterator[Row]]] = {".jsonl": jsonl_rows, ".csv": csv_rows}
+READERS: dict[str, Callable[[Path], Iterator[FileRow]]] = {".jsonl": jsonl_rows, ".csv": csv_rows}
 SHOWN_FAULTS = 20
 
 
@@ -36,7 +36,7 @@ def load_scenarios(path: str | Path) -> list[Scenario]:
         raise ConfigError(f"scenarios: {file} cannot be read: {error.strerror or error}") from error
 
 
-def _checked(rows: Iterable[Row], source: str, word: str, joint: str) -> list[Scenario]:
+def _checked(rows: Iterable[FileRow], source: str, word: str, joint: str) -> list[Scenario]:
     faults: list[str] = []
     scenarios: list[Scenario] = []
     places: dict[str, Place] = {}
@@ -58,7 +58,7 @@ def _checked(rows: Iterable[Row], source: str, word: str, joint: str) -> list[Sc
     return scenarios
 
 
-def _scenario(row: Row) -> tuple[Scenario | None, str]:
+def _scenario(row: FileRow) -> tuple[Scenario | None, str]:
     """The scenario of a row, or its fault."""
     if row.values is None:
         return None, row.fault

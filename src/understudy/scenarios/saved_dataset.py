@@ -1,8 +1,5 @@
 """A Hugging Face dataset that `save_to_disk` wrote, row by row. Loads `datasets` when it is asked for one."""
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
-# (datasets leaves most of its types open)
-
 from __future__ import annotations
 
 import dataclasses
@@ -15,7 +12,7 @@ from typing import Any
 from understudy.errors import ConfigError, MissingExtraError
 from understudy.types import Json
 
-from .file_rows import Row, row_of
+from .file_rows import FileRow, row_of
 
 ONE, SEVERAL = "dataset_info.json", "dataset_dict.json"
 """The files by which a saved Dataset and a saved DatasetDict are known."""
@@ -29,7 +26,7 @@ def dataset_folder(path: Path) -> tuple[Path, str | None] | None:
     return (Path(folder), split) if colon and Path(folder).is_dir() else None
 
 
-def dataset_rows(folder: Path, split: str | None) -> Iterator[Row]:
+def dataset_rows(folder: Path, split: str | None) -> Iterator[FileRow]:
     """The rows with their index. Raises ConfigError for a folder or split that is none, MissingExtraError."""
     dataset = _loaded(_one_dataset(folder, split))
     for name, feature in dataset.features.items():
@@ -89,7 +86,7 @@ def _loaded(folder: Path) -> Any:
 
 def _datasets() -> ModuleType:
     try:
-        import datasets
+        import datasets  # pyright: ignore[reportMissingTypeStubs]
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "datasets", "hf") from error
     return datasets

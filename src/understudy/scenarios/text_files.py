@@ -9,17 +9,17 @@ from collections import Counter
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from typing import NoReturn
 
 from understudy.errors import ConfigError
-from understudy.types import Json
 
-from .file_rows import Row, row_of
+from .file_rows import FileRow, row_of
 
 BOM = b"\xef\xbb\xbf"
 OTHER_BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
-def jsonl_rows(file: Path) -> Iterator[Row]:
+def jsonl_rows(file: Path) -> Iterator[FileRow]:
     """An object per line; empty lines are skipped. Lines end with a newline only: text may hold any other character."""
     for number, line in enumerate(_content(file).split(b"\n"), 1):
         if line.strip():
@@ -28,18 +28,18 @@ def jsonl_rows(file: Path) -> Iterator[Row]:
                     line.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float
                 )
             except UnicodeDecodeError as error:
-                yield Row(number, fault=f"not UTF-8: byte {line[error.start]:#04x} at {error.start}")
+                yield FileRow(number, fault=f"not UTF-8: byte {line[error.start]:#04x} at {error.start}")
             except RecursionError:
-                yield Row(number, fault="nested too deeply")
+                yield FileRow(number, fault="nested too deeply")
             except ConfigError as error:
-                yield Row(number, fault=str(error))
+                yield FileRow(number, fault=str(error))
             except ValueError as error:
-                yield Row(number, fault=f"not JSON: {error}")
+                yield FileRow(number, fault=f"not JSON: {error}")
             else:
                 yield row_of(number, found, "key")
 
 
-def csv_rows(file: Path) -> Iterator[Row]:
+def csv_rows(file: Path) -> Iterator[FileRow]:
     """A header, then a row of as many values each; all are text. Raises ConfigError for a header that names no fields."""
     content = _content(file)
     try:
@@ -55,12 +55,12 @@ def csv_rows(file: Path) -> Iterator[Row]:
             if values and names is None:
                 names = _header(values, f"{file}:{begin}")
             elif values and names is not None and len(values) != len(names):
-                yield Row(begin, fault=f"{len(values)} values, but the header has {len(names)} columns")
+                yield FileRow(begin, fault=f"{len(values)} values, but the header has {len(names)} columns")
             elif values and names is not None:
                 yield row_of(begin, dict(zip(names, values, strict=True)), "column")
             begin = reader.line_num + 1
     except csv.Error as error:
-        yield Row(begin, fault=f"not CSV: {error}{_hint(error)}")
+        yield FileRow(begin, fault=f"not CSV: {error}{_hint(error)}")
 
 
 def _content(file: Path) -> bytes:
@@ -71,14 +71,14 @@ def _content(file: Path) -> bytes:
     return content
 
 
-def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ConfigError(f"the key {_twice([name for name, _ in pairs])} comes twice in an object")
     return found
 
 
-def _no_constant(text: str) -> Json:
+def _no_constant(text: str) -> NoReturn:
     raise ConfigError(f"JSON has no {text}; use null, or leave it out")
 
 

@@ -6,11 +6,10 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import ErrorDetails, PydanticUndefined
 
 from ..config import EngineOptions, ServerOptions
 from ..errors import ConfigError
@@ -20,22 +19,22 @@ KEY_VARIABLE = "UNDERSTUDY_API_KEY"
 
 def parse(argv: Sequence[str]) -> ServerOptions:
     """The options of a command line. Raises ConfigError naming the flag; --help and unknown flags exit."""
-    given = {name: value for name, value in vars(_parser().parse_args(argv)).items() if value is not None}
-    engine = {name: given.pop(name) for name in EngineOptions.model_fields if name in given}
-    if "api_key" not in given and os.environ.get(KEY_VARIABLE):
-        given["api_key"] = os.environ[KEY_VARIABLE]
-    if "dir" in given:
-        given["dir"] = Path(given["dir"]).expanduser().absolute()
+    values = {name: value for name, value in vars(_parser().parse_args(argv)).items() if value is not None}
+    engine = {name: values.pop(name) for name in EngineOptions.model_fields if name in values}
+    if "api_key" not in values and os.environ.get(KEY_VARIABLE):
+        values["api_key"] = os.environ[KEY_VARIABLE]
+    if "dir" in values:
+        values["dir"] = Path(values["dir"]).expanduser().absolute()
     try:
-        return ServerOptions.model_validate(given | {"engine": engine})
+        return ServerOptions.model_validate(values | {"engine": engine})
     except ValidationError as error:
         raise ConfigError("\n".join(_fault(fault) for fault in error.errors(include_url=False))) from error
 
 
-def _fault(fault: Any) -> str:
+def _fault(fault: ErrorDetails) -> str:
     place = fault["loc"][1:] if fault["loc"][:1] == ("engine",) else fault["loc"]
     if not place:  # a fault of several options: the message names them
-        name, mark, rest = str(fault["ctx"]["error"]).partition(": ")
+        name, mark, rest = str(fault.get("ctx", {}).get("error", fault["msg"])).partition(": ")
         return f"{_flag(name)}{mark}{rest}" if name in EngineOptions.model_fields else name + mark + rest
     return f"{_flag(str(place[0]))}: {fault['msg']} (got {fault['input']!r})"
 

@@ -35,10 +35,10 @@ def _client(url: str, key: Key | None) -> list[str]:
 
 def ended(services: Services) -> str:
     """Where the trained LoRAs lie."""
-    states = [model.state() for model in services.models.models()]
+    states = [model.state() for model in services.models.registry.models()]
     trained = [f"  {state.name}: step {state.step}, {state.checkpoint}" for state in states if state.checkpoint]
     return "\n".join(["Ended. Everything recorded and trained is kept.", *trained])
 
 
 def _steps(services: Services) -> str:
-    return ", ".join(f"{model.facts.name} (step {model.step})" for model in services.models.models())
+    return ", ".join(f"{model.facts.name} (step {model.step})" for model in services.models.registry.models())

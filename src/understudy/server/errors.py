@@ -9,7 +9,6 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
 from ..errors import ConfigError, EngineError, OutOfMemory, ServerError, StoreError, TrainError, UnderstudyError
-from ..types import Json
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ class ApiError(ServerError):
         self.type = _TYPES.get(status, default)
         super().__init__(message, status=status, code=code or self.type, param=param)
 
-    def body(self) -> dict[str, Json]:
+    def body(self) -> dict[str, dict[str, str | None]]:
         """{"error": {"message", "type", "param", "code"}}, as OpenAI and vLLM answer."""
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
 
@@ -65,7 +64,7 @@ def bad_request(error: ValidationError, where: str) -> ApiError:
     return ApiError(400, "\n".join([*lines[:_SHOWN], *more]), fields[0] or None, "invalid_value")
 
 
-def shortened(value: Json) -> str:
+def shortened(value: object) -> str:
     """The value as it is shown in a message."""
     text = repr(value)
     return text if len(text) <= _VALUE_SHOWN else f"{text[:_VALUE_SHOWN]}..."

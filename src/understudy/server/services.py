@@ -1,4 +1,4 @@
-"""What the routers work with: one set of services per server, handed to each route as `Given`."""
+"""What the routers work with: one set of services per server, handed to each route as `ServicesDep`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from fastapi import Depends, Request
 
 from ..config import ServerOptions
 from .calls.recorder import Recorder
-from .models.base_model import BaseModel
-from .models.registry import ModelRegistry
+from .models.base_model import BaseModelPath
+from .models.model_services import ModelServices
 from .records.store import Store
-from .sampler.choice import Engine
-from .sampler.client import SamplerClient
+from .sampler.choice import EngineChoice
+from .sampler.sampler import Sampler
+from .training.history import TrainHistory
 from .training.learner_client import LearnerClient
-from .training.queue import Training
+from .training.queue import TrainQueue
 
 
 @dataclass(frozen=True)
@@ -23,19 +24,20 @@ class Services:
     """`learner` is None with --inference-only."""
 
     options: ServerOptions
-    engine: Engine
-    base: BaseModel
+    engine: EngineChoice
+    base: BaseModelPath
     store: Store
-    models: ModelRegistry
-    sampler: SamplerClient
+    models: ModelServices
+    sampler: Sampler
     learner: LearnerClient | None
     recorder: Recorder
-    training: Training
+    training: TrainQueue
+    train_history: TrainHistory
 
 
-async def services(request: Request) -> Services:
+async def _services_of(request: Request) -> Services:
     """The services of the app that got this request. FastAPI would call a plain function in a thread."""
     return request.app.state.services
 
 
-Given = Annotated[Services, Depends(services)]
+ServicesDep = Annotated[Services, Depends(_services_of)]

@@ -24,14 +24,17 @@ from .calls.recorder import Recorder
 from .http import app
 from .http.auth import Guard, Key, is_loopback, key_for
 from .lock import DirectoryLock
-from .models.base_model import BaseModel, find
-from .models.registry import ModelRegistry
+from .models.base_model import BaseModelPath, find
+from .models.model_services import open_models
 from .records.store import Store
 from .sampler.choice import choose
 from .services import Services
+from .training.history import TrainHistory
+from .training.job_folders import JobFolders
 from .training.jobs import CALL_MARKS
 from .training.learner_client import LearnerClient
-from .training.queue import Training
+from .training.queue import TrainQueue
+from .training.runner import TrainRunner
 
 log = logging.getLogger(__name__)
 
@@ -62,32 +65,26 @@ def run(options: ServerOptions) -> int:
         lock.release()
 
 
-async def open_services(options: ServerOptions, base: BaseModel) -> Services:
+async def open_services(options: ServerOptions, base: BaseModelPath) -> Services:
     """Everything that the routes need, its children starting. Raises ConfigError, StoreError."""
     logs = options.dir / "logs"
     store = await Store.open(options.store_url or f"sqlite:///{options.dir / 'records.db'}")
-    learner = None
+    learner = runner = None
     try:
         engine = await asyncio.to_thread(choose, options.engine, trains=not options.inference_only)
-        sampler = engine.client(base.path, logs / "sampler.log")
+        sampler = engine.sampler(base.path, logs / "sampler.log")
+        models = open_models(options.dir, base, options.name, options.project, sampler.adapters, engine.max_rank)
+        jobs = JobFolders(options.dir / "jobs", store, base.special_tokens(CALL_MARKS))
+        history = TrainHistory(store, models.registry, jobs)
         if not options.inference_only:
             learner = LearnerClient(base, engine.options, logs / "learner.log")
-        models = ModelRegistry.open(options.dir, base, options.name, options.project, sampler, engine.max_rank)
-        training = Training(
-            store,
-            models,
-            learner,
-            options.dir / "jobs",
-            base.special_tokens(CALL_MARKS),
-            sampler,
-            sleeps=engine.shares_gpu,
-            max_staleness=engine.max_staleness,
-        )
+            runner = TrainRunner(learner, models, sampler.calls, history, jobs, sleeps=engine.shares_gpu)
+        training = TrainQueue(history, jobs, runner, max_staleness=engine.max_staleness)
         await training.open()
     except BaseException:
         await store.close()
         raise
-    return Services(options, engine, base, store, models, sampler, learner, Recorder(store), training)
+    return Services(options, engine, base, store, models, sampler, learner, Recorder(store), training, history)
 
 
 async def close_services(services: Services, deadline: float) -> None:
@@ -139,7 +136,7 @@ class Ending:
 
 
 async def _serve(
-    options: ServerOptions, base: BaseModel, lock: DirectoryLock, listener: socket.socket, key: Key | None
+    options: ServerOptions, base: BaseModelPath, lock: DirectoryLock, listener: socket.socket, key: Key | None
 ) -> int:
     url = _url(options.host, listener)
     services = await open_services(options, base)

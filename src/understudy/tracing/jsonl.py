@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from understudy.types import Json, Trajectory, TrajectoryGroup
+from understudy.types import Trajectory, TrajectoryGroup
 
 
 class JsonlSink:
@@ -30,12 +30,12 @@ class JsonlSink:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _append(self, name: str, lines: list[dict[str, Json]]) -> None:
+    def _append(self, name: str, lines: Sequence[Mapping[str, object]]) -> None:
         with (self._folder / name).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line, default=repr) + "\n" for line in lines)
 
 
-def rollout_line(trajectory: Trajectory) -> dict[str, Json]:
+def rollout_line(trajectory: Trajectory) -> Mapping[str, object]:
     """A trajectory as one JSON object."""
     return trajectory.model_dump(mode="json", exclude={"messages_and_choices", "additional_histories"}) | {
         "messages": trajectory.messages()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from understudy.config import TrainConfig
 
 from .evaluate import Evaluation
-from .models import ModelStep, Outcome
+from .models import ModelStep, StepOutcome
 from .progress import StepRow
 from .report import Iteration, Stopped, TrainReport, never_called
 
@@ -17,8 +17,8 @@ NO_SIGNAL = "no signal: all rewards of each group are equal"
 def table_row(iteration: Iteration) -> StepRow:
     """An iteration as the table shows it: the first model's facts, the other models in the note."""
     first, *others = iteration.models.items()
-    notes = [NO_SIGNAL] if first[1].outcome == Outcome.NO_SIGNAL else []
-    notes += ["no calls"] if first[1].outcome == Outcome.NO_CALLS else []
+    notes = [NO_SIGNAL] if first[1].outcome == StepOutcome.NO_SIGNAL else []
+    notes += ["no calls"] if first[1].outcome == StepOutcome.NO_CALLS else []
     notes += [other_note(name, step) for name, step in others]
     notes += [f"{iteration.failed} rollouts failed"] if iteration.failed else []
     metrics = iteration.metrics
@@ -39,7 +39,7 @@ def table_row(iteration: Iteration) -> StepRow:
 
 def other_note(name: str, made: ModelStep) -> str:
     """`writer: step 3`, and what else there is to say."""
-    said = {Outcome.NO_SIGNAL: ", no signal", Outcome.NO_CALLS: ", no calls", Outcome.DONE: ", done"}
+    said = {StepOutcome.NO_SIGNAL: ", no signal", StepOutcome.NO_CALLS: ", no calls", StepOutcome.DONE: ", done"}
     return f"{name}: step {made.step}{said.get(made.outcome, '')}"
 
 
@@ -47,7 +47,7 @@ def warnings_of(models: Mapping[str, ModelStep]) -> Iterator[str]:
     """What went not quite right with each model."""
     several = len(models) > 1
     for name, made in models.items():
-        if made.outcome == Outcome.NO_CALLS:
+        if made.outcome == StepOutcome.NO_CALLS:
             yield f"warning: {name} was not trained in this iteration: {made.why}"
         yield from (f"warning: {name + ': ' if several else ''}{each}" for each in made.warnings)
 

@@ -23,7 +23,7 @@ from understudy.wire import TrajectoryRecord
 Models = tuple[TrainableModel, ...]
 
 
-class Outcome(StrEnum):
+class StepOutcome(StrEnum):
     TRAINED = "trained"
     NO_SIGNAL = "no_signal"  # the rewards of each group were equal
     NO_CALLS = "no_calls"  # none of its calls was in a rollout that counts
@@ -35,7 +35,7 @@ class ModelStep:
     """What one iteration did for one model. `step` is the model's step afterwards, `why` the reason of NO_CALLS."""
 
     step: int
-    outcome: Outcome
+    outcome: StepOutcome
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     warnings: tuple[str, ...] = ()
@@ -77,9 +77,9 @@ async def train_each(
         for model in own:
             step, config = steps[model.name], configs.get(model.name)
             if config is None:
-                made[model.name] = ModelStep(step, Outcome.DONE)
+                made[model.name] = ModelStep(step, StepOutcome.DONE)
             elif len(servers) > 1 and (why := await _why_not_called(model, known)):
-                made[model.name] = ModelStep(step, Outcome.NO_CALLS, why=why)
+                made[model.name] = ModelStep(step, StepOutcome.NO_CALLS, why=why)
             else:
                 made[model.name] = await _train(model, known, step, config, several=len(models) > 1)
         return made
@@ -90,7 +90,7 @@ async def train_each(
         if isinstance(answer, BaseException):
             raise answer
         made |= answer
-    if all(step.outcome == Outcome.NO_CALLS for step in made.values()):
+    if all(step.outcome == StepOutcome.NO_CALLS for step in made.values()):
         raise RolloutError("\n".join(f"{name} was not called: {step.why}" for name, step in made.items()))
     return {model.name: made[model.name] for model in models}
 
@@ -129,8 +129,8 @@ async def _train(
     except ServerError as error:
         if not several or error.code != "no_calls":
             raise
-        return ModelStep(step, Outcome.NO_CALLS, time.monotonic() - began, why=str(error))
-    outcome = Outcome.TRAINED if result.applied else Outcome.NO_SIGNAL
+        return ModelStep(step, StepOutcome.NO_CALLS, time.monotonic() - began, why=str(error))
+    outcome = StepOutcome.TRAINED if result.applied else StepOutcome.NO_SIGNAL
     return ModelStep(result.step, outcome, time.monotonic() - began, result.metrics, result.warnings)
 
 

@@ -13,7 +13,7 @@ from understudy.errors import ConfigError
 from understudy.types import Trajectory
 
 from .judging import check_judge
-from .progress import Progress
+from .progress import TrainerProgress
 
 RewardFunction = Callable[[object, Trajectory], object]
 """(scenario, trajectory) -> a number, a dict of numbers with `reward`, or a RewardResult; sync or async."""
@@ -32,7 +32,7 @@ LEAST = {
 
 
 class TrainerOptions(TypedDict, total=False):
-    """The options of a Trainer; their defaults and meanings are those of `Options`."""
+    """The options of a Trainer; their defaults and meanings are those of `RunOptions`."""
 
     reward: RewardFunction | None
     judge: Judge | None
@@ -48,11 +48,11 @@ class TrainerOptions(TypedDict, total=False):
     target_reward: float
     seed: int
     sinks: Sequence[TraceSink]
-    progress: Progress | None
+    progress: TrainerProgress | None
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """How a run goes; each option once. Raises ConfigError."""
 
     reward: RewardFunction | None = None  # None: the rollout sets it
@@ -69,10 +69,10 @@ class Options:
     target_reward: float = 1.0  # a run that stops so is solved when its mean reward has reached this
     seed: int = 0  # of the order of scenarios
     sinks: Sequence[TraceSink] = ()
-    progress: Progress | None = None  # None: a live table in a terminal, else plain lines
+    progress: TrainerProgress | None = None  # None: a live table in a terminal, else plain lines
 
     @classmethod
-    def parse(cls, **options: Unpack[TrainerOptions]) -> Options:
+    def parse(cls, **options: Unpack[TrainerOptions]) -> RunOptions:
         """The options as given; raises ConfigError also for a name that is none of them."""
         known = [each.name for each in fields(cls)]
         unknown = sorted(set(options) - set(known))

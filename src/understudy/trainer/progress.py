@@ -37,7 +37,7 @@ class StepRow:
     staleness: tuple[float, float] | None = None
 
 
-class Progress(Protocol):
+class TrainerProgress(Protocol):
     """Where the trainer tells what it does."""
 
     def __enter__(self) -> Self: ...
@@ -56,7 +56,7 @@ class Progress(Protocol):
 class Doing:
     """What is being done now, told as one line where several things go on at once."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: TrainerProgress) -> None:
         self._progress = progress
         self._now: list[str] = []
 
@@ -145,7 +145,7 @@ class LiveProgress:
         return Group(*parts)
 
 
-def make_progress(steps: int, console: Console | None = None) -> Progress:
+def make_progress(steps: int, console: Console | None = None) -> TrainerProgress:
     """The live table where there is a terminal, else plain lines."""
     shown = console or Console()
     return LiveProgress(shown, steps) if shown.is_terminal else PlainProgress(shown, steps)

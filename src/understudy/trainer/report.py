@@ -14,7 +14,7 @@ from pathlib import Path
 from understudy.types import RolloutException, TrajectoryGroup
 
 from .evaluate import Evaluation, mean
-from .models import ModelStep, Outcome
+from .models import ModelStep, StepOutcome
 
 _INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 LIBRARY_FOLDERS = tuple(
@@ -57,7 +57,7 @@ class Iteration:
     @property
     def trained(self) -> bool:
         """Whether any model was."""
-        return any(step.outcome == Outcome.TRAINED for step in self.models.values())
+        return any(step.outcome == StepOutcome.TRAINED for step in self.models.values())
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def make_iteration(
     first = next(iter(models.values()))
     return Iteration(
         step=first.step,
-        applied=first.outcome == Outcome.TRAINED,
+        applied=first.outcome == StepOutcome.TRAINED,
         reward=mean([float(trajectory.reward or 0.0) for trajectory in scored]),
         success=mean(successes) if successes else None,
         failed=len(failures(groups)),
@@ -129,7 +129,7 @@ def verdict(iterations: Sequence[Iteration], patience: int, target_reward: float
 def never_called(iterations: Sequence[Iteration]) -> list[str]:
     """The models without calls in every one of these iterations."""
     without = [
-        {name for name, step in iteration.models.items() if step.outcome == Outcome.NO_CALLS}
+        {name for name, step in iteration.models.items() if step.outcome == StepOutcome.NO_CALLS}
         for iteration in iterations
     ]
     return sorted(set[str].intersection(*without)) if without else []

@@ -11,9 +11,9 @@ from understudy.config import TrainConfig
 from understudy.types import TrajectoryGroup
 
 from .evaluate import Evaluation, mean
-from .models import ModelStep, Outcome
-from .options import Options
-from .progress import Doing, Progress
+from .models import ModelStep, StepOutcome
+from .options import RunOptions
+from .progress import Doing, TrainerProgress
 from .report import Iteration, Stopped, verdict
 
 Steps = Mapping[str, int]
@@ -21,7 +21,7 @@ Steps = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Batch:
+class RolloutBatch:
     """The scored rollouts of one iteration. `began` has the steps with which each began, by trajectory id, and
     `first_began` those of the first."""
 
@@ -76,14 +76,14 @@ class Stopwatch:
 class Run:
     """The state of one `atrain`. `at` changes when an update has ended, and with it `under_way`, in order of training."""
 
-    options: Options
+    options: RunOptions
     steps: int
     started: Steps
     at: Steps
-    progress: Progress
+    progress: TrainerProgress
     iterations: list[Iteration] = field(default_factory=list[Iteration])
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
-    under_way: list[Batch] = field(default_factory=list[Batch])
+    under_way: list[RolloutBatch] = field(default_factory=list[RolloutBatch])
     rolling: Stopwatch = field(default_factory=Stopwatch)
     waiting: Stopwatch = field(default_factory=Stopwatch)
     _configs: dict[int, TrainConfig] = field(default_factory=dict[int, TrainConfig])
@@ -141,7 +141,7 @@ class Run:
         ahead, every = max(self.at.values()), self.options.eval_every
         return bool(every) and any((ahead + made) % every == 0 for made in range(1, len(self.under_way) + 1))
 
-    def overlapped(self, batch: Batch, made: Mapping[str, ModelStep], beside: float) -> dict[str, ModelStep]:
+    def overlapped(self, batch: RolloutBatch, made: Mapping[str, ModelStep], beside: float) -> dict[str, ModelStep]:
         """What was done for each model, with the metrics of the overlap. `beside`: seconds of the update in which rollouts
         of later steps ran. To be asked before `at` moves on."""
         found: dict[str, ModelStep] = {}
@@ -153,7 +153,7 @@ class Run:
                 "overlap/seconds": beside,
                 "overlap/waited_seconds": batch.waited,
             }
-            asked = step.outcome in (Outcome.TRAINED, Outcome.NO_SIGNAL)
+            asked = step.outcome in (StepOutcome.TRAINED, StepOutcome.NO_SIGNAL)
             found[name] = replace(step, metrics=step.metrics | metrics) if asked else step
         return found
 

@@ -34,10 +34,10 @@ from .messages import (
     warnings_of,
 )
 from .models import check_choices, checked_models, keep, log_to_each, steps_of, train_each
-from .options import Options, TrainerOptions, is_number
+from .options import RunOptions, TrainerOptions, is_number
 from .progress import make_progress
 from .report import Iteration, ModelReport, Stopped, TrainReport, causes, make_iteration
-from .run import Batch, Run, Steps
+from .run import RolloutBatch, Run, Steps
 from .updates import Updates
 
 RolloutFunction = Callable[[TrainableModel, Any], Awaitable[Trajectory]]
@@ -49,7 +49,7 @@ AnyRollout = Callable[[Any, Any], Awaitable[Trajectory]]
 
 class Trainer:
     """Trains `model`, or several models that play different parts, on rollouts of `scenarios`; the options are those of
-    `Options`. Each of several models learns from its own calls in the same rollouts."""
+    `RunOptions`. Each of several models learns from its own calls in the same rollouts."""
 
     @overload
     def __init__(
@@ -78,7 +78,7 @@ class Trainer:
     ) -> None:
         self.models = checked_models(model)
         self.model = self.models[0]
-        self.options = Options.parse(**options)
+        self.options = RunOptions.parse(**options)
         self._rollout = rollout
         self._given = model if isinstance(model, TrainableModel) else self.models
         self._scenarios = checked_scenarios(scenarios, "scenarios")
@@ -174,7 +174,7 @@ class Trainer:
         finally:
             await updates.cancel()
 
-    async def _rollouts(self, run: Run) -> Batch:
+    async def _rollouts(self, run: Run) -> RolloutBatch:
         """The rollouts of the next iteration, with their rewards."""
         scenarios = batch(self._scenarios, self.options.scenarios_per_step, run.number, self.options.seed)
         at, began, started = run.at, dict[str, Steps](), time.monotonic()
@@ -199,9 +199,9 @@ class Trainer:
         self._sinks.groups_finished(groups, at[self.model.name], "train")
         if run.under_way:
             await keep(self.models, groups)
-        return Batch(groups, at, began, time.monotonic() - started, run.waiting.taken())
+        return RolloutBatch(groups, at, began, time.monotonic() - started, run.waiting.taken())
 
-    async def _update(self, run: Run, scored: Batch) -> None:
+    async def _update(self, run: Run, scored: RolloutBatch) -> None:
         """One train request for each model that has not made its steps."""
         configs = run.configs()
         began, rolled = time.monotonic(), run.rolling.seconds

@@ -24,8 +24,7 @@ from understudy.engine.learner.render import render_history
 from understudy.engine.learner.step import NotFiniteError
 from understudy.engine.protocol import JobTrajectory, Progress, TrainCommand, Warned
 from understudy.errors import ConfigError, TrainError
-from understudy.types import Sampling, TrainResult
-from understudy.wire import RenderedHistory
+from understudy.types import RenderedHistory, Sampling, TrainResult
 
 BUSY = TrainConfig(learning_rate=1e-2, loss="dapo", kl_coef=0.05, epochs=2, minibatches=2, warmup_updates=7)
 

@@ -10,10 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
-from understudy.server.calls.chat_request import ChatRequest, Quirks
+from understudy.server.calls.chat_request import ChatRequest
 from understudy.server.calls.recorder import OpenCall, Recorder
 from understudy.server.calls.sampled_answer import Sampled, aligned
 from understudy.server.records.store import Store
+from understudy.server.sampler.quirks import Quirks
 from understudy.types import CallStatus, Json
 from understudy.wire import IDEMPOTENCY_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 

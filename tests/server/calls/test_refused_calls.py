@@ -108,8 +108,8 @@ async def test_after_a_defect_of_ours_the_connection_still_answers(
         raise Broken("secret detail")
 
     with monkeypatch.context() as patched:
-        patched.setattr(gateway.services.models, "names", broken)
-        patched.setattr(gateway.services.sampler, "post", broken)
+        patched.setattr(gateway.services.models.registry, "names", broken)
+        patched.setattr(gateway.services.sampler.calls, "post", broken)
         for method, path, body in (("GET", "/v1/models", None), ("POST", "/v1/chat/completions", CHAT)):
             status, answer = await connection.ask(method, path, body, T1)
             assert (status, answer["error"]["code"]) == (500, "internal_error")

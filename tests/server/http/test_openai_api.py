@@ -233,10 +233,10 @@ async def test_every_call_says_the_step_it_began_with(gateway: Gateway, monkeypa
     first = asyncio.create_task(gateway.chat(T1))
     await gateway.sampler.asked.acquire()
     models = gateway.services.models
-    route = models.resolve("default")
+    route = models.registry.resolve("default")
     newer = type(route)("default", 1, "default@1")
-    monkeypatch.setattr(models, "resolve", lambda name: newer)
-    monkeypatch.setattr(models, "_ensure_loaded", lambda route: asyncio.sleep(0))
+    monkeypatch.setattr(models.registry, "resolve", lambda name: newer)
+    monkeypatch.setattr(models.leases, "_ensure_loaded", lambda route: asyncio.sleep(0))
     second = await gateway.chat(T1)
     gate.set()
     assert (await first).json()["choices"][0]["understudy"]["step"] == 0
@@ -605,4 +605,4 @@ async def test_clients_that_vanish_at_any_moment_leave_no_lease_and_no_unrecorde
     calls = await gateway.calls("t1")
     assert len(calls) >= len(gateway.sampler.received)
     assert {call.status for call in calls} <= {CallStatus.COMPLETE, CallStatus.CANCELLED}
-    assert not any(gateway.services.models._leases.values())  # the registry shows no count of its own
+    assert not any(gateway.services.models.leases._in_use.values())  # the leases show no count of their own

@@ -15,8 +15,10 @@ from tests.fakes.scripted_sampler import ConnectedSampler, ScriptedSampler, scri
 from understudy.config import LoraOptions
 from understudy.errors import ConfigError
 from understudy.server.errors import ApiError
-from understudy.server.models.base_model import BaseModel
-from understudy.server.models.registry import KEPT_LOADED, ModelRegistry, Route
+from understudy.server.models.base_model import BaseModelPath
+from understudy.server.models.leases import KEPT_LOADED
+from understudy.server.models.model import ModelRoute
+from understudy.server.models.model_services import ModelServices, open_models
 from understudy.wire import ForkRequest, RegisterRequest
 
 
@@ -33,8 +35,8 @@ async def client(scripted: ScriptedSampler) -> AsyncIterator[ConnectedSampler]:
     await sampler.stop()
 
 
-def opened(root: Path, client: ConnectedSampler, base: str = "tiny") -> ModelRegistry:
-    return ModelRegistry.open(root, BaseModel(base, root, base), "default", "default", client)
+def opened(root: Path, client: ConnectedSampler, base: str = "tiny") -> ModelServices:
+    return open_models(root, BaseModelPath(base, root, base), "default", "default", client.adapters)
 
 
 def put_checkpoint(root: Path, step: int, name: str = "default", request_id: str | None = None, **fields: Any) -> Path:
@@ -56,9 +58,9 @@ def put_checkpoint(root: Path, step: int, name: str = "default", request_id: str
     return folder
 
 
-async def refusal(registry: ModelRegistry, name: str) -> ApiError:
+async def refusal(models: ModelServices, name: str) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        registry.resolve(name)
+        models.registry.resolve(name)
     return caught.value
 
 
@@ -69,11 +71,11 @@ async def test_a_name_means_its_newest_step_and_a_number_a_fixed_one(tmp_path: P
     opened(tmp_path, client)
     put_checkpoint(tmp_path, 1)
     put_checkpoint(tmp_path, 3)
-    registry = opened(tmp_path, client)
-    assert registry.resolve("default") == Route("default", 3, "default@3")
-    assert registry.resolve("default@1") == Route("default", 1, "default@1")
-    assert registry.resolve("default@0") == Route("default", 0, "base")
-    assert registry.names() == ["default", "default@0", "default@1", "default@3"]
+    models = opened(tmp_path, client)
+    assert models.registry.resolve("default") == ModelRoute("default", 3, "default@3")
+    assert models.registry.resolve("default@1") == ModelRoute("default", 1, "default@1")
+    assert models.registry.resolve("default@0") == ModelRoute("default", 0, "base")
+    assert models.registry.names() == ["default", "default@0", "default@1", "default@3"]
 
 
 @pytest.mark.parametrize(
@@ -86,12 +88,12 @@ async def test_unknown_names_are_refused(tmp_path: Path, client: ConnectedSample
 
 
 async def test_lora_latest_is_the_only_other_model_else_the_default(tmp_path: Path, client: ConnectedSampler) -> None:
-    registry = opened(tmp_path, client)
-    assert registry.resolve("lora:latest").model == "default"
-    registry.register(RegisterRequest(name="mine", base_model="tiny"))
-    assert registry.resolve("lora:latest").model == "mine"
-    registry.register(RegisterRequest(name="third", base_model="tiny"))
-    error = await refusal(registry, "lora:latest")
+    models = opened(tmp_path, client)
+    assert models.registry.resolve("lora:latest").model == "default"
+    models.registration.register(RegisterRequest(name="mine", base_model="tiny"))
+    assert models.registry.resolve("lora:latest").model == "mine"
+    models.registration.register(RegisterRequest(name="third", base_model="tiny"))
+    error = await refusal(models, "lora:latest")
     assert error.status == 400 and "mine, third" in str(error)
 
 
@@ -107,8 +109,8 @@ async def test_scratch_and_broken_folders_are_no_checkpoints(
     put_checkpoint(tmp_path, 3, sizes={"adapter_model.safetensors": 999})
     (good.parent / ".scratch-0004").mkdir()
     with caplog.at_level(logging.ERROR):
-        registry = opened(tmp_path, client)
-    assert registry.names() == ["default", "default@0", "default@1"]
+        models = opened(tmp_path, client)
+    assert models.registry.names() == ["default", "default@0", "default@1"]
     assert "0002 has no adapter_model.safetensors" in caplog.text
     assert "has 3 bytes, 999 were written" in caplog.text
     assert sorted(path.name for path in good.parent.iterdir()) == [
@@ -126,40 +128,42 @@ async def test_a_deletion_that_a_crash_cut_short_is_finished_at_the_next_start(
     put_checkpoint(tmp_path, 2)
     doomed = put_checkpoint(tmp_path, 1)
     doomed.rename(doomed.with_name(".deleting-0001"))
-    assert opened(tmp_path, client).names() == ["default", "default@0", "default@2"]
+    assert opened(tmp_path, client).registry.names() == ["default", "default@0", "default@2"]
     assert [path.name for path in doomed.parent.iterdir()] == ["0002"]
 
 
 async def test_models_of_another_base_are_known_and_not_served(tmp_path: Path, client: ConnectedSampler) -> None:
-    registry = opened(tmp_path, client)
-    registry.register(RegisterRequest(name="mine", base_model="tiny", lora=LoraOptions(r=4)))
-    assert opened(tmp_path, client, base="other").names() == []
+    models = opened(tmp_path, client)
+    models.registration.register(RegisterRequest(name="mine", base_model="tiny", lora=LoraOptions(r=4)))
+    assert opened(tmp_path, client, base="other").registry.names() == []
     with pytest.raises(ConfigError, match=r"--name mine.*'tiny'"):
-        ModelRegistry.open(tmp_path, BaseModel("other", tmp_path, "other"), "mine", "default", client)
-    other = ModelRegistry.open(tmp_path, BaseModel("other", tmp_path, "other"), "second", "default", client)
-    assert other.names() == ["second", "second@0"]
+        open_models(tmp_path, BaseModelPath("other", tmp_path, "other"), "mine", "default", client.adapters)
+    other = open_models(tmp_path, BaseModelPath("other", tmp_path, "other"), "second", "default", client.adapters)
+    assert other.registry.names() == ["second", "second@0"]
     assert "--model tiny" in str(await refusal(other, "mine"))
     with pytest.raises(ApiError, match="'tiny'") as caught:
-        other.register(RegisterRequest(name="mine", base_model="other"))
+        other.registration.register(RegisterRequest(name="mine", base_model="other"))
     assert caught.value.status == 409
 
 
 async def test_a_base_may_be_named_by_any_path_to_its_folder(tmp_path: Path, client: ConnectedSampler) -> None:
     base = tmp_path / "base"
     base.mkdir()
-    registry = ModelRegistry.open(tmp_path / "dir", BaseModel(str(base), base, str(base)), "default", "default", client)
-    state = registry.register(RegisterRequest(name="m", base_model=f"{tmp_path}/./base/"))
+    models = open_models(
+        tmp_path / "dir", BaseModelPath(str(base), base, str(base)), "default", "default", client.adapters
+    )
+    state = models.registration.register(RegisterRequest(name="m", base_model=f"{tmp_path}/./base/"))
     assert state.base_model == str(base)
 
 
 async def test_a_finished_request_is_found_by_its_checkpoint(tmp_path: Path, client: ConnectedSampler) -> None:
     opened(tmp_path, client)
     put_checkpoint(tmp_path, 1, request_id="first")
-    registry = opened(tmp_path, client)
+    models = opened(tmp_path, client)
     put_checkpoint(tmp_path, 2, request_id="saved-not-told")
-    assert registry.applied("default", "nobody") is None
+    assert models.registry.model("default").applied("nobody") is None
     for request_id, step in (("first", 1), ("saved-not-told", 2)):
-        checkpoint = registry.applied("default", request_id)
+        checkpoint = models.registry.model("default").applied(request_id)
         assert checkpoint is not None and checkpoint.step == step
         result = checkpoint.result()
         assert result is not None and result.checkpoint == str(checkpoint.path)
@@ -173,41 +177,41 @@ async def test_a_call_loads_its_step_and_a_second_call_finds_it_loaded(
 ) -> None:
     opened(tmp_path, client)
     folder = put_checkpoint(tmp_path, 1)
-    registry = opened(tmp_path, client)
-    async with registry.lease("default") as route:
+    models = opened(tmp_path, client)
+    async with models.leases.lease("default") as route:
         assert route.adapter == "default@1"
         assert scripted.loaded == {"default@1": str(folder)}
     scripted.loaded.clear()
-    async with registry.lease("default@1"):
+    async with models.leases.lease("default@1"):
         assert scripted.loaded == {}
 
 
 async def test_a_new_step_is_loaded_before_the_name_means_it(
     tmp_path: Path, client: ConnectedSampler, scripted: ScriptedSampler
 ) -> None:
-    registry = opened(tmp_path, client)
-    async with registry.lease("default") as before:
+    models = opened(tmp_path, client)
+    async with models.leases.lease("default") as before:
         put_checkpoint(tmp_path, 1)
-        assert await registry.advance("default", 1) is None
+        assert await models.swaps.advance("default", 1) is None
         assert before.step == 0
     assert "default@1" in scripted.loaded
-    assert registry.resolve("default").step == 1
+    assert models.registry.resolve("default").step == 1
 
 
 async def test_old_steps_that_nobody_calls_are_unloaded_and_come_back_on_demand(
     tmp_path: Path, client: ConnectedSampler, scripted: ScriptedSampler
 ) -> None:
-    registry = opened(tmp_path, client)
+    models = opened(tmp_path, client)
     put_checkpoint(tmp_path, 1)
-    await registry.advance("default", 1)
-    async with registry.lease("default@1"):
+    await models.swaps.advance("default", 1)
+    async with models.leases.lease("default@1"):
         for step in range(2, KEPT_LOADED + 5):
             put_checkpoint(tmp_path, step)
-            await registry.advance("default", step)
+            await models.swaps.advance("default", step)
         assert "default@1" in scripted.loaded  # a call is using it
         assert "default@2" not in scripted.loaded
         assert len(scripted.loaded) == KEPT_LOADED + 2  # the leased and the newest besides
-    async with registry.lease("default@2"):
+    async with models.leases.lease("default@2"):
         assert "default@2" in scripted.loaded
 
 
@@ -217,12 +221,12 @@ async def test_a_deletion_waits_for_the_calls_of_its_step(
     opened(tmp_path, client)
     folder = put_checkpoint(tmp_path, 1)
     put_checkpoint(tmp_path, 2)
-    registry = opened(tmp_path, client)
-    async with registry.lease("default@1"):
-        deletion = asyncio.create_task(registry.delete_checkpoint("default", 1))
-        while "default@1" in registry.names():
+    models = opened(tmp_path, client)
+    async with models.leases.lease("default@1"):
+        deletion = asyncio.create_task(models.swaps.delete("default", 1))
+        while "default@1" in models.registry.names():
             await asyncio.sleep(0)
-        assert (await refusal(registry, "default@1")).status == 404
+        assert (await refusal(models, "default@1")).status == 404
         assert folder.is_dir() and "default@1" in scripted.loaded and not deletion.done()
     await asyncio.wait_for(deletion, 10)
     assert not folder.exists() and "default@1" not in scripted.loaded
@@ -231,13 +235,13 @@ async def test_a_deletion_waits_for_the_calls_of_its_step(
 async def test_the_newest_step_and_the_base_are_never_deleted(tmp_path: Path, client: ConnectedSampler) -> None:
     opened(tmp_path, client)
     put_checkpoint(tmp_path, 1)
-    registry = opened(tmp_path, client)
+    models = opened(tmp_path, client)
     for step in (0, 1):
         with pytest.raises(ApiError) as caught:
-            await registry.delete_checkpoint("default", step)
+            await models.swaps.delete("default", step)
         assert caught.value.status == 409
     with pytest.raises(ApiError) as caught:
-        await registry.delete_checkpoint("default", 7)
+        await models.swaps.delete("default", 7)
     assert caught.value.status == 404
 
 
@@ -247,14 +251,14 @@ async def test_a_fork_is_a_model_of_its_own_from_the_step_that_was_asked_for(
     opened(tmp_path, client)
     put_checkpoint(tmp_path, 1, request_id="first")
     put_checkpoint(tmp_path, 2, request_id="second")
-    registry = opened(tmp_path, client)
-    state = await registry.fork("default", ForkRequest(name="early", from_step=1))
+    models = opened(tmp_path, client)
+    state = await models.registration.fork("default", ForkRequest(name="early", from_step=1))
     assert state.step == 1 and state.checkpoint is not None
     assert (Path(state.checkpoint) / "adapter_model.safetensors").read_bytes() == b"x"
     note = json.loads((Path(state.checkpoint) / "understudy.json").read_text())
     assert note["model"] == "early" and note["request_id"] is None
     assert note["forked_from"] == {"model": "default", "step": 1}
-    assert registry.applied("early", "first") is None
-    base = await registry.fork("default", ForkRequest(name="fresh", from_step=0))
+    assert models.registry.model("early").applied("first") is None
+    base = await models.registration.fork("default", ForkRequest(name="fresh", from_step=0))
     assert base.step == 0
-    assert opened(tmp_path, client).model("early").step == 1
+    assert opened(tmp_path, client).registry.model("early").step == 1

@@ -388,6 +388,7 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 RECORDING = """
 import asyncio, sys
+from tests.server.records.test_store import a_call
 from understudy.server.records.store import Store
 
 async def main():

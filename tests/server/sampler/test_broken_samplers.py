@@ -17,8 +17,9 @@ from understudy.config import EngineOptions
 from understudy.errors import ConfigError, EngineError
 from understudy.server.sampler import running as sampler_running
 from understudy.server.sampler.choice import choose
-from understudy.server.sampler.client import SamplerClient
-from understudy.server.sampler.running import RunningSampler, SamplerPool
+from understudy.server.sampler.pool import SamplerPool
+from understudy.server.sampler.running import RunningSampler
+from understudy.server.sampler.supervised import SupervisedSampler
 from understudy.types import CallStatus
 
 T1 = {"x-understudy-trajectory": "t1"}
@@ -68,7 +69,7 @@ def told(text: str) -> list[Any]:
 
 
 @asynccontextmanager
-async def running(*scripted: ScriptedSampler) -> AsyncIterator[SamplerClient]:
+async def running(*scripted: ScriptedSampler) -> AsyncIterator[SupervisedSampler | SamplerPool]:
     members = [RunningSampler(each.url) for each in scripted]
     client = members[0] if len(members) == 1 else SamplerPool(members)
     client.start()
@@ -101,7 +102,7 @@ async def test_an_answer_in_transit_ends_when_the_connections_to_the_sampler_are
         answer = asyncio.create_task(gateway.chat(T1, stream=True))
         await scripted.asked.acquire()
         await asyncio.sleep(0.2)
-        await gateway.services.sampler._close_clients()  # type: ignore[attr-defined]
+        await gateway.services.sampler._disconnect()  # type: ignore[attr-defined]
         assert "error" in told((await answer).text)[-1]
 
 
@@ -175,7 +176,7 @@ async def test_a_broken_call_beside_a_blink_of_health_does_not_leave_it_starting
         await client.ready()
         scripted.healthy = False
         scripted.turns.append(Turn(dies_after=0))
-        call = asyncio.create_task(client.post(CALL))
+        call = asyncio.create_task(client.calls.post(CALL))
         while client.state == "ok":
             await asyncio.sleep(0.005)
         scripted.healthy = True
@@ -205,7 +206,7 @@ async def test_calls_that_run_outlive_a_blink() -> None:
     async with scripted_sampler() as scripted, running(scripted) as client, asyncio.timeout(20):
         await client.ready()
         scripted.turns.append(Turn(gates={0: gate}))
-        call = asyncio.create_task(client.post(CALL))
+        call = asyncio.create_task(client.calls.post(CALL))
         await scripted.asked.acquire()
         scripted.healthy = False
         while client.state == "ok":
@@ -238,13 +239,13 @@ async def test_a_call_of_one_that_is_gone_goes_to_another_without_waiting_for_it
         for stream in (True, False):
             hung_up.clear()
             async with running(one, two) as client, asyncio.timeout(10):
-                await asyncio.gather(*(member.ready() for member in client._members))  # type: ignore[attr-defined]
+                await asyncio.gather(*(member.ready() for member in client.members))  # type: ignore[union-attr]
                 hung_up.set()
                 if stream:
-                    async with client.stream(CALL | {"stream": True}) as response:
+                    async with client.calls.stream(CALL | {"stream": True}) as response:
                         assert b"[DONE]" in await response.read()
                 else:
-                    assert (await client.post(CALL)).status == 200
+                    assert (await client.calls.post(CALL)).status == 200
 
 
 @pytest.mark.parametrize("listed", ['{"data": []}', '{"data": ["base"]}', '{"data": [{}]}', "<html>", "[]"])
@@ -264,7 +265,7 @@ async def test_one_that_names_no_model_is_refused_with_what_it_said(listed: str)
 
 
 async def test_a_start_that_fails_in_a_way_that_nobody_foresaw_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    class Odd(SamplerClient):
+    class Odd(SupervisedSampler):
         async def _launch(self) -> None:
             raise ZeroDivisionError("odd")
 

@@ -13,15 +13,18 @@ import pytest
 from tests.fakes.scripted_sampler import ScriptedSampler, Turn, scripted_sampler
 from understudy.errors import EngineError
 from understudy.server.sampler import running as sampler_running
-from understudy.server.sampler.client import SamplerClient
-from understudy.server.sampler.running import RunningSampler, SamplerPool
+from understudy.server.sampler.pool import SamplerPool
+from understudy.server.sampler.running import RunningSampler
+from understudy.server.sampler.supervised import SupervisedSampler
 from understudy.server.sampler.transport import SERVED_NAME
 
 CALL: dict[str, Any] = {"model": SERVED_NAME, "messages": [{"role": "user", "content": "hi"}]}
 
 
 @asynccontextmanager
-async def running(count: int = 1, **script: Any) -> AsyncIterator[tuple[list[ScriptedSampler], SamplerClient]]:
+async def running(
+    count: int = 1, **script: Any
+) -> AsyncIterator[tuple[list[ScriptedSampler], SupervisedSampler | SamplerPool]]:
     """`count` scripted samplers, and the client that the server would have of them, started."""
     async with AsyncExitStack() as stack:
         scripted = [await stack.enter_async_context(scripted_sampler()) for _ in range(count)]
@@ -39,9 +42,9 @@ async def running(count: int = 1, **script: Any) -> AsyncIterator[tuple[list[Scr
 async def test_its_own_name_for_the_base_is_used_and_an_adapter_keeps_ours() -> None:
     async with running(name="Qwen/Qwen2.5-7B-Instruct") as ((scripted,), client):
         await client.ready()
-        await client.load("desk@1", Path("/lora"))
+        await client.adapters.load("desk@1", Path("/lora"))
         for name in (SERVED_NAME, "desk@1"):
-            assert (await client.post(CALL | {"model": name})).status == 200
+            assert (await client.calls.post(CALL | {"model": name})).status == 200
         assert [each["model"] for each in scripted.received] == ["Qwen/Qwen2.5-7B-Instruct", "desk@1"]
         assert scripted.loaded == {"desk@1": "/lora"}
 
@@ -74,13 +77,13 @@ async def test_calls_wait_for_one_that_is_gone_and_its_adapters_are_loaded_again
     monkeypatch.setattr(sampler_running, "ASK_SECONDS", 0.01)
     async with running() as ((scripted,), client):
         await client.ready()
-        await client.load("desk@1", Path("/lora"))
+        await client.adapters.load("desk@1", Path("/lora"))
         scripted.healthy = False
         async with asyncio.timeout(20):
             while client.state == "ok":
                 await asyncio.sleep(0.01)
         scripted.loaded.clear()
-        call = asyncio.create_task(client.post(CALL))
+        call = asyncio.create_task(client.calls.post(CALL))
         scripted.healthy = True
         assert (await call).status == 200
         assert scripted.loaded == {"desk@1": "/lora"} and client.restarts == 1
@@ -88,21 +91,21 @@ async def test_calls_wait_for_one_that_is_gone_and_its_adapters_are_loaded_again
 
 async def test_several_share_the_calls_and_each_has_every_adapter() -> None:
     async with running(2) as (scripted, client):
-        await asyncio.gather(*(member.ready() for member in client._members))  # type: ignore[attr-defined]
-        await client.load("desk@1", Path("/lora"))
+        await asyncio.gather(*(member.ready() for member in client.members))  # type: ignore[union-attr]
+        await client.adapters.load("desk@1", Path("/lora"))
         assert [each.loaded for each in scripted] == [{"desk@1": "/lora"}] * 2
         gate = asyncio.Event()
         for each in scripted:
             each.turns.extend(Turn(gates={0: gate}) for _ in range(4))
-        calls = [asyncio.create_task(client.post(CALL)) for _ in range(8)]
+        calls = [asyncio.create_task(client.calls.post(CALL)) for _ in range(8)]
         async with asyncio.timeout(20):
             for each in scripted:
                 for _ in range(4):
                     await each.asked.acquire()
-        assert client.in_flight == 8
+        assert client.calls.in_flight == 8
         gate.set()
         assert [(await call).status for call in calls] == [200] * 8
-        await client.unload("desk@1")
+        await client.adapters.unload("desk@1")
         assert [each.loaded for each in scripted] == [{}, {}]
 
 
@@ -110,10 +113,10 @@ async def test_a_call_goes_to_another_when_its_own_is_gone(monkeypatch: pytest.M
     monkeypatch.setattr(sampler_running, "CONNECT_SECONDS", 0.05)
     monkeypatch.setattr(sampler_running, "ASK_SECONDS", 0.01)
     async with running(2) as (scripted, client):
-        await asyncio.gather(*(member.ready() for member in client._members))  # type: ignore[attr-defined]
+        await asyncio.gather(*(member.ready() for member in client.members))  # type: ignore[union-attr]
         scripted[0].healthy = False
         scripted[0].turns.append(Turn(dies_after=0))
-        assert (await client.post(CALL)).status == 200
+        assert (await client.calls.post(CALL)).status == 200
         assert [len(each.received) for each in scripted] == [1, 1]
         assert client.state == "ok"
 
@@ -122,17 +125,17 @@ async def test_asleep_waits_for_calls_in_flight_and_holds_those_that_arrive() ->
     async with running() as ((scripted,), client):
         gate, learning = asyncio.Event(), asyncio.Event()
         scripted.turns.append(Turn(gates={0: gate}))
-        first = asyncio.create_task(client.post(CALL))
+        first = asyncio.create_task(client.calls.post(CALL))
         await scripted.asked.acquire()
 
         async def learn() -> list[str]:
-            async with client.asleep():
+            async with client.calls.asleep():
                 learning.set()
                 await asyncio.sleep(0)
                 return [*scripted.told, f"{len(scripted.received)} calls"]
 
         step = asyncio.create_task(learn())
-        second = asyncio.create_task(client.post(CALL))
+        second = asyncio.create_task(client.calls.post(CALL))
         for _ in range(100):
             await asyncio.sleep(0)
         assert not learning.is_set() and scripted.told == []
@@ -140,3 +143,11 @@ async def test_asleep_waits_for_calls_in_flight_and_holds_those_that_arrive() ->
         assert await step == ["/sleep", "1 calls"]
         assert [(await call).status for call in (first, second)] == [200, 200]
         assert scripted.told == ["/sleep", "/wake_up"] and len(scripted.received) == 2
+
+
+async def test_asleep_of_several_puts_each_to_sleep_and_wakes_each() -> None:
+    async with running(2) as (scripted, client):
+        await asyncio.gather(*(member.ready() for member in client.members))  # type: ignore[union-attr]
+        async with client.calls.asleep():
+            assert [each.told for each in scripted] == [["/sleep"]] * 2
+        assert [each.told for each in scripted] == [["/sleep", "/wake_up"]] * 2

@@ -11,8 +11,8 @@ import pytest
 
 from understudy.server.errors import ApiError
 from understudy.server.training.jobs import build_job, job_folder
-from understudy.types import Call, CallOutput, CallStatus, RolloutException, Sampling
-from understudy.wire import GroupRecord, RenderedHistory, TrainRequest, TrajectoryRecord
+from understudy.types import Call, CallOutput, CallStatus, RenderedHistory, RolloutException, Sampling
+from understudy.wire import GroupRecord, TrainRequest, TrajectoryRecord
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
 

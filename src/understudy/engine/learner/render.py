@@ -16,8 +16,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...errors import ConfigError
-from ...types import Json, Message, Sampling, Tool
-from ...wire import RenderedHistory
+from ...types import Json, Message, RenderedHistory, Sampling, Tool
 from ..protocol import JobTrajectory, Sample
 
 RENDERED = "rendered"

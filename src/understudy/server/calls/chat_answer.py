@@ -87,7 +87,7 @@ def _replayed_choice(output: CallOutput, request: ChatRequest) -> Answer:
                 "token": f"token_id:{token}",
                 "logprob": UNKNOWN_LOGPROB if value is None else value,
                 "bytes": None,
-                "top_logprobs": list[Json](),
+                "top_logprobs": list[object](),
             }
             for token, value in zip(output.token_ids, output.logprobs, strict=True)
         ]

@@ -21,8 +21,9 @@ from ...errors import EngineError, StoreError, UnderstudyError
 from ...types import Call, Json
 from ...wire import TRAJECTORY_HEADER
 from ..errors import ApiError, as_api_error, internal_error, shortened
-from ..models.registry import ModelRegistry, Route
-from ..sampler.client import SamplerClient
+from ..models.leases import AdapterLeases
+from ..models.model import ModelRoute
+from ..sampler.sampler import SamplerCalls
 from ..sampler.transport import Reply
 from .chat_answer import Answer, replayed, replayed_chunks, shown, split
 from .chat_request import LENGTHS, ChatRequest
@@ -39,10 +40,10 @@ _DONE = b"data: [DONE]\n\n"
 class ChatExchange(Response):
     """Answers one request. Errors are answered too: as a status before the first byte, as an event after it."""
 
-    def __init__(self, request: ChatRequest, models: ModelRegistry, sampler: SamplerClient, recorder: Recorder) -> None:
+    def __init__(self, request: ChatRequest, leases: AdapterLeases, sampler: SamplerCalls, recorder: Recorder) -> None:
         super().__init__()
         self._request = request
-        self._models = models
+        self._leases = leases
         self._sampler = sampler
         self._recorder = recorder
         self._started = False
@@ -69,7 +70,7 @@ class ChatExchange(Response):
                 if (earlier := await recorder.earlier(request)) is not None:
                     await self._replay(earlier, send)
                     return
-                async with self._models.lease(request.model) as route:
+                async with self._leases.lease(request.model) as route:
                     call = _opened(request, route)
                     sampled = Sampled()
                     try:
@@ -79,7 +80,7 @@ class ChatExchange(Response):
                             await recorder.keep_cancelled(call, sampled)
                         raise
                     except StoreError:
-                        raise  # it could not be recorded, as whoever asked is told
+                        raise  # recording failed; the client gets this error
                     except Exception as error:
                         if call is not None and not call.settled:
                             await recorder.keep_failed(call, sampled, _reason(error))
@@ -92,7 +93,7 @@ class ChatExchange(Response):
             log.exception("chat completion for %r failed", request.model)
             await self._refuse(internal_error(error), scope, receive, send)
 
-    async def _sample(self, route: Route, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
+    async def _sample(self, route: ModelRoute, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         payload = self._request.payload(route.adapter)
         try:
             await self._send_on(payload, call, sampled, send)
@@ -131,22 +132,7 @@ class ChatExchange(Response):
         async for events in _events(response):
             ready: list[Answer] = []
             try:
-                for chunk in map(_object, events):
-                    if "error" in chunk:
-                        raise _engine_error(chunk)
-                    _understood(sampled.add_chunk, chunk)
-                    if call is None or call.settled:
-                        ready.append(self._shown(chunk))
-                        continue
-                    going_on, finishing = split(chunk)
-                    if going_on is not None:
-                        ready.append(self._shown(going_on))
-                    if finishing is not None:
-                        held.append(finishing)
-                    if sampled.finished(self._request.choices):
-                        sampled.check(self._request.choices)
-                        kept = await self._recorder.keep(call, sampled)
-                        ready.extend(shown(item, self._request, kept) for item in held)
+                await self._take(events, call, sampled, held, ready)
             finally:  # what came before an error is shown before it
                 await self._send_chunks(ready, call, send)
         if not sampled.finished(self._request.choices):
@@ -155,6 +141,27 @@ class ChatExchange(Response):
                 "not all of them finished"
             )
         await self._end(_DONE, send)
+
+    async def _take(
+        self, events: list[bytes], call: OpenCall | None, sampled: Sampled, held: list[Answer], ready: list[Answer]
+    ) -> None:
+        """Record chunks that arrived together. `ready` receives what may be sent, `held` what waits for the record."""
+        for chunk in map(_object, events):
+            if "error" in chunk:
+                raise _engine_error(chunk)
+            _understood(sampled.add_chunk, chunk)
+            if call is None or call.settled:
+                ready.append(self._shown(chunk))
+                continue
+            going_on, finishing = split(chunk)
+            if going_on is not None:
+                ready.append(self._shown(going_on))
+            if finishing is not None:
+                held.append(finishing)
+            if sampled.finished(self._request.choices):
+                sampled.check(self._request.choices)
+                kept = await self._recorder.keep(call, sampled)
+                ready.extend(shown(item, self._request, kept) for item in held)
 
     def _shown(self, answer: Answer) -> Answer:
         """An answer that bears no call's mark."""
@@ -204,7 +211,7 @@ class ChatExchange(Response):
             await self._end(b"data: " + orjson.dumps(error.body()) + b"\n\n" + _DONE, send)
 
 
-def _opened(request: ChatRequest, route: Route) -> OpenCall | None:
+def _opened(request: ChatRequest, route: ModelRoute) -> OpenCall | None:
     if request.trajectory_id is None:
         return None
     return OpenCall(request, request.trajectory_id, route.model, route.step)
@@ -267,8 +274,8 @@ def _refusal(status: int, raw: bytes) -> ApiError | EngineError:
 
 def _engine_error(answer: Answer, status: int | None = None) -> ApiError | EngineError:
     """The sampler's own error: the client's fault stays the client's (400, 413, 422, 429), all else is the engine's."""
-    found = answer["error"]
-    error = cast(dict[str, Json], found) if isinstance(found, dict) else {"message": str(found)}
+    content = answer["error"]
+    error = cast(dict[str, Json], content) if isinstance(content, dict) else {"message": str(content)}
     message, code = str(error.get("message")), error.get("code")
     status = status or (code if isinstance(code, int) else 500)
     if status in (400, 413, 422, 429):

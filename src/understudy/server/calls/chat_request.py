@@ -16,6 +16,7 @@ from ...engine.protocol import FLAT_LOGPROBS
 from ...types import GREEDY_BELOW, CallOrigin, Json, Message, Sampling, Tool, new_id
 from ...wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 from ..errors import ApiError, bad_request, shortened
+from ..sampler.quirks import Quirks
 from .chat_fields import CONSTRAINTS, OURS, REFUSED, WITHOUT_EFFECT, ChatFields, Named
 
 V = TypeVar("V")
@@ -36,17 +37,6 @@ _SHAPES = (
     "guided_regex",
     "guided_choice",
 )
-
-
-@dataclass(frozen=True)
-class Quirks:
-    """What an engine does with fields that others take as they are."""
-
-    grammar_for_strict_tools: bool = (
-        False  # vLLM: also for free calls, when a tool is strict or only one call is allowed
-    )
-    no_seed: bool = False  # vLLM on a CPU ends when many calls have one
-    flat_logprobs: bool = False  # vLLM with our plugin gives them as a plain list; without it, it passes over what asks
 
 
 @dataclass(frozen=True)

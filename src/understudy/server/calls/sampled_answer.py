@@ -142,8 +142,8 @@ class Sampled:
         return tuple(self.choices[index].output(unfinished) for index in sorted(self.choices))
 
 
-def _check_ids(ids: Json) -> None:
-    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < _IDS for each in cast(list[Json], ids)):
+def _check_ids(ids: object) -> None:
+    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < _IDS for each in cast(list[object], ids)):
         raise TypeError("token ids are integers of 0 to 2^31 - 1")
 
 

@@ -17,10 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import understudy
 
 from ...errors import UnderstudyError
-from ...types import Json
 from ...wire import Health
-from ..errors import ApiError, internal_error, refused
-from ..services import Given, Services
+from ..errors import ApiError, internal_error, refused, shortened
+from ..services import Services, ServicesDep
 from . import openai_api, status_page, training_api, trajectory_api
 from .auth import Guard
 
@@ -47,20 +46,20 @@ def build(services: Services, guard: Guard) -> FastAPI:
     return app
 
 
-async def health(given: Given) -> Health:
+async def health(services: ServicesDep) -> Health:
     """`ok` once the sampler answers; `detail` says why not."""
-    state = given.sampler.state
+    state = services.sampler.state
     status = "ok" if state == "ok" else "starting" if state == "starting" else "failed"
     return Health(
         status=status,
         version=understudy.__version__,
-        base_model=given.base.name,
-        engine=given.engine.name,
+        base_model=services.base.name,
+        engine=services.engine.name,
         pid=os.getpid(),
-        detail=given.sampler.detail,
-        in_flight=given.sampler.in_flight,
-        restarts=given.sampler.restarts,
-        learner=given.learner.facts if given.learner is not None else {},
+        detail=services.sampler.detail,
+        in_flight=services.sampler.calls.in_flight,
+        restarts=services.sampler.restarts,
+        learner=services.learner.facts if services.learner is not None else {},
     )
 
 
@@ -182,13 +181,8 @@ async def _refuse_body(request: Request, error: Exception) -> Response:
         if fault["type"] == "json_invalid":
             lines.append(f"The body is no JSON: {fault.get('ctx', {}).get('error', fault['msg'])}")
         else:
-            lines.append(f"{field}: {fault['msg']} (got {_short(fault.get('input'))})")
+            lines.append(f"{field}: {fault['msg']} (got {shortened(fault.get('input'))})")
     return ApiError(400, "\n".join(lines), params[0], "invalid_value").response()
-
-
-def _short(value: Json) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:

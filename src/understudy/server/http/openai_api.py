@@ -15,7 +15,7 @@ from ...errors import UnderstudyError
 from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest
 from ..errors import ApiError, refused
-from ..services import Given, Services
+from ..services import Services, ServicesDep
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Chats:
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
-        self._given = services
+        self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         place = _CHATS.fullmatch(scope["path"]) if scope["type"] == "http" else None
@@ -64,23 +64,23 @@ class Chats:
         await answer(scope, receive, send)
 
     async def _exchange(self, request: Request, trajectory_id: str | None) -> ChatExchange:
-        given = self._given
+        services = self._services
         headers = dict(request.headers)  # read once: each look into them goes through all
-        asked = ChatRequest.parse(await request.body(), headers, trajectory_id, given.engine.quirks)
-        given.models.resolve(asked.model)
-        return ChatExchange(asked, given.models, given.sampler, given.recorder)
+        chat = ChatRequest.parse(await request.body(), headers, trajectory_id, services.engine.quirks)
+        services.models.registry.resolve(chat.model)
+        return ChatExchange(chat, services.models.leases, services.sampler.calls, services.recorder)
 
 
 @router.get("/v1/models")
 @router.get("/t/{trajectory_id}/v1/models")
-async def list_models(given: Given) -> ModelCards:
+async def list_models(services: ServicesDep) -> ModelCards:
     """Every model, and `name@step` for every step that can be called."""
-    return ModelCards(data=[ModelCard(id=name) for name in given.models.names()])
+    return ModelCards(data=[ModelCard(id=name) for name in services.models.registry.names()])
 
 
 @router.get("/v1/models/{name:path}")
 @router.get("/t/{trajectory_id}/v1/models/{name:path}")
-async def one_model(name: str, given: Given) -> ModelCard:
+async def one_model(name: str, services: ServicesDep) -> ModelCard:
     """One name, if a call may use it."""
-    given.models.resolve(name)
+    services.models.registry.resolve(name)
     return ModelCard(id=name)

@@ -9,8 +9,8 @@ from fastapi.responses import HTMLResponse
 
 import understudy
 
-from ..models.registry import Model
-from ..services import Given
+from ..models.model import ServedModel
+from ..services import ServicesDep
 from ..training.learner_client import LearnerClient
 
 router = APIRouter()
@@ -35,15 +35,15 @@ code{{font-size:.9em}}</style>
 
 
 @router.get("/")
-async def status_page(given: Given) -> HTMLResponse:
+async def status_page(services: ServicesDep) -> HTMLResponse:
     page = _PAGE.format(
         version=escape(understudy.__version__),
-        base=escape(given.base.name),
-        engine=escape(given.engine.described()),
-        sampler=escape(given.sampler.state),
-        learner=escape(_learner(given.learner)),
-        running=escape(given.training.running or "nothing"),
-        rows="\n".join(_row(model) for model in given.models.models()),
+        base=escape(services.base.name),
+        engine=escape(services.engine.described()),
+        sampler=escape(services.sampler.state),
+        learner=escape(_learner(services.learner)),
+        running=escape(services.training.running or "nothing"),
+        rows="\n".join(_row(model) for model in services.models.registry.models()),
     )
     return HTMLResponse(page, headers=_HEADERS)
 
@@ -54,7 +54,7 @@ def _learner(learner: LearnerClient | None) -> str:
     return "; ".join([learner.state, *(f"{name} {value}" for name, value in learner.facts.items())])
 
 
-def _row(model: Model) -> str:
+def _row(model: ServedModel) -> str:
     newest = model.checkpoints.get(model.step)
     metrics = newest.state().metrics if newest is not None else {}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items())[:_SHOWN]) or "none yet"

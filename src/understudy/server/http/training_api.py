@@ -10,7 +10,6 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from ...config import Name
-from ...types import Json
 from ...wire import (
     CheckpointState,
     ExportRequest,
@@ -19,14 +18,15 @@ from ...wire import (
     LogRequest,
     ModelState,
     RegisterRequest,
+    TrainEvent,
     TrainRequest,
     TrainStatus,
     UserState,
 )
 from ..models.checkpoints import write_text
-from ..services import Given
+from ..services import Services, ServicesDep
 from ..training import exports
-from ..training.queue import Feed
+from ..training.feed import TrainFeed
 
 HEARTBEAT_SECONDS = 10.0
 """A comment line is sent after so much silence, so that proxies and clients see that the stream lives."""
@@ -35,87 +35,87 @@ router = APIRouter(prefix="/api")
 
 
 @router.get("/models")
-async def list_models(given: Given) -> list[ModelState]:
-    return [model.state() for model in given.models.models()]
+async def list_models(services: ServicesDep) -> list[ModelState]:
+    return [model.state() for model in services.models.registry.models()]
 
 
 @router.post("/models")
-async def register_model(given: Given, body: RegisterRequest) -> ModelState:
-    return given.models.register(body, in_training=given.training.concerns(body.name))
+async def register_model(services: ServicesDep, body: RegisterRequest) -> ModelState:
+    return services.models.registration.register(body, in_training=services.training.concerns(body.name))
 
 
 @router.get("/models/{name}")
-async def get_model(given: Given, name: str) -> ModelState:
-    return given.models.model(name).state()
+async def get_model(services: ServicesDep, name: str) -> ModelState:
+    return services.models.registry.model(name).state()
 
 
 @router.post("/models/{name}/fork")
-async def fork_model(given: Given, name: str, body: ForkRequest) -> ModelState:
-    return await given.models.fork(name, body)
+async def fork_model(services: ServicesDep, name: str, body: ForkRequest) -> ModelState:
+    return await services.models.registration.fork(name, body)
 
 
 @router.post("/models/{name}/log")
-async def add_log(given: Given, name: Name, body: LogRequest) -> dict[str, Json]:
+async def add_log(services: ServicesDep, name: Name, body: LogRequest) -> dict[str, str]:
     """Of any model, also one that is only compared with and was never registered."""
-    await given.store.add_log(name, body)
+    await services.store.add_log(name, body)
     return {}
 
 
 @router.get("/models/{name}/log")
-async def list_logs(given: Given, name: Name) -> list[LogRequest]:
-    return await given.store.logs(name)
+async def list_logs(services: ServicesDep, name: Name) -> list[LogRequest]:
+    return await services.store.logs(name)
 
 
 @router.get("/models/{name}/state")
-async def get_state(given: Given, name: str) -> UserState:
-    path = _state_file(given, name)
+async def get_state(services: ServicesDep, name: str) -> UserState:
+    path = _state_file(services, name)
     if not path.exists():
         return UserState()
     return UserState.model_validate_json(await asyncio.to_thread(path.read_text, "utf-8"))
 
 
 @router.put("/models/{name}/state")
-async def put_state(given: Given, name: str, body: UserState) -> UserState:
-    await asyncio.to_thread(write_text, _state_file(given, name), body.model_dump_json())
+async def put_state(services: ServicesDep, name: str, body: UserState) -> UserState:
+    await asyncio.to_thread(write_text, _state_file(services, name), body.model_dump_json())
     return body
 
 
-def _state_file(given: Given, name: str) -> Path:
-    return given.models.model(name).folder / "state.json"
+def _state_file(services: Services, name: str) -> Path:
+    return services.models.registry.model(name).folder / "state.json"
 
 
 @router.get("/models/{name}/checkpoints")
-async def list_checkpoints(given: Given, name: str) -> list[CheckpointState]:
-    found = given.models.model(name).checkpoints
-    return [found[step].state() for step in sorted(found)]
+async def list_checkpoints(services: ServicesDep, name: str) -> list[CheckpointState]:
+    checkpoints = services.models.registry.model(name).checkpoints
+    return [checkpoints[step].state() for step in sorted(checkpoints)]
 
 
 @router.delete("/models/{name}/checkpoints/{step}")
-async def delete_checkpoint(given: Given, name: str, step: int) -> dict[str, Json]:
-    await given.models.delete_checkpoint(name, step)
+async def delete_checkpoint(services: ServicesDep, name: str, step: int) -> dict[str, str]:
+    await services.models.swaps.delete(name, step)
     return {}
 
 
 @router.post("/models/{name}/checkpoints/{step}/export")
-async def export_checkpoint(given: Given, name: str, step: int, body: ExportRequest) -> ExportResult:
-    return await exports.export(given, name, step, body)
+async def export_checkpoint(services: ServicesDep, name: str, step: int, body: ExportRequest) -> ExportResult:
+    return await exports.export(services, name, step, body)
 
 
 @router.post("/train")
-async def train(given: Given, body: TrainRequest) -> StreamingResponse:
-    feed = await given.training.submit(body)
+async def train(services: ServicesDep, body: TrainRequest) -> StreamingResponse:
+    feed = await services.training.submit(body)
     return StreamingResponse(_server_sent(feed), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
 @router.get("/train/{request_id:path}")
-async def train_status(given: Given, request_id: str) -> TrainStatus:
-    return await given.training.status(request_id)
+async def train_status(services: ServicesDep, request_id: str) -> TrainStatus:
+    return await services.train_history.status(request_id)
 
 
-async def _server_sent(feed: Feed) -> AsyncIterator[bytes]:
+async def _server_sent(feed: TrainFeed) -> AsyncIterator[bytes]:
     """The feed as server-sent events. A listener that goes away leaves the request running."""
     events = feed.listen()
-    waiting: asyncio.Task[Json] | None = None
+    waiting: asyncio.Task[TrainEvent] | None = None
     try:
         while True:
             waiting = waiting or asyncio.ensure_future(anext(events))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from ...wire import FinishRequest, FinishResult, TrajectoryRecord
 from ..errors import ApiError, bad_request
-from ..services import Given
+from ..services import ServicesDep
 
 router = APIRouter(prefix="/api/trajectories")
 
@@ -18,28 +18,28 @@ Offset = Annotated[int, Query(ge=0, lt=2**63)]
 
 
 @router.post("")
-async def finish(request: Request, given: Given) -> FinishResult:
+async def finish(request: Request, services: ServicesDep) -> FinishResult:
     """Seal trajectories and claim their calls, all or none."""
     try:
-        asked = FinishRequest.model_validate_json(await request.body())
+        body = FinishRequest.model_validate_json(await request.body())
     except ValidationError as error:
         raise bad_request(error, "body") from error
-    return FinishResult(calls=await given.store.finish(asked.trajectories))
+    return FinishResult(calls=await services.store.finish(body.trajectories))
 
 
 @router.get("")
 async def listed(
-    given: Given, model: str | None = None, limit: Limit = 100, offset: Offset = 0
+    services: ServicesDep, model: str | None = None, limit: Limit = 100, offset: Offset = 0
 ) -> list[TrajectoryRecord]:
     """Finished trajectories, newest first."""
-    return await given.store.trajectories(model, limit, offset)
+    return await services.store.trajectories(model, limit, offset)
 
 
 @router.get("/{trajectory_id:path}")
-async def one(trajectory_id: str, given: Given) -> Response:
+async def one(trajectory_id: str, services: ServicesDep) -> Response:
     """A trajectory with its calls, finished or not."""
-    found = await given.store.trajectory(trajectory_id)
-    if found is None:
+    trajectory = await services.store.trajectory(trajectory_id)
+    if trajectory is None:
         message = f"no trajectory {trajectory_id!r}: nothing was recorded or finished under that id"
         raise ApiError(404, message, "id", "unknown_trajectory")
-    return Response(found.model_dump_json(), media_type="application/json")
+    return Response(trajectory.model_dump_json(), media_type="application/json")

@@ -7,17 +7,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from ... import tiny
 from ...errors import ConfigError
+from ...types import Json
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model", "tokenizer*"]
 
 
 @dataclass(frozen=True)
-class BaseModel:
+class BaseModelPath:
     """`name` is what the user wrote, `path` where it lies, `reference` what a PEFT folder names as its base."""
 
     name: str
@@ -34,24 +35,24 @@ class BaseModel:
             tokenizer = json.loads((self.path / "tokenizer.json").read_text("utf-8"))
         except (OSError, ValueError):
             return frozenset()  # a slow tokenizer has no such file: text alone is looked at then
-        added = cast(list[dict[str, Any]], tokenizer.get("added_tokens", []))
+        added = cast(list[dict[str, Json]], tokenizer.get("added_tokens", []))
         return frozenset(int(token["id"]) for token in added if token.get("content") in texts)
 
 
-def find(name: str) -> BaseModel:
+def find(name: str) -> BaseModelPath:
     """The base model called `name`, downloaded from the hub when it is not here. Raises ConfigError."""
     if name == "tiny":
-        return BaseModel(name, _checked(tiny.path(), name), str(tiny.path()))
+        return BaseModelPath(name, _checked(tiny.path(), name), str(tiny.path()))
     folder = Path(name).expanduser()
     if folder.exists():
         folder = _checked(folder.resolve(), name)
-        return BaseModel(name, folder, str(folder))
+        return BaseModelPath(name, folder, str(folder))
     if not _HUB_NAME.match(name):
         raise ConfigError(
             f"--model {name}: there is no such folder, and it is no Hugging Face name. "
             "Give `tiny`, a folder with config.json and weights, or a name such as Qwen/Qwen2.5-0.5B-Instruct"
         )
-    return BaseModel(name, _checked(_from_hub(name), name), name)
+    return BaseModelPath(name, _checked(_from_hub(name), name), name)
 
 
 def _checked(folder: Path, name: str) -> Path:

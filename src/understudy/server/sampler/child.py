@@ -14,7 +14,7 @@ import httpx
 
 from ...errors import ConfigError, EngineError
 from ..child_process import Child
-from .client import SamplerClient
+from .supervised import SupervisedSampler
 from .transport import SERVED_NAME, checked, healthy
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ START_SECONDS = 1800.0
 UNHEALTHY_SECONDS = 60.0
 
 
-class ChildSampler(SamplerClient):
+class ChildSampler(SupervisedSampler):
     """It listens on a Unix socket in a folder of its own, which nobody else can open or take."""
 
     def __init__(self, command: Callable[[Path], list[str]], log_path: Path) -> None:
@@ -35,10 +35,6 @@ class ChildSampler(SamplerClient):
         self._child: Child | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="understudy-", ignore_cleanup_errors=True)
         self._starts = 0
-
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid if self._child is not None and self._child.returncode is None else None
 
     async def stop(self, deadline: float = 10.0) -> None:
         await super().stop(deadline)
@@ -51,9 +47,7 @@ class ChildSampler(SamplerClient):
             self._child.kill()
         self._folder.cleanup()
 
-    # ---- inside
-
-    async def _death(self, error: Exception) -> str:
+    async def explain(self, error: Exception) -> str:
         """Gives the supervisor time to notice a death, so that a retry waits for the restart."""
         child = self._child
         if child is not None:
@@ -63,7 +57,14 @@ class ChildSampler(SamplerClient):
                 if self._state == "ok" and child is self._child:
                     await self._become("starting")
                 return f"the sampler ended ({child.ending()}) while the call ran. Its log: {child.log.path}"
-        return await super()._death(error)
+        return await super().explain(error)
+
+    async def restart(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            await self._child.exited.wait()
+
+    # ---- inside
 
     async def _launch(self) -> None:
         """Start the child, wait for its health, load its adapters again. Raises EngineError with the log's tail."""
@@ -74,12 +75,12 @@ class ChildSampler(SamplerClient):
         except (OSError, ConfigError) as error:
             raise EngineError(f"The sampler could not be started: {error}") from error
         self._child = child
-        await self._close_clients()
-        control = self._connect("http://sampler", socket=socket)
+        await self._disconnect()
+        control = self._connect("http://sampler", socket=socket).control
         try:
             await self._await_health(child, control)
             await checked(control, SERVED_NAME)
-            await self._reload()
+            await self.adapters.reload(control)
         except (EngineError, httpx.HTTPError) as error:
             child.kill()
             await child.exited.wait()
@@ -104,21 +105,16 @@ class ChildSampler(SamplerClient):
 
     async def _until_dead(self) -> str:
         """It is ended when it gives no health for long."""
-        child, control = self._child, self._control
-        assert child is not None and control is not None, "launched before"
+        child, connection = self._child, self.connection
+        assert child is not None and connection is not None, "launched before"
         answered = time.monotonic()
         while not child.exited.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(child.exited.wait(), 5.0)
                 break
-            if await healthy(control):
+            if await healthy(connection.control):
                 answered = time.monotonic()
             elif time.monotonic() - answered > UNHEALTHY_SECONDS:
                 log.error("The sampler gave no health for %.0f s and is ended", UNHEALTHY_SECONDS)
                 child.kill()
         return f"The sampler ended ({child.ending()}); starting it again. Log: {self._log_path}"
-
-    async def _restart(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            await self._child.exited.wait()

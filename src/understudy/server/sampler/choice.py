@@ -15,11 +15,12 @@ from ...config import OF_VLLM, EngineName, EngineOptions
 from ...devices import Gpu, chosen, gpus
 from ...engine.protocol import SAMPLER_MODULES
 from ...errors import ConfigError
-from ..calls.chat_request import Quirks
-from ..models.registry import MAX_RANK
+from ..models.registration import MAX_RANK
 from .child import ChildSampler
-from .client import SamplerClient
-from .running import RunningSampler, SamplerPool, key
+from .pool import SamplerPool
+from .quirks import Quirks
+from .running import RunningSampler, key
+from .sampler import Sampler
 from .transport import SERVED_NAME
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ MAX_STALENESS = 62
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineChoice:
     """What samples. `shares_gpu`: the learner uses the same GPU, so that vLLM sleeps during a step."""
 
     name: EngineName
@@ -90,7 +91,7 @@ class Engine:
             word for flag, value in values.items() if value is not None for word in (f"--{flag}", str(value))
         ]
 
-    def client(self, base: Path, log_path: Path) -> SamplerClient:
+    def sampler(self, base: Path, log_path: Path) -> Sampler:
         """The sampler, not started."""
         if not self.options.vllm_url:
             return ChildSampler(partial(self.command, base), log_path)
@@ -110,11 +111,11 @@ class Engine:
         return share
 
 
-def choose(options: EngineOptions, *, trains: bool) -> Engine:
+def choose(options: EngineOptions, *, trains: bool) -> EngineChoice:
     """The engine that the options mean on this machine. Raises ConfigError."""
     if options.vllm_url:
         key()  # one that cannot be sent is told at once
-        return Engine("vllm", options, quirks=Quirks(grammar_for_strict_tools=True, flat_logprobs=True))
+        return EngineChoice("vllm", options, quirks=Quirks(grammar_for_strict_tools=True, flat_logprobs=True))
     found = () if options.device == "cpu" else gpus()
     sampling = options.inference_gpus or options.train_gpus
     training = options.train_gpus or sampling[:1]
@@ -126,11 +127,13 @@ def choose(options: EngineOptions, *, trains: bool) -> Engine:
     if name == "embedded":
         if unused := options.given(OF_VLLM):
             log.warning("The embedded engine samples, and has no use for %s", ", ".join(unused))
-        return Engine(name, options)
+        return EngineChoice(name, options)
     if not found:
         log.warning("vLLM on a CPU ends when many calls have a seed: seeds are left out")
     shares = bool(found) and trains and set(training) <= set(sampling)
-    return Engine(name, options, shares, Quirks(grammar_for_strict_tools=True, no_seed=not found, flat_logprobs=True))
+    return EngineChoice(
+        name, options, shares, Quirks(grammar_for_strict_tools=True, no_seed=not found, flat_logprobs=True)
+    )
 
 
 def _automatic(found: tuple[Gpu, ...]) -> EngineName:

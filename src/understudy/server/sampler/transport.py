@@ -102,8 +102,25 @@ class CallClient:
                 response.content.set_exception(aiohttp.ClientPayloadError("it ended within an answer"))
 
 
-def asking(url: str, *, socket: Path | None = None, key: str | None = None) -> httpx.AsyncClient:
-    """The client of questions: health, adapters, sleep."""
+class SamplerConnection:
+    """Both clients of one sampler: calls, and `control` for everything else."""
+
+    def __init__(self, url: str, *, socket: Path | None = None, key: str | None = None) -> None:
+        self.calls = CallClient(url, socket=socket, key=key)
+        self.control = _control_client(url, socket=socket, key=key)
+
+    @property
+    def closed(self) -> bool:
+        return self.calls.closed
+
+    async def close(self) -> None:
+        """Fails what is being read."""
+        await self.calls.close()
+        await self.control.aclose()
+
+
+def _control_client(url: str, *, socket: Path | None, key: str | None) -> httpx.AsyncClient:
+    """The client of health, adapters and sleep."""
     limits = httpx.Limits(max_connections=QUESTIONS, keepalive_expiry=_IDLE_SECONDS)
     uds = None if socket is None else str(socket)
     return httpx.AsyncClient(

@@ -30,8 +30,8 @@ async def export(services: Services, name: str, step: int, request: ExportReques
         raise ApiError(409, f"output {output} exists already; name a new folder", "output", "output_exists")
     if step == 0:
         raise ApiError(409, "Step 0 is the base model itself; there is no LoRA to export", "step", "no_checkpoint")
-    async with services.models.lease(f"{name}@{step}") as route:
-        checkpoint = services.models.model(route.model).checkpoints[step]
+    async with services.models.leases.lease(f"{name}@{step}") as route:
+        checkpoint = services.models.registry.model(route.model).checkpoints[step]
         if request.format == "peft":
             await asyncio.to_thread(export_adapter, checkpoint, output, services.base.reference)
         elif request.format == "merged":

@@ -1,5 +1,3 @@
-# pyright: reportUnknownVariableType=false
-# safetensors leaves the paths it takes open.
 """A merged folder as llama.cpp's converter reads it, also an older one: 16-bit weights, the base's own tokenizer files,
 and a configuration that says the precision and RoPE's numbers where they have always been."""
 
@@ -10,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]  # it leaves the type of paths open
 
 from ...types import Json
 
@@ -39,9 +37,9 @@ def make_ready(folder: Path, base: Path) -> None:
         sizes = [_halve(file) for file in sorted(folder.glob("*.safetensors"))]
         index = folder / "model.safetensors.index.json"
         if index.exists():
-            told = _read(index)
-            told["metadata"] = {**told.get("metadata", {}), "total_size": sum(sizes)}
-            _write(index, told)
+            content = _read(index)
+            content["metadata"] = {**content.get("metadata", {}), "total_size": sum(sizes)}
+            _write(index, content)
     _write(folder / "config.json", _plain(config | {"dtype": dtype, "torch_dtype": dtype}))
     _take_tokenizer(base, folder)
 
@@ -79,15 +77,15 @@ def _take_tokenizer(base: Path, folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
         if (base / name).is_file():
             shutil.copyfile(base / name, folder / name)
-    settings, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    told = _read(settings) if settings.exists() else {}
+    config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    settings = _read(config) if config.exists() else {}
     if template.exists():
-        _write(settings, told | {"chat_template": template.read_text("utf-8")})
+        _write(config, settings | {"chat_template": template.read_text("utf-8")})
 
 
 def _read(file: Path) -> dict[str, Json]:
     return json.loads(file.read_text("utf-8"))
 
 
-def _write(file: Path, told: dict[str, Json]) -> None:
-    file.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", "utf-8")
+def _write(file: Path, content: dict[str, Json]) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")

@@ -28,7 +28,7 @@ from ...engine.protocol import (
 )
 from ...errors import EngineError
 from ..child_process import Child
-from ..models.base_model import BaseModel
+from ..models.base_model import BaseModelPath
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ State = Literal["stopped", "starting", "ready"]
 class LearnerClient:
     """One learner: started early in the background, and again by the next command after a death."""
 
-    def __init__(self, base: BaseModel, options: EngineOptions, log_path: Path) -> None:
+    def __init__(self, base: BaseModelPath, options: EngineOptions, log_path: Path) -> None:
         self._base = base
         self._options = options
         self._log_path = log_path

@@ -34,7 +34,7 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.sample.sampler import Sampler
 
-from understudy.engine.inference import vllm_plugin
+from understudy.engine.inference.vllm import plugin as vllm_plugin
 
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 
@@ -104,7 +104,7 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.v1.engine import logprobs
 from vllm.v1.sample.sampler import Sampler
 
-from understudy.engine.inference import vllm_plugin
+from understudy.engine.inference.vllm import plugin as vllm_plugin
 
 
 def replaced():

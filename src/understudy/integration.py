@@ -1,0 +1,66 @@
+"""The door for integrations: the names that an adapter to an agent framework may import, beside those of `understudy`.
+
+- Capture: run the agent inside `capturing(trajectory)`; send each model call with `call_headers(...)`, at the temperature of
+  `forced_temperature()`; read what the agent logged with `logged_reward`. `LoopTransport` is the httpx transport of a client
+  that several event loops share. `is_labelled` tells a recorded call from a request to another LLM.
+- Observation: describe calls of the app's own models as `Call`s, and turn them into conversations with `histories_of`.
+- Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
+  reward with `as_reward`; keep what it raised with `as_rollout_exception`.
+- Training: options, results and the judge of `understudy.Trainer`, for signatures; the errors that an adapter raises.
+"""
+
+from .client.capture import capturing, histories_of, logged_reward
+from .client.sampling import forced_temperature
+from .client.transport import LoopTransport
+from .contracts import Judge
+from .errors import CaptureError, ConfigError, LeakError, MissingExtraError, RolloutError, SharedStateError
+from .rewards.outcome import as_reward
+from .scenarios.identity import scenario_fields, scenario_id, scenario_text
+from .trainer.evaluate import Evaluation
+from .trainer.options import TrainerOptions
+from .trainer.report import TrainReport
+from .types import (
+    Call,
+    CallOrigin,
+    CallOutput,
+    CallStatus,
+    Message,
+    Sampling,
+    Tool,
+    as_rollout_exception,
+    new_id,
+)
+from .wire import call_headers, is_labelled
+
+__all__ = [
+    "Call",
+    "CallOrigin",
+    "CallOutput",
+    "CallStatus",
+    "CaptureError",
+    "ConfigError",
+    "Evaluation",
+    "Judge",
+    "LeakError",
+    "LoopTransport",
+    "Message",
+    "MissingExtraError",
+    "RolloutError",
+    "Sampling",
+    "SharedStateError",
+    "Tool",
+    "TrainReport",
+    "TrainerOptions",
+    "as_reward",
+    "as_rollout_exception",
+    "call_headers",
+    "capturing",
+    "forced_temperature",
+    "histories_of",
+    "is_labelled",
+    "logged_reward",
+    "new_id",
+    "scenario_fields",
+    "scenario_id",
+    "scenario_text",
+]

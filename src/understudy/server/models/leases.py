@@ -1,0 +1,88 @@
+"""Which adapters calls are using: loaded when a call needs one, unloaded when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from ...errors import EngineError
+from ..errors import ApiError
+from ..sampler.sampler import SamplerAdapters
+from .checkpoints import Checkpoint
+from .model import ModelRoute
+from .registry import ModelRegistry
+
+log = logging.getLogger(__name__)
+
+KEPT_LOADED = 4
+"""Adapters of older steps that stay loaded while nobody calls them."""
+
+
+class AdapterLeases:
+    """Counts the calls that use each adapter."""
+
+    def __init__(self, registry: ModelRegistry, adapters: SamplerAdapters) -> None:
+        self._registry = registry
+        self._adapters = adapters
+        self._in_use: dict[str, int] = defaultdict(int)
+        self._last_used: dict[str, float] = {}
+        self._loading: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._returned = asyncio.Condition()
+
+    @asynccontextmanager
+    async def lease(self, name: str) -> AsyncGenerator[ModelRoute]:
+        """The route of one call: its checkpoint is loaded, and neither unloaded nor deleted until the call ends."""
+        route = self._registry.resolve(name)
+        self._in_use[route.adapter] += 1
+        try:
+            await self._ensure_loaded(route)
+            yield route
+        finally:
+            async with self._returned:
+                self._in_use[route.adapter] -= 1
+                self._returned.notify_all()
+
+    async def load(self, adapter: str, checkpoint: Checkpoint) -> None:
+        """Load an adapter, and unload others beyond what is kept. Raises EngineError."""
+        async with self._loading[adapter]:
+            await self._adapters.load(adapter, checkpoint.path)
+            self._last_used[adapter] = time.monotonic()
+        await self._trim()
+
+    @asynccontextmanager
+    async def withdrawn(self, adapter: str) -> AsyncGenerator[None]:
+        """Wait for the calls of an adapter and unload it; it cannot be loaded during the block. Raises EngineError."""
+        async with self._returned:
+            await self._returned.wait_for(lambda: not self._in_use[adapter])
+        async with self._loading[adapter]:
+            await self._adapters.unload(adapter)
+            yield
+
+    async def _ensure_loaded(self, route: ModelRoute) -> None:
+        if route.step == 0:
+            return
+        self._last_used[route.adapter] = time.monotonic()
+        if route.adapter in self._adapters.loaded and not self._loading[route.adapter].locked():
+            return
+        checkpoint = self._registry.model(route.model).checkpoints.get(route.step)
+        if checkpoint is None:
+            raise ApiError(404, f"Step {route.step} of {route.model!r} was deleted", "model", "model_not_found")
+        await self.load(route.adapter, checkpoint)
+
+    async def _trim(self) -> None:
+        """Unload the adapters that were called longest ago, beyond the newest of each model and a few others."""
+        newest = {model.adapter(model.step) for model in self._registry.models()}
+        idle = [name for name in self._adapters.loaded if name not in newest and not self._in_use[name]]
+        idle.sort(key=lambda name: self._last_used.get(name, 0.0), reverse=True)
+        for adapter in idle[KEPT_LOADED:]:
+            async with self._loading[adapter]:
+                if self._in_use[adapter]:
+                    continue
+                try:
+                    await self._adapters.unload(adapter)
+                except EngineError as error:
+                    log.warning("%s", error)

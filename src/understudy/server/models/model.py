@@ -1,0 +1,74 @@
+"""One model that this server serves, and what a name of it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...wire import ModelState
+from ..errors import ApiError
+from ..sampler.transport import SERVED_NAME
+from . import checkpoints
+from .checkpoints import Checkpoint, ModelFacts
+
+
+@dataclass(frozen=True)
+class ModelRoute:
+    """What a name means now. `adapter` is the model name to send to the sampler."""
+
+    model: str
+    step: int
+    adapter: str
+
+
+@dataclass
+class ServedModel:
+    """One registered model. `checkpoints` holds what may be called: by step, complete, not being deleted."""
+
+    folder: Path
+    facts: ModelFacts
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict[int, Checkpoint])
+
+    @property
+    def step(self) -> int:
+        return max(self.checkpoints, default=0)
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def adapter(self, step: int) -> str:
+        """The name of a step's LoRA in the sampler."""
+        return f"{self.facts.name}@{step}"
+
+    def route(self, step: int | None = None) -> ModelRoute:
+        """Where calls to a step, or to the newest, are sent. Raises ApiError 404, which lists the steps."""
+        name, step = self.facts.name, self.step if step is None else step
+        if step == 0:
+            return ModelRoute(name, 0, SERVED_NAME)
+        if step not in self.checkpoints:
+            steps = ", ".join(str(number) for number in sorted({0, *self.checkpoints}))
+            raise ApiError(404, f"Model {name!r} has no step {step}; it has {steps}", "model", "model_not_found")
+        return ModelRoute(name, step, self.adapter(step))
+
+    def applied(self, request_id: str) -> Checkpoint | None:
+        """The checkpoint that a train request made, also when it is saved and not yet in use."""
+        for checkpoint in self.checkpoints.values():
+            if checkpoint.note.request_id == request_id:
+                return checkpoint
+        try:
+            newest = checkpoints.read(self.checkpoint_folder / f"{self.step + 1:04d}")
+        except ValueError:
+            return None  # nothing there: the usual answer
+        return newest if newest.note.request_id == request_id else None
+
+    def state(self) -> ModelState:
+        newest = self.checkpoints.get(self.step)
+        return ModelState(
+            name=self.facts.name,
+            project=self.facts.project,
+            base_model=self.facts.base_model,
+            step=self.step,
+            lora=self.facts.lora,
+            checkpoint=str(newest.path) if newest is not None else None,
+        )

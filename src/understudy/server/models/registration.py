@@ -1,0 +1,125 @@
+"""New models: registered from the base, or forked from a step of another."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from ...config import LoraOptions
+from ...wire import ForkRequest, ModelState, RegisterRequest
+from ..errors import ApiError
+from . import checkpoints
+from .checkpoints import ModelFacts
+from .leases import AdapterLeases
+from .model import ServedModel
+from .registry import ModelRegistry
+
+MAX_RANK = 512
+"""Of LoraOptions; vLLM has a limit of its own."""
+RESERVED_PROJECTS = frozenset({"jobs", "key", "logs", "records.db", "server.json", "server.lock"})
+
+
+class ModelRegistration:
+    """Makes models under `root`; adapters have at most `max_rank`."""
+
+    def __init__(self, root: Path, registry: ModelRegistry, leases: AdapterLeases, max_rank: int = MAX_RANK) -> None:
+        self._root = root
+        self._registry = registry
+        self._leases = leases
+        self._max_rank = max_rank
+
+    def register(self, request: RegisterRequest, in_training: bool = False) -> ModelState:
+        """Make a model, or find it. Raises ApiError 409 on another base model or project, and, once a step is made or
+        `in_training`, on another LoRA shape."""
+        self._check_base(request)
+        if request.lora is not None:
+            self._check_rank(request.lora)
+        known = self._registry.get(request.name)
+        if known is None:
+            return self._create(request)
+        if request.project != known.facts.project:
+            raise ApiError(
+                409,
+                f"Model {request.name!r} belongs to project {known.facts.project!r}, not {request.project!r}: "
+                "names are unique on a server. Register it with that project, or start the server with "
+                f"--project {request.project}.",
+                "project",
+                "model_conflict",
+            )
+        if request.lora is not None and request.lora != known.facts.lora:
+            if known.step or in_training:
+                raise ApiError(
+                    409,
+                    f"Model {request.name!r} has the LoRA {known.facts.lora.model_dump()}, not {request.lora.model_dump()}: "
+                    "it is fixed by the first step; register another name.",
+                    "lora",
+                    "model_conflict",
+                )
+            known.facts = known.facts.model_copy(update={"lora": request.lora})  # mends a slip in target_modules
+            checkpoints.write_facts(known.folder, known.facts)
+        return known.state()
+
+    async def fork(self, source: str, request: ForkRequest) -> ModelState:
+        """Make a model that starts as a copy of a step of another. Raises ApiError 404, 409."""
+        origin = self._registry.model(source)
+        if self._registry.get(request.name) is not None or self._registry.on_other_base(request.name) is not None:
+            raise ApiError(
+                409, f"There is a model {request.name!r} already; fork under another name.", "name", "model_conflict"
+            )
+        name = source if request.from_step is None else origin.adapter(request.from_step)
+        async with self._leases.lease(name) as route:
+            start = origin.checkpoints[route.step] if route.step else None
+            project = request.project or origin.facts.project
+            facts = origin.facts.model_copy(update={"name": request.name, "project": project})
+            folder = self._new_folder(facts)
+            await asyncio.to_thread(checkpoints.copy_model, folder, facts, start)
+        model = ServedModel(folder, facts, checkpoints.scan(folder / "checkpoints"))
+        self._registry.add(model)
+        return model.state()
+
+    def _create(self, request: RegisterRequest) -> ModelState:
+        facts = ModelFacts(
+            name=request.name,
+            project=request.project,
+            base_model=self._registry.base.name,
+            lora=request.lora or LoraOptions(),
+        )
+        model = ServedModel(self._new_folder(facts), facts)
+        checkpoints.write_facts(model.folder, facts)
+        self._registry.add(model)
+        return model.state()
+
+    def _check_rank(self, lora: LoraOptions) -> None:
+        if lora.r > self._max_rank:
+            raise ApiError(
+                400,
+                f"lora.r {lora.r} is above this server's --max-lora-rank {self._max_rank}: start it with --max-lora-rank "
+                f"{lora.r}, or take a smaller r",
+                "lora.r",
+                "invalid_value",
+            )
+
+    def _check_base(self, request: RegisterRequest) -> None:
+        other, base = self._registry.on_other_base(request.name), self._registry.base
+        if other is not None:
+            raise ApiError(
+                409,
+                f"Model {request.name!r} exists in this directory on base model {other.base_model!r}.",
+                "base_model",
+                "model_conflict",
+            )
+        if not base.is_called(request.base_model):
+            raise ApiError(
+                409,
+                f"This server's base model is {base.name!r}, not {request.base_model!r}: register with that one, "
+                f"or start a server with --model {request.base_model}.",
+                "base_model",
+                "model_conflict",
+            )
+
+    def _new_folder(self, facts: ModelFacts) -> Path:
+        if facts.project in RESERVED_PROJECTS:
+            raise ApiError(
+                400, f"A project cannot be called {facts.project!r}: the server keeps a file there.", "project"
+            )
+        return self._root / facts.project / "models" / facts.name

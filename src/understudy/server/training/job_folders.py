@@ -1,0 +1,58 @@
+"""The folders through which train requests reach the learner."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterable, Set
+from pathlib import Path
+
+from ...engine.protocol import TrainJob, write_job
+from ...wire import TrainRequest
+from ..records.store import Store
+from .jobs import build_job, check_ids, job_folder
+
+KEPT_JOBS = 10
+"""Job folders of failed requests that are kept, newest first."""
+
+
+class JobFolders:
+    """One folder a request under `root`. `call_marks`: see `build_job`."""
+
+    def __init__(self, root: Path, store: Store, call_marks: Set[int]) -> None:
+        self._root = root
+        self._store = store
+        self._call_marks = call_marks
+
+    def folder(self, request_id: str) -> Path:
+        return job_folder(self._root, request_id)
+
+    async def prepare(self, request: TrainRequest) -> None:
+        """Write the job of a request from its records. Raises ApiError 400 where they do not fit, OSError."""
+        ids = check_ids(request)
+        records, calls = await asyncio.gather(self._store.finished(ids), self._store.calls_of(ids))
+        job = await asyncio.to_thread(build_job, request, records, calls, self._call_marks)
+        await asyncio.to_thread(_write_anew, self.folder(request.id), job)
+
+    def remove(self, request_id: str) -> None:
+        """Blocks; what cannot be removed stays."""
+        shutil.rmtree(self.folder(request_id), ignore_errors=True)
+
+    def prune(self, waiting: Iterable[str] = ()) -> None:
+        """Remove the oldest folders beyond KEPT_JOBS, never one of the requests `waiting` for their turn. Blocks."""
+        if self._root.is_dir():
+            needed = {self.folder(request_id) for request_id in waiting}
+            left = [folder for folder in self._root.iterdir() if folder not in needed]
+            folders = sorted(left, key=lambda folder: folder.stat().st_mtime, reverse=True)
+            for folder in folders[KEPT_JOBS:]:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_anew(folder: Path, job: TrainJob) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    try:
+        write_job(folder, job)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise

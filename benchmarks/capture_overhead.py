@@ -35,6 +35,7 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
+from pydantic import SecretStr
 
 Seconds = dict[str, list[float]]
 """Clock -> seconds of each call."""
@@ -95,8 +96,8 @@ class Network:
         async def answer_async(_: object, request: httpcore.Request) -> httpcore.Response:
             return self.answer(request)
 
-        httpcore.ConnectionPool.handle_request = lambda _, request: self.answer(request)
-        httpcore.AsyncConnectionPool.handle_async_request = answer_async
+        httpcore.ConnectionPool.handle_request = lambda _, request: self.answer(request)  # type: ignore[assignment]
+        httpcore.AsyncConnectionPool.handle_async_request = answer_async  # type: ignore[assignment]
 
 
 def completion(calls_a_tool: bool) -> bytes:
@@ -179,7 +180,7 @@ Contender = Callable[[Timer], Awaitable[Seconds]]
 
 def app_model() -> ChatOpenAI:
     """The app's own model."""
-    return ChatOpenAI(model="gpt-4.1-mini", base_url=f"{URL}/v1", api_key="unused", temperature=1.0)
+    return ChatOpenAI(model="gpt-4.1-mini", base_url=f"{URL}/v1", api_key=SecretStr("unused"), temperature=1.0)
 
 
 async def unwrapped(timer: Timer) -> Seconds:
@@ -209,7 +210,7 @@ def understudy_contenders() -> dict[str, Contender]:
         return await timer(app_model())
 
     async def direct(timer: Timer) -> Seconds:
-        return await timer(adapter.ChatUnderstudy(model=NAME, base_url=f"{URL}/v1", api_key="unused"))
+        return await timer(adapter.ChatUnderstudy(model=NAME, base_url=f"{URL}/v1", api_key=SecretStr("unused")))
 
     return {
         "patched": patched,
@@ -221,8 +222,8 @@ def understudy_contenders() -> dict[str, Contender]:
 
 
 def art_contenders() -> dict[str, Contender]:
-    import art
-    from art.langgraph import init_chat_model, wrap_rollout
+    import art  # pyright: ignore[reportMissingImports]  # in an environment of its own
+    from art.langgraph import init_chat_model, wrap_rollout  # pyright: ignore[reportMissingImports]
 
     model = art.Model(
         name=NAME,

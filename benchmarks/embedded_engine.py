@@ -84,7 +84,7 @@ def at_the_engine(folder: Path, runs: int) -> dict[str, list[tuple[float, float]
 
         @torch.inference_mode()
         def generate(ids: torch.Tensor = ids) -> None:
-            plain.generate(
+            plain.generate(  # type: ignore[operator]  # PEFT hands it on to the model
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=True,

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import peft
@@ -37,6 +37,9 @@ from understudy.engine.learner import attention
 from understudy.engine.learner.cost import ModelShape
 from understudy.engine.learner.layouts import ComputeRow, LayoutPlan, plan
 from understudy.engine.learner.target_logprobs import TargetSettings, target_logprobs
+
+if TYPE_CHECKING:
+    from understudy.engine.protocol import Sample
 
 CALL_FLOPS = {"cpu": 2e5, "cuda": 5e8}  # as policy.py
 
@@ -190,7 +193,7 @@ class Run:
         self._free()
 
     def _group(self, learner: Learner, shape: Shape, group: Group) -> None:
-        rows = group.rows(shape.vocabulary)
+        rows = cast("list[Sample]", group.rows(shape.vocabulary))
         ids = np.concatenate([row.completion_ids for row in rows]).astype(np.int64)
         ones = np.ones(len(ids))
         targets = TargetSettings(ids, ones, ones, np.zeros(len(ids), np.int64), 0 * ones)

@@ -17,7 +17,8 @@ from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 ANSWERS = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the libraries print is no answer
@@ -87,6 +88,7 @@ def main():
     now = time.perf_counter if clock == "wall" else time.process_time
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(base, folder)
+        assert trainer.model is not None
         model = trainer.model.train()
         parameters = [value for value in model.parameters() if value.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=1e-5)

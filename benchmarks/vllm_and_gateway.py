@@ -61,7 +61,7 @@ def both(base: Path, *, train: bool = False, scripted: bool = False) -> Iterator
                     command = [sys.executable, *words]
                     processes.append(subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True))
                 _await(url, processes[-1], log)
-            yield Both(*urls, *(psutil.Process(process.pid) for process in processes))
+            yield Both(urls[0], urls[1], psutil.Process(processes[0].pid), psutil.Process(processes[1].pid))
         except BaseException:
             for log in sorted(Path(folder).glob("*.log")):
                 print(f"---- {log.name}\n{log.read_text(errors='replace')[-2000:]}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ DOOR = [
 HEAVY = ["torch", "transformers", "langgraph", "langchain", "langchain_core", "mcp", "litellm", "langfuse"]
 
 
-def in_fresh_process(code: str) -> dict[str, object]:
+def in_fresh_process(code: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     return json.loads(done.stdout)
 

@@ -69,7 +69,7 @@ async def test_what_is_no_finite_number_fails_its_rollout_by_name_and_no_other(
 
 async def test_scalars_of_numpy_and_torch_become_plain_numbers() -> None:
     async def scientific() -> us.Trajectory:
-        trajectory = us.Trajectory(metrics={"turns": np.int64(3), "right": True})
+        trajectory = us.Trajectory(metrics={"turns": np.int64(3), "right": True})  # type: ignore[dict-item]
         trajectory.reward = torch.tensor(0.5)  # type: ignore[assignment]
         return trajectory
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
@@ -14,7 +15,7 @@ import understudy as us
 from understudy.client.sampling import at_temperature
 from understudy.errors import CaptureError, ConfigError, ServerError
 
-ASK = [{"role": "user", "content": "say hello"}]
+ASK: list[Any] = [{"role": "user", "content": "say hello"}]
 
 
 def model_of(backend: us.LocalBackend, name: str) -> us.TrainableModel:
@@ -164,7 +165,7 @@ async def test_calls_made_inside_a_captured_coroutine_become_its_trajectory(loca
         answer = first.choices[0].message.model_dump(exclude_none=True)
         follow = [*ASK, answer, {"role": "user", "content": "and now?"}]
         await client.chat.completions.create(model=model.name, messages=follow, max_tokens=4)
-        side = [{"role": "user", "content": "a title, please"}]
+        side: list[Any] = [{"role": "user", "content": "a title, please"}]
         await client.chat.completions.create(model=model.name, messages=side, max_tokens=4)
 
     assert us.auto_trajectory() is None and us.current_trajectory() is None
@@ -214,7 +215,7 @@ async def test_logged_metrics_decide_which_checkpoints_stay(local_backend: us.Lo
         result = await model.train(await gathered(model))
         scored = us.Trajectory(messages_and_choices=ASK, reward=reward, metrics={"won": reward > 0.5})
         crashed = us.TrajectoryGroup([ValueError("the tool is away")])
-        await model.log([scored, crashed], split="val", metrics={"speed": 3}, step=result.step)
+        await model.log([scored, crashed], split="val", metrics={"speed": 3}, step=result.step)  # type: ignore[arg-type]  # both kinds
     api = await local_backend.connect()
     assert (await api.logs("kept"))[1].metrics == {
         "val/reward": 0.9,

@@ -134,7 +134,7 @@ def bad_groups() -> dict[str, tuple[Any, str]]:
         "one group": (group([rollout()]), r"pass a list of groups"),
         "trajectories": ([rollout()], r"groups\[0\] is a Trajectory; expected a TrajectoryGroup"),
         "none": ([], r"at least one group"),
-        "not gathered": ([group([lambda: None])], r"gather_trajectory_groups first"),
+        "not gathered": ([group([lambda: None])], r"gather_trajectory_groups first"),  # type: ignore[list-item]
     }
 
 

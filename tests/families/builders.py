@@ -154,7 +154,8 @@ def build(family: Family, folder: Path) -> Path:
     tokens = {"bos_token_id": bos, "eos_token_id": ends[0], "pad_token_id": ids[family.pad]}
     config = family.config(**{**SHAPE, **family.changes, **tokens})
     torch.manual_seed(3)
-    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model = architecture(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:  # large enough that every token and every weight matters

@@ -36,7 +36,7 @@ def parrot(family: Family, folder: Path) -> Path:
     tokenizer.add_tokens([text for text in WRITES[family] if text not in tokenizer.get_vocab()])
     prompt = tokenizer.apply_chat_template(ASKED, tools=[TOOL], add_generation_prompt=True, return_dict=True)
     chain = [prompt["input_ids"][-1], *tokenizer.convert_tokens_to_ids([*WRITES[family], family.eos])]
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     model.config.tie_word_embeddings = False
     seen = model.get_input_embeddings().weight.detach()
     said = torch.zeros_like(seen)

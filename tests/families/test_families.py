@@ -87,9 +87,10 @@ async def call(
     model: us.TrainableModel, at: int, step: int | None = None, options: dict[str, Any] | None = None, **fields: Any
 ) -> Sampled:
     messages, tools = ASKED[at]
-    answer = await model.openai_client().chat.completions.create(
+    completions: Any = model.openai_client().chat.completions
+    answer = await completions.create(
         model=model.inference_name(step),
-        messages=messages,  # pyright: ignore[reportArgumentType]
+        messages=messages,
         logprobs=True,
         extra_body={"return_token_ids": True, "chat_template_kwargs": options or {}},
         **{"max_tokens": 12, "temperature": 1.0, **({"tools": tools} if tools else {}), **fields},
@@ -162,7 +163,7 @@ def given(model: Any, one: Sampled) -> torch.Tensor:
 
 
 def ends(life: Life, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    return set(tokenizer.convert_tokens_to_ids(list(life.family.ends)))
+    return {tokenizer.get_vocab()[end] for end in life.family.ends}
 
 
 def test_prompts_are_the_familys_own_and_every_sampled_token_has_its_logprob(life: Life) -> None:
@@ -187,7 +188,7 @@ def test_calls_of_several_lengths_sampled_together_have_the_logprobs_of_the_plai
 def test_a_forced_tool_call_is_read_as_one_also_where_the_template_shows_no_tools(life: Life) -> None:
     if (life.engine, life.family) == ("vllm", MISTRAL):
         pytest.skip("vLLM 0.32 puts no grammar on forced calls in Mistral's format: random weights make none")
-    (made,) = life.forced.choice.message.tool_calls or ()
+    [made] = life.forced.choice.message.tool_calls or []
     assert made.function.name == "find_order"
     assert json.loads(made.function.arguments)["order"] in ("4821", "5913")
 

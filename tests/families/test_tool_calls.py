@@ -63,7 +63,8 @@ def test_the_template_for_mistral_writes_what_mistrals_own_tokenizer_does(
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-    for tools in (None, [TOOL]):
+    some: tuple[Any, ...] = (None, [TOOL])
+    for tools in some:
         own = MistralTokenizer.v3().encode_chat_completion(ChatCompletionRequest.from_openai(messages, tools=tools))
         text = make_tokenizer(MISTRAL).apply_chat_template(messages, tools=tools, tokenize=False)
         assert text == str(own.text).replace("\u2581", " ").replace("<0x0A>", "\n")

@@ -25,8 +25,8 @@ def written(tokenizer: Any) -> str:
 
 def read(folder: Path) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    parser = ToolParserManager.get_tool_parser(parsers(folder).tool_call)(tokenizer, None)
-    request = ChatCompletionRequest(model="any", messages=ASKED, tools=[TOOL])
+    parser = ToolParserManager.get_tool_parser(parsers(folder).tool_call)(tokenizer, None)  # type: ignore[arg-type]  # each family here has a parser
+    request = ChatCompletionRequest(model="any", messages=ASKED, tools=[TOOL])  # type: ignore[call-arg]  # it has defaults
     found = parser.extract_tool_calls(written(tokenizer), request)
     calls = [(call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls]
     return {"text": written(tokenizer), "calls": calls}

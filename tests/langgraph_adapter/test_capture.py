@@ -15,6 +15,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 from tests.fakes.scripted_server import ScriptedServer, calls, says, scripted_server
 from understudy import Trajectory
@@ -47,12 +48,12 @@ def server() -> Generator[ScriptedServer]:
 @pytest.fixture
 def app() -> Any:
     """An app as its author wrote it; its own model would fail."""
-    return create_agent(ChatOpenAI(model="gpt-4.1-mini", api_key="unused", max_tokens=33), [add])
+    return create_agent(ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"), max_tokens=33), [add])  # type: ignore[call-arg]  # an alias that pydantic accepts
 
 
 def capture_to(server: ScriptedServer, trajectory: str, select: Selection | None = None) -> Any:
     install()
-    target = ChatUnderstudy(model="agent", base_url=server.url, api_key="k")
+    target = ChatUnderstudy(model="agent", base_url=server.url, api_key=SecretStr("k"))
     return activated(ActiveCapture((CallRoute(target, as_predicate(select, "select")),), Trajectory(id=trajectory)))
 
 
@@ -97,7 +98,7 @@ async def test_concurrent_rollouts_on_one_graph_stay_apart(server: ScriptedServe
 
 
 def test_tool_choice_and_stop_are_passed_on(server: ScriptedServer) -> None:
-    model = ChatOpenAI(model="gpt-4.1-mini", api_key="unused").bind_tools([add], tool_choice="any")
+    model = ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused")).bind_tools([add], tool_choice="any")
     with capture_to(server, "t1"):
         model.invoke("hi", stop=["END"])
     assert server.received[0].body["tool_choice"] == "required"
@@ -105,7 +106,7 @@ def test_tool_choice_and_stop_are_passed_on(server: ScriptedServer) -> None:
 
 
 def test_the_apps_temperature_and_seed_are_not_passed_on(server: ScriptedServer) -> None:
-    model = ChatOpenAI(model="gpt-4.1-mini", api_key="unused").bind(temperature=0.0, seed=3)
+    model = ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused")).bind(temperature=0.0, seed=3)
     with capture_to(server, "t1"):
         model.invoke("hi")
     assert "seed" not in server.received[0].body
@@ -115,7 +116,7 @@ def test_the_apps_temperature_and_seed_are_not_passed_on(server: ScriptedServer)
 def test_an_apps_own_chat_understudy_is_captured_and_one_with_a_trajectory_is_left_alone(
     server: ScriptedServer,
 ) -> None:
-    own = ChatUnderstudy(model="agent", base_url=f"{server.url}", api_key="unused")
+    own = ChatUnderstudy(model="agent", base_url=f"{server.url}", api_key=SecretStr("unused"))
     with capture_to(server, "t1"):
         own.invoke("hi")
         own.model_copy(update={"trajectory_id": "mine"}).invoke("hi")
@@ -123,7 +124,7 @@ def test_an_apps_own_chat_understudy_is_captured_and_one_with_a_trajectory_is_le
 
 
 def test_threads_and_executors_carry_the_capture(server: ScriptedServer) -> None:
-    model = ChatOpenAI(model="gpt-4.1-mini", api_key="unused")
+    model = ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"))
     with capture_to(server, "t1"), ThreadPoolExecutor(2) as pool:
         pool.submit(model.invoke, "hi").result()
         thread = threading.Thread(target=model.invoke, args=("hi",))
@@ -134,7 +135,7 @@ def test_threads_and_executors_carry_the_capture(server: ScriptedServer) -> None
 
 def test_calls_that_are_not_selected_stay_on_the_apps_own_model(server: ScriptedServer) -> None:
     with scripted_server(lambda body: says("from the original")) as own:
-        titles = ChatOpenAI(model="titles", api_key="unused", base_url=own.url, tags=["title"])
+        titles = ChatOpenAI(model="titles", api_key=SecretStr("unused"), base_url=own.url, tags=["title"])
         with capture_to(server, "t1", select=lambda origin: "title" not in origin.tags):
             assert titles.invoke("hi").text == "from the original"
     assert server.received == []
@@ -144,7 +145,7 @@ def test_calls_that_are_not_selected_stay_on_the_apps_own_model(server: Scripted
 def test_without_a_capture_the_app_runs_on_its_own_model() -> None:
     install()
     with scripted_server(lambda body: says("mine")) as own:
-        model = ChatOpenAI(model="gpt-4.1-mini", api_key="unused", base_url=own.url)
+        model = ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"), base_url=own.url)
         assert model.invoke([HumanMessage("hi")]).text == "mine"
     assert own.received[0].body["model"] == "gpt-4.1-mini"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from pydantic import SecretStr
 
 from tests.fakes.scripted_server import calls, says, scripted_server
 from understudy.types import CallOrigin
@@ -16,7 +18,7 @@ TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type
 
 
 def chat(url: str) -> ChatUnderstudy:
-    return ChatUnderstudy(model="agent", base_url=url, api_key="key")
+    return ChatUnderstudy(model="agent", base_url=url, api_key=SecretStr("key"))
 
 
 def second_prompt(answer: AIMessage) -> list[HumanMessage | AIMessage | ToolMessage]:
@@ -34,7 +36,7 @@ def test_tool_arguments_are_sent_back_exactly_as_they_were_sampled() -> None:
 async def test_streamed_tool_arguments_are_sent_back_exactly_as_they_were_sampled() -> None:
     with scripted_server(lambda body: calls("look_up", RAW) if len(body["messages"]) == 1 else says("done")) as server:
         model = chat(server.url)
-        whole = None
+        whole: Any = None
         async for chunk in model.bind_tools([TOOL]).astream("hi"):
             whole = chunk if whole is None else whole + chunk
         assert whole is not None

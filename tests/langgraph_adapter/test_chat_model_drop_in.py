@@ -13,7 +13,7 @@ from langchain_core._api import LangChainBetaWarning
 from langchain_core.load import dumps, loads
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from tests.fakes.scripted_server import says, scripted_server
 from understudy import TrainableModel
@@ -49,12 +49,12 @@ def test_without_address_or_model_nothing_is_guessed_and_no_error_shows_the_key(
     given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValidationError, match=message) as caught:
-        ChatUnderstudy(**given, api_key=KEY)
+        ChatUnderstudy(**given, api_key=SecretStr(KEY))
     assert KEY not in str(caught.value)
 
 
 def test_what_is_dumped_has_no_key_and_can_be_loaded() -> None:
-    model = ChatUnderstudy(model="agent", base_url="http://127.0.0.1:9/v1", api_key=KEY, temperature=0.5)
+    model = ChatUnderstudy(model="agent", base_url="http://127.0.0.1:9/v1", api_key=SecretStr(KEY), temperature=0.5)
     text = dumps(model)
     assert KEY not in text + repr(model) + str(model.model_dump_json())
     with warnings.catch_warnings():
@@ -97,7 +97,7 @@ def test_tokens_are_counted_with_the_given_tokenizer_or_not_at_all() -> None:
 
 def test_several_answers_come_whole_and_are_refused_as_a_stream(model: TrainableModel) -> None:
     api = asyncio.run(model.api())
-    chat = ChatUnderstudy(model=model.name, base_url=api.url, api_key=api.key, n=3, max_tokens=8)
+    chat = ChatUnderstudy(model=model.name, base_url=api.url, api_key=api.key, n=3, max_tokens=8)  # type: ignore[call-arg]  # an alias that pydantic accepts
     assert len(chat.generate([[HumanMessage("hi")]]).generations[0]) == 3
     with pytest.raises(ConfigError, match="n=3"):
         next(chat.stream("hi"))
@@ -118,7 +118,7 @@ def test_one_model_works_in_loops_that_run_at_the_same_time() -> None:
 
 def test_settings_can_be_chosen_at_the_call() -> None:
     with scripted_server(lambda body: says("hello")) as server:
-        model = ChatUnderstudy(model="agent", base_url=server.url, temperature=1.0, stop=["END"])
+        model = ChatUnderstudy(model="agent", base_url=server.url, temperature=1.0, stop=["END"])  # type: ignore[call-arg]  # an alias that pydantic accepts
         chosen = model.configurable_fields(
             temperature=ConfigurableField(id="heat"), model_name=ConfigurableField(id="m")
         )
@@ -131,7 +131,7 @@ def test_settings_can_be_chosen_at_the_call() -> None:
 
 def test_a_model_made_by_init_chat_model_speaks_to_the_server_too(model: TrainableModel) -> None:
     api = asyncio.run(model.api())
-    ours = ChatUnderstudy(model=model.name, base_url=api.url, api_key=api.key, temperature=0, max_tokens=8)
+    ours = ChatUnderstudy(model=model.name, base_url=api.url, api_key=api.key, temperature=0, max_tokens=8)  # type: ignore[call-arg]  # an alias that pydantic accepts
     plain = init_chat_model(
         f"openai:{model.name}", base_url=f"{api.url}/v1", api_key=api.key, temperature=0, max_tokens=8
     )

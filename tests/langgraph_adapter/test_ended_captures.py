@@ -7,11 +7,12 @@ import multiprocessing
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
 from tests.fakes.served_gateway import ServedGateway
@@ -27,7 +28,7 @@ def own() -> Iterator[ChatOpenAI]:
 
 
 def made(server: ScriptedServer) -> ChatOpenAI:
-    return ChatOpenAI(model="own", api_key="unused", base_url=server.url, max_retries=0)
+    return ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url=server.url, max_retries=0)
 
 
 async def test_a_task_that_outlives_its_rollout_makes_no_more_calls(
@@ -78,12 +79,13 @@ def test_a_worker_that_a_rollout_started_does_not_take_the_next_rollouts_calls(
 def test_blocks_inside_generators_may_end_in_any_order(
     stand_in: TrainableModel, obedient: ServedGateway, own: ChatOpenAI
 ) -> None:
-    def opened() -> Iterator[str]:
+    def opened() -> Generator[str]:
         with capture(stand_in) as trajectory:
             yield trajectory.id
 
     first, second = opened(), opened()
-    next(first), next(second)
+    next(first)
+    next(second)
     first.close()
     second.close()
     assert own.invoke("hi").text == "mine"

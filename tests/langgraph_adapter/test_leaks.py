@@ -16,6 +16,7 @@ import openai
 import pytest
 import requests
 from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
 from understudy import TrainableModel
@@ -115,7 +116,7 @@ def test_a_leak_ends_the_training_at_once(stand_in: TrainableModel, other: Scrip
 
 def test_what_is_no_leak_goes_through(stand_in: TrainableModel, other: ScriptedServer) -> None:
     """An e-mail API, embeddings, a judge outside of the capture, a model that is not selected, our own client."""
-    own = ChatOpenAI(model="own", api_key="unused", base_url=other.url)
+    own = ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url=other.url)
 
     async def explicitly() -> None:
         client = stand_in.openai_client()

@@ -15,6 +15,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from openai.types.chat.chat_completion import Choice
+from pydantic import SecretStr
 
 from tests.fakes.scripted_server import calls, says, scripted_server
 from tests.fakes.served_gateway import ServedGateway
@@ -22,7 +23,7 @@ from understudy import TrainableModel, Trajectory
 from understudy.types import call_ref
 from understudy_langgraph import capture, observe
 
-ASKED = {"messages": [("user", "1 + 2?")]}
+ASKED: Any = {"messages": [("user", "1 + 2?")]}
 
 
 @tool
@@ -39,7 +40,9 @@ def script(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_agent(url: str) -> Any:
-    return create_agent(ChatOpenAI(model="gpt-4.1-mini", api_key="unused", base_url=url), [add], name="adder")
+    return create_agent(
+        ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"), base_url=url), [add], name="adder"
+    )
 
 
 def texts(trajectory: Trajectory) -> list[str]:
@@ -103,7 +106,7 @@ def test_another_providers_calls_come_in_the_same_shape() -> None:
 
     server = HTTPServer(("127.0.0.1", 0), Anthropic)
     Thread(target=server.serve_forever, daemon=True).start()
-    model = ChatAnthropic(
+    model = ChatAnthropic(  # type: ignore[call-arg]  # two fields have defaults that their types do not show
         model_name="claude-sonnet-4", api_key="unused", base_url=f"http://127.0.0.1:{server.server_address[1]}"
     )
     with observe() as trajectory:
@@ -154,7 +157,7 @@ def test_selected_calls_only() -> None:
 
 
 def test_a_failed_call_and_an_exception_are_kept() -> None:
-    model = ChatOpenAI(model="own", api_key="unused", base_url="http://127.0.0.1:9/v1", max_retries=0)
+    model = ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url="http://127.0.0.1:9/v1", max_retries=0)
     watched = observe()
     with pytest.raises(Exception, match="Connection error"), watched as trajectory:
         model.invoke("hi")
@@ -167,7 +170,7 @@ def test_inside_a_capture_the_observed_calls_stay_on_the_apps_own_model(
     stand_in: TrainableModel, obedient: ServedGateway
 ) -> None:
     with scripted_server(lambda body: says("mine")) as own:
-        model = ChatOpenAI(model="own", api_key="unused", base_url=own.url)
+        model = ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url=own.url)
         with capture(stand_in) as captured, observe(select={"tag": "expert"}) as observed:
             assert model.invoke("hi", {"tags": ["expert"]}).text == "mine"
             assert model.invoke("hi").text == "heard: hi"

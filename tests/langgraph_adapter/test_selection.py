@@ -11,6 +11,7 @@ import pytest
 from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
+from pydantic import SecretStr
 
 from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
 from tests.fakes.served_gateway import ServedGateway
@@ -103,7 +104,7 @@ def test_captures_nest_and_a_call_goes_to_the_innermost_that_selects_it(
 def test_inside_uncaptured_a_judge_is_its_own_model(
     stand_in: TrainableModel, obedient: ServedGateway, own: ScriptedServer
 ) -> None:
-    judge = ChatOpenAI(model="judge", api_key="unused", base_url=own.url)
+    judge = ChatOpenAI(model="judge", api_key=SecretStr("unused"), base_url=own.url)
     with capture(stand_in) as trajectory:
         assert judge.invoke("hi").text == "heard: hi"
         with uncaptured():
@@ -145,7 +146,7 @@ def test_models_that_are_none_are_refused_by_name(stand_in: TrainableModel) -> N
 def test_a_process_wide_capture_sees_threads_that_ran_before_it(
     stand_in: TrainableModel, obedient: ServedGateway, own: ScriptedServer
 ) -> None:
-    model = ChatOpenAI(model="own", api_key="unused", base_url=own.url)
+    model = ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url=own.url)
     asked: queue.Queue[str | None] = queue.Queue()
     answers: queue.Queue[str] = queue.Queue()
 

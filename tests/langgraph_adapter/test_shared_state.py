@@ -21,7 +21,7 @@ OWN = {"model": "own", "api_key": "unused", "base_url": "http://127.0.0.1:9/v1",
 
 def chat_graph(**options: Any) -> Any:
     model = ChatOpenAI(**OWN)
-    graph = StateGraph(MessagesState)
+    graph: Any = StateGraph(MessagesState)
     graph.add_node("agent", lambda state: {"messages": [model.invoke(state["messages"])]})
     graph.add_edge(START, "agent")
     return graph.compile(**options)

@@ -34,6 +34,10 @@ NEEDS_SKILL = {
 """What the bundled policy is not asked; TestOnAScriptedModel is."""
 
 
+# pyright: reportAssignmentType=false
+# The suite declares properties; class attributes are how LangChain's own adapters override them.
+
+
 class Declared(ChatModelIntegrationTests):
     """What ChatUnderstudy is, on any model. The suite declares by properties; what it skips has its reason here."""
 
@@ -78,7 +82,8 @@ class TestOnTheBundledPolicy(Declared):
     def connect(self, request: pytest.FixtureRequest, local_backend: LocalBackend) -> None:
         model = TrainableModel(name=new_id("agent"), base_model="tiny", backend=local_backend)
         api = asyncio.run(model.api())
-        request.cls.endpoint = {"model": model.name, "base_url": api.url, "api_key": api.key}
+        cls: Any = request.cls
+        cls.endpoint = {"model": model.name, "base_url": api.url, "api_key": api.key}
 
     @pytest.fixture
     def model(self, request: pytest.FixtureRequest) -> BaseChatModel:
@@ -97,7 +102,8 @@ class TestOnAScriptedModel(Declared):
     @pytest.fixture(scope="class", autouse=True)
     def connect(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         with served_gateway(answer, tmp_path_factory.mktemp("standard_suite")) as server:
-            request.cls.endpoint = {"model": "default", "base_url": server.url}
+            cls: Any = request.cls
+            cls.endpoint = {"model": "default", "base_url": server.url}
             yield
 
 

@@ -15,6 +15,7 @@ from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.pregel import Pregel
+from pydantic import SecretStr
 
 from tests.fakes.scripted_server import says, scripted_server
 from understudy import TrainableModel, TrainConfig, Trajectory, current_trajectory
@@ -34,7 +35,7 @@ def box_size(box: str) -> dict[str, str]:
 def make_app(**options: Any) -> Any:
     """An app as its author wrote it: its own model cannot be reached."""
     model = ChatOpenAI(
-        model="gpt-4.1-mini", api_key="unused", base_url="http://127.0.0.1:9/v1", max_retries=0, **options
+        model="gpt-4.1-mini", api_key=SecretStr("unused"), base_url="http://127.0.0.1:9/v1", max_retries=0, **options
     )
     return create_agent(model.model_copy(update={"max_tokens": 48}), [box_size])
 
@@ -65,7 +66,7 @@ def test_an_async_function_is_trained_and_every_call_is_recorded(model: Trainabl
     assert report.step == 1
     assert len(seen) == 8
     assert seen == {name: asyncio.run(recorded(model, name)) for name in seen}
-    assert (agent.__name__, agent.__doc__) == ("agent", "Answers.")
+    assert (agent.__name__, agent.__doc__) == ("agent", "Answers.")  # type: ignore[attr-defined]
 
 
 def test_a_sync_function_runs_in_a_thread_with_its_capture(model: TrainableModel) -> None:
@@ -86,7 +87,7 @@ def test_a_compiled_graph_is_trained_and_stays_what_it_was(model: TrainableModel
     assert isinstance(app, Pregel)
     assert not hasattr(plain, "train")
     assert app.get_graph().to_json() == plain.get_graph().to_json()
-    assert app.with_config(tags=["x"]).train(SCENARIOS, steps=1, **SMALL).step == 1
+    assert app.with_config(tags=["x"]).train(SCENARIOS, steps=1, **SMALL).step == 1  # type: ignore[attr-defined]
 
 
 def test_the_trained_app_is_answered_by_the_policy_in_every_way_of_running(model: TrainableModel) -> None:
@@ -105,7 +106,7 @@ def test_the_trained_app_is_answered_by_the_policy_in_every_way_of_running(model
 def test_between_two_items_of_a_trained_stream_the_callers_own_models_are_untouched(model: TrainableModel) -> None:
     trained = trainable(make_app(), model=model, reward=lottery).trained()
     with scripted_server(lambda body: says("mine")) as own:
-        other = ChatOpenAI(model="other", api_key="unused", base_url=own.url)
+        other = ChatOpenAI(model="other", api_key=SecretStr("unused"), base_url=own.url)
         items = trained.stream({"messages": [("user", "hi")]})
         next(items)
         assert other.invoke("hi").text == "mine"
@@ -114,13 +115,15 @@ def test_between_two_items_of_a_trained_stream_the_callers_own_models_are_untouc
 
 def test_outside_training_the_app_runs_on_its_own_model(model: TrainableModel) -> None:
     with scripted_server(lambda body: says("from my own model")) as own:
-        app = create_agent(ChatOpenAI(model="own", api_key="unused", base_url=own.url), [box_size])
+        app = create_agent(ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url=own.url), [box_size])
         wrapped = trainable(app, model=model, reward=lottery)
         assert wrapped.invoke({"messages": [("user", "hi")]})["messages"][-1].text == "from my own model"
 
 
 def test_a_chain_of_runnables_can_be_wrapped(model: TrainableModel) -> None:
-    chain = ChatPromptTemplate.from_messages([("user", "{question}")]) | ChatOpenAI(model="own", api_key="unused")
+    chain = ChatPromptTemplate.from_messages([("user", "{question}")]) | ChatOpenAI(
+        model="own", api_key=SecretStr("unused")
+    )
 
     def length(scenario: Any, message: Any) -> float:
         return len(message.text) / 100
@@ -132,7 +135,7 @@ def test_a_chain_of_runnables_can_be_wrapped(model: TrainableModel) -> None:
 
 
 def test_a_trained_chain_is_answered_by_the_policy_in_every_way_and_inside_longer_chains(model: TrainableModel) -> None:
-    own = ChatOpenAI(model="own", api_key="unused", base_url="http://127.0.0.1:9/v1", max_retries=0)
+    own = ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url="http://127.0.0.1:9/v1", max_retries=0)
     chain = ChatPromptTemplate.from_messages([("user", "{question}")]) | own.model_copy(update={"max_tokens": 16})
     trained = trainable(chain, model=model, reward=lottery).trained(temperature=0.0)
     asked = {"question": "say the word teal"}
@@ -179,7 +182,10 @@ def test_a_function_that_raises_stop_iteration_fails_at_once(model: TrainableMod
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_limit_that_was_set_for_a_larger_model_is_no_error(model: TrainableModel, streaming: bool) -> None:
-    app = create_agent(ChatOpenAI(model="own", api_key="unused", max_tokens=64_000, streaming=streaming), [box_size])
+    app = create_agent(
+        ChatOpenAI(model="own", api_key=SecretStr("unused"), max_tokens=64_000, streaming=streaming),  # type: ignore[call-arg]  # an alias that pydantic accepts
+        [box_size],
+    )
     assert trainable(app, model=model, reward=lottery).evaluate(SCENARIOS).failed == 0
 
 

@@ -34,7 +34,8 @@ def box_colour(box: str) -> dict[str, str]:
 
 
 def make_app(wanted: Any, name: str) -> Any:
-    model = ChatOpenAI(model="own", api_key="unused", base_url="http://127.0.0.1:9/v1", max_retries=0, max_tokens=48)
+    own: dict[str, Any] = {"model": "own", "api_key": "unused", "base_url": "http://127.0.0.1:9/v1", "max_tokens": 48}
+    model = ChatOpenAI(**own, max_retries=0)
     return create_agent(model, [wanted], name=name)
 
 

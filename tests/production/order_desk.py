@@ -50,10 +50,14 @@ TOOLS = [find_order, cancel_order, open_ticket]
 
 
 def make_agent(url: str, model: str, **options: Any) -> Any:
-    own = ChatOpenAI(
-        base_url=url, model=model, api_key="none", temperature=0.0, max_tokens=64, max_retries=0, **options
-    )
-    return create_agent(own, TOOLS)
+    settings: dict[str, Any] = {
+        "base_url": url,
+        "model": model,
+        "api_key": "none",
+        "temperature": 0.0,
+        "max_tokens": 64,
+    }
+    return create_agent(ChatOpenAI(**settings, max_retries=0, **options), TOOLS)
 
 
 def conversation(agent: Any, question: str) -> list[dict[str, Any]]:

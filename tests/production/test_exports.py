@@ -29,11 +29,12 @@ async def served(desk: Trained, step: int) -> list[Answer]:
 async def asked(desk: Trained, step: int, temperature: float) -> list[Scored]:
     client = desk.model.openai_client()
     answers: list[Scored] = []
+    tools: list[Any] = [convert_to_openai_tool(each) for each in TOOLS]
     for question in QUESTIONS:
         answer = await client.chat.completions.create(
             model=desk.model.inference_name(step),
             messages=[{"role": "user", "content": question}],
-            tools=[convert_to_openai_tool(each) for each in TOOLS],
+            tools=tools,
             temperature=temperature,
             max_tokens=64,
             logprobs=True,

@@ -25,7 +25,7 @@ from understudy.server.sampler.transport import SERVED_NAME
 from understudy.tiny import path as tiny_policy
 from understudy.types import CallStatus
 
-TOOLS = [
+TOOLS: list[Any] = [
     {
         "type": "function",
         "function": {
@@ -35,7 +35,7 @@ TOOLS = [
         },
     }
 ]
-QUESTION = [{"role": "user", "content": "Where is order 17?"}]
+QUESTION: list[Any] = [{"role": "user", "content": "Where is order 17?"}]
 
 
 async def model_at(backend: us.RemoteBackend, name: str) -> us.TrainableModel:

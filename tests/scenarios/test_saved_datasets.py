@@ -14,6 +14,7 @@ import pytest
 from understudy.errors import ConfigError, MissingExtraError
 from understudy.scenarios.loading import load_scenarios
 
+datasets: Any
 try:
     import datasets
 except ModuleNotFoundError:

@@ -51,7 +51,8 @@ def test_a_shaped_answer_has_no_control_tokens_in_its_text_and_is_recorded_as_co
     assert answer.status_code == 200, answer.text
     (call,) = server.http.get(f"/api/trajectories/{name}").json()["calls"]
     assert call["constrained"] == constrained
-    ending, around = {tokenizer.eos_token_id}, set(tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"]))
+    vocabulary = tokenizer.get_vocab()
+    ending, around = {vocabulary[str(tokenizer.eos_token)]}, {vocabulary["<tool_call>"], vocabulary["</tool_call>"]}
     assert len(call["outputs"]) == 16
     for output in call["outputs"]:
         marks = [token for token in output["token_ids"] if token in tokenizer.added_tokens_decoder]

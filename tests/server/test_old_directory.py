@@ -39,10 +39,10 @@ async def test_a_directory_of_schema_1_opens_lists_its_trajectories_resumes_and_
     assert Counter(rollout["place"]["group"] for rollout in trained).most_common(1)[0][1] == 3
     failed = listed(server, model="agent", failed=True)
     assert [rollout["exception"]["message"] for rollout in failed] == ["the tool broke"] * 2
-    for rollout in rollouts:
-        if rollout["exception"] is None:
-            calls = server.http.get(f"/api/trajectories/{rollout['id']}").json()["calls"]
-            assert {call["id"] for call in calls} == {ref["call_id"] for ref in rollout["calls"]}
+    for finished in rollouts:
+        if finished["exception"] is None:
+            calls = server.http.get(f"/api/trajectories/{finished['id']}").json()["calls"]
+            assert {call["id"] for call in calls} == {ref["call_id"] for ref in finished["calls"]}
 
     model = us.TrainableModel("agent", "desk", "tiny", us.RemoteBackend(server.url))
     assert await model.get_step() == 2

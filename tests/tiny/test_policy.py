@@ -1,6 +1,7 @@
 import json
 import re
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from understudy.tiny.evaluate import (
 
 
 @pytest.fixture(scope="module")
-def policy():
+def policy() -> tuple[Any, Any]:
     return load()
 
 
@@ -67,7 +68,8 @@ def test_held_out_tools_are_called_exactly_from_held_out_wordings(policy):
     """Tool, arguments and values, on 400 episodes: the standard error is one percent."""
     drawn = [probes(policy[1], one)[0] for one in draw(400, 11, True, ("named", "chain"))]
     asked = [each for each in drawn if single(each.turn)]
-    greedy = complete(*policy, [each.prompt for each in asked], sampled=False)
+    model, tokenizer = policy
+    greedy = complete(model, tokenizer, [each.prompt for each in asked], sampled=False)
     assert len(asked) > 375
     assert called(greedy, asked) >= 0.95
     assert matched(greedy, asked) >= 0.94  # with the line before the call, which is the policy's own

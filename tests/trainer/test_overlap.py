@@ -234,7 +234,7 @@ async def test_a_schedule_may_switch_overlap_on(server: ScriptedTraining) -> Non
 
 
 async def test_two_models_overlap_alike(server: ScriptedTraining) -> None:
-    rollouts = Rollouts(server)
+    rollouts: Any = Rollouts(server)
     server.close(1, 2)  # each model's first
 
     async def open_gates(number: int) -> None:

@@ -87,7 +87,7 @@ def test_rewards_are_numbers_or_dicts_of_numbers_also_those_of_numpy_and_torch()
     assert as_reward({"reward": 0.5, "length": 3}, "reward=") == RewardResult(0.5, {"length": 3.0})
     halves = (np.float32(0.5), np.array(0.5), torch.tensor(0.5, requires_grad=True), Decimal("0.5"))
     assert [as_reward(half, "reward=") for half in halves] == [RewardResult(0.5)] * 4
-    found = as_reward(RewardResult(np.bool_(True), {"n": torch.tensor(3)}), "reward=")
+    found = as_reward(RewardResult(np.bool_(True), {"n": torch.tensor(3)}), "reward=")  # type: ignore[arg-type]
     assert (found, type(found.reward), type(found.metrics["n"])) == (RewardResult(1.0, {"n": 3.0}), float, float)
 
 

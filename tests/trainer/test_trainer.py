@@ -29,7 +29,7 @@ SCENARIOS = [
     {"id": str(number), "prompt": f"say the word {word}"} for number, word in enumerate(("blue", "teal", "pink"))
 ]
 REWARDS = itertools.count()
-SMALL = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}
+SMALL: dict[str, Any] = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}
 
 
 async def rollout(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
@@ -190,10 +190,10 @@ async def test_a_rollout_that_returns_no_trajectory_says_so(model: TrainableMode
 
 
 def test_a_run_is_solved_by_the_mean_over_all_its_last_batches(model: TrainableModel) -> None:
-    def by_scenario(scenario: dict[str, str], trajectory: Trajectory) -> float:
+    def by_scenario(scenario: Any, trajectory: Trajectory) -> float:
         return float(scenario["id"] != "0")
 
-    options = {**SMALL, "scenarios_per_step": 1}
+    options: dict[str, Any] = {**SMALL, "scenarios_per_step": 1}
     trainer = Trainer(model, rollout, SCENARIOS, reward=by_scenario, patience=3, progress=quiet()[0], **options)
     assert trainer.train(5).stopped == Stopped.NO_SIGNAL
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -58,13 +59,13 @@ def write_model(folder: Path) -> None:
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         initializer_range=0.15,
-        eos_token_id=fast.eos_token_id,
-        pad_token_id=fast.pad_token_id,
+        eos_token_id=fast.eos_token_id,  # type: ignore[arg-type]  # one token, so an int
+        pad_token_id=fast.pad_token_id,  # type: ignore[arg-type]
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
-def write_adapter(base: Path, folder: Path, *, seed: int, **options: object) -> None:
+def write_adapter(base: Path, folder: Path, *, seed: int, **options: Any) -> None:
     """A rank-4 adapter on all linear layers with random weights in both halves, as PEFT saves it."""
     torch.manual_seed(seed)
     model = get_peft_model(
@@ -73,7 +74,7 @@ def write_adapter(base: Path, folder: Path, *, seed: int, **options: object) -> 
     for name, weight in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(weight, std=0.2)
-    model.save_pretrained(folder)
+    model.save_pretrained(str(folder))
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from understudy.config import LayoutName
 from understudy.engine.learner import unsloth_loader
 
 if __name__ == "__main__" and sys.argv[1] == "unsloth":
@@ -37,7 +39,7 @@ def rows(vocabulary: int) -> list[Sample]:
     return [Sample.bare(p, c, int(offset)) for (p, c), offset in zip(calls, offsets[:-1], strict=True)]
 
 
-def logprobs(policy: Policy, layout: str, *, adapter: bool = True) -> torch.Tensor:
+def logprobs(policy: Policy, layout: LayoutName, *, adapter: bool = True) -> torch.Tensor:
     calls = rows(policy.vocabulary)
     ids = np.concatenate([row.completion_ids for row in calls]).astype(np.int64)
     ones = np.ones(len(ids))
@@ -50,7 +52,7 @@ def logprobs(policy: Policy, layout: str, *, adapter: bool = True) -> torch.Tens
     return torch.cat([values for _, values in parts])[torch.from_numpy(order)]
 
 
-def answers(loader: str, base: Path) -> dict[str, torch.Tensor]:
+def answers(loader: Literal["peft", "unsloth"], base: Path) -> dict[str, torch.Tensor]:
     """First weights for a seed, logprobs with and without the adapter, and gradients, on plain rows and on the tree."""
     policy = Policy.load(base, LoraOptions(), threads=1, loader=loader)
     assert policy.loader == loader
@@ -59,7 +61,8 @@ def answers(loader: str, base: Path) -> dict[str, torch.Tensor]:
     policy.reset_adapter(LORA)
     found = {f"first|{name}": value.clone() for name, value in policy.adapter_weights().items()}
     warm(policy)
-    for layout in ("tree", "call_rows"):
+    layouts: tuple[LayoutName, ...] = ("tree", "call_rows")
+    for layout in layouts:
         with torch.no_grad():
             found[f"base|{layout}"] = logprobs(policy, layout, adapter=False)
         values = logprobs(policy, layout)
@@ -75,4 +78,5 @@ def answers(loader: str, base: Path) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     loader, base, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    assert loader == "peft" or loader == "unsloth", loader
     save_file({name: value.contiguous() for name, value in answers(loader, base).items()}, output)

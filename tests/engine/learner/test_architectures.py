@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ DELTA_NET = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
 }
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "gemma3": lambda: Gemma3TextConfig(**SHAPE, sliding_window=WINDOW, sliding_window_pattern=2),
+    "gemma3": lambda: Gemma3TextConfig(**SHAPE, sliding_window=WINDOW, sliding_window_pattern=2),  # type: ignore[call-arg]
     "mistral": lambda: MistralConfig(**SHAPE, sliding_window=WINDOW),
     "qwen3_5": lambda: Qwen3_5TextConfig(**SHAPE, **DELTA_NET),
     "qwen3_next": lambda: Qwen3NextConfig(**SHAPE, **DELTA_NET, mlp_only_layers=[0, 1, 2, 3]),
@@ -168,7 +169,7 @@ def test_of_a_model_with_a_vision_tower_the_text_layers_learn(tmp_path: Path) ->
     vision = SiglipVisionConfig(
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
     )
-    text = CONFIGS["gemma3"]()
+    text: Any = CONFIGS["gemma3"]()
     folder = write(tmp_path / "base", Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=1))
     policy = warm(Policy.load(folder, LoraOptions(r=2, alpha=4), threads=1))
     batch = batch_of(random_groups(3, vocabulary=VOCABULARY))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base
 from tests.engine.learner.test_invariance import LOSSES, VOCABULARY, batch_of, distance, gradients
-from understudy.config import LoraOptions, TrainConfig
+from understudy.config import LoraOptions, LossName, TrainConfig
 from understudy.engine.learner.batch import TrainBatch
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.loss import LOSSES as FUNCTIONS
@@ -98,7 +98,7 @@ def by_autograd(policy: Policy, batch: TrainBatch, weights: Sequence[float], div
     return dict(zip(parameters, torch.autograd.grad(total, list(parameters.values())), strict=True))
 
 
-def divisors_of(loss: str, trajectory: Tensor) -> Tensor:
+def divisors_of(loss: LossName, trajectory: Tensor) -> Tensor:
     lengths = torch.bincount(trajectory)
     return {
         "dapo": torch.full_like(trajectory, len(trajectory)),
@@ -108,7 +108,7 @@ def divisors_of(loss: str, trajectory: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_weight_scales_the_gradient_of_its_own_call_and_no_other(policies: Policies, loss: str) -> None:
+def test_a_weight_scales_the_gradient_of_its_own_call_and_no_other(policies: Policies, loss: LossName) -> None:
     policy = policies("qwen2", torch.float64)
     groups = random_groups(5, turns=3, vocabulary=VOCABULARY)
     plain = batch_of(groups)
@@ -124,7 +124,7 @@ def test_a_weight_scales_the_gradient_of_its_own_call_and_no_other(policies: Pol
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_step_with_an_excluded_call_is_the_step_without_it(policies: Policies, loss: str) -> None:
+def test_a_step_with_an_excluded_call_is_the_step_without_it(policies: Policies, loss: LossName) -> None:
     policy = policies("qwen2", torch.float64)
     groups = weighted(random_groups(7, turns=3, vocabulary=VOCABULARY), lambda n: float(n % 3 > 0))
     config = TrainConfig(loss=loss, max_grad_norm=1e9, kl_coef=0.1, epochs=2)
@@ -136,7 +136,7 @@ def test_a_step_with_an_excluded_call_is_the_step_without_it(policies: Policies,
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_kl_term_has_no_weight(policies: Policies, loss: str) -> None:
+def test_the_kl_term_has_no_weight(policies: Policies, loss: LossName) -> None:
     """What kl_coef adds to the gradient is the same with weights and without."""
     policy = policies("qwen2", torch.float64)
     groups = random_groups(5, turns=3, vocabulary=VOCABULARY)

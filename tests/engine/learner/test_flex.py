@@ -7,7 +7,8 @@ from a CPU tensor; the fixture `backward` lifts that one check.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from tests.engine.learner.test_layouts import Calls, as_rows, as_targets, calls,
 from understudy.engine.learner import attention, flex
 from understudy.engine.learner.attention import Choice, TreeContext, choose, tree_attention
 from understudy.engine.learner.blocks import BLOCK, blocks
-from understudy.engine.learner.cost import FLEX_CALLS, FLEX_SLOWDOWN, RUN_CALLS, ModelShape, tree_pairs
+from understudy.engine.learner.cost import FLEX_CALLS, FLEX_SLOWDOWN, RUN_CALLS, AttentionName, ModelShape, tree_pairs
 from understudy.engine.learner.layouts import Forest, plan
 from understudy.engine.learner.policy import Policy
 
@@ -90,7 +91,15 @@ def test_the_block_mask_is_the_one_that_torch_makes_from_the_dense_mask(made: Ca
             assert torch.equal(mine, torchs), part
 
 
-def answers(out: torch.Tensor, states: list[torch.Tensor]) -> torch.Tensor:
+def states_of(
+    heads: int, kv_heads: int, tokens: int, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query [1, heads, tokens, 16], key and value [1, kv_heads, tokens, 16]."""
+    query, key, value = (torch.randn(1, n, tokens, 16, **options) for n in (heads, kv_heads, kv_heads))
+    return query, key, value
+
+
+def answers(out: torch.Tensor, states: Sequence[torch.Tensor]) -> torch.Tensor:
     """The output and the gradients of a combination of it, in one vector."""
     grads = torch.autograd.grad(out.sin().sum(), states)
     return torch.cat([out.detach().flatten(), *(grad.flatten() for grad in grads)])
@@ -112,7 +121,7 @@ def test_flex_equals_dense_attention_and_the_cpus_forward_and_backward(
     tree = forest(made, stretch)
     tokens = len(tree.subtree_end)
     draw = torch.Generator().manual_seed(tokens)
-    states = [torch.randn(1, n, tokens, 16, dtype=torch.float64, generator=draw) for n in (6, kv_heads, kv_heads)]
+    states = states_of(6, kv_heads, tokens, dtype=torch.float64, generator=draw)
     for state in states:
         state.requires_grad_()
     expected = answers(by_dense(*states, tree.subtree_end, scale).transpose(1, 2), states)
@@ -125,16 +134,17 @@ def test_flex_equals_dense_attention_and_the_cpus_forward_and_backward(
 
 def test_single_precision_agrees_with_double_to_1e_5() -> None:
     tree = forest([([0] * 150, [1] * 100), ([0] * 150, [2] * 90), ([0] * 150 + [2] * 40, [3] * 70)])
-    states = [torch.randn(1, n, len(tree.subtree_end), 16, dtype=torch.float64) for n in (6, 2, 2)]
+    states = states_of(6, 2, len(tree.subtree_end), dtype=torch.float64)
     mask = flex.block_mask(tree.subtree_end, CPU)
-    found = flex.attend(*(state.float() for state in states), mask, 0.25)
+    query, key, value = (state.float() for state in states)
+    found = flex.attend(query, key, value, mask, 0.25)
     assert distance(found.double(), by_dense(*states, tree.subtree_end, 0.25)) < 1e-5
 
 
 def test_rows_of_many_lengths_are_compiled_twice() -> None:
     torch._dynamo.utils.counters.clear()
     for tokens in (200, 100, 300, 700, 513, 640, 128):
-        states = [torch.randn(1, n, tokens, 16) for n in (6, 2, 2)]
+        states = states_of(6, 2, tokens)
         with torch.no_grad():
             flex.attend(*states, flex.block_mask(np.full(tokens, tokens), CPU), 0.25)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # the first length, and every other one
@@ -148,8 +158,10 @@ def test_a_policy_learns_the_same_through_flex(
     targets = as_targets(rows, 3)
     (row,) = plan(rows, "tree", 4096, policy.shape).rows
     found: dict[str, torch.Tensor] = {}
-    for name in ("flash_pieces", "flex"):
-        monkeypatch.setattr(attention, "choose", lambda *shape, name=name: Choice(name))
+    names: tuple[AttentionName, ...] = ("flash_pieces", "flex")
+    for name in names:
+        choice = Choice(name)
+        monkeypatch.setattr(attention, "choose", lambda *shape, choice=choice: choice)
         logprobs, _, _ = policy.row_logprobs(row, targets)
         grads = torch.autograd.grad(logprobs.sin().sum(), list(policy.trainable_parameters().values()))
         found[name] = torch.cat([logprobs.detach(), *(grad.flatten() for grad in grads)])
@@ -209,7 +221,7 @@ def test_the_trial_accepts_a_right_kernel_and_finds_a_wrong_mask(
 
 def test_scores_that_an_architecture_changes_are_refused_on_a_tree() -> None:
     tree = forest([([0], [1]), ([0], [2])])
-    states = [torch.randn(1, 2, 3, 16) for _ in range(3)]
+    states = states_of(2, 2, 3)
     context = TreeContext(tree.segments, tree.pieces, tree.subtree_end)
     with pytest.raises(ValueError, match="softcap"):
         tree_attention(torch.nn.Identity(), *states, None, understudy_tree=context, softcap=30.0)
@@ -221,7 +233,8 @@ def test_scores_that_an_architecture_changes_are_refused_on_a_tree() -> None:
 def test_each_attention_is_priced_by_what_it_computes() -> None:
     tree = forest([([0] * 128, [1] * 128), ([0] * 128, [2] * 128)])  # 384 tokens: 128 shared, two branches of 128
     prices = {}
-    for name in ("flash_pieces", "flex", "runs"):
+    names: tuple[AttentionName, ...] = ("flash_pieces", "flex", "runs")
+    for name in names:
         shape = ModelShape(layers=1, heads=1, head_dim=1, linear=0, lora=0, head=0, call_flops=0.0, attention=name)
         prices[name] = tree_pairs(shape, tree.segments, tree.pieces, tree.subtree_end)
     assert prices["flex"] == FLEX_SLOWDOWN * 5 * 128**2  # three diagonal blocks, and the prompt's for each branch

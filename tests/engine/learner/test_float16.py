@@ -22,7 +22,7 @@ from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.loss_scale import FIRST, LOWEST, PATIENCE, LossScale
 from understudy.engine.learner.mask_probe import mask_probe
 from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.step import NotFiniteError, Step, StepOutcome
+from understudy.engine.learner.step import NotFiniteError, Step, StepTotals
 from understudy.engine.precision import dtype_of
 
 LORA = LoraOptions(r=2, alpha=4)
@@ -57,7 +57,7 @@ def batch() -> TrainBatch:
 
 def scaled(
     policy: Policy, batch: TrainBatch, scale: LossScale | None, config: TrainConfig = SMALL
-) -> tuple[StepOutcome, dict[str, Tensor]]:
+) -> tuple[StepTotals, dict[str, Tensor]]:
     optimizer = Shifting(policy.trainable_parameters(), 0.0)
     outcome = Step(policy, optimizer, batch, config, 0, lambda *_: None, scale).run()
     return outcome, optimizer.gradients[-1]

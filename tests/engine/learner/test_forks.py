@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from tests.engine.learner.jobs import sample
-from understudy.engine.learner.forks import count_forks
+from understudy.engine.learner.forks import Cause, count_forks
 
 END = 0
 ENDS = frozenset({END, 0xE001})
@@ -23,7 +24,7 @@ def decode(tokens: Sequence[int]) -> str:
     return "".join("ab" if token == JOINED else chr(token) for token in tokens)
 
 
-def forks(answer: str | list[int], prompt: str | list[int], **changes: object) -> dict[str, int]:
+def forks(answer: str | list[int], prompt: str | list[int], **changes: Any) -> dict[Cause, int]:
     first = sample("a", ids(PROMPT), answer if isinstance(answer, list) else ids(answer), **changes)
     second = sample("b", prompt if isinstance(prompt, list) else ids(prompt), ids("x"))
     return dict(count_forks([first, second], decode, ENDS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,15 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.learner.jobs import random_groups
-from understudy.config import TrainConfig
+from understudy.config import LossName, TrainConfig
 from understudy.engine.learner.advantage import group_advantages
 from understudy.engine.learner.batch import TrainBatch, make_batch
 from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.step import Step, StepOutcome
+from understudy.engine.learner.step import Step, StepTotals
 from understudy.engine.protocol import JobTrajectory
 
 VOCABULARY = 29
-LOSSES = ["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
+LOSSES: list[LossName] = ["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
 CLIPS = {
     loss: {"epsilon": size, "epsilon_high": size} for loss, size in zip(LOSSES, (0.1, 0.1, 0.1, 0.01, 0.1), strict=True)
 }
@@ -58,7 +59,7 @@ def batch_of(groups: Groups) -> TrainBatch:
 
 def gradients(
     policy: Policy, batch: TrainBatch, config: TrainConfig, amount: float = 0.0
-) -> tuple[StepOutcome, list[dict[str, Tensor]]]:
+) -> tuple[StepTotals, list[dict[str, Tensor]]]:
     optimizer = Shifting(policy.trainable_parameters(), amount)
     try:
         outcome = Step(policy, optimizer, batch, config, 0, lambda *_: None).run()
@@ -86,7 +87,7 @@ def shuffled(groups: Groups, seed: int) -> Groups:
     return [[replace(t, samples=tuple(mixed(t.samples))) for t in mixed(group)] for group in mixed(groups)]
 
 
-def config_of(loss: str, **changes: object) -> TrainConfig:
+def config_of(loss: LossName, **changes: Any) -> TrainConfig:
     # A huge norm limit keeps gradients as they are.
     return TrainConfig(loss=loss, kl_coef=0.1, max_grad_norm=1e9, **changes)
 
@@ -101,7 +102,7 @@ def config_of(loss: str, **changes: object) -> TrainConfig:
 )
 @pytest.mark.parametrize("loss", LOSSES)
 def test_loss_and_gradients_do_not_depend_on_layout_packing_or_order(
-    policies: Policies, loss: str, seed: int, row_tokens: int, chunk: int, sequence: str, epochs: int
+    policies: Policies, loss: LossName, seed: int, row_tokens: int, chunk: int, sequence: str, epochs: int
 ) -> None:
     policy = policies("qwen2", torch.float64)
     groups = random_groups(seed, turns=3, vocabulary=VOCABULARY)
@@ -116,7 +117,7 @@ def test_loss_and_gradients_do_not_depend_on_layout_packing_or_order(
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_shifted_second_epoch_of_these_tests_really_clips(policies: Policies, loss: str) -> None:
+def test_the_shifted_second_epoch_of_these_tests_really_clips(policies: Policies, loss: LossName) -> None:
     batch = batch_of(random_groups(1, turns=3, vocabulary=VOCABULARY))
     outcome, _ = gradients(policies("qwen2", torch.float64), batch, config_of(loss, epochs=2, **CLIPS[loss]), 0.02)
     assert 0 < outcome.clipped < outcome.entered
@@ -124,7 +125,7 @@ def test_the_shifted_second_epoch_of_these_tests_really_clips(policies: Policies
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("layout", ["leaf_rows", "tree"])
-def test_layouts_agree_in_float32_too(policies: Policies, loss: str, layout: str) -> None:
+def test_layouts_agree_in_float32_too(policies: Policies, loss: LossName, layout: str) -> None:
     policy = policies("qwen2", torch.float32)
     batch = batch_of(random_groups(11, turns=3, vocabulary=VOCABULARY))
     _, [expected] = gradients(policy, batch, config_of(loss, layout="call_rows"))
@@ -133,7 +134,7 @@ def test_layouts_agree_in_float32_too(policies: Policies, loss: str, layout: str
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_steps_gradient_equals_plain_autograd_of_the_published_loss(policies: Policies, loss: str) -> None:
+def test_the_steps_gradient_equals_plain_autograd_of_the_published_loss(policies: Policies, loss: LossName) -> None:
     """One forward pass per call through the whole model, the loss written in probabilities, one backward pass."""
     policy = policies("qwen2", torch.float64)
     batch = batch_of(random_groups(5, turns=3, vocabulary=VOCABULARY))
@@ -169,14 +170,16 @@ def test_the_steps_gradient_equals_plain_autograd_of_the_published_loss(policies
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_minibatches_average_to_the_steps_gradient_and_each_trajectory_is_in_one(policies: Policies, loss: str) -> None:
+def test_minibatches_average_to_the_steps_gradient_and_each_trajectory_is_in_one(
+    policies: Policies, loss: LossName
+) -> None:
     """Without updates in between, the mean over minibatches is the gradient of the whole step."""
     policy = policies("qwen2", torch.float64)
     batch = batch_of(random_groups(7, groups=3, vocabulary=VOCABULARY))
     _, [whole] = gradients(policy, batch, config_of(loss))
     outcome, parts = gradients(policy, batch, config_of(loss, minibatches=4))
     assert outcome.updates == len(parts) == 4
-    mean = {name: sum(part[name] for part in parts) / 4 for name in whole}
+    mean = {name: torch.stack([part[name] for part in parts]).mean(0) for name in whole}
     assert distance(mean, whole) < 1e-9
     dealt = [row.offset for part in batch.minibatches(4) for row in part]
     assert sorted(dealt) == [row.offset for row in batch.samples]

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names}
 
 
-def scored(rewards: Sequence[float | None], **changes: object) -> list[JobTrajectory]:
+def scored(rewards: Sequence[float | None], **changes: Any) -> list[JobTrajectory]:
     """A group with one call per rollout."""
     return [
         JobTrajectory(f"traj-{i}", reward, (sample(f"call-{i}", [5, 6, 7], [10 + i, 11, 12], **changes),))
@@ -412,9 +413,11 @@ def test_a_rendered_answer_ends_where_the_sampler_would_stop(lab: Lab) -> None:
     history = RenderedHistory(
         messages=({"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes and no"}), targets=(1,)
     )
-    [whole] = render_history(tokenizer, frozenset({tokenizer.eos_token_id}), history, "t", 0)
+    end = tokenizer.eos_token_id
+    assert isinstance(end, int)
+    [whole] = render_history(tokenizer, frozenset({end}), history, "t", 0)
     other = int(whole.completion_ids[1])
-    [cut] = render_history(tokenizer, frozenset({tokenizer.eos_token_id, other}), history, "t", 0)
+    [cut] = render_history(tokenizer, frozenset({end, other}), history, "t", 0)
     assert whole.completion_ids[-1] == tokenizer.eos_token_id
     assert cut.completion_ids.tolist() == whole.completion_ids[:2].tolist()
 

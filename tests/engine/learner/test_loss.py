@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def padded(rows: list[list[float]], mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("case", TRL["cases"], ids=lambda case: f"{case['loss']}-kl{case['kl_coef']}-cap{case['cap']}")
-def test_a_loss_and_its_gradient_equal_trls(case: dict[str, object]) -> None:
+def test_a_loss_and_its_gradient_equal_trls(case: dict[str, Any]) -> None:
     lengths = torch.tensor(case["lengths"])
     mask = torch.arange(len(case["old"][0])) < lengths[:, None]
     trajectory = torch.arange(len(lengths)).repeat_interleave(lengths)
@@ -126,6 +127,7 @@ def test_a_loss_and_its_gradient_equal_the_published_formula(
     )
     gradient = LOSSES[key](x["now"].detach()[mask], targets, Clip(0.15, high, kl))
     torch.testing.assert_close(gradient.value, expected.detach(), rtol=1e-9, atol=1e-12)
+    assert x["now"].grad is not None
     torch.testing.assert_close(gradient.coefficients, x["now"].grad[mask], rtol=1e-9, atol=1e-12)
 
 

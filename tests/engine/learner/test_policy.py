@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from tests.engine.learner.tiny_models import VOCABULARY, warm, write_base
-from understudy.config import LoraOptions
+from understudy.config import LayoutName, LoraOptions
 from understudy.engine.learner.layouts import plan
 from understudy.engine.learner.mask_probe import mask_probe
 from understudy.engine.learner.policy import Policy
@@ -39,7 +40,7 @@ def every_token() -> list[Sample]:
 
 
 def distribution(
-    policy: Policy, chosen: TargetSettings, layout: str = "tree"
+    policy: Policy, chosen: TargetSettings, layout: LayoutName = "tree"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     parts = [
         (row.target_ids, policy.row_logprobs(row, chosen))
@@ -180,7 +181,8 @@ def test_the_mask_probe_accepts_full_attention(base, family: str, dtype: torch.d
 
 def test_a_model_that_ignores_the_tree_is_found_by_the_probe_and_planned_on_plain_rows(base) -> None:
     policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4))
-    policy.model.get_base_model().config._attn_implementation = "sdpa"  # an engine that drops what it does not know
+    config: Any = policy.model.get_base_model().config
+    config._attn_implementation = "sdpa"  # an engine that drops what it does not know
     probe = mask_probe(policy)
     assert not probe.ok
     assert probe.max_difference > 0.01

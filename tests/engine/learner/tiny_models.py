@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -48,7 +49,7 @@ def warm(policy: Policy) -> Policy:
 class ExactNorm(torch.nn.Module):
     """RMSNorm in the input's precision: transformers' own rounds to float32, also in a float64 model."""
 
-    def __init__(self, norm: torch.nn.Module) -> None:
+    def __init__(self, norm: Any) -> None:
         super().__init__()
         self.weight, self.epsilon = norm.weight, norm.variance_epsilon
 

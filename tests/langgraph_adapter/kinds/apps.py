@@ -19,8 +19,8 @@ def own_model(**options: Any) -> ChatOpenAI:
     return ChatOpenAI(**(given | options))
 
 
-def asked(text: str) -> dict[str, Any]:
-    """An agent's input."""
+def asked(text: str) -> Any:
+    """The input of any agent: LangChain types it by the graph's state."""
     return {"messages": [HumanMessage(text)]}
 
 

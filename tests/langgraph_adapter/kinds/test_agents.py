@@ -55,7 +55,7 @@ def test_an_agent_whose_model_is_a_string(policy: Policy) -> None:
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic", "groq"])
 def test_an_agent_whose_model_is_chosen_in_the_config(policy: Policy, provider: str) -> None:
-    model = init_chat_model(temperature=0, max_tokens=50)
+    model: Any = init_chat_model(temperature=0, max_tokens=50)
     app = create_agent(model, [add])  # bound to its tools before there is a model
     with policy.rollout() as made:
         config: RunnableConfig = {"configurable": {"model": "some-model", "model_provider": provider}}
@@ -122,7 +122,7 @@ def test_an_agent_whose_tools_raise_or_get_arguments_that_do_not_fit(policy: Pol
         """Always fails."""
         raise ValueError(reason)
 
-    app = create_agent(own_model(), ToolNode([add, fail], handle_tool_errors=True).tools_by_name.values())
+    app = create_agent(own_model(), [*ToolNode([add, fail], handle_tool_errors=True).tools_by_name.values()])
     with policy.rollout() as made:
         state = app.invoke(asked("add(a='one') then add(a=1, b=2)"))
     assert last(state).endswith(", 3")

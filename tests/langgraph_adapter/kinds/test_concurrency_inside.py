@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.pool import ThreadPool
 from queue import Queue
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
@@ -21,20 +21,20 @@ from typing_extensions import TypedDict
 from .apps import asked, double, last, own_model
 from .policy import Policy, origins
 
-WORDS = ["red", "green", "blue"]
+WORDS: list[Any] = ["red", "green", "blue"]
 HEARD = [f"heard: {word}" for word in WORDS]
 
 
 class Words(TypedDict):
     words: list[str]
-    heard: Annotated[list[str], operator.add]
+    heard: NotRequired[Annotated[list[str], operator.add]]
 
 
 class Word(TypedDict):
     word: str
 
 
-def hear(state: Word) -> dict[str, Any]:
+def hear(state: Any) -> dict[str, Any]:
     return {"heard": [own_model().invoke(state["word"]).text]}
 
 
@@ -86,7 +86,7 @@ async def test_fan_out_with_send_async(policy: Policy) -> None:
 
 def test_map_and_reduce_with_send_over_subgraphs(policy: Policy) -> None:
     class Order(MessagesState):
-        heard: Annotated[list[str], operator.add]
+        heard: NotRequired[Annotated[list[str], operator.add]]
 
     worker = create_agent(own_model(), [double], name="worker")
 

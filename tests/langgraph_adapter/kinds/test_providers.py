@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Huma
 from langchain_groq import ChatGroq
 from langchain_openai import AzureChatOpenAI, ChatOpenAI
 from openai import BadRequestError
+from pydantic import SecretStr
 
 from understudy.errors import CaptureError
 
@@ -266,7 +267,10 @@ def test_a_picture_reaches_the_model_which_says_that_it_cannot_see(policy: Polic
 
 def test_azures_model(policy: Policy) -> None:
     model = AzureChatOpenAI(
-        azure_endpoint="http://127.0.0.1:9", api_version="2024-10-21", azure_deployment="mine", api_key="unused"
+        azure_endpoint="http://127.0.0.1:9",
+        api_version="2024-10-21",
+        azure_deployment="mine",
+        api_key=SecretStr("unused"),
     )
     with policy.rollout() as made:
         assert model.with_structured_output(City).invoke("which city?") == TEAL

@@ -45,7 +45,7 @@ def test_a_chain_that_is_a_function(policy: Policy) -> None:
 
 
 def test_a_chain_that_assigns_and_branches(policy: Policy) -> None:
-    long = RunnableLambda(lambda given: f"long {given['question']}") | own_model()
+    long = RunnableLambda[Any, str](lambda given: f"long {given['question']}") | own_model()
     branch = RunnableBranch((lambda given: len(given["question"]) > 5, long), PROMPT | own_model())
     app = RunnablePassthrough.assign(title=PROMPT | own_model() | StrOutputParser()) | {
         "title": itemgetter("title"),

@@ -43,7 +43,7 @@ def streamed_graph(model: Any) -> Any:
 
 
 def test_an_agent_whose_messages_are_streamed(policy: Policy) -> None:
-    app = create_agent(own_model(), [add, double])
+    app: Any = create_agent(own_model(), [add, double])
     with policy.rollout() as made:
         chunks = [
             chunk for chunk, _ in app.stream(asked(ORDER), stream_mode="messages") if chunk.type == "AIMessageChunk"
@@ -58,7 +58,7 @@ def test_an_agent_whose_messages_are_streamed(policy: Policy) -> None:
 
 async def test_an_agent_whose_messages_are_streamed_async_with_subgraphs(policy: Policy) -> None:
     inner = create_agent(own_model(), [add, double], name="inner")
-    app = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile()
+    app: Any = StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile()
     texts: list[str] = []
     async with policy.rollout() as made:
         async for namespace, (chunk, facts) in app.astream(asked(ORDER), stream_mode="messages", subgraphs=True):
@@ -110,7 +110,8 @@ def test_a_model_that_always_streams(policy: Policy) -> None:
 def test_a_model_that_may_not_stream(policy: Policy) -> None:
     app = create_agent(own_model(disable_streaming=True), [add, double])
     with policy.rollout() as made:
-        chunks = [chunk for chunk, _ in app.stream(asked(ORDER), stream_mode="messages") if chunk.type != "tool"]
+        streamed: Any = app.stream(asked(ORDER), stream_mode="messages")
+        chunks = [chunk for chunk, _ in streamed if chunk.type != "tool"]
     made.calls(2)
     assert not any(request.get("stream") for request in made.requests)
     assert [(chunk.type, chunk.text) for chunk in chunks] == [("ai", ""), ("ai", SAID)]  # whole messages
@@ -172,7 +173,7 @@ async def test_events_v3_of_a_graph_async(policy: Policy) -> None:
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
 def test_events_v3_of_a_model_in_a_node(policy: Policy) -> None:
     def think(state: MessagesState) -> dict[str, Any]:
-        stream = own_model().bind_tools([add]).stream_events(state["messages"], version="v3")
+        stream: Any = own_model().bind_tools([add]).stream_events(state["messages"], version="v3")
         assert "".join(stream.text) == "heard: one two"
         return {"messages": [stream.output]}
 
@@ -203,7 +204,7 @@ def test_pieces_that_a_node_passes_on_itself(policy: Policy) -> None:
             write(chunk.text)
         return {}
 
-    app = StateGraph(MessagesState).add_node("think", think).add_edge(START, "think").compile()
+    app: Any = StateGraph(MessagesState).add_node("think", think).add_edge(START, "think").compile()
     with policy.rollout() as made:
         assert "".join(app.stream(asked("one two"), stream_mode="custom")) == "heard: one two"
     made.calls(1)
@@ -222,7 +223,7 @@ async def test_a_parser_that_grows_with_the_stream(policy: Policy) -> None:
 def test_a_stream_that_is_given_up(policy: Policy) -> None:
     policy.server.sampler.piece_seconds = 0.05
     with policy.rollout() as made:
-        stream = own_model().stream("one two three four five six seven eight nine ten " * 5)
+        stream: Any = own_model().stream("one two three four five six seven eight nine ten " * 5)
         next(stream)
         stream.close()
     [call] = until(lambda: policy.server.calls(made.trajectory.id), "the call is recorded")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import resource
 from contextlib import suppress
+from dataclasses import replace
 from math import nan
 from typing import Any
 
@@ -153,7 +154,7 @@ async def test_what_a_client_drops_is_recorded_all_the_same(gateway: Gateway) ->
         finish_reason="tool_calls",
     )
     turn = Turn((Choice((raw,), ((5, 6, 7),), ((-1.0, -2.0, -3.0),), "tool_calls", ("f", raw)),))
-    gateway.sampler.turns.extend([turn, Turn((Choice(**vars(choice) | {"tool_call": ("f", raw)}),))])
+    gateway.sampler.turns.extend([turn, Turn((replace(choice, tool_call=("f", raw)),))])
     await sdk(gateway, headers=T1).chat.completions.create(model="default", messages=[{"role": "user", "content": "x"}])
     stream = await sdk(gateway, headers=T1).chat.completions.create(
         model="default", messages=[{"role": "user", "content": "x"}], stream=True

@@ -38,7 +38,7 @@ async def main(folder):
         traj.reward = reward
         return traj
 
-    for step in range(2):
+    for _ in range(2):
         groups = await us.gather_trajectory_groups(
             [
                 us.TrajectoryGroup(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import resource
 import signal
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -36,7 +38,7 @@ def a_call(trajectory_id: str = "traj-a", *, at: float = 100.0, choices: int = 1
         CallOutput(
             index=index,
             token_ids=(7, 2_000_000_000, index),
-            logprobs=(-0.5, None, -1.25),
+            logprobs=(-0.5, math.nan, -1.25),
             message={"role": "assistant", "content": f"é {index}"},
             finish_reason="stop",
         )
@@ -70,7 +72,7 @@ async def test_a_call_comes_back_as_it_was_recorded(store: Store) -> None:
     assert await store.add_call(call) == call
     found = await store.calls_of(["traj-a", "nobody"])
     assert found == {"traj-a": (call,), "nobody": ()}
-    assert list(found["traj-a"][0].tools[0]["function"]["parameters"]) == ["z", "a"]
+    assert list(found["traj-a"][0].tools[0]["function"]["parameters"]) == ["z", "a"]  # type: ignore[index]
 
 
 async def test_calls_come_in_order_of_start(store: Store) -> None:
@@ -242,7 +244,7 @@ async def test_an_id_that_is_no_call_of_the_trajectory_is_refused_with_its_field
         await store.add_call(call)
     for stranger in (others.id, "call-nope"):
         ids = (own.id, stranger)
-        given = {field: dict.fromkeys(ids, 0.5) if field == "weights" else ids}
+        given: dict[str, Any] = {field: dict.fromkeys(ids, 0.5) if field == "weights" else ids}
         with pytest.raises(ApiError, match=f"trajectory 'traj-a': {field} names call '{stranger}'") as caught:
             await store.finish([a_record("traj-b"), a_record("traj-a", **given)])
         assert (caught.value.status, caught.value.code) == (404, "unknown_call")

@@ -56,7 +56,7 @@ def byte_level(*, alphabet: bool = True, **options: object) -> PreTrainedTokeniz
 
 
 def strips(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    tokenizer.add_tokens([AddedToken("<mark>", lstrip=True)])
+    tokenizer.add_tokens([AddedToken("<mark>", lstrip=True)])  # type: ignore[list-item]  # transformers re-exports this very class
     return tokenizer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -88,12 +89,13 @@ def test_a_part_that_is_no_text_is_named_and_its_content_shortened(
 
 def test_other_refusals_are_short_too(http: httpx.Client) -> None:
     call: Json = {"id": "1", "type": "function", "function": LONG}
-    for fields in (
+    bodies: tuple[dict[str, Any], ...] = (
         {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]},
         {"messages": LONG},
         {"top_p": LONG},
         {"tools": [{"type": "function", "function": {"text": LONG}}], "tool_choice": "required"},
-    ):
+    )
+    for fields in bodies:
         assert len(refused(http, **fields)["message"]) < 400
 
 
@@ -116,12 +118,13 @@ def test_a_schema_that_nothing_follows_is_refused_by_its_place(http: httpx.Clien
         return  # a tool without parameters
     tools = [tool("fine", SCHEMA), tool("bad", schema)]
     bad: Json = {"type": "function", "function": {"name": "bad"}}
-    for fields in (
+    bodies: tuple[dict[str, Any], ...] = (
         {"tool_choice": "required"},
         {"tool_choice": bad},
         {"response_format": schema_of(SCHEMA)},
         {"response_format": {"type": "json_object"}, "tool_choice": "auto"},
-    ):
+    )
+    for fields in bodies:
         error = refused(http, tools=tools, **fields)
         assert error["param"] == "tools[1]" and error["message"].startswith("tools[1]")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -56,7 +57,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
 ) -> None:
     encode, texts = policy.tokenizer.encode, list[str]()
 
-    def noted(text: str, **options: object) -> list[int]:
+    def noted(text: str, **options: Any) -> list[int]:
         texts.append(text)
         return encode(text, **options)
 

@@ -132,6 +132,7 @@ class Trainer:
     async def _evaluate(
         self, scenarios: Sequence[object], temperature: float | None, rollouts: int, run: str
     ) -> Evaluation:
+        """`aevaluate`, as a part of a run. Rollouts of which none is scored are kept, too."""
         steps = await steps_of(self.models)
         split = "val" if temperature == 0 else "val-sampled"
         place = RolloutPlace(run=run, split=split, step=steps[self.model.name])

@@ -133,7 +133,7 @@ class ChatUnderstudy(ChatOpenAI):
         headers = own | call_headers(self.trajectory_id, self.origin, fit=self.fit)
         if headers:
             payload["extra_headers"] = headers
-        return payload if "response_format" in payload else as_plain_json(payload)
+        return payload if _parsed_by_sdk(payload) else as_plain_json(payload)
 
     def _create_chat_result(
         self, response: dict[str, Any] | openai.BaseModel, generation_info: dict[str, Any] | None = None
@@ -180,9 +180,19 @@ class ChatUnderstudy(ChatOpenAI):
 def as_plain_json(payload: dict[str, Any]) -> dict[str, Any]:
     """Messages and tools moved to `extra_body`, which the SDK sends as it is. As arguments it would walk them through
     their declared types at every call: a third of the client's time in a rollout."""
-    moved = {name: payload[name] for name in ("messages", "tools") if name in payload}
+    moved = {name: payload[name] for name in ("messages", "tools", "response_format") if name in payload}
     kept = {name: value for name, value in payload.items() if name not in moved}
     return {**kept, "messages": [], "extra_body": {**(payload.get("extra_body") or {}), **moved}}
+
+
+def _parsed_by_sdk(payload: dict[str, Any]) -> bool:
+    """Whether langchain-openai shall hand the call to the SDK's `parse`, which reads the answer into the class that is the
+    `response_format`, and refuses tools that are not strict: apps on other providers' models have such tools beside a
+    JSON schema, and read the answer themselves."""
+    if "response_format" not in payload:
+        return False
+    tools: list[dict[str, Any]] = payload.get("tools") or []
+    return isinstance(payload["response_format"], type) or all(tool["function"].get("strict") for tool in tools)
 
 
 class RawArguments:

@@ -24,7 +24,7 @@ from understudy.integration import (
 )
 
 from .active_capture import OnLeak, Scope, SharedState
-from .agents import Agent, OnInterrupt, ToInput
+from .agents import Agent, OnInterrupt, ToContext, ToInput
 from .capture_block import Models, capture
 from .ledger import TrainOn
 from .selection import Selection
@@ -45,6 +45,7 @@ class TrainingPlan:
     exclude: Selection | None = None
     to_input: ToInput | None = None
     on_interrupt: OnInterrupt | None = None
+    context: ToContext | object = None
     temperature: float = 1.0
     scope: Scope = "context"
     on_leak: OnLeak = "error"

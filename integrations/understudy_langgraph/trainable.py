@@ -15,7 +15,7 @@ from understudy import Trainer, Trajectory
 from understudy.integration import ConfigError, Evaluation, Judge, RolloutError, TrainerOptions, TrainReport
 
 from .active_capture import OnLeak, Scope, SharedState
-from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToInput
+from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToContext, ToInput
 from .capture_block import CAPTURED, Models, by_model, check_choice
 from .ledger import TrainOn
 from .rollout import Reward, TrainingPlan
@@ -137,7 +137,8 @@ class TrainableFunction(TrainingMethods, Generic[P, R]):
         return type(self)(bound, self._plan)
 
     def _agent(self) -> FunctionAgent:
-        return FunctionAgent(self._function, self._plan.to_input, self._plan.on_interrupt)
+        plan = self._plan
+        return FunctionAgent(self._function, plan.to_input, plan.on_interrupt, plan.context)
 
     def trained(
         self,
@@ -164,7 +165,7 @@ class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
     """Mixed into the graph's own class: it stays the Runnable it was, on its own model, and can be trained."""
 
     def _agent(self) -> GraphAgent:
-        return GraphAgent(self, self._plan.to_input, self._plan.on_interrupt)
+        return GraphAgent(self, self._plan.to_input, self._plan.on_interrupt, self._plan.context)
 
     def trained(
         self,
@@ -190,6 +191,7 @@ class TrainableOptions(TypedDict, total=False):
     exclude: Selection | None
     to_input: ToInput | None
     on_interrupt: OnInterrupt | None
+    context: ToContext | object
     temperature: float
     scope: Scope
     on_leak: OnLeak
@@ -218,6 +220,7 @@ def trainable(target: Any = None, **options: Unpack[TrainableOptions]) -> Any:
     judge: an async function from a finished group to the group with rewards.
     select, exclude: which of the app's calls go to the policy; see `Selection`.
     to_input: scenario -> what a graph is invoked with. on_interrupt: the value of an interrupt -> what resumes it.
+    context: the run-scoped context of a graph with a `context_schema`; or scenario -> context.
     temperature: at which rollouts are sampled.
     scope, on_leak, shared_state, train_on: see `capture`.
     """
@@ -242,6 +245,10 @@ def checked_plan(options: TrainableOptions) -> TrainingPlan:
     if plan.reward is not None and not callable(plan.reward) and plan.reward != "logged":
         raise ConfigError(
             f'reward: a function (scenario, output) -> number, or "logged", is needed, got {plan.reward!r}'
+        )
+    if isinstance(plan.context, type):
+        raise ConfigError(
+            f"context: an instance of {plan.context.__name__} or (scenario) -> one is needed, got the class"
         )
     for option in ("to_input", "on_interrupt", "train_on"):
         if getattr(plan, option) is not None and not callable(getattr(plan, option)):

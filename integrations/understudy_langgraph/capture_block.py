@@ -14,6 +14,7 @@ from understudy.integration import ConfigError, capturing, logged_reward
 from .active_capture import ActiveCapture, CallRoute, OnLeak, Scope, SharedState, activated, active
 from .endpoint import chat_model, in_own_loop
 from .ledger import Ledger, TrainOn
+from .origin_counts import OriginCounts
 from .patches import install
 from .selection import Predicate, Selection, as_predicate
 
@@ -85,6 +86,8 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         self._on_leak: OnLeak = on_leak
         self._shared_state: SharedState = shared_state
         self._train_on = train_on
+        self.counts = OriginCounts()
+        self._ledger = Ledger()
         self._stack = ExitStack()
         self._used = False
 
@@ -116,7 +119,8 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         self._active = ActiveCapture(
             routes=routes,
             trajectory=self._trajectory,
-            ledger=Ledger(),
+            runs=self._ledger,
+            counts=self.counts,
             exclude=self._exclude,
             on_leak=self._on_leak,
             shared_state=self._shared_state,
@@ -129,10 +133,8 @@ class capture:  # used like a function: `async with capture(model) as trajectory
     def _exit(self, error: BaseException | None) -> None:
         """Close the trajectory's account; a fault that the app swallowed is raised here."""
         self._stack.close()
-        ledger = self._active.ledger
-        assert ledger is not None, "made with one"
-        self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + ledger.count
-        ledger.close(self._trajectory, self._train_on)
+        self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._ledger.count
+        self._ledger.close(self._trajectory, self._train_on)
         if self._trajectory.reward is None:
             self._trajectory.reward = logged_reward(self._trajectory)
         if self._active.faults and error is not self._active.faults[0]:

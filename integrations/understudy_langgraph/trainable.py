@@ -12,12 +12,14 @@ from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
 
 from understudy import Trainer, Trajectory
-from understudy.integration import ConfigError, Evaluation, Judge, RolloutError, TrainerOptions, TrainReport
+from understudy.integration import ConfigError, Evaluation, Judge, TrainerOptions, TrainReport
 
 from .active_capture import OnLeak, Scope, SharedState
+from .agent_trainer import AgentTrainer
 from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToContext, ToInput
-from .capture_block import CAPTURED, Models, by_model, check_choice
+from .capture_block import Models, by_model, check_choice
 from .ledger import TrainOn
+from .origin_counts import OriginCounts
 from .rollout import Reward, TrainingPlan
 from .selection import Selection, as_predicate
 from .serving import Serving, served_runnable, serving_function, subclassed
@@ -51,10 +53,12 @@ class TrainingMethods:
                 f'concurrency: scope="process" runs one rollout at a time, got {options.get("concurrency")!r}'
             )
 
-        async def rollout(_: object, scenario: object) -> Trajectory:
-            return await plan.rollout(agent, scenario, judged)
+        counts = OriginCounts()
 
-        return Trainer(models[0] if len(models) == 1 else models, rollout, scenarios, **options)
+        async def rollout(_: object, scenario: object) -> Trajectory:
+            return await plan.rollout(agent, scenario, judged, counts)
+
+        return AgentTrainer(models, rollout, scenarios, counts, options)
 
     def train(
         self,
@@ -89,7 +93,7 @@ class TrainingMethods:
     ) -> Evaluation:
         """Run and score each scenario with the newest step. In a notebook: `await aevaluate(...)`."""
         trainer = self.trainer(scenarios, model=model, **options)
-        return of_the_policy(trainer.evaluate(scenarios, temperature=temperature, rollouts=rollouts), self._plan)
+        return trainer.evaluate(scenarios, temperature=temperature, rollouts=rollouts)
 
     async def aevaluate(
         self,
@@ -102,7 +106,7 @@ class TrainingMethods:
     ) -> Evaluation:
         """Run and score each scenario with the newest step: greedy at temperature 0, sampled at 1."""
         trainer = self.trainer(scenarios, model=model, **options)
-        return of_the_policy(await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts), self._plan)
+        return await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts)
 
     def _serving(
         self,
@@ -293,16 +297,6 @@ def check_scored(plan: TrainingPlan, agent: Agent, judged: bool) -> None:
             f"reward: {getattr(agent.function, '__name__', 'the function')} is annotated to return None: pass judge=, "
             'reward=(scenario, output) -> number, or reward="logged" if it calls understudy.log_reward'
         )
-
-
-def of_the_policy(evaluation: Evaluation, plan: TrainingPlan) -> Evaluation:
-    """The evaluation itself. Raises RolloutError when `select` and `exclude` left the policy no call."""
-    if evaluation.metrics.get(CAPTURED) == 0 and (plan.select or plan.exclude):
-        raise RolloutError(
-            f"select=, exclude=: in {evaluation.scored} scored scenarios no call went to the policy, so this would be an "
-            "evaluation of the app's own models"
-        )
-    return evaluation
 
 
 def _returns_nothing(function: Callable[..., Any]) -> bool:

@@ -128,6 +128,7 @@ class Trainer:
         steps = await steps_of(self.models)
         with at_temperature(temperature):
             groups = await self._gather(chosen, rollouts, self._rollout)
+        self.examine_evaluation(groups)
         if self.options.judge is not None:
             groups = await judged(groups, self.options.judge)
         evaluation = summarise(groups, steps, temperature)
@@ -137,6 +138,13 @@ class Trainer:
         self._sinks.groups_finished(groups, evaluation.step, split)
         await log_to_each(self.models, groups, evaluation.as_metrics(), split, steps)
         return evaluation
+
+    def examine_rollouts(self, groups: Sequence[TrajectoryGroup]) -> str | None:
+        """For subclasses: called with the rollouts of each iteration before they are trained; returns a line for the
+        progress, raises what ends the run."""
+
+    def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """For subclasses: the same for the rollouts of an evaluation."""
 
     async def _iterate(self, run: Run) -> Stopped:
         """Rollouts, and their update, until the run is over; with overlap, rollouts begin beside the updates of those before
@@ -189,6 +197,8 @@ class Trainer:
         with run.rolling.running():
             with run.doing(f"{len(scenarios) * self.options.group_size} rollouts with {steps_line(at)}"):
                 groups = await self._gather(scenarios, self.options.group_size, noted)
+            if line := self.examine_rollouts(groups):
+                run.progress.say(line)
             if self.options.judge is not None:
                 with run.doing("judging"):
                     groups = await judged(groups, self.options.judge)

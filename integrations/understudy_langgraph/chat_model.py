@@ -48,6 +48,7 @@ class ChatUnderstudy(ChatOpenAI):
     fit: bool = Field(
         default=False, description="max_tokens was set for another model: no more than the context has room"
     )
+    longest: int | None = Field(default=None, ge=1, description="tokens of an answer, where no smaller limit is set")
     _recorded: Callable[[str], None] | None = PrivateAttr(default=None)
 
     def on_recorded(self, told: Callable[[str], None]) -> None:
@@ -130,6 +131,9 @@ class ChatUnderstudy(ChatOpenAI):
             elif isinstance(message, SystemMessage):  # "developer" when the model is called like one of OpenAI's
                 sent["role"] = message.additional_kwargs.get("__openai_role__", "system")
         own: dict[str, str] = payload.get("extra_headers") or {}
+        if self.longest is not None:
+            wanted = [payload.pop(name) for name in ("max_tokens", "max_completion_tokens") if payload.get(name)]
+            payload["max_completion_tokens"] = min(self.longest, *wanted)
         headers = own | call_headers(self.trajectory_id, self.origin, fit=self.fit)
         if headers:
             payload["extra_headers"] = headers

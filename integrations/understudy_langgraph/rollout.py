@@ -48,6 +48,7 @@ class TrainingPlan:
     on_interrupt: OnInterrupt | None = None
     context: ToContext | object = None
     temperature: float = 1.0
+    max_completion_tokens: int | None = None
     scope: Scope = "context"
     on_leak: OnLeak = "error"
     shared_state: SharedState = "error"

@@ -17,7 +17,7 @@ from understudy.integration import ConfigError, Evaluation, Judge, TrainerOption
 from .active_capture import OnLeak, Scope, SharedState
 from .agent_trainer import AgentTrainer
 from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToContext, ToInput
-from .capture_block import Models, by_model, check_choice
+from .capture_block import Models, by_model, check_choice, check_length
 from .ledger import TrainOn
 from .origin_counts import OriginCounts
 from .rollout import Reward, TrainingPlan
@@ -44,7 +44,10 @@ class TrainingMethods:
         """The Trainer that `train` runs. Raises ConfigError for what would fail in every rollout."""
         plan = self._plan if model is None else replace(self._plan, model=model)
         agent = self._agent()
-        options = cast(TrainerOptions, {"judge": plan.judge, **options})
+        own: dict[str, object] = {"judge": plan.judge}
+        if plan.max_completion_tokens is not None:
+            own["max_completion_tokens"] = plan.max_completion_tokens
+        options = cast(TrainerOptions, {**own, **options})
         judged = options.get("judge") is not None or options.get("reward") is not None
         check_scored(plan, agent, judged)
         models = tuple(by_model(plan.models(), plan.select))
@@ -197,6 +200,7 @@ class TrainableOptions(TypedDict, total=False):
     on_interrupt: OnInterrupt | None
     context: ToContext | object
     temperature: float
+    max_completion_tokens: int | None
     scope: Scope
     on_leak: OnLeak
     shared_state: SharedState
@@ -225,7 +229,8 @@ def trainable(target: Any = None, **options: Unpack[TrainableOptions]) -> Any:
     select, exclude: which of the app's calls go to the policy; see `Selection`.
     to_input: scenario -> what a graph is invoked with. on_interrupt: the value of an interrupt -> what resumes it.
     context: the run-scoped context of a graph with a `context_schema`; or scenario -> context.
-    temperature: at which rollouts are sampled.
+    temperature: at which rollouts are sampled. max_completion_tokens: of one call, where the app sets no smaller limit;
+        None: 1,024. That of `train(...)` goes before it.
     scope, on_leak, shared_state, train_on: see `capture`.
     """
     plan = checked_plan(options)
@@ -244,6 +249,7 @@ def checked_plan(options: TrainableOptions) -> TrainingPlan:
     for option in ("scope", "on_leak", "shared_state"):
         check_choice(option, getattr(plan, option))
     as_predicate(plan.exclude, "exclude")
+    check_length(plan.max_completion_tokens)
     if plan.model is not None:
         by_model(plan.model, plan.select)
     if plan.reward is not None and not callable(plan.reward) and plan.reward != "logged":

@@ -13,7 +13,7 @@ from typing import Any, Unpack, overload
 from understudy.client.capture import logged_reward
 from understudy.client.gather import gather_trajectory_groups
 from understudy.client.model import TrainableModel
-from understudy.client.sampling import at_temperature
+from understudy.client.sampling import at_temperature, completions_limited
 from understudy.errors import ConfigError, RolloutError, WrongLoopError
 from understudy.rewards.outcome import as_reward
 from understudy.scenarios.identity import scenario_id
@@ -228,17 +228,18 @@ class Trainer:
 
     async def _gather(self, scenarios: Sequence[object], rollouts: int, rollout: AnyRollout) -> list[TrajectoryGroup]:
         """The finished groups, one per scenario. Failed rollouts are kept with their exceptions."""
-        groups = await gather_trajectory_groups(
-            (
-                TrajectoryGroup([partial(self._scored, rollout, scenario)] * rollouts, metadata=named(scenario))
-                for scenario in scenarios
-            ),
-            pbar_desc=None,
-            concurrency=self.options.concurrency,
-            timeout=self.options.timeout,
-            retries=self.options.retries,
-            max_exceptions=len(scenarios) * rollouts,
-        )
+        with completions_limited(self.options.max_completion_tokens):
+            groups = await gather_trajectory_groups(
+                (
+                    TrajectoryGroup([partial(self._scored, rollout, scenario)] * rollouts, metadata=named(scenario))
+                    for scenario in scenarios
+                ),
+                pbar_desc=None,
+                concurrency=self.options.concurrency,
+                timeout=self.options.timeout,
+                retries=self.options.retries,
+                max_exceptions=len(scenarios) * rollouts,
+            )
         await check_choices(self.models, groups)
         return groups
 

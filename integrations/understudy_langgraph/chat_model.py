@@ -133,7 +133,7 @@ class ChatUnderstudy(ChatOpenAI):
         own: dict[str, str] = payload.get("extra_headers") or {}
         if self.longest is not None:
             wanted = [payload.pop(name) for name in ("max_tokens", "max_completion_tokens") if payload.get(name)]
-            payload["max_completion_tokens"] = min(self.longest, *wanted)
+            payload["max_completion_tokens"] = min([self.longest, *wanted])
         headers = own | call_headers(self.trajectory_id, self.origin, fit=self.fit)
         if headers:
             payload["extra_headers"] = headers

@@ -79,6 +79,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("train app:agent --scenarios data.jsonl --steps 0", "Invalid value for '--steps'"),
         ("train app:agent --scenarios data.jsonl --group-size 1", "Invalid value for '--group-size'"),
         ("train app:agent --scenarios data.jsonl --retries -1", "Invalid value for '--retries'"),
+        (
+            "eval app:agent --scenarios data.jsonl --max-completion-tokens 0",
+            "Invalid value for '--max-completion-tokens'",
+        ),
         ("train app:agent --scenarios data.jsonl --patience 0", "Invalid value for '--patience'"),
         ("train app:agent --scenarios data.jsonl --model a", "--model needs --base-model too"),
         ("train app:agent --scenarios data.jsonl --base-model tiny", "--base-model needs --model too"),
@@ -110,7 +114,7 @@ def test_options_reach_the_target_and_a_model_only_when_it_is_named(
     given = (
         "train app:agent --scenarios data.jsonl --steps 3 --eval data.jsonl --eval-every 2 --group-size 4 --retries 1 "
         "--scenarios-per-step 2 --concurrency 5 --timeout 60 --patience 7 --target-reward 0.9 --learning-rate 0.5 --overlap "
-        "--seed 6"
+        "--seed 6 --max-completion-tokens 99"
     )
     assert called(given) == 0
     method, count, options = json.loads(capsys.readouterr().out)
@@ -127,6 +131,7 @@ def test_options_reach_the_target_and_a_model_only_when_it_is_named(
         "target_reward": 0.9,
         "config": [0.5, True],
         "seed": 6,
+        "max_completion_tokens": 99,
     }
     called("train app:agent --scenarios data.jsonl --model mine --base-model tiny")
     assert json.loads(capsys.readouterr().out)[2]["model"] == "mine"
@@ -134,9 +139,11 @@ def test_options_reach_the_target_and_a_model_only_when_it_is_named(
 
 def test_an_evaluation_is_one_line_and_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "eval app:agent --scenarios data.jsonl --temperature 0.5 --rollouts 2 --retries 1 --json out.json"
+    words += " --max-completion-tokens 99"
     assert called(words) == 0
     asked, line = capsys.readouterr().out.splitlines()
     options = {"temperature": 0.5, "rollouts": 2, "concurrency": 32, "timeout": 300.0, "retries": 1}
+    options["max_completion_tokens"] = 99
     assert json.loads(asked) == ["evaluate", 1, options]
     assert line == "step 3, sampled at temperature 0.5, 2 scenarios: success 50%, reward 0.250 ± 0.125"
     found = json.loads((folder / "out.json").read_text())

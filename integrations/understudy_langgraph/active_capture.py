@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
+from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 
 from understudy import Trajectory
@@ -18,7 +18,9 @@ from understudy.integration import CallOrigin, CaptureError
 
 from .chat_model import ChatUnderstudy
 from .ledger import Ledger
+from .origin_counts import EXCLUDED, OWN_MODEL, OriginCounts, described
 from .origins import call_origin
+from .runs import RunTree, surrounding_run
 from .selection import Predicate
 from .settings import carried
 
@@ -39,15 +41,15 @@ class CallRoute:
 @dataclass(frozen=True, eq=False)
 class ActiveCapture:
     """While it is active, a call goes to the first route that takes it, under `trajectory`; one that none takes goes to
-    the enclosing capture, or else to the app's own model. `watcher` hears LangChain's events; a capture without routes
+    the enclosing capture, or else to the app's own model. `runs` hears LangChain's events; a capture without routes
     only watches, and what it selects stays on the app's own model. `faults` are errors that the app may have swallowed.
     """
 
     routes: tuple[CallRoute, ...] = ()
     trajectory: Trajectory | None = None
-    ledger: Ledger | None = None
+    runs: RunTree = field(default_factory=RunTree)
+    counts: OriginCounts = field(default_factory=OriginCounts)
     exclude: Predicate | None = None
-    watcher: BaseCallbackHandler | None = None
     watches: Predicate | None = None
     on_leak: OnLeak = "ignore"
     shared_state: SharedState = "allow"
@@ -74,17 +76,47 @@ class ActiveCapture:
         callbacks: object,
     ) -> ChatUnderstudy | None:
         """A copy of the target for one call of `original`; None when the call stays where it is."""
-        origin = call_origin(original, tags, metadata, callbacks)
+        agent = self.agent_of(surrounding_run(callbacks))
+        origin = call_origin(original, tags, metadata, callbacks, agent)
+        passed: list[ActiveCapture] = []
         capture: ActiveCapture | None = self
         while capture is not None:
             route = capture.route(origin, original)
             if route is not None:
                 capture.check_alive()
+                capture.counts.add(route.target.model_name, origin)
                 return capture.made(route.target, original, origin)
             if capture.observes(origin, original):
-                return None
+                break
+            passed.append(capture)
+            capture = capture.outer
+        for each in passed:
+            each.pass_on(origin, original)
+        return None
+
+    def agent_of(self, run: UUID | None) -> str | None:
+        """The agent in which a run is. A capture that began inside a run knows nothing of those above it; those around it do."""
+        capture: ActiveCapture | None = self
+        while capture is not None:
+            name = capture.runs.agent_of(run)
+            if name is not None:
+                return name
             capture = capture.outer
         return None
+
+    def pass_on(self, origin: CallOrigin, original: BaseChatModel) -> None:
+        """Count a call that stays on the app's own model. Raises CaptureError where several models are trained and nothing
+        says that it should: it would cost money."""
+        excluded = self.excludes(origin, original)
+        self.counts.add(EXCLUDED if excluded else OWN_MODEL, origin)
+        if excluded or len(self.routes) < 2 or self.trajectory is None or self.ended:
+            return
+        names = ", ".join(route.target.model_name for route in self.routes)
+        raise CaptureError(
+            f"no selection takes the call of {described(origin)}, so it would go to the app's own model and cost money. "
+            f"Select it for one of {names} in model={{...}}, or add it to exclude= and it stays there. The calls so far:\n"
+            f"{self.counts.lines()}"
+        )
 
     def check_alive(self) -> None:
         """Raises CaptureError for a call that came too late, or from a forked process, whose connections are its parent's."""
@@ -102,12 +134,16 @@ class ActiveCapture:
 
     def route(self, origin: CallOrigin, original: BaseChatModel) -> CallRoute | None:
         """The first route that takes the call."""
-        if self.exclude is not None and self.exclude(origin, original):
+        if self.excludes(origin, original):
             return None
         for route in self.routes:
             if route.select is None or route.select(origin, original):
                 return route
         return None
+
+    def excludes(self, origin: CallOrigin, original: BaseChatModel) -> bool:
+        """Whether `exclude=` names the call."""
+        return self.exclude is not None and self.exclude(origin, original)
 
     def observes(self, origin: CallOrigin, original: BaseChatModel) -> bool:
         """Whether the call is meant to stay on the app's own model and be watched."""
@@ -117,17 +153,13 @@ class ActiveCapture:
         """The target for one call of `original`."""
         given = {"fit": True, "cache": False, "trajectory_id": self.trajectory_id, "origin": origin}
         made = target.model_copy(update=carried(original) | given)
-        if self.ledger is not None:
-            made.on_recorded(partial(self.ledger.note, origin=origin))
+        if isinstance(self.runs, Ledger):
+            made.on_recorded(partial(self.runs.note, origin=origin))
         return made
 
-    def with_watcher(self, watcher: BaseCallbackHandler, outer: ActiveCapture | None) -> ActiveCapture:
-        """The same, heard by `watcher`, inside of `outer`."""
-        return replace(self, watcher=watcher, outer=outer)
-
-    def handler(self) -> BaseCallbackHandler | None:
-        """What hears LangChain's events here."""
-        return self.watcher or self.ledger
+    def heard_by(self, runs: RunTree, outer: ActiveCapture | None) -> ActiveCapture:
+        """The same, heard by `runs`, inside of `outer`."""
+        return replace(self, runs=runs, outer=outer)
 
 
 OFF = ActiveCapture()
@@ -147,9 +179,9 @@ class ActiveHandler:
     """Stands for a ContextVar in LangChain's configure hooks: the handler of the capture that is active, which LangChain
     adds to every run, also where the app gives `callbacks: []`."""
 
-    def get(self) -> BaseCallbackHandler | None:
+    def get(self) -> RunTree | None:
         capture = active()
-        return capture.handler() if capture is not None else None
+        return capture.runs if capture is not None else None
 
 
 def activate(capture: ActiveCapture) -> None:
@@ -175,7 +207,7 @@ def activated(capture: ActiveCapture, scope: Scope = "context") -> Generator[Act
     finally:
         if scope == "process":
             _of_process.remove(capture)
-        if capture.ledger is not None or capture.watcher is not None:
+        if capture.trajectory is not None:  # tasks that a served app leaves behind go on with their calls
             capture.over.append(True)
         now = _active.get()  # blocks inside generators may end in another order than that of their beginnings
         while now is not None and (now is capture or now.ended):

@@ -25,6 +25,9 @@ ToInput = Callable[[Any], Any]
 OnInterrupt = Callable[[Any], object]
 """The value that the graph interrupted with -> what it is resumed with; sync or async."""
 
+ToContext = Callable[[Any], Any]
+"""scenario -> the graph's run-scoped context, for a graph with a `context_schema`; any other value is the context itself."""
+
 INTERRUPTED = "__interrupt__"
 """Key of the output of a graph that waits for an answer."""
 
@@ -45,6 +48,7 @@ class GraphAgent:
     graph: Runnable[Any, Any]
     to_input: ToInput | None = None
     on_interrupt: OnInterrupt | None = None
+    context: ToContext | object = None
 
     @property
     def returns_output(self) -> bool:
@@ -52,11 +56,26 @@ class GraphAgent:
 
     async def run(self, scenario: Any, thread_id: str) -> object:
         given = self.to_input(scenario) if self.to_input else default_input(self.graph, scenario)
-        config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
-        output: object = await self.graph.ainvoke(given, config)
+        context = self.context(scenario) if callable(self.context) else self.context
+        output = await self._invoke(given, thread_id, context)
         while waiting := interrupts(output):
-            output = await self.graph.ainvoke(Command(resume=await self._answers(waiting)), config)
+            output = await self._invoke(Command(resume=await self._answers(waiting)), thread_id, context)
         return output
+
+    async def _invoke(self, given: Any, thread_id: str, context: object) -> object:
+        config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
+        if context is not None:
+            return await self.graph.ainvoke(given, config, context=context)
+        try:
+            return await self.graph.ainvoke(given, config)
+        except (AttributeError, TypeError) as error:
+            schema = getattr(unbound(self.graph), "context_schema", None)
+            if schema is None or "NoneType" not in str(error):
+                raise
+            raise RolloutError(
+                f"{type(error).__name__}: {error}. The graph has the context_schema {schema.__name__}, and no context was "
+                "given: pass context=, a value or (scenario) -> value"
+            ) from error
 
     async def _answers(self, waiting: Sequence[Interrupt]) -> dict[str, object]:
         if self.on_interrupt is None:
@@ -79,6 +98,7 @@ class FunctionAgent:
     function: Callable[..., Any]
     to_input: ToInput | None = None
     on_interrupt: OnInterrupt | None = None
+    context: ToContext | object = None
 
     @property
     def returns_output(self) -> bool:
@@ -102,7 +122,7 @@ class FunctionAgent:
     async def _output(self, outcome: object, scenario: Any, thread_id: str) -> object:
         if isinstance(outcome, Runnable):
             graph = cast(Runnable[Any, Any], outcome)
-            return await GraphAgent(graph, self.to_input, self.on_interrupt).run(scenario, thread_id)
+            return await GraphAgent(graph, self.to_input, self.on_interrupt, self.context).run(scenario, thread_id)
         waiting = interrupts(outcome)
         if waiting:
             raise RolloutError(
@@ -119,14 +139,20 @@ class FunctionAgent:
 
 def default_input(graph: Runnable[Any, Any], scenario: Any) -> Any:
     """A graph's state with the scenario's text as the user's message; what else runs is given the scenario."""
-    inner: object = graph
-    while isinstance(inner, RunnableBindingBase):
-        inner = cast(Any, inner).bound
+    inner = unbound(graph)
     if isinstance(inner, CompiledStateGraph):
         return {"messages": [("user", scenario_text(scenario))]}
     if isinstance(inner, Pregel) or isinstance(scenario, str):
         return scenario
     return scenario_fields(scenario)
+
+
+def unbound(graph: Runnable[Any, Any]) -> object:
+    """The graph itself, without what was bound to it."""
+    inner: object = graph
+    while isinstance(inner, RunnableBindingBase):
+        inner = cast(Any, inner).bound
+    return inner
 
 
 def interrupts(output: object) -> Sequence[Interrupt]:

@@ -9,11 +9,12 @@ from types import TracebackType
 from typing import TypeAlias
 
 from understudy import TrainableModel, Trajectory
-from understudy.integration import ConfigError, capturing, logged_reward
+from understudy.integration import MAX_COMPLETION_TOKENS, ConfigError, capturing, completion_limit, logged_reward
 
 from .active_capture import ActiveCapture, CallRoute, OnLeak, Scope, SharedState, activated, active
 from .endpoint import chat_model, in_own_loop
 from .ledger import Ledger, TrainOn
+from .origin_counts import OriginCounts
 from .patches import install
 from .selection import Predicate, Selection, as_predicate
 
@@ -50,6 +51,16 @@ def check_choice(option: str, value: str) -> None:
         raise ConfigError(f"{option}: one of {', '.join(OPTIONS[option])} is needed, got {value!r}")
 
 
+def check_length(max_completion_tokens: int | None) -> None:
+    """Raise ConfigError for a limit that no completion could keep."""
+    if max_completion_tokens is None:
+        return
+    if not isinstance(max_completion_tokens, int) or max_completion_tokens < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"max_completion_tokens: a whole number of at least 1 is needed, got {max_completion_tokens!r}"
+        )
+
+
 class capture:  # used like a function: `async with capture(model) as trajectory`
     """Inside, the app's selected chat model calls go to `model` and are recorded under one trajectory, which the block
     is given. Works with `with` and `async with`, around one rollout at a time; captures nest, and a call goes to the
@@ -59,6 +70,7 @@ class capture:  # used like a function: `async with capture(model) as trajectory
     scope: "process" also sees threads and loops that ran before the block, one rollout at a time in the process.
     on_leak: what to do when a request to another LLM leaves past the capture. Raises LeakError.
     shared_state: whether two rollouts may meet in one thread or store namespace. Raises SharedStateError.
+    max_completion_tokens: of one call, where the app sets no smaller limit; None: the Trainer's, 1,024 without one.
     train_on: origin -> weight of a call in training, or False; `origin.unused` says that its output was thrown away.
     """
 
@@ -71,25 +83,31 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         scope: Scope = "context",
         trajectory: Trajectory | None = None,
         temperature: float | None = 1.0,
+        max_completion_tokens: int | None = None,
         on_leak: OnLeak = "error",
         shared_state: SharedState = "error",
         train_on: TrainOn | None = None,
     ) -> None:
         for option, value in (("scope", scope), ("on_leak", on_leak), ("shared_state", shared_state)):
             check_choice(option, value)
+        check_length(max_completion_tokens)
         self._models = by_model(model, select)
         self._exclude = as_predicate(exclude, "exclude")
         self._scope: Scope = scope
         self._trajectory = trajectory if trajectory is not None else Trajectory()
         self._temperature = temperature
+        self._longest = max_completion_tokens
         self._on_leak: OnLeak = on_leak
         self._shared_state: SharedState = shared_state
         self._train_on = train_on
+        self.counts = OriginCounts()
+        self._ledger = Ledger()
         self._stack = ExitStack()
         self._used = False
 
     async def _routes(self) -> tuple[CallRoute, ...]:
-        targets = await asyncio.gather(*(chat_model(each, self._temperature) for each in self._models))
+        longest = self._longest or completion_limit() or MAX_COMPLETION_TOKENS
+        targets = await asyncio.gather(*(chat_model(each, self._temperature, longest=longest) for each in self._models))
         return tuple(CallRoute(target, select) for target, select in zip(targets, self._models.values(), strict=True))
 
     async def __aenter__(self) -> Trajectory:
@@ -116,7 +134,8 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         self._active = ActiveCapture(
             routes=routes,
             trajectory=self._trajectory,
-            ledger=Ledger(),
+            runs=self._ledger,
+            counts=self.counts,
             exclude=self._exclude,
             on_leak=self._on_leak,
             shared_state=self._shared_state,
@@ -129,10 +148,8 @@ class capture:  # used like a function: `async with capture(model) as trajectory
     def _exit(self, error: BaseException | None) -> None:
         """Close the trajectory's account; a fault that the app swallowed is raised here."""
         self._stack.close()
-        ledger = self._active.ledger
-        assert ledger is not None, "made with one"
-        self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + ledger.count
-        ledger.close(self._trajectory, self._train_on)
+        self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._ledger.count
+        self._ledger.close(self._trajectory, self._train_on)
         if self._trajectory.reward is None:
             self._trajectory.reward = logged_reward(self._trajectory)
         if self._active.faults and error is not self._active.faults[0]:

@@ -48,6 +48,7 @@ class ChatUnderstudy(ChatOpenAI):
     fit: bool = Field(
         default=False, description="max_tokens was set for another model: no more than the context has room"
     )
+    longest: int | None = Field(default=None, ge=1, description="tokens of an answer, where no smaller limit is set")
     _recorded: Callable[[str], None] | None = PrivateAttr(default=None)
 
     def on_recorded(self, told: Callable[[str], None]) -> None:
@@ -130,10 +131,13 @@ class ChatUnderstudy(ChatOpenAI):
             elif isinstance(message, SystemMessage):  # "developer" when the model is called like one of OpenAI's
                 sent["role"] = message.additional_kwargs.get("__openai_role__", "system")
         own: dict[str, str] = payload.get("extra_headers") or {}
+        if self.longest is not None:
+            wanted = [payload.pop(name) for name in ("max_tokens", "max_completion_tokens") if payload.get(name)]
+            payload["max_completion_tokens"] = min([self.longest, *wanted])
         headers = own | call_headers(self.trajectory_id, self.origin, fit=self.fit)
         if headers:
             payload["extra_headers"] = headers
-        return payload if "response_format" in payload else as_plain_json(payload)
+        return payload if _parsed_by_sdk(payload) else as_plain_json(payload)
 
     def _create_chat_result(
         self, response: dict[str, Any] | openai.BaseModel, generation_info: dict[str, Any] | None = None
@@ -180,9 +184,19 @@ class ChatUnderstudy(ChatOpenAI):
 def as_plain_json(payload: dict[str, Any]) -> dict[str, Any]:
     """Messages and tools moved to `extra_body`, which the SDK sends as it is. As arguments it would walk them through
     their declared types at every call: a third of the client's time in a rollout."""
-    moved = {name: payload[name] for name in ("messages", "tools") if name in payload}
+    moved = {name: payload[name] for name in ("messages", "tools", "response_format") if name in payload}
     kept = {name: value for name, value in payload.items() if name not in moved}
     return {**kept, "messages": [], "extra_body": {**(payload.get("extra_body") or {}), **moved}}
+
+
+def _parsed_by_sdk(payload: dict[str, Any]) -> bool:
+    """Whether langchain-openai shall hand the call to the SDK's `parse`, which reads the answer into the class that is the
+    `response_format`, and refuses tools that are not strict: apps on other providers' models have such tools beside a
+    JSON schema, and read the answer themselves."""
+    if "response_format" not in payload:
+        return False
+    tools: list[dict[str, Any]] = payload.get("tools") or []
+    return isinstance(payload["response_format"], type) or all(tool["function"].get("strict") for tool in tools)
 
 
 class RawArguments:

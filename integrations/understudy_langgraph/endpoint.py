@@ -25,9 +25,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_of_server.clear)  # their connections are the parent's
 
 
-async def chat_model(model: TrainableModel, temperature: float | None, step: int | None = None) -> ChatUnderstudy:
+async def chat_model(
+    model: TrainableModel, temperature: float | None, step: int | None = None, longest: int | None = None
+) -> ChatUnderstudy:
     """A chat model on the newest step, or on step `step`. Registers the model when it is not. An evaluation's
-    temperature goes before `temperature`."""
+    temperature goes before `temperature`. `longest`: see `ChatUnderstudy`."""
     api = await model.api()
     shared = _of_server.get(api)
     if shared is None:
@@ -35,7 +37,8 @@ async def chat_model(model: TrainableModel, temperature: float | None, step: int
         _of_server[api] = shared
     forced = forced_temperature()
     chosen = temperature if forced is None else forced
-    return shared.model_copy(update={"model_name": model.inference_name(step), "temperature": chosen})
+    name = model.inference_name(step)
+    return shared.model_copy(update={"model_name": name, "temperature": chosen, "longest": longest})
 
 
 def chat_model_at(

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.outputs import LLMResult
-from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphRecursionError, ParentCommand
 
 from understudy import Trajectory
 from understudy.integration import CallOrigin, ConfigError
 
 from .chat_model import MARK
+from .runs import RunTree
 
 TrainOn = Callable[[CallOrigin], bool | float]
 """The weight of a call's tokens in training: True is 1, False is 0; `origin.unused` is known by then."""
@@ -23,16 +22,14 @@ ENTERED = (ParentCommand, GraphRecursionError)
 """Exceptions after which what was sampled had entered the state: a hand-off to the parent graph, a limit of steps."""
 
 
-class Ledger(BaseCallbackHandler):
+class Ledger(RunTree):
     """The recorded calls of one rollout by id, with their origins. A call beneath a run that ended with an error (a node
     that was retried or interrupted, a chain under `with_retry`) handed its output to nobody: it is unused."""
 
-    run_inline = True  # in the order of events, and without a thread for each
-
     def __init__(self) -> None:
+        super().__init__()
         self._origins: dict[str, CallOrigin] = {}
         self._run_of: dict[str, UUID] = {}
-        self._parents: dict[UUID, UUID | None] = {}
         self._failed: set[UUID] = set()
 
     def note(self, call_id: str, origin: CallOrigin) -> None:
@@ -70,15 +67,6 @@ class Ledger(BaseCallbackHandler):
 
     # ---- LangChain's events
 
-    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._parents[run_id] = kwargs.get("parent_run_id") or surrounding_run()
-
-    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
-        self._parents[run_id] = kwargs.get("parent_run_id") or surrounding_run()
-
-    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._parents[run_id] = kwargs.get("parent_run_id") or surrounding_run()
-
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         if not isinstance(error, ENTERED):
             self._failed.add(run_id)
@@ -94,9 +82,3 @@ class Ledger(BaseCallbackHandler):
                 mark = message.response_metadata.get(MARK) if message is not None else None
                 if mark:
                     self._run_of[mark["call_id"]] = run_id
-
-
-def surrounding_run() -> UUID | None:
-    """The run that is going on here, for one that was cut off from it by `callbacks: []`."""
-    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
-    return callbacks.parent_run_id if isinstance(callbacks, BaseCallbackManager) else None

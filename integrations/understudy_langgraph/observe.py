@@ -11,7 +11,6 @@ from types import FrameType, TracebackType
 from typing import Any, cast
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
 from langchain_core.outputs import LLMResult
@@ -36,6 +35,7 @@ from .capture_block import check_choice
 from .origins import origin_of
 from .patches import install
 from .provider_formats import openai_tools
+from .runs import RunTree
 from .selection import Selection, as_predicate
 
 FINISHED = {"length": CallStatus.TRUNCATED, "max_tokens": CallStatus.TRUNCATED, "MAX_TOKENS": CallStatus.TRUNCATED}
@@ -78,7 +78,7 @@ class observe:  # used like a function: `with observe() as trajectory`
             raise ConfigError("this observation was used before: make one for each block, `with observe(): ...`")
         self._used = True
         self._watcher = Watcher(self._capture)
-        capture = self._capture.with_watcher(self._watcher, active())
+        capture = self._capture.heard_by(self._watcher, active())
         self._stack.enter_context(activated(capture, self._scope))
         return self._trajectory
 
@@ -112,12 +112,11 @@ class Asked:
     started_at: float = field(default_factory=time.time)
 
 
-class Watcher(BaseCallbackHandler):
+class Watcher(RunTree):
     """Hears the begin and the end of every chat model call."""
 
-    run_inline = True  # on the caller's stack, where the chat model is found
-
     def __init__(self, capture: ActiveCapture) -> None:
+        super().__init__()
         self._capture = capture
         self._asked: dict[UUID, Asked] = {}
         self._calls: list[Call] = []
@@ -126,11 +125,13 @@ class Watcher(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: Any, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
+        super().on_chat_model_start(serialized, messages, run_id=run_id, **kwargs)
         models = chat_models_on_stack()
         if len(models) > 1:
             return  # made on behalf of another call, which is heard by itself
         original = models[0] if models else None
-        origin = origin_of(original, kwargs.get("metadata") or {}, {}, kwargs.get("tags"))
+        agent = self.agent_of(run_id)
+        origin = origin_of(original, kwargs.get("metadata") or {}, {}, kwargs.get("tags"), agent)
         if original is not None and not self._means(origin, original):
             return
         params: dict[str, Any] = kwargs.get("invocation_params") or {}

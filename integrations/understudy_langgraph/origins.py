@@ -11,15 +11,22 @@ from langchain_core.runnables.config import var_child_runnable_config
 
 from understudy.integration import CallOrigin
 
+from .runs import AGENT_NAME
+
 
 def call_origin(
-    original: BaseChatModel, tags: list[str] | None, metadata: Mapping[str, Any] | None, callbacks: object
+    original: BaseChatModel,
+    tags: list[str] | None,
+    metadata: Mapping[str, Any] | None,
+    callbacks: object,
+    agent: str | None,
 ) -> CallOrigin:
-    """Where the call is made, from three sources, because metadata given at the call hides the inherited one."""
+    """Where the call is made, from three sources, because metadata given at the call hides the inherited one. `agent`: its
+    name in the run tree."""
     config = var_child_runnable_config.get() or {}
     inherited = callbacks.inheritable_metadata if isinstance(callbacks, BaseCallbackManager) else {}
     facts: dict[str, Any] = {**(config.get("metadata") or {}), **inherited, **(metadata or {})}
-    return origin_of(original, facts, config.get("configurable") or {}, tags)
+    return origin_of(original, facts, config.get("configurable") or {}, tags, agent)
 
 
 def origin_of(
@@ -27,8 +34,10 @@ def origin_of(
     facts: Mapping[str, Any],
     configurable: Mapping[str, Any],
     tags: list[str] | None,
+    agent: str | None,
 ) -> CallOrigin:
-    """The origin from a call's metadata, and LangGraph's own keys where the metadata lacks them."""
+    """The origin from a call's metadata, and LangGraph's own keys where the metadata lacks them. `agent`: its name in the
+    run tree, which goes before the metadata's: an agent without LangChain's key inherits that of one above it."""
     namespace = facts.get("langgraph_checkpoint_ns") or configurable.get("checkpoint_ns") or None
     node = facts.get("langgraph_node") or (str(namespace).rsplit("|", 1)[-1].split(":")[0] if namespace else None)
     thread = facts.get("thread_id") or configurable.get("thread_id")
@@ -38,7 +47,7 @@ def origin_of(
         node=as_text(node),
         step=step if isinstance(step, int) else None,
         namespace=as_text(namespace),
-        agent=as_text(facts.get("lc_agent_name")),
+        agent=agent or as_text(facts.get(AGENT_NAME)),
         thread=as_text(thread),
         model=model_name(original) or as_text(facts.get("ls_model_name")),
         kind=None if original is None else type(original).__name__,

@@ -24,9 +24,10 @@ from understudy.integration import (
 )
 
 from .active_capture import OnLeak, Scope, SharedState
-from .agents import Agent, OnInterrupt, ToInput
+from .agents import Agent, OnInterrupt, ToContext, ToInput
 from .capture_block import Models, capture
 from .ledger import TrainOn
+from .origin_counts import OriginCounts
 from .selection import Selection
 
 Reward: TypeAlias = Callable[[Any, Any], object] | Literal["logged"]
@@ -45,7 +46,9 @@ class TrainingPlan:
     exclude: Selection | None = None
     to_input: ToInput | None = None
     on_interrupt: OnInterrupt | None = None
+    context: ToContext | object = None
     temperature: float = 1.0
+    max_completion_tokens: int | None = None
     scope: Scope = "context"
     on_leak: OnLeak = "error"
     shared_state: SharedState = "error"
@@ -74,13 +77,14 @@ class TrainingPlan:
             train_on=self.train_on,
         )
 
-    async def rollout(self, agent: Agent, scenario: object, judged: bool) -> Trajectory:
-        """Run the agent once on its stand-in. What it raises is kept on the trajectory, which stays unscored; a fault of
-        the capture itself is raised."""
+    async def rollout(self, agent: Agent, scenario: object, judged: bool, counts: OriginCounts) -> Trajectory:
+        """Run the agent once on its stand-in; its calls are added to `counts`. What it raises is kept on the trajectory,
+        which stays unscored; a fault of the capture itself is raised."""
         trajectory = Trajectory(captured=True, metadata={"scenario_id": scenario_id(scenario)})
+        block = self.capture(trajectory)
         with capturing(trajectory):
             try:
-                async with self.capture(trajectory):
+                async with block:
                     output = await agent.run(scenario, trajectory.id)
                 trajectory.messages_and_choices = list(conversation(output))
                 # No longer captured: a judge that the reward asks is its own model.
@@ -90,6 +94,8 @@ class TrainingPlan:
             except Exception as error:  # noqa: BLE001  # user code: a failed rollout is data, kept with its traceback
                 trajectory.reward = None
                 trajectory.exception = as_rollout_exception(error)
+            finally:
+                counts.merge(block.counts)
         return trajectory.finish()
 
     async def _scored(

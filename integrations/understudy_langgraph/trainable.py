@@ -12,12 +12,14 @@ from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
 
 from understudy import Trainer, Trajectory
-from understudy.integration import ConfigError, Evaluation, Judge, RolloutError, TrainerOptions, TrainReport
+from understudy.integration import ConfigError, Evaluation, Judge, TrainerOptions, TrainReport
 
 from .active_capture import OnLeak, Scope, SharedState
-from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToInput
-from .capture_block import CAPTURED, Models, by_model, check_choice
+from .agent_trainer import AgentTrainer
+from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToContext, ToInput
+from .capture_block import Models, by_model, check_choice, check_length
 from .ledger import TrainOn
+from .origin_counts import OriginCounts
 from .rollout import Reward, TrainingPlan
 from .selection import Selection, as_predicate
 from .serving import Serving, served_runnable, serving_function, subclassed
@@ -42,7 +44,10 @@ class TrainingMethods:
         """The Trainer that `train` runs. Raises ConfigError for what would fail in every rollout."""
         plan = self._plan if model is None else replace(self._plan, model=model)
         agent = self._agent()
-        options = cast(TrainerOptions, {"judge": plan.judge, **options})
+        own: dict[str, object] = {"judge": plan.judge}
+        if plan.max_completion_tokens is not None:
+            own["max_completion_tokens"] = plan.max_completion_tokens
+        options = cast(TrainerOptions, {**own, **options})
         judged = options.get("judge") is not None or options.get("reward") is not None
         check_scored(plan, agent, judged)
         models = tuple(by_model(plan.models(), plan.select))
@@ -51,10 +56,12 @@ class TrainingMethods:
                 f'concurrency: scope="process" runs one rollout at a time, got {options.get("concurrency")!r}'
             )
 
-        async def rollout(_: object, scenario: object) -> Trajectory:
-            return await plan.rollout(agent, scenario, judged)
+        counts = OriginCounts()
 
-        return Trainer(models[0] if len(models) == 1 else models, rollout, scenarios, **options)
+        async def rollout(_: object, scenario: object) -> Trajectory:
+            return await plan.rollout(agent, scenario, judged, counts)
+
+        return AgentTrainer(models, rollout, scenarios, counts, options)
 
     def train(
         self,
@@ -89,7 +96,7 @@ class TrainingMethods:
     ) -> Evaluation:
         """Run and score each scenario with the newest step. In a notebook: `await aevaluate(...)`."""
         trainer = self.trainer(scenarios, model=model, **options)
-        return of_the_policy(trainer.evaluate(scenarios, temperature=temperature, rollouts=rollouts), self._plan)
+        return trainer.evaluate(scenarios, temperature=temperature, rollouts=rollouts)
 
     async def aevaluate(
         self,
@@ -102,7 +109,7 @@ class TrainingMethods:
     ) -> Evaluation:
         """Run and score each scenario with the newest step: greedy at temperature 0, sampled at 1."""
         trainer = self.trainer(scenarios, model=model, **options)
-        return of_the_policy(await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts), self._plan)
+        return await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts)
 
     def _serving(
         self,
@@ -137,7 +144,8 @@ class TrainableFunction(TrainingMethods, Generic[P, R]):
         return type(self)(bound, self._plan)
 
     def _agent(self) -> FunctionAgent:
-        return FunctionAgent(self._function, self._plan.to_input, self._plan.on_interrupt)
+        plan = self._plan
+        return FunctionAgent(self._function, plan.to_input, plan.on_interrupt, plan.context)
 
     def trained(
         self,
@@ -164,7 +172,7 @@ class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
     """Mixed into the graph's own class: it stays the Runnable it was, on its own model, and can be trained."""
 
     def _agent(self) -> GraphAgent:
-        return GraphAgent(self, self._plan.to_input, self._plan.on_interrupt)
+        return GraphAgent(self, self._plan.to_input, self._plan.on_interrupt, self._plan.context)
 
     def trained(
         self,
@@ -190,7 +198,9 @@ class TrainableOptions(TypedDict, total=False):
     exclude: Selection | None
     to_input: ToInput | None
     on_interrupt: OnInterrupt | None
+    context: ToContext | object
     temperature: float
+    max_completion_tokens: int | None
     scope: Scope
     on_leak: OnLeak
     shared_state: SharedState
@@ -218,7 +228,9 @@ def trainable(target: Any = None, **options: Unpack[TrainableOptions]) -> Any:
     judge: an async function from a finished group to the group with rewards.
     select, exclude: which of the app's calls go to the policy; see `Selection`.
     to_input: scenario -> what a graph is invoked with. on_interrupt: the value of an interrupt -> what resumes it.
-    temperature: at which rollouts are sampled.
+    context: the run-scoped context of a graph with a `context_schema`; or scenario -> context.
+    temperature: at which rollouts are sampled. max_completion_tokens: of one call, where the app sets no smaller limit;
+        None: 1,024. That of `train(...)` goes before it.
     scope, on_leak, shared_state, train_on: see `capture`.
     """
     plan = checked_plan(options)
@@ -237,11 +249,16 @@ def checked_plan(options: TrainableOptions) -> TrainingPlan:
     for option in ("scope", "on_leak", "shared_state"):
         check_choice(option, getattr(plan, option))
     as_predicate(plan.exclude, "exclude")
+    check_length(plan.max_completion_tokens)
     if plan.model is not None:
         by_model(plan.model, plan.select)
     if plan.reward is not None and not callable(plan.reward) and plan.reward != "logged":
         raise ConfigError(
             f'reward: a function (scenario, output) -> number, or "logged", is needed, got {plan.reward!r}'
+        )
+    if isinstance(plan.context, type):
+        raise ConfigError(
+            f"context: an instance of {plan.context.__name__} or (scenario) -> one is needed, got the class"
         )
     for option in ("to_input", "on_interrupt", "train_on"):
         if getattr(plan, option) is not None and not callable(getattr(plan, option)):
@@ -286,16 +303,6 @@ def check_scored(plan: TrainingPlan, agent: Agent, judged: bool) -> None:
             f"reward: {getattr(agent.function, '__name__', 'the function')} is annotated to return None: pass judge=, "
             'reward=(scenario, output) -> number, or reward="logged" if it calls understudy.log_reward'
         )
-
-
-def of_the_policy(evaluation: Evaluation, plan: TrainingPlan) -> Evaluation:
-    """The evaluation itself. Raises RolloutError when `select` and `exclude` left the policy no call."""
-    if evaluation.metrics.get(CAPTURED) == 0 and (plan.select or plan.exclude):
-        raise RolloutError(
-            f"select=, exclude=: in {evaluation.scored} scored scenarios no call went to the policy, so this would be an "
-            "evaluation of the app's own models"
-        )
-    return evaluation
 
 
 def _returns_nothing(function: Callable[..., Any]) -> bool:

@@ -40,6 +40,9 @@ Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or folder[:spl
 Concurrency = Annotated[int, typer.Option(min=1, help="rollouts at once")]
 Timeout = Annotated[float, typer.Option(help="seconds per rollout")]
 Retries = Annotated[int, typer.Option(min=0, help="how often a rollout that fails is run again")]
+MaxCompletion = Annotated[
+    int | None, typer.Option(min=1, help="tokens of one completion, where the app sets no smaller limit")
+]
 ModelName = Annotated[
     str | None, typer.Option("--model", help="name of the model, where the target was wrapped without")
 ]
@@ -80,6 +83,7 @@ def train(
     concurrency: Concurrency = RunOptions.concurrency,
     timeout: Timeout = RunOptions.timeout,
     retries: Retries = RunOptions.retries,
+    max_completion_tokens: MaxCompletion = None,
     patience: Annotated[
         int, typer.Option(min=1, help="iterations in a row without anything to train on that end the run")
     ] = RunOptions.patience,
@@ -106,6 +110,7 @@ def train(
         "target_reward": target_reward,
         "config": TrainConfig.parse(learning_rate=learning_rate, loss=loss, overlap=overlap, seed=seed),
         "seed": seed,
+        **length_option(max_completion_tokens),
         **model_option(model, base_model),
     }
     loaded = load_scenarios(scenarios)
@@ -126,6 +131,7 @@ def evaluate(
     concurrency: Concurrency = RunOptions.concurrency,
     timeout: Timeout = RunOptions.timeout,
     retries: Retries = RunOptions.retries,
+    max_completion_tokens: MaxCompletion = None,
     json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
     model: ModelName = None,
     base_model: BaseModel = None,
@@ -135,6 +141,7 @@ def evaluate(
         "concurrency": concurrency,
         "timeout": timeout,
         "retries": retries,
+        **length_option(max_completion_tokens),
         **model_option(model, base_model),
     }
     if json is not None and (json.is_dir() or not json.absolute().parent.is_dir()):
@@ -190,6 +197,11 @@ def doctor(
         show(report, console())
     if not report.ok:
         raise typer.Exit(1)
+
+
+def length_option(max_completion_tokens: int | None) -> TargetOptions:
+    """The option `max_completion_tokens=`; without it, the target's own holds."""
+    return {} if max_completion_tokens is None else {"max_completion_tokens": max_completion_tokens}
 
 
 def model_option(name: str | None, base_model: str | None) -> TargetOptions:

@@ -218,6 +218,8 @@ Urls = Annotated[
 
 OF_VLLM = ("max_loras", "max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args")
 """What the embedded engine has no use for."""
+OF_EMBEDDED = ("max_string", "max_items")
+"""What vLLM has no option for."""
 OF_OUR_VLLM = (
     "max_lora_rank",
     "tool_call_parser",
@@ -251,6 +253,14 @@ class EngineOptions(Options):
         default=None, ge=16, description="longest prompt plus completion in tokens; None: the model's own"
     )
     max_batch: int = Field(default=64, ge=1, le=1024, description="calls decoded together")
+    max_string: int = Field(
+        default=4096, ge=1, description="characters of a string in a forced call or a response_format (embedded)"
+    )
+    max_items: int = Field(
+        default=256,
+        ge=1,
+        description="elements and properties in all of such JSON; what its schema demands goes past it",
+    )
     max_loras: int = Field(
         default=3, ge=2, le=64, description="adapters that calls can use at once in vLLM: at least max_staleness + 2"
     )
@@ -274,6 +284,8 @@ class EngineOptions(Options):
 
     @model_validator(mode="after")
     def _one_engine(self) -> Self:
+        if self.vllm_url or self.engine == "vllm":
+            self._refuse(OF_EMBEDDED, "that is an option of the embedded engine, and the engine is vllm")
         if self.vllm_url and self.engine == "embedded":
             raise ValueError("vllm_url: that is vLLM, and the engine is embedded")
         if self.vllm_url:

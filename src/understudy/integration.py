@@ -1,7 +1,7 @@
 """The door for integrations: the names that an adapter to an agent framework may import, beside those of `understudy`.
 
 - Capture: run the agent inside `capturing(trajectory)`; send each model call with `call_headers(...)`, at the temperature of
-  `forced_temperature()`; read what the agent logged with `logged_reward`. `LoopTransport` is the httpx transport of a client
+  `forced_temperature()` and within `completion_limit()`; read what the agent logged with `logged_reward`. `LoopTransport` is the httpx transport of a client
   that several event loops share. `is_labelled` tells a recorded call from a request to another LLM.
 - Observation: describe calls of the app's own models as `Call`s, and turn them into conversations with `histories_of`.
 - Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
@@ -10,7 +10,7 @@
 """
 
 from .client.capture import capturing, histories_of, logged_reward
-from .client.sampling import forced_temperature
+from .client.sampling import MAX_COMPLETION_TOKENS, completion_limit, forced_temperature
 from .client.transport import LoopTransport
 from .contracts import Judge
 from .errors import CaptureError, ConfigError, LeakError, MissingExtraError, RolloutError, SharedStateError
@@ -33,6 +33,7 @@ from .types import (
 from .wire import call_headers, is_labelled
 
 __all__ = [
+    "MAX_COMPLETION_TOKENS",
     "Call",
     "CallOrigin",
     "CallOutput",
@@ -55,6 +56,7 @@ __all__ = [
     "as_rollout_exception",
     "call_headers",
     "capturing",
+    "completion_limit",
     "forced_temperature",
     "histories_of",
     "is_labelled",

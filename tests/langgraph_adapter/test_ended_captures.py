@@ -133,7 +133,10 @@ def test_an_evaluation_in_which_nothing_is_selected_is_none(stand_in: TrainableM
     def agent(scenario: dict[str, str]) -> float:
         return float(own.invoke(scenario["question"]).text == "mine")
 
-    with pytest.raises(RolloutError, match=r"in 1 scored scenarios no call went to the policy"):
+    with pytest.raises(
+        RolloutError,
+        match=r"no call went to the policy(.|\n)*1 x model 'own', kind 'ChatOpenAI' -> the app's own model",
+    ):
         agent.evaluate([{"question": "hi"}])
 
 

@@ -17,6 +17,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel import Pregel
+from langgraph.runtime import Runtime
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel, SecretStr
 
@@ -340,6 +341,36 @@ def test_a_function_that_returns_an_interrupted_state_is_told_to_resume(stand_in
     assert trainable(resuming, model=stand_in, reward=lambda s, o: len(o["messages"])).evaluate(SCENARIOS).reward == 3
 
 
+@dataclasses.dataclass
+class Desk:
+    """The run-scoped context of a graph."""
+
+    greeting: str
+
+
+def graph_with_context() -> Any:
+    def node(state: Any, runtime: Runtime[Desk]) -> Any:
+        return {"messages": [chat().invoke(runtime.context.greeting)]}
+
+    graph = StateGraph(MessagesState, context_schema=Desk)
+    graph.add_node("agent", node)
+    graph.add_edge(START, "agent")
+    return graph.compile()
+
+
+@pytest.mark.parametrize("context", [Desk("hi"), {"greeting": "hi"}, lambda scenario: Desk(scenario["question"])])
+def test_a_graph_gets_its_context(context: Any, stand_in: TrainableModel) -> None:
+    app = trainable(graph_with_context(), model=stand_in, reward=heard, context=context)
+    assert app.evaluate(SCENARIOS).reward == 1.0
+    factory = trainable(graph_with_context, model=stand_in, reward=heard, context=context)
+    assert factory.evaluate(SCENARIOS).reward == 1.0
+
+
+def test_a_graph_that_lacks_its_context_names_the_option(stand_in: TrainableModel) -> None:
+    with pytest.raises(RolloutError, match="context_schema Desk, and no context was given: pass context="):
+        trainable(graph_with_context(), model=stand_in, reward=heard).evaluate(SCENARIOS)
+
+
 # ---- refused
 
 
@@ -350,6 +381,7 @@ def test_what_is_wrapped_twice_or_with_an_unknown_option_is_refused(stand_in: Tr
         (chat_graph(), {"rewards": heard}, "there is no option 'rewards'; there are model, reward, judge"),
         (chat_graph(), {"reward": 1.0}, r"reward: a function \(scenario, output\) -> number"),
         (chat_graph(), {"to_input": "question"}, "to_input: a function is needed, got 'question'"),
+        (chat_graph(), {"context": Desk}, "context: an instance of Desk"),
         (chat_graph(), {"scope": "thread"}, "scope: one of"),
         (chat_graph(), {"select": {"nod": "x"}}, "select: there is no 'nod'"),
     ]:

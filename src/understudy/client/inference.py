@@ -10,13 +10,15 @@ from openai import AsyncOpenAI
 
 from ..errors import ServerError, UnderstudyError
 from ..types import Json
-from ..wire import RECORD_HEADER, TRAJECTORY_HEADER
+from ..wire import LENGTH_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 from .capture import active_capture
 from .http import Api, unreachable
-from .sampling import forced_temperature
+from .sampling import completion_limit, forced_temperature
 
 PLACE = "http://model.understudy.invalid"
 """Stands for the server in requests; replaced by its address when they are sent."""
+LENGTHS = ("max_completion_tokens", "max_tokens")
+"""The fields of a request that limit its completion."""
 TIMEOUT = httpx.Timeout(1800.0, connect=30.0)
 
 
@@ -65,10 +67,16 @@ class LabellingTransport(httpx.AsyncBaseTransport):
         headers = httpx.Headers([(name, value) for name, value in request.headers.raw if name.lower() != b"host"])
         headers["authorization"] = f"Bearer {api.key or 'none'}"
         content = await request.aread()
-        temperature = forced_temperature()
-        if temperature is not None and request.url.path.endswith("/chat/completions"):
+        temperature, limit = forced_temperature(), completion_limit()
+        if (temperature, limit) != (None, None) and request.url.path.endswith("/chat/completions"):
             body: Json = json.loads(content)
-            content = json.dumps(body | {"temperature": temperature}).encode()
+            if temperature is not None:
+                body["temperature"] = temperature
+            if limit is not None and _longest(body, limit) > limit:
+                body = {name: value for name, value in body.items() if name not in LENGTHS}
+                body["max_completion_tokens"] = limit
+                headers[LENGTH_HEADER] = "fit"
+            content = json.dumps(body).encode()
         del headers["content-length"]
         url = home.copy_with(raw_path=path)
         return httpx.Request(request.method, url, headers=headers, content=content, extensions=request.extensions)
@@ -84,6 +92,12 @@ def label(request: httpx.Request, api: Api) -> None:
         request.headers[TRAJECTORY_HEADER] = capture.trajectory.id
     else:
         request.headers[RECORD_HEADER] = "1"
+
+
+def _longest(body: Json, limit: int) -> int:
+    """The limit that a request sets itself; above `limit` where it sets none."""
+    lengths = [body[name] for name in LENGTHS if isinstance(body.get(name), int)]
+    return min(lengths, default=limit + 1)
 
 
 def _refusal(request: httpx.Request, error: UnderstudyError) -> httpx.Response:

@@ -27,7 +27,7 @@ SAMPLER_MODULES: dict[EngineName, str] = {
     "vllm": "understudy.engine.inference.vllm.command",
 }
 """python -m SAMPLER_MODULES[engine] --model DIR --served-model-name NAME --uds SOCKET --device D --dtype T
-[--max-model-len N] [--max-batch N] [--threads N] [--parent-pid PID], and for vllm the options of its own."""
+[--max-model-len N] [--max-batch N] [--threads N] [--parent-pid PID], and for each the options of its own."""
 FLAT_LOGPROBS = "flat_logprobs"
 """In the `vllm_xargs` of a call: vLLM with our plugin answers `logprobs.token_logprobs`, a list, instead of `content`."""
 UNKNOWN_LOGPROB = -9999.0

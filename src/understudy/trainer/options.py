@@ -9,6 +9,7 @@ from typing import TypedDict, Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
+from understudy.client.sampling import MAX_COMPLETION_TOKENS
 from understudy.config import TrainConfig
 from understudy.contracts import Judge, TraceSink
 from understudy.errors import ConfigError
@@ -32,6 +33,7 @@ LEAST = {
     "patience": 1,
     "eval_every": 0,
     "retries": 0,
+    "max_completion_tokens": 1,
 }
 
 
@@ -47,6 +49,7 @@ class TrainerOptions(TypedDict, total=False):
     concurrency: int
     timeout: float
     retries: int
+    max_completion_tokens: int
     config: TrainConfig | Schedule
     patience: int
     target_reward: float
@@ -69,6 +72,7 @@ class RunOptions:
     concurrency: int = 32  # rollouts at once
     timeout: float = 300.0  # seconds per rollout
     retries: int = 0  # how often a rollout that fails is run again
+    max_completion_tokens: int = MAX_COMPLETION_TOKENS  # of one call, where the agent sets no smaller limit
     config: TrainConfig | Schedule = field(default_factory=TrainConfig)  # or what it is for each step
     patience: int = 10  # iterations in a row in which nothing was trained, after which the run stops
     target_reward: float = 1.0  # a run that stops so is solved when its mean reward has reached this

@@ -13,7 +13,7 @@ from typing import Any, Unpack, overload
 from understudy.client.capture import logged_reward
 from understudy.client.gather import gather_trajectory_groups
 from understudy.client.model import TrainableModel
-from understudy.client.sampling import at_temperature
+from understudy.client.sampling import at_temperature, completions_limited
 from understudy.contracts import Judge
 from understudy.errors import ConfigError, RolloutError, WrongLoopError
 from understudy.rewards.outcome import as_reward
@@ -138,6 +138,7 @@ class Trainer:
         place = RolloutPlace(run=run, split=split, step=steps[self.model.name])
         with at_temperature(temperature):
             groups = await self._gather(scenarios, rollouts, self._rollout, place)
+        self.examine_evaluation(groups)
         if self.options.judge is not None:
             groups = await self._judged(groups, self.options.judge)
         evaluation = summarise(groups, steps, temperature)
@@ -148,6 +149,13 @@ class Trainer:
         self._sinks.groups_finished(groups, evaluation.step, split)
         await log_to_each(self.models, groups, evaluation.as_metrics(), split, steps)
         return evaluation
+
+    def examine_rollouts(self, groups: Sequence[TrajectoryGroup]) -> str | None:
+        """For subclasses: called with the rollouts of each iteration before they are trained; returns a line for the
+        progress, raises what ends the run."""
+
+    def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """For subclasses: the same for the rollouts of an evaluation."""
 
     async def _iterate(self, run: Run) -> Stopped:
         """Rollouts, and their update, until the run is over; with overlap, rollouts begin beside the updates of those before
@@ -201,6 +209,8 @@ class Trainer:
             with run.doing(f"{len(scenarios) * self.options.group_size} rollouts with {steps_line(at)}"):
                 place = RolloutPlace(run=run.id, split="train", step=at[self.model.name])
                 groups = await self._gather(scenarios, self.options.group_size, noted, place)
+            if line := self.examine_rollouts(groups):
+                run.progress.say(line)
             if self.options.judge is not None:
                 with run.doing("judging"):
                     groups = await self._judged(groups, self.options.judge)
@@ -249,14 +259,15 @@ class Trainer:
             copies = [partial(self._scored, rollout, scenario)] * rollouts
             return TrajectoryGroup(copies, metadata={"scenario_id": name}, place=own)
 
-        groups = await gather_trajectory_groups(
-            [pending(scenario) for scenario in scenarios],
-            pbar_desc=None,
-            concurrency=self.options.concurrency,
-            timeout=self.options.timeout,
-            retries=self.options.retries,
-            max_exceptions=len(scenarios) * rollouts,
-        )
+        with completions_limited(self.options.max_completion_tokens):
+            groups = await gather_trajectory_groups(
+                [pending(scenario) for scenario in scenarios],
+                pbar_desc=None,
+                concurrency=self.options.concurrency,
+                timeout=self.options.timeout,
+                retries=self.options.retries,
+                max_exceptions=len(scenarios) * rollouts,
+            )
         await check_choices(self.models, groups)
         return groups
 

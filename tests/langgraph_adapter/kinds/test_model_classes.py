@@ -119,7 +119,7 @@ def test_a_model_whose_answers_have_no_limit(policy: Policy) -> None:
     with policy.rollout() as made:
         assert Endless().invoke("hi").text == "heard: hi"
     made.calls(1)
-    assert "max_completion_tokens" not in made.requests[0]
+    assert made.requests[0]["max_completion_tokens"] == 1024
 
 
 class Wrapper(BaseChatModel):

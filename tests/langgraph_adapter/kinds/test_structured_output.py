@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 
 from .apps import TEAL, City, add, asked, last, own_model
 from .policy import Policy, names_of, one_branch
+from .test_providers import claude, groq
 
 
 class Village(TypedDict):
@@ -158,3 +159,21 @@ def test_tool_calls_parsed_to_objects(policy: Policy) -> None:
     made.calls(1)
     assert made.requests[0]["tool_choice"] == "required"
     assert made.requests[0]["tools"][0]["function"]["strict"] is True
+
+
+@pytest.mark.parametrize("make", [claude, groq])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_agent_of_another_provider_with_tools_that_ends_with_an_object(
+    policy: Policy, make: Any, streamed: bool
+) -> None:
+    app = create_agent(make(), [add], response_format=ProviderStrategy(City))
+    async with policy.rollout() as made:
+        if streamed:
+            state = [state async for state in app.astream(asked("add(a=1, b=2)"), stream_mode="values")][-1]
+        else:
+            state = await app.ainvoke(asked("add(a=1, b=2)"))
+    assert state["structured_response"] == TEAL
+    assert [call.constrained for call in made.calls(2)] == ["response_format", "response_format"]
+    for request in made.requests:
+        assert set(request["response_format"]["json_schema"]["schema"]["properties"]) == {"city", "size"}
+        assert "strict" not in request["tools"][0]["function"]

@@ -20,6 +20,7 @@ import torch
 import uvicorn
 from transformers.utils import logging as transformers_logging
 
+from ...config import EngineOptions
 from ...errors import ConfigError, UnderstudyError
 from .app import build_app
 from .chat.tool_calls import format_of
@@ -72,6 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")
     parser.add_argument("--max-batch", type=int, default=64, help="calls decoded together")
+    usual = EngineOptions.model_construct()
+    parser.add_argument(
+        "--max-string", type=int, default=usual.max_string, help="characters of a string in forced JSON"
+    )
+    parser.add_argument("--max-items", type=int, default=usual.max_items, help="elements and properties of forced JSON")
     parser.add_argument("--threads", type=int, help="CPU threads of the model")
     parser.add_argument("--parent-pid", type=int, help="end when this process is gone")
     return parser
@@ -82,8 +88,9 @@ def _service(options: argparse.Namespace) -> SamplingService:
         if options.threads < 1:
             raise ConfigError(f"--threads must be at least 1 (got {options.threads})")
         torch.set_num_threads(options.threads)
-    if options.max_batch < 1:
-        raise ConfigError(f"--max-batch must be at least 1 (got {options.max_batch})")
+    for name in ("max_batch", "max_string", "max_items"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1 (got {getattr(options, name)})")
     runner = load_model(options.model, device=options.device, dtype=options.dtype, max_model_len=options.max_model_len)
     difference = runner.probe()
     _log.info("probe: logits differ from a plain forward pass by at most %.3g", difference)
@@ -91,6 +98,8 @@ def _service(options: argparse.Namespace) -> SamplingService:
         runner,
         name=options.served_model_name,
         max_batch=options.max_batch,
+        max_string=options.max_string,
+        max_items=options.max_items,
         calls=format_of(options.model),
         on_death=lambda: os._exit(1),  # whoever started it starts it again
     )

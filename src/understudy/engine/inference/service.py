@@ -37,6 +37,8 @@ class SamplingService:
         *,
         name: str,
         max_batch: int,
+        max_string: int,
+        max_items: int,
         calls: CallFormat = HERMES,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
@@ -47,7 +49,8 @@ class SamplingService:
         self.adapters: dict[str, Adapter] = {}
         self._renderer = ChatRenderer(runner.tokenizer, runner.max_model_len)
         self._rendering = Aside(4)
-        self._shapes = Shapes(Grammars(runner.tokenizer, runner.eos, runner.vocabulary))
+        grammars = Grammars(runner.tokenizer, runner.eos, runner.vocabulary, max_string=max_string, max_items=max_items)
+        self._shapes = Shapes(grammars)
         self._scheduler = Scheduler(runner, self._deliver, max_batch=max_batch, on_death=on_death)
         self._inboxes: dict[Generation, asyncio.Queue[tuple[int, Update]]] = {}
         self._places: dict[Generation, int] = {}

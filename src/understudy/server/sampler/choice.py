@@ -11,7 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...config import OF_VLLM, EngineName, EngineOptions
+from ...config import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
 from ...devices import Gpu, chosen, gpus
 from ...engine.protocol import SAMPLER_MODULES
 from ...errors import ConfigError
@@ -75,6 +75,8 @@ class EngineChoice:
         options = self.options
         words = ["--device", options.device, "--dtype", options.dtype, "--max-batch", str(options.max_batch)]
         values: dict[str, object] = {"max-model-len": options.max_model_len, "threads": options.threads}
+        if self.name == "embedded":
+            values |= {"max-string": options.max_string, "max-items": options.max_items}
         if self.name == "vllm":
             values |= {
                 "gpus": ",".join(str(index) for index in options.inference_gpus) or None,
@@ -128,6 +130,8 @@ def choose(options: EngineOptions, *, trains: bool) -> EngineChoice:
         if unused := options.given(OF_VLLM):
             log.warning("The embedded engine samples, and has no use for %s", ", ".join(unused))
         return EngineChoice(name, options)
+    if unused := options.given(OF_EMBEDDED):
+        log.warning("vLLM samples, and has no use for %s", ", ".join(unused))
     if not found:
         log.warning("vLLM on a CPU ends when many calls have a seed: seeds are left out")
     shares = bool(found) and trains and set(training) <= set(sampling)

@@ -16,6 +16,7 @@ from ....errors import ConfigError
 from ....types import Json, Tool
 from ..decoding.generation import DeadEnd
 from .hermes import CLOSE, OPEN
+from .json_bounds import BoundedJson, JsonBounds
 
 SCHEMA_PARAM = "response_format"
 TOOLS_PARAM = "tools"
@@ -41,7 +42,8 @@ class GrammarError(ConfigError):
 class GrammarMask:
     """A compiled grammar's state in one completion. See `generation.TokenMask`. `param`: where the grammar is from."""
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, vocabulary: int, param: str) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, bounded: BoundedJson, vocabulary: int, param: str) -> None:
+        self._bounded = bounded
         self._matcher = matcher
         self._bitmask = xgrammar.allocate_token_bitmask(1, vocabulary)
         self._param = param
@@ -57,7 +59,7 @@ class GrammarMask:
             )
         words = self._bitmask[0].to(logits.device)
         bits = (words[:, None] >> torch.arange(32, device=logits.device, dtype=torch.int32)) & 1
-        return logits.masked_fill(bits.view(-1)[: logits.shape[-1]] == 0, -torch.inf)
+        return self._bounded.apply(logits.masked_fill(bits.view(-1)[: logits.shape[-1]] == 0, -torch.inf))
 
     def allows_some(self) -> bool:
         """Whether there is a token that may come next."""
@@ -69,15 +71,24 @@ class GrammarMask:
         self._sampled += 1
         if not self._matcher.is_terminated() and not self._matcher.accept_token(token):
             raise RuntimeError(f"token {token} was sampled although the grammar refuses it")
+        self._bounded.accept(token)
 
 
 class Grammars:
     """Compiles grammars for one tokenizer; compiled ones are kept. Thread-safe.
 
-    Control tokens are allowed where a call begins or ends, and nowhere in JSON.
+    Control tokens are allowed where a call begins or ends, and nowhere in JSON. `max_string`, `max_items`: see JsonBounds.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos: frozenset[int], vocabulary: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        eos: frozenset[int],
+        vocabulary: int,
+        *,
+        max_string: int,
+        max_items: int,
+    ) -> None:
         self._eos = sorted(eos)
         self._vocabulary = vocabulary
         marks = {token for token in control_tokens(tokenizer) if token < vocabulary}
@@ -86,6 +97,7 @@ class Grammars:
             _NO_TEXT if token in marks or _NOT_IN_JSON.search(text) else text
             for token, text in enumerate(facts.decoded_vocab)
         ]
+        self._bounds = JsonBounds(texts, max_string, max_items)
         facts = xgrammar.TokenizerInfo(
             texts,
             xgrammar.VocabType.RAW,
@@ -139,7 +151,7 @@ class Grammars:
 
     def _mask(self, compiled: xgrammar.CompiledGrammar, param: str) -> GrammarMask:
         matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._eos)
-        return GrammarMask(matcher, self._vocabulary, param)
+        return GrammarMask(matcher, self._bounds.begin(), self._vocabulary, param)
 
     def _calls(self, tools: Mapping[str, Tool], parallel: bool) -> dict[str, object]:
         """Calls of these tools as a format of structural tags."""

@@ -1,0 +1,87 @@
+"""LangChain's run tree during a capture: what runs beneath what, and which agent a call belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
+from langchain_core.runnables.config import var_child_runnable_config
+
+AGENT_NAME = "lc_agent_name"
+"""LangChain's metadata key for the name of an agent that `create_agent` built; everything beneath inherits it."""
+NODE_TAG = "graph:step:"
+"""Prefix of the tag that LangGraph puts on the run of a node; the node's parent is the run of its graph."""
+UNNAMED = "LangGraph"
+"""Name of a graph that was compiled without one."""
+
+
+@dataclass(frozen=True)
+class ChainRun:
+    """What is known of a chain's run. `agent` is LangChain's name for the agent, its own or inherited."""
+
+    name: str | None
+    agent: str | None
+    is_node: bool
+
+
+class RunTree(BaseCallbackHandler):
+    """The runs beneath which calls are made, in the order of LangChain's events."""
+
+    run_inline = True  # in the order of events, and without a thread for each
+
+    def __init__(self) -> None:
+        self._parents: dict[UUID, UUID | None] = {}
+        self._chains: dict[UUID, ChainRun] = {}
+
+    def agent_of(self, run: UUID | None) -> str | None:
+        """The name of the nearest named agent or graph in which this run is; None where there is none."""
+        while run is not None:
+            chain, parent = self._chains.get(run), self._parents.get(run)
+            if chain is not None and chain.is_node and parent is not None:
+                name = self._name_of_graph(parent)
+                if name is not None:
+                    return name
+            run = parent
+        return None
+
+    def _name_of_graph(self, run: UUID) -> str | None:
+        graph = self._chains.get(run)
+        if graph is None:
+            return None
+        above = self._parents.get(run)
+        while above is not None and above not in self._chains:  # a tool's run
+            above = self._parents.get(above)
+        inherited = self._chains[above].agent if above is not None else None
+        if graph.agent is not None and graph.agent != inherited:
+            return graph.agent  # the run's own name may be a `run_name` of the caller's
+        return None if graph.name == UNNAMED else graph.name
+
+    # ---- LangChain's events
+
+    def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._parents[run_id] = parent_of(kwargs)
+        facts: Mapping[str, Any] = kwargs.get("metadata") or {}
+        agent, tags = facts.get(AGENT_NAME), kwargs.get("tags") or ()
+        is_node = any(str(tag).startswith(NODE_TAG) for tag in tags)
+        self._chains[run_id] = ChainRun(kwargs.get("name"), None if agent is None else str(agent), is_node)
+
+    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
+        self._parents[run_id] = parent_of(kwargs)
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._parents[run_id] = parent_of(kwargs)
+
+
+def parent_of(event: Mapping[str, Any]) -> UUID | None:
+    """The parent of the run that a LangChain event is about."""
+    return event.get("parent_run_id") or surrounding_run()
+
+
+def surrounding_run(callbacks: object = None) -> UUID | None:
+    """The run that a call with these callbacks is made in; one that `callbacks: []` cuts off is in the run of its context."""
+    own = callbacks.parent_run_id if isinstance(callbacks, BaseCallbackManager) else None
+    inherited = (var_child_runnable_config.get() or {}).get("callbacks")
+    return own or (inherited.parent_run_id if isinstance(inherited, BaseCallbackManager) else None)

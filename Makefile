@@ -1,6 +1,6 @@
 # make quickstart   train a LangGraph agent on this machine, about five minutes after installation
-# make test         the tests, in two processes (ARGS="-n 0" for one)
-# make check        lint, types and tests: the gate for every change
+# make test         the quick tests, in two processes (ARGS="-n 0" for one, ARGS=--all for all tests)
+# make check        lint, types and the quick tests: the gate for every change
 # ARGS is passed to the command, PIP_ARGS to pip, for example:
 #   make quickstart ARGS="--seed 1" PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 

@@ -1,13 +1,61 @@
-"""What all tests share: a skip that continuous integration does not accept."""
+"""What all tests share: the slow tier, a skip that continuous integration does not accept, and one server."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import hypothesis
 import pytest
 
 import understudy as us
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and tests share the cores
+SLOW = pytest.StashKey[Counter[str]]()
+"""How many slow tests were left out, by their reason."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all", action="store_true", help="also run the tests marked slow, and all property test examples"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SLOW] = Counter()
+    hypothesis.settings.register_profile("quick", max_examples=25)
+    hypothesis.settings.load_profile("default" if config.getoption("all") else "quick")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `slow`, unless `--all`."""
+    if config.getoption("all"):
+        return
+    reasons = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("slow"))}
+    config.stash[SLOW].update(reasons.values())
+    config.hook.pytest_deselected(items=list(reasons))
+    items[:] = [item for item in items if item not in reasons]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a worker of xdist: hand the count to the process that reports."""
+    if output := getattr(session.config, "workeroutput", None):
+        output["slow"] = dict(session.config.stash[SLOW])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """In the process that reports: every worker has collected, and so left out, the same."""
+    node.config.stash[SLOW] = Counter(getattr(node, "workeroutput", {}).get("slow", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if reasons := config.stash[SLOW]:
+        told = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
+        terminalreporter.write_line(f"{reasons.total()} slow tests left out, run them with --all: {told}")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.paths import ROOT
 
 
@@ -26,6 +28,7 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow("whole trainings")
 def test_an_app_is_wrapped_as_the_pages_tell_and_every_call_is_captured(tmp_path: Path) -> None:
     printed = run("\n".join(code_of("langgraph.md") + code_of("captured.md")), tmp_path)
     told = re.search(r"^(\d\.\d\d) -> (\d\.\d\d) at step (\d); the LoRA is in .*/000\3$", printed, re.MULTILINE)

@@ -98,7 +98,13 @@ def test_an_import_that_kills_its_process_is_named_by_its_signal(
     assert isinstance(answer, Broken) and "signal 4" in answer.why
 
 
-@pytest.mark.parametrize(("engine", "package"), [("--engine vllm", "vllm"), ("--loader unsloth", "unsloth")])
+@pytest.mark.parametrize(
+    ("engine", "package"),
+    [
+        pytest.param("--engine vllm", "vllm", marks=pytest.mark.slow("real vLLM")),
+        pytest.param("--loader unsloth", "unsloth", marks=pytest.mark.slow("real Unsloth")),
+    ],
+)
 def test_the_engine_that_is_asked_for_is_really_imported(
     tmp_path: Path, require: Callable[[bool, str], None], engine: str, package: str
 ) -> None:
@@ -110,6 +116,7 @@ def test_the_engine_that_is_asked_for_is_really_imported(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow("real Unsloth")
 def test_a_broken_engine_is_a_fault_only_where_it_is_used(tmp_path: Path, require: Callable[[bool, str], None]) -> None:
     require(Installed().version("unsloth") is not None, "scripts/bootstrap test")
     path = broken_package(tmp_path / "fake", "unsloth", "raise NotImplementedError('no accelerator')")

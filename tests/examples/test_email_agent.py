@@ -109,6 +109,7 @@ def run(words: list[str | Path], folder: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow("whole trainings")
 def test_two_steps_of_the_tiny_form(example: Path, tmp_path: Path) -> None:
     printed = run([example / "train.py", "--tiny", "--steps", "2", "--seed", "5"], tmp_path, OMP_NUM_THREADS="1")
     shares = r"found \d+%, read \d+%, success \d+%, \d\.\d turns"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import understudy as us
-from tests.families.builders import ATTENTION, GEMMA3, MISTRAL, SLIDING, Family, build
+from tests.families.builders import ATTENTION, GEMMA3, MISTRAL, QWEN3, SLIDING, Family, build
 
 ORDER = {"type": "object", "properties": {"order": {"type": "string", "enum": ["4821", "5913"]}}, "required": ["order"]}
 TOOL: dict[str, Any] = {
@@ -47,9 +46,8 @@ FORCED: dict[str, Any] = {
     "options": {"enable_thinking": False},  # vLLM lets a model think first, and random weights do not end
 }
 ENGINES = "pip install -r requirements/engines.txt, then --no-deps -r requirements/engines-nodeps.txt"
-ALL = "UNDERSTUDY_TEST_ALL"
-ON_VLLM = (GEMMA3,)
-"""Run on vLLM each time: sliding windows, and a template that shows no tools."""
+QUICK = (QWEN3, GEMMA3)
+"""Run in the quick tier: the plain case; and sliding windows with a template that shows no tools."""
 EXACT = 1e-3
 """Largest difference of logprobs, in float32, that is still the same policy."""
 
@@ -130,19 +128,21 @@ async def live(family: Family, engine: str, folder: Path, backend: us.LocalBacke
     return Life(family, engine, folder, list(base), forced, list(trained), list(kept), result, lora, merged)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(family, engine) for engine in ("embedded", "vllm") for family in ATTENTION],
-    ids=lambda given: f"{given[0].name}-{given[1]}",
-)
+def lives() -> Iterator[Any]:
+    for family in ATTENTION:
+        marks = [] if family in QUICK else [pytest.mark.slow("more model families")]
+        yield pytest.param((family, "embedded"), marks=marks, id=f"{family.name}-embedded")
+    for family in ATTENTION:
+        yield pytest.param((family, "vllm"), marks=pytest.mark.slow("real vLLM"), id=f"{family.name}-vllm")
+
+
+@pytest.fixture(scope="module", params=lives())
 def life(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, require: Callable[[bool, str], None]
 ) -> Iterator[Life]:
     family, engine = request.param
     if engine == "vllm":
         require(find_spec("vllm") is not None, ENGINES)
-        if family not in ON_VLLM and not os.environ.get(ALL):
-            pytest.skip(f"vLLM takes a minute per family; enable with: {ALL}=1")
     root = tmp_path_factory.mktemp(family.name)
     backend = us.LocalBackend(root / "dir", threads=1, engine=engine)
     try:

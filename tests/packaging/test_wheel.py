@@ -53,6 +53,7 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
     assert sum(policy.values()) < 20e6
 
 
+@pytest.mark.slow("an installed wheel")
 def test_the_installed_package_is_the_wheel_not_the_checkout(installed: Path, tmp_path: Path) -> None:
     answer = run(
         installed, "-c", "import understudy, understudy.tiny as t; print(understudy.__file__, t.path())", cwd=tmp_path
@@ -62,12 +63,14 @@ def test_the_installed_package_is_the_wheel_not_the_checkout(installed: Path, tm
         assert str(installed.parents[1]) in place
 
 
+@pytest.mark.slow("an installed wheel")
 def test_the_server_explains_itself(installed: Path, tmp_path: Path) -> None:
     answer = run(installed, "-m", "understudy.server", "--help", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert "--model" in answer.stdout and "--port" in answer.stdout
 
 
+@pytest.mark.slow("whole trainings")
 def test_the_quickstart_makes_one_step_and_a_second_run_goes_on(installed: Path, tmp_path: Path) -> None:
     first = quickstart(installed, tmp_path)
     assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]

@@ -42,6 +42,7 @@ def inference_only(folder: Path) -> Iterator[str]:
             process.terminate()
 
 
+@pytest.mark.slow("more real servers")
 def test_an_app_elsewhere_is_answered_by_an_inference_only_server(desk: Trained, tmp_path: Path) -> None:
     shutil.copytree(desk.folder, tmp_path / "default" / "models" / desk.model.name)
     model = us.TrainableModel(name=desk.model.name, base_model="tiny")

@@ -21,6 +21,8 @@ from tests.production import order_desk
 from tests.production.conftest import Conversations, Trained
 from understudy.tiny import path as tiny_policy
 
+pytestmark = pytest.mark.slow("real vLLM")
+
 WITHOUT_UNDERSTUDY = """
 import runpy, sys
 sys.modules.update({"understudy": None, "understudy_langgraph": None})
@@ -112,7 +114,6 @@ def well_formed(conversations: Conversations, whole: Conversations) -> Conversat
     return kept
 
 
-@pytest.mark.skipif(not os.environ.get("UNDERSTUDY_TEST_ALL"), reason="enable with: UNDERSTUDY_TEST_ALL=1 make test")
 def test_an_app_without_understudy_says_the_same_on_vllm_with_the_exported_lora(desk: Trained, tmp_path: Path) -> None:
     lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"desk={desk.lora}")
     with vllm(tmp_path, tiny_policy(), "tiny", *lora) as url:

@@ -24,6 +24,8 @@ from understudy.server.sampler.transport import SERVED_NAME
 from understudy.tiny import path as tiny_policy
 from understudy.types import CallStatus
 
+pytestmark = pytest.mark.slow("real vLLM")
+
 TOOLS: list[Any] = [
     {
         "type": "function",

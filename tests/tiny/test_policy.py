@@ -57,6 +57,7 @@ def test_calls_are_well_formed_and_end(policy):
     assert mean(is_call(text) for text in texts) >= 0.9
 
 
+@pytest.mark.slow("measures of the bundled policy")
 def test_answers_and_replies_are_copied_on_held_out_words(measured):
     assert measured["second calls"].greedy >= 0.95
     assert measured["final answers"].greedy >= 0.95
@@ -64,6 +65,7 @@ def test_answers_and_replies_are_copied_on_held_out_words(measured):
     assert measured["tool calls"].sampled >= 0.9
 
 
+@pytest.mark.slow("measures of the bundled policy")
 def test_held_out_tools_are_called_exactly_from_held_out_wordings(policy):
     """Tool, arguments and values, on 400 episodes: the standard error is one percent."""
     drawn = [probes(policy[1], one)[0] for one in draw(400, 11, True, ("named", "chain"))]
@@ -80,6 +82,7 @@ def choices(policy):
     return measure_choice(*policy, count=160, seed=11, held_out=True)
 
 
+@pytest.mark.slow("measures of the bundled policy")
 def test_an_open_choice_is_spread_over_the_tools_that_fit_and_results_lead_on(choices):
     spreads, going_on = choices
     assert len(spreads) >= 80

@@ -164,6 +164,7 @@ def test_auto_takes_float16_on_gpus_older_than_ampere(
     assert dtype_of("float32", "cuda") == torch.float32
 
 
+@pytest.mark.slow("more real servers")
 async def test_a_server_in_float16_samples_trains_and_agrees_with_its_learner(tmp_path: Path) -> None:
     backend = us.LocalBackend(tmp_path, threads=1, dtype="float16")
     try:

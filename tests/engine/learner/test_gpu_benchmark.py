@@ -18,7 +18,6 @@ from tests.paths import ROOT
 
 FOLDER = ROOT / "benchmarks"
 COMMAND = ["--shape", "micro", "--device", "cpu", "--repeats", "2"]
-torch.set_num_threads(1)  # the models are tiny, and the suite shares its cores
 NOT_NEEDED = ("pydantic", "openai", "fastapi", "sqlalchemy", "uvicorn", "orjson", "trl", "vllm", "unsloth", "datasets")
 
 
@@ -34,6 +33,7 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, output: Path, *more
     return json.loads((output / "gpu.json").read_text())["rows"]
 
 
+@pytest.mark.slow("the GPU benchmark")
 def test_it_runs_with_torch_transformers_and_peft_alone_and_every_way_gives_the_same_gradient(tmp_path: Path) -> None:
     program = (
         f"import sys, runpy; sys.modules.update(dict.fromkeys({NOT_NEEDED!r}))\n"
@@ -65,6 +65,7 @@ def test_it_runs_with_torch_transformers_and_peft_alone_and_every_way_gives_the_
     assert re.search(rf"\| {re.escape(used)} \| 0.0e\+00 \|", table[0])
 
 
+@pytest.mark.slow("the GPU benchmark")
 def test_a_way_that_runs_out_of_memory_says_so_and_the_rest_goes_on(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_way_that_runs_out_of_memory_says_so_and_the_rest_goes_on(
     assert "| out of memory |" in (tmp_path / "gpu.md").read_text()
 
 
+@pytest.mark.slow("the GPU benchmark")
 def test_a_way_that_fails_is_named_in_the_table_and_by_the_exit_status(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

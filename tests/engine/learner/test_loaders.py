@@ -50,6 +50,7 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     )
 
 
+@pytest.mark.slow("real Unsloth")
 @pytest.mark.usefixtures("unsloth")
 def test_unsloth_and_peft_give_the_same_first_weights_logprobs_and_gradients(tmp_path: Path) -> None:
     output, scratch = tmp_path / "answers", tmp_path / "scratch"
@@ -81,6 +82,7 @@ async def ask(client: LearnerClient, sent: TrainCommand | MergeCommand) -> Train
     return last
 
 
+@pytest.mark.slow("real Unsloth")
 @pytest.mark.usefixtures("unsloth")
 async def test_the_learners_process_trains_with_unsloth_and_its_checkpoint_loads_with_peft(tmp_path: Path) -> None:
     options = EngineOptions(loader="unsloth", device="cpu", threads=1, train_gpus=(3,))

@@ -155,6 +155,7 @@ def test_four_steps_equal_two_then_kill_9_then_two_and_the_process_ends_as_told(
     assert "its parent is gone" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow("killed at every stage")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_kill_9_at_every_stage_leaves_step_n_or_n_minus_1_and_the_request_is_applied_once(
     toy: Path, tmp_path: Path

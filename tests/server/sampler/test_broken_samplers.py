@@ -99,11 +99,13 @@ async def test_a_stream_whose_encoding_breaks_ends_with_an_error_and_keeps_what_
 async def test_an_answer_in_transit_ends_when_the_connections_to_the_sampler_are_given_up(tmp_path: Path) -> None:
     async with scripted_sampler() as scripted, gateway_over(scripted, tmp_path) as gateway, asyncio.timeout(10):
         scripted.turns.append(Turn(gates={1: asyncio.Event()}))
-        answer = asyncio.create_task(gateway.chat(T1, stream=True))
-        await scripted.asked.acquire()
-        await asyncio.sleep(0.2)
-        await gateway.services.sampler._disconnect()  # type: ignore[attr-defined]
-        assert "error" in told((await answer).text)[-1]
+        body = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=T1) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            await gateway.services.sampler._disconnect()  # type: ignore[attr-defined]
+            rest = [line async for line in lines]
+        assert "error" in told("\n".join(rest))[-1]
 
 
 @pytest.mark.parametrize("recorded", [False, True])

@@ -27,7 +27,7 @@ import psutil
 import torch
 
 from understudy.engine.inference.decoding.generation import Generation, Settings, Update
-from understudy.engine.inference.decoding.model import Policy, load_policy
+from understudy.engine.inference.decoding.model import ModelRunner, load_model
 from understudy.engine.inference.decoding.scheduler import Scheduler
 from understudy.tiny import path as tiny_policy
 
@@ -37,7 +37,7 @@ CALLS, PROMPT, NEW, GROUP = 64, 100, 64, 8
 class Collector:
     """Runs calls through a scheduler and waits for all of them."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ModelRunner) -> None:
         self._policy = policy
         self._left = 0
         self._done = threading.Event()
@@ -73,8 +73,8 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 def at_the_engine(folder: Path, runs: int) -> dict[str, list[tuple[float, float]]]:
     """`generate`, the engine on distinct prompts, and the engine on groups: (wall, CPU) per run, one warm-up each."""
-    engine_policy = load_policy(folder, device="cpu", dtype="float32", max_model_len=None)
-    plain = load_policy(folder, device="cpu", dtype="float32", max_model_len=None).model
+    engine_policy = load_model(folder, device="cpu", dtype="float32", max_model_len=None)
+    plain = load_model(folder, device="cpu", dtype="float32", max_model_len=None).model
     plain.set_attn_implementation("sdpa")
     collector = Collector(engine_policy)
     times: dict[str, list[tuple[float, float]]] = {"generate": [], "engine": [], "rollouts": []}

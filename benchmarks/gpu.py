@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import peft
@@ -35,8 +35,11 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from understudy.engine.learner import attention
 from understudy.engine.learner.cost import ModelShape
-from understudy.engine.learner.layouts import ComputeRow, Plan, plan
+from understudy.engine.learner.layouts import ComputeRow, LayoutPlan, plan
 from understudy.engine.learner.target_logprobs import TargetSettings, target_logprobs
+
+if TYPE_CHECKING:
+    from understudy.engine.protocol import Sample
 
 CALL_FLOPS = {"cpu": 2e5, "cuda": 5e8}  # as policy.py
 
@@ -114,7 +117,7 @@ class Learner:
             attention=self.attention.name,
         )
 
-    def step(self, made: Plan, way: Way, targets: TargetSettings, coefficients: Tensor) -> None:
+    def step(self, made: LayoutPlan, way: Way, targets: TargetSettings, coefficients: Tensor) -> None:
         """Adds the gradient of sum(coefficient x logprob) to the adapter's, row by row."""
         self.base.config._attn_implementation = DENSE if way.attention == DENSE else attention.NAME
         for row in made.rows:
@@ -190,7 +193,7 @@ class Run:
         self._free()
 
     def _group(self, learner: Learner, shape: Shape, group: Group) -> None:
-        rows = group.rows(shape.vocabulary)
+        rows = cast("list[Sample]", group.rows(shape.vocabulary))
         ids = np.concatenate([row.completion_ids for row in rows]).astype(np.int64)
         ones = np.ones(len(ids))
         targets = TargetSettings(ids, ones, ones, np.zeros(len(ids), np.int64), 0 * ones)
@@ -214,7 +217,7 @@ class Run:
             self._add(line)
 
     @staticmethod
-    def _step_of(learner: Learner, made: Plan, way: Way, targets: TargetSettings, coefficients: Tensor):
+    def _step_of(learner: Learner, made: LayoutPlan, way: Way, targets: TargetSettings, coefficients: Tensor):
         return lambda: learner.step(made, way, targets, coefficients)
 
     def _measure(

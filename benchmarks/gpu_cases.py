@@ -16,9 +16,21 @@ if importlib.util.find_spec("pydantic") is None:  # the learner's core takes one
     sys.modules["understudy.config"] = SimpleNamespace(LayoutName=str)  # type: ignore[assignment]
 
 from understudy.engine.learner.layouts import Chosen
-from understudy.engine.learner.token_tree import Row
 
 DENSE = "benchmark_dense"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the token tree reads of an `engine.protocol.Sample`, which needs pydantic."""
+
+    prompt_ids: np.ndarray
+    completion_ids: np.ndarray
+    offset: int
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt_ids) + len(self.completion_ids)
 
 
 @dataclass(frozen=True)

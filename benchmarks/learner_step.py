@@ -25,10 +25,10 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from understudy.config import LoraOptions
-from understudy.engine.learner.layouts import Plan, plan
+from understudy.engine.learner.layouts import LayoutPlan, plan
 from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.target_logprobs import TargetSettings
-from understudy.engine.learner.token_tree import Row
+from understudy.engine.protocol import Sample
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 WORKER = Path(__file__).with_name("trl_step.py")
@@ -71,14 +71,14 @@ class Case:
     model: str
     rollouts: tuple[tuple[np.ndarray, tuple[tuple[np.ndarray, np.ndarray], ...]], ...]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Sample]:
         """One row per call."""
-        rows: list[Row] = []
+        rows: list[Sample] = []
         offset = 0
         for prompt, turns in self.rollouts:
             context = prompt
             for sampled, tool in turns:
-                rows.append(Row(context, sampled, offset))
+                rows.append(Sample.bare(context, sampled, offset))
                 offset += len(sampled)
                 context = np.concatenate([context, sampled, tool])
         return rows
@@ -125,7 +125,7 @@ class Ours:
         self._clock = clock
         self._optimizer = torch.optim.AdamW(self.policy.trainable_parameters().values(), lr=RATE)
 
-    def step(self, made: Plan, targets: TargetSettings, coefficients: torch.Tensor) -> float:
+    def step(self, made: LayoutPlan, targets: TargetSettings, coefficients: torch.Tensor) -> float:
         """Seconds of one step. With one update the ratio is 1, so the loss is coefficient x logprob."""
         start = self._clock()
         for row in made.rows:

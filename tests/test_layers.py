@@ -37,8 +37,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "quickstart", "compat", "doctor"},
     "__main__": {"cli"},
     "engine.protocol": BASE,
-    "engine": BASE | {"devices", "engine.protocol"},
-    "server": BASE | {"devices", "engine.protocol", "tiny", "wire"},
+    "engine.checkpoint_files": BASE,
+    "engine": BASE | {"devices", "engine.protocol", "engine.checkpoint_files"},
+    "server": BASE | {"devices", "engine.protocol", "engine.checkpoint_files", "tiny", "wire"},
 }
 """The public names (`understudy.__init__`) may name any part: they are loaded lazily."""
 
@@ -54,6 +55,8 @@ HEAVY = {
     "litellm",
     "langfuse",
 }
+LIGHT_ENGINE = {part for part in MAY_IMPORT if part.startswith("engine.")}
+"""The modules of the engine that the server shares: no torch."""
 LIGHT_PARTS = set(MAY_IMPORT) - {"engine", "tiny", "quickstart"}
 
 
@@ -64,7 +67,8 @@ def part_of(module: str) -> str | None:
         return "understudy_langgraph"
     if names[0] != "understudy" or len(names) == 1:
         return None
-    return "engine.protocol" if names[1:3] == ["engine", "protocol"] else names[1]
+    inside = ".".join(names[1:3])
+    return inside if inside in LIGHT_ENGINE else names[1]
 
 
 def imports_of(path: Path, module: str) -> list[tuple[int, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import ConfigError
@@ -28,8 +29,19 @@ class Gpu:
 
     @property
     def has_bfloat16(self) -> bool:
-        """Ampere and newer compute in bfloat16."""
-        return self.capability >= (8, 0)
+        return has_bfloat16(self.capability)
+
+
+def has_bfloat16(capability: tuple[int, int]) -> bool:
+    """Whether a GPU of this compute capability computes in bfloat16: Ampere and newer."""
+    return capability >= (8, 0)
+
+
+def automatic_dtype(capabilities: Sequence[tuple[int, int]]) -> str:
+    """What `--dtype auto` stands for on these GPUs: bfloat16, float16 where one of them has none; float32 on a CPU."""
+    if not capabilities:
+        return "float32"
+    return "bfloat16" if all(map(has_bfloat16, capabilities)) else "float16"
 
 
 def gpus() -> tuple[Gpu, ...]:

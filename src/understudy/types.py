@@ -13,11 +13,11 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion import Choice
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_serializer, field_validator
 
 Json: TypeAlias = Any
 """A JSON value. (Recursive aliases make pydantic and editors slow; the name says what is meant.)"""
@@ -40,6 +40,15 @@ class CallStatus(StrEnum):
     CANCELLED = "cancelled"  # the client went away; never trained
     FAILED = "failed"  # the engine gave no usable answer; never trained
 
+    @property
+    def usable(self) -> bool:
+        """Whether the app got an answer that can be trained."""
+        return self in (CallStatus.COMPLETE, CallStatus.TRUNCATED)
+
+
+CUT_OFF: Final = "length"
+"""The finish reason of an output that its limit of tokens cut off, in OpenAI's dialect: its status is TRUNCATED."""
+
 
 class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
@@ -59,14 +68,26 @@ class Sampling(Frozen):
 
 
 class CallOutput(Frozen):
-    """One choice of a call. `logprobs[i]` belongs to `token_ids[i]`; None where the engine gave none."""
+    """One choice of a call. `logprobs[i]` belongs to `token_ids[i]`; NaN where the engine gave none, null in JSON.
+    `parse_failure`: tools were offered, and the text looked like a call and was none."""
 
     index: int
     token_ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...]
+    logprobs: tuple[float, ...]
     message: Message
     finish_reason: str | None
     status: CallStatus = CallStatus.COMPLETE
+    parse_failure: bool = False
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _missing(cls, values: Iterable[float | None]) -> tuple[float, ...]:
+        """A missing logprob is `math.nan` itself, so that equal outputs compare as equal."""
+        return tuple(math.nan if value is None or value != value else value for value in values)
+
+    @field_serializer("logprobs", when_used="json")
+    def _shown(self, values: tuple[float, ...]) -> list[float | None]:
+        return [None if math.isnan(value) else value for value in values]
 
 
 class CallOrigin(Frozen):
@@ -120,6 +141,26 @@ class RolloutException(Frozen):
     traceback: str
 
 
+PlaceName = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
+"""A name that lists are filtered by: database indexes bound its length, and PostgreSQL takes no NUL."""
+
+
+class RolloutPlace(Frozen):
+    """Where a rollout belongs; None where nobody knows. A rollout knows its own place, its group fills in the rest."""
+
+    run: PlaceName | None = None  # one call of Trainer.train or evaluate, or the name that several of them share
+    split: PlaceName | None = None  # "train", "val", "val-sampled", or a word of the user's own
+    step: int | None = Field(default=None, ge=0, lt=2**31)  # the (first) model's when the iteration began
+    scenario: PlaceName | None = None  # the scenario's id
+    group: PlaceName | None = None  # rollouts that were gathered to be compared; unique over all runs
+    index: int | None = Field(default=None, ge=0, lt=2**31)  # in the group, from 0 on, failed rollouts included
+
+    def filled(self, known: RolloutPlace, index: int | None = None) -> RolloutPlace:
+        """This place, with what it leaves open taken from `known`, and the index from `index`."""
+        values: dict[str, Json] = known.model_dump() | ({} if index is None else {"index": index})
+        return RolloutPlace.model_validate(values | self.model_dump(exclude_none=True))
+
+
 class History(BaseModel):
     """One conversation: messages, and the choices that were sampled in it."""
 
@@ -164,6 +205,7 @@ class Trajectory(History):
     unused: list[str] = Field(default_factory=list[str])  # ids of calls whose output was thrown away
     started_at: float = Field(default_factory=time.time)
     ended_at: float | None = None
+    place: RolloutPlace = RolloutPlace()  # filled in by what gathers, trains and logs it
 
     @field_validator("reward")
     @classmethod
@@ -209,7 +251,8 @@ class TrajectoryGroup(BaseModel):
     """Rollouts of the same scenario, compared with each other.
 
     Built from trajectories, or from coroutines (or callables that give one): these stay `pending` until
-    `gather_trajectory_groups` runs them. Exceptions among the items go to `exceptions`.
+    `gather_trajectory_groups` runs them. Exceptions among the items go to `exceptions`. `place` is what its rollouts have in
+    common.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -219,6 +262,7 @@ class TrajectoryGroup(BaseModel):
     metadata: dict[str, Json] = Field(default_factory=dict[str, Json])
     metrics: dict[str, Metric] = Field(default_factory=dict[str, Metric])
     logs: list[str] = Field(default_factory=list[str])
+    place: RolloutPlace = RolloutPlace()
 
     _pending: tuple[PendingRollout, ...] = PrivateAttr(default=())
 
@@ -230,6 +274,7 @@ class TrajectoryGroup(BaseModel):
         metadata: Mapping[str, Json] | None = None,
         metrics: Mapping[str, Metric] | None = None,
         logs: Iterable[str] = (),
+        place: RolloutPlace | None = None,
     ) -> None:
         finished: list[Any] = []  # pydantic checks what a user put in
         failed: list[Any] = [
@@ -244,7 +289,12 @@ class TrajectoryGroup(BaseModel):
             else:
                 finished.append(item)
         super().__init__(
-            trajectories=finished, exceptions=failed, metadata=metadata or {}, metrics=metrics or {}, logs=list(logs)
+            trajectories=finished,
+            exceptions=failed,
+            metadata=metadata or {},
+            metrics=metrics or {},
+            logs=list(logs),
+            place=place or RolloutPlace(),
         )
         self._pending = tuple(pending)
 

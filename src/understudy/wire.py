@@ -15,7 +15,7 @@
 | DELETE /api/models/{name}/checkpoints/{step} | -> {} |
 | POST   /api/models/{name}/checkpoints/{step}/export | ExportRequest -> ExportResult |
 | POST   /api/trajectories | FinishRequest -> FinishResult |
-| GET    /api/trajectories?model=&limit=&offset= | -> list[TrajectoryRecord] |
+| GET    /api/trajectories?{TrajectoryQuery} | -> TrajectoryPage |
 | GET    /api/trajectories/{id} | -> TrajectoryWithCalls |
 | POST   /api/train | TrainRequest -> server-sent events, each a TrainEvent; the last is `result` or `error` |
 | GET    /api/train/{request id} | -> TrainStatus |
@@ -33,7 +33,17 @@ from typing import Annotated, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from .config import LoraOptions, Name, TrainConfig
-from .types import Call, CallOrigin, CallRef, Json, RenderedHistory, RolloutException, TrainResult, new_id
+from .types import (
+    Call,
+    CallOrigin,
+    CallRef,
+    Json,
+    RenderedHistory,
+    RolloutException,
+    RolloutPlace,
+    TrainResult,
+    new_id,
+)
 
 TRAJECTORY_HEADER = "x-understudy-trajectory"
 RECORD_HEADER = "x-understudy-record"
@@ -88,6 +98,11 @@ def _not_finite(value: Json, place: str = "") -> str | None:
 StoredJson = Annotated[Json, AfterValidator(_storable)]
 """A JSON value that comes back as it went in."""
 CallWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def name_at(model: str, step: int) -> str:
+    """What a call's `model` says for a fixed step of a model, and what its adapter is called in the sampler."""
+    return f"{model}@{step}"
 
 
 class Wire(BaseModel):
@@ -186,6 +201,7 @@ class TrajectoryRecord(Wire):
     unused: tuple[str, ...] = ()  # ids of calls whose output was thrown away
     started_at: FiniteFloat
     ended_at: FiniteFloat
+    place: RolloutPlace = RolloutPlace()
 
 
 class FinishRequest(Wire):
@@ -197,6 +213,29 @@ class FinishRequest(Wire):
 
 class FinishResult(Wire):
     calls: dict[str, int]  # recorded calls per trajectory id
+
+
+class TrajectoryQuery(Wire):
+    """Which finished trajectories to list; those that fit every filter. `after` is a page's `next`."""
+
+    model: str | None = Field(default=None, min_length=1)  # one that it called, or that it was finished for
+    run: str | None = Field(default=None, min_length=1)
+    split: str | None = Field(default=None, min_length=1)
+    step: int | None = Field(default=None, ge=0, lt=2**31)
+    scenario: str | None = Field(default=None, min_length=1)
+    group: str | None = Field(default=None, min_length=1)
+    scored: bool | None = None  # whether it has a reward
+    failed: bool | None = None  # whether an exception ended it
+    limit: int = Field(default=100, ge=1, le=10_000)
+    after: str | None = Field(default=None, pattern=r"^[0-9]{1,18}$")
+
+
+class TrajectoryPage(Wire):
+    """The trajectory that was finished last comes first. What is finished while pages are read comes before the first page;
+    finishing a trajectory again leaves it where it was. `next`: opaque; None on the last page."""
+
+    trajectories: tuple[TrajectoryRecord, ...]
+    next: str | None = None
 
 
 class TrajectoryWithCalls(Wire):

@@ -51,7 +51,7 @@ async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator
     sampler = ConnectedSampler(scripted.url)
     models = open_models(folder, base, "default", "default", sampler.adapters)
     recorder = Recorder(store)
-    jobs = JobFolders(folder / "jobs", store, frozenset())
+    jobs = JobFolders(folder / "jobs", store)
     history = TrainHistory(store, models.registry, jobs)
     services = Services(
         options=ServerOptions(dir=folder),

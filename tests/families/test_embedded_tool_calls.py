@@ -18,7 +18,7 @@ from tests.families.builders import LLAMA3, MISTRAL, QWEN2_5, Family, build
 from tests.families.tool_calls import ARGUMENTS, ASKED, TOOL
 from understudy.engine.inference.app import build_app
 from understudy.engine.inference.chat.tool_calls import format_of
-from understudy.engine.inference.decoding.model import load_policy
+from understudy.engine.inference.decoding.model import load_model
 from understudy.engine.inference.service import SamplingService
 
 GIVEN = json.dumps(ARGUMENTS)
@@ -55,7 +55,7 @@ def parrot(family: Family, folder: Path) -> Path:
 
 @contextmanager
 def engine(folder: Path) -> Iterator[TestClient]:
-    policy = load_policy(folder, device="cpu", dtype="float32", max_model_len=None)
+    policy = load_model(folder, device="cpu", dtype="float32", max_model_len=None)
     service = SamplingService(policy, name="base", max_batch=2, calls=format_of(folder))
     with TestClient(build_app(service)) as http:
         yield http

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from tests.engine.learner.jobs import command, sample
 from tests.families.builders import QWEN3_5, build
 from understudy.config import LoraOptions, TrainConfig
-from understudy.engine.inference.decoding.model import load_policy
+from understudy.engine.inference.decoding.model import load_model
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.policy import Policy
 from understudy.engine.protocol import JobTrajectory
@@ -52,4 +52,4 @@ def test_the_learner_trains_a_hybrid_on_plain_rows_with_the_plain_models_logprob
 
 def test_the_embedded_engine_refuses_layers_with_a_state_by_their_kind(hybrid: Path) -> None:
     with pytest.raises(ConfigError, match=r"linear_attention.* need another engine"):
-        load_policy(hybrid, device="cpu", dtype="float32", max_model_len=None)
+        load_model(hybrid, device="cpu", dtype="float32", max_model_len=None)

@@ -12,7 +12,15 @@ from itertools import islice
 from typing import TypeAlias, TypeVar, cast
 
 from ..errors import CaptureError, ConfigError, RolloutError
-from ..types import PendingRollout, RolloutException, Trajectory, TrajectoryGroup, as_rollout_exception
+from ..types import (
+    PendingRollout,
+    RolloutException,
+    RolloutPlace,
+    Trajectory,
+    TrajectoryGroup,
+    as_rollout_exception,
+    new_id,
+)
 from .progress import RolloutBar
 from .records import as_numbers
 
@@ -32,7 +40,7 @@ async def gather_trajectory_groups(
     timeout: float | None = None,
     retries: int = 0,
 ) -> list[TrajectoryGroup]:
-    """Run the rollouts of every group and return the groups, in order.
+    """Run the rollouts of every group and return the groups, in order. Each group has an id then, and each rollout its index.
 
     A failed rollout leaves its exception in `group.exceptions`; the others go on. More than `max_exceptions` of them (a
     count, or below 1 a fraction of all) end everything with a RolloutError that lists the causes; a CaptureError ends
@@ -79,6 +87,9 @@ async def gather_trajectories(
         timeout=timeout,
         retries=retries,
     )
+    for trajectory in gathered.trajectories:  # side by side, and yet compared with nothing
+        if trajectory.place.group == gathered.place.group:
+            trajectory.place = trajectory.place.model_copy(update={"group": None, "index": None})
     return gathered.trajectories
 
 
@@ -257,8 +268,14 @@ async def _group(source: PendingGroup, runner: _Runner, after_each: AfterEach | 
             raise RolloutError(f"groups: a coroutine returned {group!r:.200}; it must return a TrajectoryGroup")
         runner.adopt(group.pending)
         runner.expect(len(group.pending))
-    for result in await _all([runner.run(rollout) for rollout in group.take_pending()]):
+    group.place = group.place.filled(RolloutPlace(group=new_id("group")))
+    for number, trajectory in enumerate(group.trajectories):
+        trajectory.place = trajectory.place.filled(group.place, number)
+    before = len(group.trajectories) + len(group.exceptions)
+    results = await _all([runner.run(rollout) for rollout in group.take_pending()])
+    for number, result in enumerate(results, before):
         if isinstance(result, Trajectory):
+            result.place = result.place.filled(group.place, number)
             group.trajectories.append(result)
         else:
             group.exceptions.append(result)

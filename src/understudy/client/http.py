@@ -25,6 +25,8 @@ from ..wire import (
     ModelState,
     RegisterRequest,
     TrainStatus,
+    TrajectoryPage,
+    TrajectoryQuery,
     TrajectoryRecord,
     TrajectoryWithCalls,
     UserState,
@@ -115,6 +117,11 @@ class Api:
             answer = await self._ask("POST", "/api/trajectories", FinishRequest(trajectories=tuple(batch)))
             calls.update(FinishResult.model_validate(answer).calls)
         return calls
+
+    async def trajectories(self, query: TrajectoryQuery) -> TrajectoryPage:
+        """A page of the finished trajectories that fit; the next one with `after=page.next`."""
+        parameters = httpx.QueryParams(query.model_dump(exclude_none=True))
+        return TrajectoryPage.model_validate(await self._ask("GET", f"/api/trajectories?{parameters}"))
 
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls:
         """A trajectory and the calls recorded under it."""

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from ..config import LoraOptions, TrainConfig
 from ..errors import ConfigError
-from ..types import Json, Metric, TrainResult, Trajectory, TrajectoryGroup, new_id
+from ..types import Json, Metric, RolloutPlace, TrainResult, Trajectory, TrajectoryGroup, new_id
 from ..wire import (
     RECORD_HEADER,
     TRAJECTORY_HEADER,
@@ -22,6 +22,7 @@ from ..wire import (
     LogRequest,
     RegisterRequest,
     TrainEvent,
+    name_at,
 )
 from .backend import Backend, RemoteBackend
 from .best_checkpoint import best_step
@@ -30,12 +31,12 @@ from .http import Api, checked_name
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
 from .other_trainers import MODEL_OPTIONS, refuse_foreign
-from .records import as_json, trajectory_record
+from .records import as_json, rollout_records
 from .registration import Registration
 from .sampling import forced_temperature
 from .transport import LoopTransport
 
-Rollouts = Iterable[Trajectory] | Iterable[TrajectoryGroup]
+Rollouts = Iterable[Trajectory | TrajectoryGroup]
 
 
 class Model:
@@ -110,9 +111,9 @@ class Model:
     ) -> None:
         """Keep rollouts and metrics with the model. The mean reward and the means of the rollouts' own metrics are
         added as `{split}/reward` and `{split}/{name}`."""
-        rollouts, lost = _flat(trajectories or ())
-        records = [trajectory_record(rollout, self.name, f"trajectory {rollout.id}") for rollout in rollouts]
-        values = _means(rollouts, lost) | {name: float(value) for name, value in (metrics or {}).items()}
+        items = list(trajectories or ())
+        records = rollout_records(items, self.name, RolloutPlace(split=split, step=step))
+        values = _means(*_flat(items)) | {name: float(value) for name, value in (metrics or {}).items()}
         api = await self.api()
         if records:
             await api.finish(records)
@@ -219,7 +220,7 @@ class TrainableModel(Model):
 
     def inference_name(self, step: int | None = None) -> str:
         """The name to send: the newest step, or a fixed one."""
-        return self.name if step is None else f"{self.name}@{step}"
+        return self.name if step is None else name_at(self.name, step)
 
     def litellm_completion_params(self, step: int | None = None) -> dict[str, Json]:
         """What `litellm.acompletion` needs to call this model, recorded, without retries, at an evaluation's temperature."""

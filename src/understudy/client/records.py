@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping
+from itertools import count
 from typing import cast
 
 from openai.types.chat.chat_completion import Choice
@@ -19,9 +20,11 @@ from ..types import (
     Metric,
     RenderedHistory,
     RolloutException,
+    RolloutPlace,
     Trajectory,
     TrajectoryGroup,
     call_ref,
+    new_id,
 )
 from ..wire import GroupRecord, TrajectoryRecord
 
@@ -42,27 +45,54 @@ def group_wires(groups: Iterable[TrajectoryGroup], model: str, request_id: str) 
     for at, group in enumerate(checked_groups(groups)):
         if group.pending:
             raise ConfigError(f"group {at} has rollouts that have not run: pass it to gather_trajectory_groups first")
-        records: list[TrajectoryRecord] = []
+        known = RolloutPlace(split="train", group=f"{request_id}/{at}")
+        records = group_records(group, model, known, at)
         for number, trajectory in enumerate(group.trajectories):
-            where = f"trajectory {trajectory.id} (group {at}, rollout {number})"
+            where = _where(trajectory, at, number)
             if trajectory.id in seen:
                 raise ConfigError(f"{where} is the same rollout as {seen[trajectory.id]}: each may be trained once")
             seen[trajectory.id] = f"group {at}, rollout {number}"
-            record = trajectory_record(trajectory, model, where)
-            if not _can_be_trained(record):
+            if not _can_be_trained(records[number]):
                 raise ConfigError(
                     f"{where} has no model call: append `completion.choices[0]` to messages_and_choices (plain "
                     "assistant messages are context, not targets), or make the calls inside a capture"
                 )
-            records.append(record)
-        records += [
-            _failed_record(error, model, f"{request_id} {at} {number}") for number, error in enumerate(group.exceptions)
-        ]
         ids = tuple(record.id for record in records)
         metrics = _metrics(group.metrics, f"group {at}")
         metadata = as_json(group.metadata, f"group {at}: metadata")
         wires.append((tuple(records), GroupRecord(trajectory_ids=ids, metadata=metadata, metrics=metrics)))
     return wires
+
+
+def group_records(
+    group: TrajectoryGroup, model: str, known: RolloutPlace, at: int | None = None
+) -> list[TrajectoryRecord]:
+    """Every rollout of a group, those that left nothing but an exception last: these have the indexes that the others leave
+    free. What neither rollout nor group knows of its place is taken from `known`. `at`: the group's number, for errors."""
+    common = group.place.filled(known)
+    records = [
+        trajectory_record(trajectory, model, _where(trajectory, at, number), common, number)
+        for number, trajectory in enumerate(group.trajectories)
+    ]
+    taken = {record.place.index for record in records}
+    free = (index for index in count() if index not in taken)
+    places = [RolloutPlace(index=next(free)).filled(common) for _ in group.exceptions]
+    return records + [
+        _failed_record(error, model, place) for error, place in zip(group.exceptions, places, strict=True)
+    ]
+
+
+def rollout_records(
+    items: Iterable[Trajectory | TrajectoryGroup], model: str, known: RolloutPlace
+) -> list[TrajectoryRecord]:
+    """Every rollout of trajectories and groups, to be finished outside of a train request. A group without an id gets one."""
+    records: list[TrajectoryRecord] = []
+    for item in items:
+        if isinstance(item, TrajectoryGroup):
+            records += group_records(item, model, known.filled(RolloutPlace(group=new_id("group"))))
+        else:
+            records.append(trajectory_record(item, model, _where(item), known))
+    return records
 
 
 def checked_groups(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
@@ -78,8 +108,11 @@ def checked_groups(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
     return found
 
 
-def trajectory_record(trajectory: Trajectory, model: str, where: str) -> TrajectoryRecord:
-    """One rollout: the calls that its choices remember, or every call under its id when it was captured.
+def trajectory_record(
+    trajectory: Trajectory, model: str, where: str, known: RolloutPlace, index: int | None = None
+) -> TrajectoryRecord:
+    """One rollout: the calls that its choices remember, or every call under its id when it was captured. Its place is
+    completed by `known` and `index`.
 
     A choice of another endpoint has no recorded tokens: its history is rendered with the chat template.
     """
@@ -100,6 +133,7 @@ def trajectory_record(trajectory: Trajectory, model: str, where: str) -> Traject
         unused=tuple(trajectory.unused),
         started_at=trajectory.started_at,
         ended_at=time.time() if trajectory.ended_at is None else trajectory.ended_at,
+        place=trajectory.place.filled(known, index),
     )
 
 
@@ -116,15 +150,19 @@ def require_calls(groups: Iterable[GroupWire], recorded: Mapping[str, int]) -> N
         )
 
 
+def _where(trajectory: Trajectory, group: int | None = None, number: int = 0) -> str:
+    return f"trajectory {trajectory.id}" + ("" if group is None else f" (group {group}, rollout {number})")
+
+
 def _can_be_trained(record: TrajectoryRecord) -> bool:
     return record.calls is None or bool(record.calls or record.histories) or record.exception is not None
 
 
-def _failed_record(error: RolloutException, model: str, place: str) -> TrajectoryRecord:
-    """A rollout that left nothing but its exception, under an id of its place in the request."""
-    name = f"traj-failed-{hashlib.sha256(place.encode()).hexdigest()[:24]}"
+def _failed_record(error: RolloutException, model: str, place: RolloutPlace) -> TrajectoryRecord:
+    """A rollout that left nothing but its exception, under an id of its place: the same each time it is finished."""
+    name = f"traj-failed-{hashlib.sha256(f'{place.run} {place.group} {place.index}'.encode()).hexdigest()[:24]}"
     now = time.time()
-    return TrajectoryRecord(id=name, model=model, calls=(), exception=error, started_at=now, ended_at=now)
+    return TrajectoryRecord(id=name, model=model, calls=(), exception=error, started_at=now, ended_at=now, place=place)
 
 
 def _rendered(history: History) -> RenderedHistory | None:

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false
-# torch's own annotations are partial
 """`python -m understudy.engine.facts torch|vllm|unsloth`: imports that package, and prints what it says of this machine
 as one JSON object. For processes that import none of them; what is broken ends with Python's own error on stderr."""
 
@@ -13,13 +11,12 @@ from collections.abc import Callable
 
 import torch
 
-from ..devices import gpus
-from ..types import Json
+from ..devices import gpus, has_bfloat16
 
 _SETTINGS = {"UNSLOTH_DISABLE_STATISTICS": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def torch_facts() -> dict[str, Json]:
+def torch_facts() -> dict[str, object]:
     """Version, what it was built for, the devices it can use, and the GPUs that the driver knows."""
     return {
         "version": torch.__version__,
@@ -31,14 +28,14 @@ def torch_facts() -> dict[str, Json]:
     }
 
 
-def vllm_facts() -> dict[str, Json]:
+def vllm_facts() -> dict[str, object]:
     """What is started as the sampler can be imported, on which platform."""
     importlib.import_module("vllm.entrypoints.openai.api_server")
     platform = importlib.import_module("vllm.platforms").current_platform
     return {"platform": str(platform.device_type)}
 
 
-def unsloth_facts() -> dict[str, Json]:
+def unsloth_facts() -> dict[str, object]:
     """What loads the base for the learner can be imported, for which kind of device."""
     importlib.import_module("unsloth")
     return {"platform": "cuda" if torch.cuda.is_available() else "cpu"}
@@ -50,8 +47,8 @@ def _build() -> str:
     return f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"
 
 
-def _cuda(index: int) -> dict[str, Json]:
-    """One GPU; memory in bytes. Ampere (8.0) and newer compute in bfloat16."""
+def _cuda(index: int) -> dict[str, object]:
+    """One GPU; memory in bytes."""
     major, minor = torch.cuda.get_device_capability(index)
     free, total = torch.cuda.mem_get_info(index)
     return {
@@ -60,11 +57,11 @@ def _cuda(index: int) -> dict[str, Json]:
         "total": total,
         "free": free,
         "capability": f"{major}.{minor}",
-        "bfloat16": major >= 8,
+        "bfloat16": has_bfloat16((major, minor)),
     }
 
 
-SUBJECTS: dict[str, Callable[[], dict[str, Json]]] = {
+SUBJECTS: dict[str, Callable[[], dict[str, object]]] = {
     "torch": torch_facts,
     "vllm": vllm_facts,
     "unsloth": unsloth_facts,

@@ -5,9 +5,6 @@ writes one event per line on its original stdout (everything else it prints goes
 job directory: `job.json` and `tokens.safetensors`. No torch in this module.
 """
 
-# pyright: reportUnknownVariableType=false
-# safetensors leaves the paths it takes open.
-
 from __future__ import annotations
 
 import json
@@ -20,7 +17,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file, save  # pyright: ignore[reportUnknownVariableType]  # safetensors leaves the paths it takes open
 
 from ..config import EngineName, LoraOptions, TrainConfig
 from ..types import RenderedHistory, Sampling, TrainResult
@@ -33,6 +30,8 @@ SAMPLER_MODULES: dict[EngineName, str] = {
 [--max-model-len N] [--max-batch N] [--threads N] [--parent-pid PID], and for vllm the options of its own."""
 FLAT_LOGPROBS = "flat_logprobs"
 """In the `vllm_xargs` of a call: vLLM with our plugin answers `logprobs.token_logprobs`, a list, instead of `content`."""
+UNKNOWN_LOGPROB = -9999.0
+"""vLLM's word for a logprob that JSON cannot hold, also the embedded engine's; none that is known is so small."""
 LEARNER_MODULE = "understudy.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]"""
 
@@ -83,7 +82,7 @@ class Ready(Line):
     facts: dict[str, str]
 
 
-class Progress(Line):
+class Progressed(Line):
     kind: Literal["progress"] = "progress"
     request_id: str
     phase: str  # plan, old_logprobs, update, save
@@ -121,7 +120,7 @@ class Failed(Line):
     message: str
 
 
-Event = Annotated[Ready | Progress | Warned | Trained | Merged | Failed, Field(discriminator="kind")]
+Event = Annotated[Ready | Progressed | Warned | Trained | Merged | Failed, Field(discriminator="kind")]
 EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
 
@@ -134,7 +133,7 @@ class Sample:
 
     prompt_ids int32 [P]; completion_ids int32 [C]; logprobs float32 [C], NaN where the engine gave none.
     `constrained` says why recorded logprobs are unusable, else None. `weight` scales the advantage of its tokens; 0
-    leaves it out of training.
+    leaves it out of training. `offset`: in a batch, sampled token j is target number `offset + j` of the step.
     """
 
     call_id: str
@@ -149,6 +148,18 @@ class Sample:
     parse_failure: bool = False  # the answer looked like a tool call and was none
     weight: float = 1.0
     unused: bool = False  # the app threw the answer away
+    offset: int = 0
+
+    @classmethod
+    def bare(cls, prompt_ids: NDArray[np.int32], completion_ids: NDArray[np.int32], offset: int = 0) -> Sample:
+        """Tokens alone, at temperature 1 and without recorded logprobs: for probes and measurements."""
+        missing = np.full(len(completion_ids), np.nan, np.float32)
+        return cls("", 0, prompt_ids, completion_ids, missing, Sampling(), 0, offset=offset)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.prompt_ids) + len(self.completion_ids)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from uvicorn.loops.auto import auto_loop_factory
 from ..config import ServerOptions
 from ..errors import ConfigError, EngineError, StoreError
 from . import banner
+from .calls.call_marks import CALL_MARKS
 from .calls.recorder import Recorder
 from .http import app
 from .http.auth import Guard, Key, is_loopback, key_for
@@ -31,7 +32,6 @@ from .sampler.choice import choose
 from .services import Services
 from .training.history import TrainHistory
 from .training.job_folders import JobFolders
-from .training.jobs import CALL_MARKS
 from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
 from .training.runner import TrainRunner
@@ -74,7 +74,7 @@ async def open_services(options: ServerOptions, base: BaseModelPath) -> Services
         engine = await asyncio.to_thread(choose, options.engine, trains=not options.inference_only)
         sampler = engine.sampler(base.path, logs / "sampler.log")
         models = open_models(options.dir, base, options.name, options.project, sampler.adapters, engine.max_rank)
-        jobs = JobFolders(options.dir / "jobs", store, base.special_tokens(CALL_MARKS))
+        jobs = JobFolders(options.dir / "jobs", store)
         history = TrainHistory(store, models.registry, jobs)
         if not options.inference_only:
             learner = LearnerClient(base, engine.options, logs / "learner.log")
@@ -84,7 +84,8 @@ async def open_services(options: ServerOptions, base: BaseModelPath) -> Services
     except BaseException:
         await store.close()
         raise
-    return Services(options, engine, base, store, models, sampler, learner, Recorder(store), training, history)
+    recorder = Recorder(store, base.special_tokens(CALL_MARKS))
+    return Services(options, engine, base, store, models, sampler, learner, recorder, training, history)
 
 
 async def close_services(services: Services, deadline: float) -> None:

@@ -73,6 +73,8 @@ async def judged(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[Trajec
             not isinstance(answer, Exception) or isinstance(answer, SAME_FAULT_AGAIN)
         ):
             raise answer
+        if isinstance(answer, TrajectoryGroup):
+            answer.place = answer.place.filled(group.place)
         kept.append(answer if isinstance(answer, TrajectoryGroup) else _dropped(group, answer))
     return kept
 

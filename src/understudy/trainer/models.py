@@ -14,11 +14,10 @@ from openai.types.chat.chat_completion import Choice
 from understudy.client.capture import recorded_calls
 from understudy.client.http import Api
 from understudy.client.model import TrainableModel
-from understudy.client.records import trajectory_record
+from understudy.client.records import rollout_records
 from understudy.config import TrainConfig
-from understudy.errors import ConfigError, RolloutError, ServerError
-from understudy.types import Trajectory, TrajectoryGroup, call_ref
-from understudy.wire import TrajectoryRecord
+from understudy.errors import ConfigError, RolloutError, ServerError, UnderstudyError
+from understudy.types import RolloutPlace, Trajectory, TrajectoryGroup, call_ref
 
 Models = tuple[TrainableModel, ...]
 
@@ -74,6 +73,8 @@ async def train_each(
     async def on_one_server(own: Sequence[TrainableModel]) -> dict[str, ModelStep]:
         known = groups if len(servers) == 1 else await _known_to(await own[0].api(), groups)
         made: dict[str, ModelStep] = {}
+        if all(configs.get(model.name) is None for model in own):  # no train request tells this server of the rollouts
+            await _finish(own[0], known)
         for model in own:
             step, config = steps[model.name], configs.get(model.name)
             if config is None:
@@ -136,21 +137,27 @@ async def _train(
 
 async def _why_not_called(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> str | None:
     """Why a model on a server of its own has nothing to learn from: that server recorded no call in any rollout."""
-    api = await model.api()
-    recorded = await api.finish(_records(model, groups))
-    return None if any(recorded.values()) else f"{api.url} recorded no call in any rollout"
+    recorded = await _finish(model, groups)
+    return None if any(recorded.values()) else f"{(await model.api()).url} recorded no call in any rollout"
 
 
-def _records(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryRecord]:
-    return [trajectory_record(each, model.name, f"trajectory {each.id}") for group in groups for each in group]
+async def _finish(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> dict[str, int]:
+    return await (await model.api()).finish(rollout_records(groups, model.name, RolloutPlace()))
 
 
 async def keep(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
-    """Finish the rollouts, with their rewards, on each server: they stay there even if the run ends before their step."""
+    """Finish the rollouts, with their rewards, on each server: they stay there even if they are never trained."""
     servers = await _by_server(models)
     for model, *_ in servers.values():
-        api = await model.api()
-        await api.finish(_records(model, groups if len(servers) == 1 else await _known_to(api, groups)))
+        await _finish(model, groups if len(servers) == 1 else await _known_to(await model.api(), groups))
+
+
+async def keep_beside(error: UnderstudyError, models: Models, groups: Sequence[TrajectoryGroup]) -> None:
+    """`keep` the rollouts that an error leaves untrained; it gets a note of a server that does not take them."""
+    try:
+        await keep(models, groups)
+    except UnderstudyError as also:
+        error.add_note(f"The rollouts could not be kept on the server: {type(also).__name__}: {also}")
 
 
 async def check_choices(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
@@ -179,8 +186,8 @@ async def log_to_each(
     split: str,
     steps: Mapping[str, int],
 ) -> None:
-    """Keep evaluated rollouts with every model, each at its own step. The first comes last: a server that has several
-    lists a rollout under the model that named it last."""
+    """Keep evaluated rollouts with every model, each at its own step. The first comes last: a rollout's record names the
+    model that it was finished for last, and lists have it under all."""
     several = len(await _by_server(models)) > 1
     for model in reversed(models):
         known = await _known_to(await model.api(), groups) if several else groups

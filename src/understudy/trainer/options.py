@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TypedDict, Unpack
 
+from pydantic import TypeAdapter, ValidationError
+
 from understudy.config import TrainConfig
 from understudy.contracts import Judge, TraceSink
 from understudy.errors import ConfigError
-from understudy.types import Trajectory
+from understudy.types import PlaceName, Trajectory
 
 from .judging import check_judge
 from .progress import TrainerProgress
@@ -20,6 +22,8 @@ RewardFunction = Callable[[object, Trajectory], object]
 
 Schedule = Callable[[int], TrainConfig]
 """The step about to be made, from 1 on -> its options: for a learning rate that falls, say."""
+
+_PLACE: TypeAdapter[str] = TypeAdapter(PlaceName)
 
 LEAST = {
     "group_size": 2,
@@ -47,6 +51,7 @@ class TrainerOptions(TypedDict, total=False):
     patience: int
     target_reward: float
     seed: int
+    run: str | None
     sinks: Sequence[TraceSink]
     progress: TrainerProgress | None
 
@@ -68,6 +73,7 @@ class RunOptions:
     patience: int = 10  # iterations in a row in which nothing was trained, after which the run stops
     target_reward: float = 1.0  # a run that stops so is solved when its mean reward has reached this
     seed: int = 0  # of the order of scenarios
+    run: str | None = None  # the id that the server lists rollouts by; None: a new one for each train() and evaluate()
     sinks: Sequence[TraceSink] = ()
     progress: TrainerProgress | None = None  # None: a live table in a terminal, else plain lines
 
@@ -89,6 +95,8 @@ class RunOptions:
             raise ConfigError(f"timeout: seconds above 0 are needed, got {self.timeout!r}")
         if not (is_number(self.target_reward) and math.isfinite(self.target_reward)):
             raise ConfigError(f"target_reward: a finite number is needed, got {self.target_reward!r}")
+        if self.run is not None:
+            check_place("run", self.run)
         if self.eval_every and self.eval is None:
             raise ConfigError(f"eval_every={self.eval_every!r} needs scenarios to evaluate on: pass eval= too")
         if self.reward is not None and not callable(self.reward):
@@ -114,6 +122,14 @@ class RunOptions:
                 "TrainConfig"
             )
         return config
+
+
+def check_place(name: str, value: object) -> None:
+    """Raise ConfigError for what rollouts cannot be listed by."""
+    try:
+        _PLACE.validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{name}: 1 to 500 characters are needed, none of them NUL, got {value!r:.600}") from error
 
 
 def is_number(value: object) -> bool:

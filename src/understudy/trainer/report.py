@@ -72,7 +72,7 @@ class ModelReport:
 @dataclass(frozen=True, repr=False)
 class TrainReport:
     """`model`, `started`, `step` and `checkpoint` (the newest LoRA's folder) are the first model's; `models` has those of
-    each, by name."""
+    each, by name. `run` is the id that the server lists its rollouts by."""
 
     model: str
     started: int
@@ -82,6 +82,7 @@ class TrainReport:
     evaluations: tuple[Evaluation, ...]
     checkpoint: str | None
     models: dict[str, ModelReport] = field(default_factory=dict[str, ModelReport])
+    run: str = ""
 
     @property
     def rewards(self) -> list[float]:

@@ -81,6 +81,7 @@ class Run:
     started: Steps
     at: Steps
     progress: TrainerProgress
+    id: str
     iterations: list[Iteration] = field(default_factory=list[Iteration])
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
     under_way: list[RolloutBatch] = field(default_factory=list[RolloutBatch])

@@ -14,12 +14,13 @@ from understudy.client.capture import logged_reward
 from understudy.client.gather import gather_trajectory_groups
 from understudy.client.model import TrainableModel
 from understudy.client.sampling import at_temperature
+from understudy.contracts import Judge
 from understudy.errors import ConfigError, RolloutError, WrongLoopError
 from understudy.rewards.outcome import as_reward
 from understudy.scenarios.identity import scenario_id
 from understudy.scenarios.ordering import batch
 from understudy.tracing.fanout import FanOut
-from understudy.types import Trajectory, TrajectoryGroup
+from understudy.types import RolloutPlace, Trajectory, TrajectoryGroup, new_id
 
 from .evaluate import Evaluation, summarise
 from .judging import judged
@@ -33,8 +34,8 @@ from .messages import (
     untrained_line,
     warnings_of,
 )
-from .models import check_choices, checked_models, keep, log_to_each, steps_of, train_each
-from .options import RunOptions, TrainerOptions, is_number
+from .models import check_choices, checked_models, keep, keep_beside, log_to_each, steps_of, train_each
+from .options import RunOptions, TrainerOptions, check_place, is_number
 from .progress import make_progress
 from .report import Iteration, ModelReport, Stopped, TrainReport, causes, make_iteration
 from .run import RolloutBatch, Run, Steps
@@ -95,7 +96,8 @@ class Trainer:
         if not isinstance(steps, int) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
             raise ConfigError(f"steps: a whole number of at least 1 is needed, got {steps!r}")
         started = await steps_of(self.models)
-        run = Run(self.options, steps, started, started, self.options.progress or make_progress(steps))
+        progress = self.options.progress or make_progress(steps)
+        run = Run(self.options, steps, started, started, progress, self._run_id())
         if run.stopped() is Stopped.FINISHED:
             self._sinks.close()
             return await self._ended(run, Stopped.NOTHING_LEFT)
@@ -125,15 +127,23 @@ class Trainer:
         chosen = checked_scenarios(scenarios, "scenarios") if scenarios is not None else self._eval
         if not chosen:
             raise ConfigError("eval: no scenarios to evaluate on; pass some, or give the Trainer eval=")
+        return await self._evaluate(chosen, temperature, rollouts, self._run_id())
+
+    async def _evaluate(
+        self, scenarios: Sequence[object], temperature: float | None, rollouts: int, run: str
+    ) -> Evaluation:
         steps = await steps_of(self.models)
+        split = "val" if temperature == 0 else "val-sampled"
+        place = RolloutPlace(run=run, split=split, step=steps[self.model.name])
         with at_temperature(temperature):
-            groups = await self._gather(chosen, rollouts, self._rollout)
+            groups = await self._gather(scenarios, rollouts, self._rollout, place)
         if self.options.judge is not None:
-            groups = await judged(groups, self.options.judge)
+            groups = await self._judged(groups, self.options.judge)
         evaluation = summarise(groups, steps, temperature)
         if not evaluation.scored:
-            raise RolloutError(f"evaluation at {steps_line(steps)}: no rollout was scored: {causes(groups)}")
-        split = "val" if temperature == 0 else "val-sampled"
+            unscored = RolloutError(f"evaluation at {steps_line(steps)}: no rollout was scored: {causes(groups)}")
+            await keep_beside(unscored, self.models, groups)
+            raise unscored
         self._sinks.groups_finished(groups, evaluation.step, split)
         await log_to_each(self.models, groups, evaluation.as_metrics(), split, steps)
         return evaluation
@@ -188,14 +198,17 @@ class Trainer:
 
         with run.rolling.running():
             with run.doing(f"{len(scenarios) * self.options.group_size} rollouts with {steps_line(at)}"):
-                groups = await self._gather(scenarios, self.options.group_size, noted)
+                place = RolloutPlace(run=run.id, split="train", step=at[self.model.name])
+                groups = await self._gather(scenarios, self.options.group_size, noted, place)
             if self.options.judge is not None:
                 with run.doing("judging"):
-                    groups = await judged(groups, self.options.judge)
+                    groups = await self._judged(groups, self.options.judge)
         if not any(trajectory.reward is not None for group in groups for trajectory in group):
-            raise RolloutError(
+            unscored = RolloutError(
                 f"after {steps_line(at)}: no rollout was scored, so nothing can be trained: {causes(groups)}"
             )
+            await keep_beside(unscored, self.models, groups)
+            raise unscored
         self._sinks.groups_finished(groups, at[self.model.name], "train")
         if run.under_way:
             await keep(self.models, groups)
@@ -216,13 +229,27 @@ class Trainer:
         run.applied(iteration)
         run.progress.finished(table_row(iteration))
 
-    async def _gather(self, scenarios: Sequence[object], rollouts: int, rollout: AnyRollout) -> list[TrajectoryGroup]:
+    async def _judged(self, groups: list[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:
+        """The groups with the judge's rewards. The rollouts are kept before: a judge takes long, fails, and drops some."""
+        await keep(self.models, groups)
+        return await judged(groups, judge)
+
+    def _run_id(self) -> str:
+        return self.options.run or new_id("run")
+
+    async def _gather(
+        self, scenarios: Sequence[object], rollouts: int, rollout: AnyRollout, place: RolloutPlace
+    ) -> list[TrajectoryGroup]:
         """The finished groups, one per scenario. Failed rollouts are kept with their exceptions."""
+
+        def pending(scenario: object) -> TrajectoryGroup:
+            name = scenario_id(scenario)
+            own = RolloutPlace(scenario=name).filled(place)
+            copies = [partial(self._scored, rollout, scenario)] * rollouts
+            return TrajectoryGroup(copies, metadata={"scenario_id": name}, place=own)
+
         groups = await gather_trajectory_groups(
-            (
-                TrajectoryGroup([partial(self._scored, rollout, scenario)] * rollouts, metadata=named(scenario))
-                for scenario in scenarios
-            ),
+            [pending(scenario) for scenario in scenarios],
             pbar_desc=None,
             concurrency=self.options.concurrency,
             timeout=self.options.timeout,
@@ -261,7 +288,7 @@ class Trainer:
         so that all of it is of one step."""
         if self._eval and (not run.evaluations or run.evaluations[-1].steps != run.at):
             with run.doing(f"evaluating {steps_line(run.at)} on {len(self._eval)} scenarios"):
-                run.evaluations.append(await self.aevaluate())
+                run.evaluations.append(await self._evaluate(self._eval, 0.0, 1, run.id))
             run.progress.say(evaluation_line(run.evaluations[-1]))
 
     async def _ended(self, run: Run, stopped: Stopped) -> TrainReport:
@@ -282,6 +309,7 @@ class Trainer:
             evaluations=tuple(run.evaluations),
             checkpoint=first.checkpoint,
             models=models,
+            run=run.id,
         )
         run.progress.say(closing_line(report, self.options.patience, self.options.target_reward))
         return report
@@ -302,6 +330,8 @@ def checked_scenarios(scenarios: Sequence[object], option: str) -> list[object]:
     if not found:
         raise ConfigError(f"{option}: at least one scenario is needed")
     ids = [scenario_id(scenario) for scenario in found]
+    for name in ids:
+        check_place(f"{option}: the id of a scenario", name)
     twice = sorted({name for name in ids if ids.count(name) > 1}) if len(set(ids)) < len(ids) else []
     if twice:
         raise ConfigError(f"{option}: scenario ids must differ; these come twice: {', '.join(twice[:5])}")
@@ -323,8 +353,3 @@ def sink_metrics(iteration: Iteration) -> dict[str, float]:
     for name, made in others:
         found |= {f"{name}/{metric}": value for metric, value in made.metrics.items()} | {f"{name}/step": made.step}
     return found
-
-
-def named(scenario: object) -> dict[str, object]:
-    """A group's metadata."""
-    return {"scenario_id": scenario_id(scenario)}

@@ -14,7 +14,7 @@ from transformers import Qwen2ForCausalLM
 from tests.engine.inference.engines import DEADLINE, Engine, write_adapter, write_model
 from tests.engine.inference.served import served
 from understudy.engine.inference.decoding.adapters import Adapter, load_adapter
-from understudy.engine.inference.decoding.model import Policy, load_policy
+from understudy.engine.inference.decoding.model import ModelRunner, load_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,17 +42,17 @@ def adapter_folders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> l
 
 
 @pytest.fixture(scope="session")
-def policy(folder: Path) -> Policy:
-    return load_policy(folder, device="cpu", dtype="float32", max_model_len=None)
+def policy(folder: Path) -> ModelRunner:
+    return load_model(folder, device="cpu", dtype="float32", max_model_len=None)
 
 
 @pytest.fixture(scope="session")
-def adapters(policy: Policy, adapter_folders: list[Path]) -> list[Adapter]:
+def adapters(policy: ModelRunner, adapter_folders: list[Path]) -> list[Adapter]:
     return [load_adapter(f"m@{at}", path, policy.layers) for at, path in enumerate(adapter_folders)]
 
 
 @pytest.fixture
-def engine(policy: Policy) -> Iterator[Engine]:
+def engine(policy: ModelRunner) -> Iterator[Engine]:
     engine = Engine(policy)
     yield engine
     engine.scheduler.close()
@@ -74,7 +74,7 @@ def plain_adapted(folder: Path, adapter_folders: list[Path]) -> list[PeftModel]:
 
 
 @pytest.fixture(scope="module")
-def url(policy: Policy) -> Iterator[str]:
+def url(policy: ModelRunner) -> Iterator[str]:
     with served(policy) as address:
         yield address
 

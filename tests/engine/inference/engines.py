@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from understudy.engine.inference.decoding.adapters import Adapter
 from understudy.engine.inference.decoding.generation import Generation, Settings, Update
-from understudy.engine.inference.decoding.model import Policy
+from understudy.engine.inference.decoding.model import ModelRunner
 from understudy.engine.inference.decoding.scheduler import Scheduler
 
 DEADLINE = 180.0
@@ -82,7 +82,7 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
 
 
 def call(
-    policy: Policy,
+    policy: ModelRunner,
     prompt_ids: tuple[int, ...],
     adapter: Adapter | None = None,
     *,
@@ -115,7 +115,9 @@ class Sampled:
 class Engine:
     """A scheduler whose updates are collected."""
 
-    def __init__(self, policy: Policy, *, max_batch: int = 64, on_death: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, policy: ModelRunner, *, max_batch: int = 64, on_death: Callable[[], None] = lambda: None
+    ) -> None:
         self.policy = policy
         self._sampled: dict[Generation, Sampled] = {}
         self._changed = threading.Condition()

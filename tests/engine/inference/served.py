@@ -16,7 +16,7 @@ import uvicorn
 
 from tests.engine.inference.engines import DEADLINE, until_healthy
 from understudy.engine.inference.app import build_app
-from understudy.engine.inference.decoding.model import Policy
+from understudy.engine.inference.decoding.model import ModelRunner
 from understudy.engine.inference.service import SamplingService
 from understudy.types import Json
 
@@ -43,7 +43,7 @@ SCHEMA = {
 
 
 @contextmanager
-def served(policy: Policy) -> Iterator[str]:
+def served(policy: ModelRunner) -> Iterator[str]:
     """A real server of the real app, in a thread; its URL."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -87,7 +87,7 @@ def refused(http: httpx.Client, status: int = 400, **fields: Json) -> Json:
     return error
 
 
-def says(policy: Policy, patched: pytest.MonkeyPatch, text: str) -> None:
+def says(policy: ModelRunner, patched: pytest.MonkeyPatch, text: str) -> None:
     """The model answers the next call with this text and ends."""
     rest = iter([*policy.tokenizer.encode(text, add_special_tokens=False), *policy.eos])
 

@@ -17,13 +17,13 @@ from transformers import Qwen2ForCausalLM
 from tests.engine.inference.engines import DEADLINE, plain_logits
 from tests.engine.inference.served import body, chat, events, refused, served, until_idle
 from understudy.engine.inference.chat.template import ChatRenderer
-from understudy.engine.inference.decoding.batch import Batch
-from understudy.engine.inference.decoding.model import Policy
+from understudy.engine.inference.decoding.batch import RunningBatch
+from understudy.engine.inference.decoding.model import ModelRunner
 from understudy.types import Json
 
 
 def test_an_answer_carries_prompt_ids_completion_ids_and_logprobs(
-    http: httpx.Client, policy: Policy, plain: Qwen2ForCausalLM
+    http: httpx.Client, policy: ModelRunner, plain: Qwen2ForCausalLM
 ) -> None:
     answer = chat(http, logprobs=True, return_token_ids=True, top_logprobs=2, ignore_eos=True)
     text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
@@ -91,13 +91,13 @@ def test_stop_strings_cut_the_text_but_not_the_ids(http: httpx.Client) -> None:
         assert (last["finish_reason"], last["stop_reason"]) == ("stop", stop)
 
 
-def test_a_dead_engine_is_unhealthy(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*_: object) -> Batch:
+def test_a_dead_engine_is_unhealthy(policy: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> RunningBatch:
         raise RuntimeError("the device is gone")
 
     with served(policy) as url, httpx.Client(base_url=url, timeout=DEADLINE) as http:
         assert http.get("/health").status_code == 200
-        monkeypatch.setattr("understudy.engine.inference.decoding.scheduler.Batch", refuses)
+        monkeypatch.setattr("understudy.engine.inference.decoding.scheduler.RunningBatch", refuses)
         answer = http.post("/v1/chat/completions", json=body())
         assert answer.status_code == 500 and "the device is gone" in answer.text
         until = time.monotonic() + DEADLINE
@@ -155,12 +155,12 @@ def test_a_broken_adapter_is_refused_and_the_engine_lives_on(
     assert chat(http)["choices"]
 
 
-def test_template_options_reach_the_template(http: httpx.Client, policy: Policy) -> None:
+def test_template_options_reach_the_template(http: httpx.Client, policy: ModelRunner) -> None:
     ids = chat(http, chat_template_kwargs={"prefix": "Well,"}, return_token_ids=True)["prompt_token_ids"]
     assert policy.tokenizer.decode(ids).endswith("assistant\nWell,")  # type: ignore[union-attr]  # one text
 
 
-def test_a_past_calls_arguments_are_rendered_as_they_were_written(http: httpx.Client, policy: Policy) -> None:
+def test_a_past_calls_arguments_are_rendered_as_they_were_written(http: httpx.Client, policy: ModelRunner) -> None:
     written = '{"b":  1, "a": "\\u00e9"}'
     past = {
         "role": "assistant",

@@ -21,7 +21,7 @@ from understudy.config import TrainConfig
 from understudy.engine.learner import checkpoints
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.policy import Policy
-from understudy.engine.protocol import Progress, Warned
+from understudy.engine.protocol import Progressed, Warned
 
 CONFIG = TrainConfig(learning_rate=1e-2, loss="gspo", kl_coef=0.05, epochs=2, minibatches=2)
 
@@ -40,8 +40,8 @@ def in_fork(work: Callable[[], None]) -> int:
 
 
 def train(policy: Policy, root: Path, step: int, reached: Callable[[str], None]) -> None:
-    def emit(event: Progress | Warned) -> None:
-        if isinstance(event, Progress):
+    def emit(event: Progressed | Warned) -> None:
+        if isinstance(event, Progressed):
             reached(f"{event.phase} {event.done}/{event.total}")
 
     Learner(policy, "toy", emit).train(command(root, random_groups(step), step, CONFIG))

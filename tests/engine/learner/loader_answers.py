@@ -25,18 +25,18 @@ from understudy.engine.learner.layouts import plan
 from understudy.engine.learner.mask_probe import mask_probe
 from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.target_logprobs import TargetSettings
-from understudy.engine.learner.token_tree import Row
+from understudy.engine.protocol import Sample
 
 LORA = LoraOptions(r=4, alpha=8, seed=5)
 
 
-def rows(vocabulary: int) -> list[Row]:
+def rows(vocabulary: int) -> list[Sample]:
     """Four calls that branch, of different lengths."""
     draw = np.random.default_rng(3)
     prompt, one, two, more = (draw.integers(0, vocabulary, n).astype(np.int32) for n in (30, 9, 14, 6))
     calls = [(prompt, one), (prompt, two), (np.concatenate([prompt, one, more]), two), (prompt[:20], more)]
     offsets = np.cumsum([0, *(len(completion) for _, completion in calls)])
-    return [Row(p, c, int(offset)) for (p, c), offset in zip(calls, offsets[:-1], strict=True)]
+    return [Sample.bare(p, c, int(offset)) for (p, c), offset in zip(calls, offsets[:-1], strict=True)]
 
 
 def logprobs(policy: Policy, layout: LayoutName, *, adapter: bool = True) -> torch.Tensor:

@@ -28,7 +28,7 @@ from tests.engine.learner.jobs import random_groups
 from tests.engine.learner.test_invariance import batch_of, distance, gradients
 from tests.engine.learner.tiny_models import VOCABULARY, warm
 from understudy.config import LoraOptions, TrainConfig
-from understudy.engine.learner.batch import Batch
+from understudy.engine.learner.batch import TrainBatch
 from understudy.engine.learner.mask_probe import mask_probe
 from understudy.engine.learner.policy import Policy
 from understudy.errors import ConfigError
@@ -96,16 +96,16 @@ def policy_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Polic
     return of
 
 
-def alone(policy: Policy, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def alone(policy: Policy, batch: TrainBatch) -> tuple[Tensor, dict[str, Tensor]]:
     """Logprobs of the batch's targets, and the gradient of DAPO's first update, - advantage x logprob / tokens: each call
     on its own, through the whole model."""
     parameters = policy.trainable_parameters()
     total = {name: torch.zeros_like(value) for name, value in parameters.items()}
     logprobs: list[Tensor] = []
-    for row, call in zip(batch.rows, batch.samples, strict=True):
+    for row in batch.samples:
         ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64))[None]
         logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(row.prompt_ids) - 1 : -1]
-        scaled = (logits / call.sampling.temperature).log_softmax(-1)
+        scaled = (logits / row.sampling.temperature).log_softmax(-1)
         values = scaled.gather(1, ids[0, len(row.prompt_ids) :, None])[:, 0]
         advantage = batch.advantages[row.offset]
         grads = torch.autograd.grad(

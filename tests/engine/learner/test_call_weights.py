@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base
 from tests.engine.learner.test_invariance import LOSSES, VOCABULARY, batch_of, distance, gradients
 from understudy.config import LoraOptions, LossName, TrainConfig
-from understudy.engine.learner.batch import Batch
+from understudy.engine.learner.batch import TrainBatch
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.loss import LOSSES as FUNCTIONS
 from understudy.engine.learner.loss import Clip, Targets
@@ -84,13 +84,13 @@ def gradient(policy: Policy, groups: Groups, config: TrainConfig) -> dict[str, T
     return found
 
 
-def by_autograd(policy: Policy, batch: Batch, weights: Sequence[float], divisors: Tensor) -> dict[str, Tensor]:
+def by_autograd(policy: Policy, batch: TrainBatch, weights: Sequence[float], divisors: Tensor) -> dict[str, Tensor]:
     """-sum of weight x advantage x logprob / divisor: the gradient of every loss at a ratio of 1, one plain forward pass
     per call. `batch` has no weights; `weights` has one for each of its calls."""
     total = torch.zeros((), dtype=torch.float64)
-    for row, call, weight in zip(batch.rows, batch.samples, weights, strict=True):
+    for row, weight in zip(batch.samples, weights, strict=True):
         ids = torch.tensor([*row.prompt_ids.tolist(), *row.completion_ids.tolist()])
-        logits = policy.model(input_ids=ids[None]).logits[0, len(row.prompt_ids) - 1 : -1] / call.sampling.temperature
+        logits = policy.model(input_ids=ids[None]).logits[0, len(row.prompt_ids) - 1 : -1] / row.sampling.temperature
         logprobs = logits.log_softmax(-1).gather(1, ids[len(row.prompt_ids) :, None])[:, 0]
         here = slice(row.offset, row.offset + len(row.completion_ids))
         total = total - (weight * torch.from_numpy(batch.advantages)[here] * logprobs / divisors[here]).sum()
@@ -113,7 +113,9 @@ def test_a_weight_scales_the_gradient_of_its_own_call_and_no_other(policies: Pol
     groups = random_groups(5, turns=3, vocabulary=VOCABULARY)
     plain = batch_of(groups)
     weights = [(0.5, 2.0, 1.0, 0.25)[n % 4] for n in range(len(plain.samples))]
-    assert len({int(plain.trajectory[row.offset]) for row in plain.rows}) < len(plain.rows)  # calls share trajectories
+    assert len({int(plain.trajectory[row.offset]) for row in plain.samples}) < len(
+        plain.samples
+    )  # calls share trajectories
     config = TrainConfig(loss=loss, max_grad_norm=1e9, importance_cap=None)
     found = gradient(policy, weighted(groups, weights.__getitem__), config)
     divisors = divisors_of(loss, torch.from_numpy(plain.trajectory))

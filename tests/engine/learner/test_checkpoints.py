@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from understudy.config import LoraOptions, TrainConfig
+from understudy.engine import checkpoint_files
+from understudy.engine.checkpoint_files import CheckpointNote
 from understudy.engine.learner import checkpoints
-from understudy.engine.learner.checkpoints import Draft, Note, OptimizerState
+from understudy.engine.learner.checkpoints import Draft, OptimizerState
 from understudy.errors import EngineError
 from understudy.types import TrainResult
 
 
-def note(step: int, request_id: str = "r", model: str = "agent") -> Note:
-    return Note(
+def note(step: int, request_id: str = "r", model: str = "agent") -> CheckpointNote:
+    return CheckpointNote(
         step=step,
         request_id=request_id,
         model=model,
@@ -48,7 +50,7 @@ def test_a_committed_checkpoint_is_found_with_its_note_and_its_state(tmp_path: P
     assert (found.path, found.note.metrics) == (path, {"reward/mean": 0.5})
     state = checkpoints.load_optimizer(path)
     assert (state.updates, state.tensors["a|exp_avg"].tolist()) == (7, [0.0, 1.0, 2.0])
-    assert {child.name for child in path.iterdir()} == set(checkpoints.FILES)
+    assert {child.name for child in path.iterdir()} == set(checkpoint_files.FILES)
     assert [child.name for child in tmp_path.iterdir()] == ["0001"]
 
 
@@ -73,7 +75,7 @@ def test_scratch_of_a_killed_process_is_removed_and_never_read(tmp_path: Path) -
     assert [child.name for child in tmp_path.iterdir()] == ["0001"]
 
 
-@pytest.mark.parametrize("name", checkpoints.FILES)
+@pytest.mark.parametrize("name", checkpoint_files.FILES)
 def test_a_checkpoint_without_one_of_its_files_is_passed_over_with_a_warning(tmp_path: Path, name: str) -> None:
     write(tmp_path, 1)
     (write(tmp_path, 2) / name).unlink()
@@ -85,23 +87,61 @@ def test_a_checkpoint_without_one_of_its_files_is_passed_over_with_a_warning(tmp
     assert f"has no {name}" in warnings[0]
 
 
-@pytest.mark.parametrize("name", checkpoints.FILES)
+@pytest.mark.parametrize("name", checkpoint_files.FILES)
 def test_a_truncated_file_is_noticed(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, 1)
     content = (path / name).read_bytes()
     (path / name).write_bytes(content[:-1])
     with pytest.raises(EngineError, match="is damaged"):
-        checkpoints.read(path)
+        checkpoint_files.read(path)
+
+
+@pytest.mark.parametrize("name", [name for name in checkpoint_files.FILES if name != "understudy.json"])
+def test_flipped_bytes_of_the_newest_step_are_noticed_where_a_step_before_it_is_whole(
+    tmp_path: Path, name: str
+) -> None:
+    write(tmp_path, 1)
+    flip(write(tmp_path, 2) / name)
+    with pytest.raises(EngineError, match=f"the bytes of {name} are not those that were written|is damaged"):
+        checkpoint_files.read(tmp_path / "0002")
+    warnings: list[str] = []
+    found = checkpoints.newest(tmp_path, warnings.append)
+    assert found is not None and found.step == 1
+    assert len(warnings) == 1 and "0002 is damaged" in warnings[0]
+
+
+def test_a_checkpoint_from_before_there_were_digests_is_whole(tmp_path: Path) -> None:
+    path = write(tmp_path, 1)
+    written = json.loads((path / "understudy.json").read_text())
+    assert set(written.pop("digests")) == set(checkpoint_files.FILES) - {"understudy.json"}
+    (path / "understudy.json").write_text(json.dumps(written))
+    found = checkpoints.newest(tmp_path, pytest.fail)
+    assert found is not None and found.step == 1
+
+
+def test_bytes_are_read_down_to_the_first_whole_step_and_not_those_of_a_trusted_one(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        flip(write(tmp_path, step) / "optimizer.safetensors")
+    damaged: list[str] = []
+    trusted = checkpoint_files.whole(tmp_path, lambda path, _: damaged.append(path.name), trusted=2)
+    assert [checkpoint.step for checkpoint in trusted] == [2, 1]
+    assert damaged == ["0003"]
+
+
+def flip(path: Path) -> None:
+    """Change the last byte of a file, whose size stays."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
 def test_a_complete_checkpoint_is_never_overwritten_and_a_damaged_one_is_put_aside(tmp_path: Path) -> None:
     path = write(tmp_path, 1, "first")
     with pytest.raises(EngineError, match="never overwritten"):
         write(tmp_path, 1, "second")
-    assert checkpoints.read(path).note.request_id == "first"
+    assert checkpoint_files.read(path).note.request_id == "first"
     (path / "optimizer.json").unlink()
     write(tmp_path, 1, "third")
-    assert checkpoints.read(path).note.request_id == "third"
+    assert checkpoint_files.read(path).note.request_id == "third"
     assert sorted(child.name for child in tmp_path.iterdir()) == ["0001", "0001.damaged-0"]
 
 

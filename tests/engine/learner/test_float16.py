@@ -15,13 +15,14 @@ from tests.engine.learner.jobs import command, random_groups, write_toy_base
 from tests.engine.learner.test_invariance import Shifting, batch_of, distance, gradients
 from tests.engine.learner.tiny_models import warm
 from understudy.config import LoraOptions, TrainConfig
+from understudy.engine import checkpoint_files
 from understudy.engine.learner import checkpoints
-from understudy.engine.learner.batch import Batch
+from understudy.engine.learner.batch import TrainBatch
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.loss_scale import FIRST, LOWEST, PATIENCE, LossScale
 from understudy.engine.learner.mask_probe import mask_probe
 from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.step import NotFiniteError, Outcome, Step
+from understudy.engine.learner.step import NotFiniteError, Step, StepTotals
 from understudy.engine.precision import dtype_of
 
 LORA = LoraOptions(r=2, alpha=4)
@@ -44,19 +45,19 @@ def half(toy: Path) -> Policy:
 
 
 @pytest.fixture(scope="module")
-def expected(toy: Path, batch: Batch) -> dict[str, Tensor]:
+def expected(toy: Path, batch: TrainBatch) -> dict[str, Tensor]:
     """The same gradient in float32."""
     return gradients(warm(Policy.load(toy, LORA, dtype=torch.float32, threads=1)), batch, SMALL)[1][0]
 
 
 @pytest.fixture(scope="module")
-def batch() -> Batch:
+def batch() -> TrainBatch:
     return batch_of(random_groups(3, turns=3))
 
 
 def scaled(
-    policy: Policy, batch: Batch, scale: LossScale | None, config: TrainConfig = SMALL
-) -> tuple[Outcome, dict[str, Tensor]]:
+    policy: Policy, batch: TrainBatch, scale: LossScale | None, config: TrainConfig = SMALL
+) -> tuple[StepTotals, dict[str, Tensor]]:
     optimizer = Shifting(policy.trainable_parameters(), 0.0)
     outcome = Step(policy, optimizer, batch, config, 0, lambda *_: None, scale).run()
     return outcome, optimizer.gradients[-1]
@@ -68,12 +69,12 @@ def test_the_adapter_of_a_float16_base_is_float32_and_its_tree_is_sound(half: Po
     assert mask_probe(half).ok
 
 
-def test_without_a_scale_the_gradients_of_this_batch_vanish(half: Policy, batch: Batch, expected) -> None:
+def test_without_a_scale_the_gradients_of_this_batch_vanish(half: Policy, batch: TrainBatch, expected) -> None:
     assert distance(scaled(half, batch, None)[1], expected) > 0.3
 
 
 @pytest.mark.parametrize("layout", ["tree", "call_rows"])
-def test_with_the_scale_they_are_those_of_float32(half: Policy, batch: Batch, expected, layout: str) -> None:
+def test_with_the_scale_they_are_those_of_float32(half: Policy, batch: TrainBatch, expected, layout: str) -> None:
     scale = LossScale()
     outcome, found = scaled(half, batch, scale, SMALL.model_copy(update={"layout": layout}))
     assert distance(found, expected) < 0.03
@@ -83,7 +84,7 @@ def test_with_the_scale_they_are_those_of_float32(half: Policy, batch: Batch, ex
 
 
 @pytest.mark.parametrize("loss", ["dr_grpo", "gspo"])
-def test_an_overflow_lowers_the_scale_and_computes_the_update_again(half: Policy, batch: Batch, loss: str) -> None:
+def test_an_overflow_lowers_the_scale_and_computes_the_update_again(half: Policy, batch: TrainBatch, loss: str) -> None:
     config = SMALL.model_copy(update={"loss": loss, "kl_coef": 0.1})
     calm, wanted = scaled(half, batch, LossScale(), config)
     scale = LossScale(2.0**44, clean=7)
@@ -120,7 +121,7 @@ def test_a_base_whose_activations_leave_float16_fails_by_name_and_nothing_is_app
     learner = Learner(policy, "toy", lambda _: None)
     with pytest.raises(NotFiniteError, match="float16 ends at 65504"):
         learner.train(command(tmp_path, random_groups(0), 0))
-    assert checkpoints.steps(tmp_path / "agent/checkpoints") == []
+    assert checkpoint_files.steps(tmp_path / "agent/checkpoints") == []
 
 
 def test_steps_go_on_bit_for_bit_with_the_scale_of_the_checkpoint(toy: Path, tmp_path: Path) -> None:

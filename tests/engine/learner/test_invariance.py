@@ -16,9 +16,9 @@ from torch import Tensor
 from tests.engine.learner.jobs import random_groups
 from understudy.config import LossName, TrainConfig
 from understudy.engine.learner.advantage import group_advantages
-from understudy.engine.learner.batch import Batch, make_batch
+from understudy.engine.learner.batch import TrainBatch, make_batch
 from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.step import Outcome, Step
+from understudy.engine.learner.step import Step, StepTotals
 from understudy.engine.protocol import JobTrajectory
 
 VOCABULARY = 29
@@ -52,14 +52,14 @@ class Shifting(torch.optim.Optimizer):
             value.data = self._before[name]
 
 
-def batch_of(groups: Groups) -> Batch:
+def batch_of(groups: Groups) -> TrainBatch:
     rewards = [[t.reward for t in group] for group in groups]
     return make_batch(groups, group_advantages(rewards, min_group_size=2, divide_by_std=True))
 
 
 def gradients(
-    policy: Policy, batch: Batch, config: TrainConfig, amount: float = 0.0
-) -> tuple[Outcome, list[dict[str, Tensor]]]:
+    policy: Policy, batch: TrainBatch, config: TrainConfig, amount: float = 0.0
+) -> tuple[StepTotals, list[dict[str, Tensor]]]:
     optimizer = Shifting(policy.trainable_parameters(), amount)
     try:
         outcome = Step(policy, optimizer, batch, config, 0, lambda *_: None).run()
@@ -141,10 +141,10 @@ def test_the_steps_gradient_equals_plain_autograd_of_the_published_loss(policies
     config = TrainConfig(loss=loss, max_grad_norm=1e9, layout="tree", importance_cap=1.5)
     _, [found] = gradients(policy, batch, config)
     parts = []
-    for row, call in zip(batch.rows, batch.samples, strict=True):
+    for row in batch.samples:
         ids = torch.tensor([*row.prompt_ids.tolist(), *row.completion_ids.tolist()])
         logits = policy.model(input_ids=ids[None]).logits[0, len(row.prompt_ids) - 1 : -1]
-        scaled = (logits / call.sampling.temperature).log_softmax(-1)
+        scaled = (logits / row.sampling.temperature).log_softmax(-1)
         parts.append(scaled.gather(1, ids[len(row.prompt_ids) :, None])[:, 0])
     now = torch.cat(parts)
     old = now.detach()
@@ -182,7 +182,7 @@ def test_minibatches_average_to_the_steps_gradient_and_each_trajectory_is_in_one
     mean = {name: torch.stack([part[name] for part in parts]).mean(0) for name in whole}
     assert distance(mean, whole) < 1e-9
     dealt = [row.offset for part in batch.minibatches(4) for row in part]
-    assert sorted(dealt) == [row.offset for row in batch.rows]
+    assert sorted(dealt) == [row.offset for row in batch.samples]
 
 
 def test_more_minibatches_than_trajectories_make_one_update_per_trajectory(policies: Policies) -> None:

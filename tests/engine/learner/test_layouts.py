@@ -17,7 +17,7 @@ from understudy.engine.learner.cost import ModelShape
 from understudy.engine.learner.layouts import plan
 from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.target_logprobs import TargetSettings
-from understudy.engine.learner.token_tree import Row
+from understudy.engine.protocol import Sample
 
 VOCABULARY = 29
 LAYOUTS = get_args(LayoutName)
@@ -49,14 +49,15 @@ def calls(draw: st.DrawFn) -> Calls:
     return draw(st.permutations(made))
 
 
-def as_rows(made: Calls) -> list[Row]:
+def as_rows(made: Calls) -> list[Sample]:
     offsets = np.cumsum([0, *(len(completion) for _, completion in made)])
     return [
-        Row(np.array(p, np.int32), np.array(c, np.int32), int(o)) for (p, c), o in zip(made, offsets[:-1], strict=True)
+        Sample.bare(np.array(p, np.int32), np.array(c, np.int32), int(o))
+        for (p, c), o in zip(made, offsets[:-1], strict=True)
     ]
 
 
-def as_targets(rows: Sequence[Row], seed: int) -> TargetSettings:
+def as_targets(rows: Sequence[Sample], seed: int) -> TargetSettings:
     """Sampled tokens with a temperature of their own each, and no filters."""
     ids = np.concatenate([row.completion_ids for row in rows]).astype(np.int64)
     draw = np.random.default_rng(seed)
@@ -65,7 +66,7 @@ def as_targets(rows: Sequence[Row], seed: int) -> TargetSettings:
 
 
 def computed(
-    policy: Policy, rows: Sequence[Row], layout: LayoutName, row_tokens: int, chunk: int = 512
+    policy: Policy, rows: Sequence[Sample], layout: LayoutName, row_tokens: int, chunk: int = 512
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All logprobs by target number, and the gradient of a fixed random combination of them."""
     targets = as_targets(rows, 3)

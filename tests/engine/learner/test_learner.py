@@ -22,7 +22,7 @@ from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.render import render_history
 from understudy.engine.learner.step import NotFiniteError
-from understudy.engine.protocol import JobTrajectory, Progress, TrainCommand, Warned
+from understudy.engine.protocol import JobTrajectory, Progressed, TrainCommand, Warned
 from understudy.errors import ConfigError, TrainError
 from understudy.types import RenderedHistory, Sampling, TrainResult
 
@@ -35,7 +35,7 @@ class Lab:
     def __init__(self, base: Path, root: Path) -> None:
         self.root = root
         self.policy = Policy.load(base, LoraOptions(), threads=1)
-        self.events: list[Progress | Warned] = []
+        self.events: list[Progressed | Warned] = []
         self.learner = Learner(self.policy, "toy", self.events.append)
 
     def train(
@@ -318,8 +318,8 @@ def failing(lab: Lab, stage: str, error: Exception) -> TrainCommand:
     """The next command, with an emit that raises at the first progress of a phase."""
     done = len(list((lab.root / "agent" / "checkpoints").glob("[0-9]*")))
 
-    def emit(event: Progress | Warned) -> None:
-        if isinstance(event, Progress) and event.phase == stage and event.done == event.total:
+    def emit(event: Progressed | Warned) -> None:
+        if isinstance(event, Progressed) and event.phase == stage and event.done == event.total:
             raise error
 
     lab.learner._emit = emit  # where a failure at an exact stage comes in
@@ -373,9 +373,9 @@ def test_a_nan_in_a_later_update_takes_the_first_one_back(lab: Lab) -> None:
     good = lab.weights()
     updates = 0
 
-    def poison(event: Progress | Warned) -> None:
+    def poison(event: Progressed | Warned) -> None:
         nonlocal updates
-        if isinstance(event, Progress) and event.phase == "update" and event.done == event.total - 1:
+        if isinstance(event, Progressed) and event.phase == "update" and event.done == event.total - 1:
             updates += 1
             next(iter(lab.policy.trainable_parameters().values())).data.fill_(math.nan)
 

@@ -20,7 +20,7 @@ from understudy.engine.learner.layouts import plan
 from understudy.engine.learner.mask_probe import mask_probe
 from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.target_logprobs import TargetSettings
-from understudy.engine.learner.token_tree import Row
+from understudy.engine.protocol import Sample
 from understudy.errors import ConfigError
 
 Policies = Callable[[str, torch.dtype], Policy]
@@ -34,9 +34,9 @@ def settings(ids: np.ndarray, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0) ->
     )
 
 
-def every_token() -> list[Row]:
+def every_token() -> list[Sample]:
     """Each token of the vocabulary, sampled once after the same prompt: the whole distribution."""
-    return [Row(PROMPT, np.array([token], np.int32), token) for token in range(VOCABULARY)]
+    return [Sample.bare(PROMPT, np.array([token], np.int32), token) for token in range(VOCABULARY)]
 
 
 def distribution(

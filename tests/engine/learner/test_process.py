@@ -31,7 +31,7 @@ from understudy.engine.protocol import (
     Failed,
     MergeCommand,
     Merged,
-    Progress,
+    Progressed,
     Ready,
     StopCommand,
     Trained,
@@ -140,7 +140,7 @@ def test_four_steps_equal_two_then_kill_9_then_two_and_the_process_ends_as_told(
         process.ask(command(halves, random_groups(step), step))
     process.send(command(halves, random_groups(2), 2))
     for event in process.events():
-        if isinstance(event, Progress) and event.phase == "update":
+        if isinstance(event, Progressed) and event.phase == "update":
             process.child.send_signal(signal.SIGKILL)
             break
     assert process.wait() == -signal.SIGKILL

@@ -8,19 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.engine.learner.pieces import Kind, cut
-from understudy.engine.learner.token_tree import Row, build_tree, left_at
+from understudy.engine.learner.token_tree import build_tree, left_at
+from understudy.engine.protocol import Sample
 from understudy.errors import ConfigError
 
 
-def row(prompt: list[int], completion: list[int], offset: int = 0) -> Row:
-    return Row(np.array(prompt, np.int32), np.array(completion, np.int32), offset)
+def row(prompt: list[int], completion: list[int], offset: int = 0) -> Sample:
+    return Sample.bare(np.array(prompt, np.int32), np.array(completion, np.int32), offset)
 
 
 tokens = st.lists(st.integers(0, 2), max_size=8)
 forests = st.lists(st.tuples(tokens.filter(bool), tokens), min_size=1, max_size=9)
 
 
-def as_rows(calls: list[tuple[list[int], list[int]]]) -> list[Row]:
+def as_rows(calls: list[tuple[list[int], list[int]]]) -> list[Sample]:
     offsets = np.cumsum([0, *(len(completion) for _, completion in calls)])
     return [row(p, c, int(offset)) for (p, c), offset in zip(calls, offsets[:-1], strict=True)]
 
@@ -99,13 +100,13 @@ def test_interleaved_sub_agents_give_two_branches_and_not_six_rows() -> None:
     """Two agents of three turns: a prompt of 50, then 5 sampled tokens a turn with 8 of a tool between: 55, 68, 81."""
     context = {agent: np.arange(50) + 1000 * agent for agent in range(2)}
     fresh = iter(range(5000, 6000))
-    rows: list[Row] = []
+    rows: list[Sample] = []
     for turn in range(3):
         for agent in range(2):  # the order of the calls: A1 B1 A2 B2 A3 B3
             tool = [next(fresh) for _ in range(8)] if turn else []
             prompt = np.concatenate([context[agent], tool]).astype(np.int32)
             completion = np.array([next(fresh) for _ in range(5)], np.int32)
-            rows.append(Row(prompt, completion, 5 * len(rows)))
+            rows.append(Sample.bare(prompt, completion, 5 * len(rows)))
             context[agent] = np.concatenate([prompt, completion])
     tree = build_tree(rows)
     assert len(tree.leaves) == len(tree.segments()) == 2

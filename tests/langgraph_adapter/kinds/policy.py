@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -38,7 +39,7 @@ class Rollout:
             for output in call.outputs:
                 assert output.token_ids
                 assert len(output.logprobs) == len(output.token_ids)
-                assert None not in output.logprobs
+                assert not any(map(math.isnan, output.logprobs))
         return found
 
     def recorded(self, count: int) -> list[Call]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ async def test_an_answer_becomes_a_call_with_its_reasoning_and_without_empty_fie
     assert (await store.calls_of(["t1"]))["t1"] == (kept,)
     assert kept.outputs[0].message == {"role": "assistant", "content": "a", "reasoning": "because"}
     assert (kept.step, kept.status, kept.prompt_ids) == (4, CallStatus.COMPLETE, (1, 2))
-    assert (kept.outputs[0].token_ids, kept.outputs[0].logprobs) == ((5, 6), (-0.5, None))
+    assert (kept.outputs[0].token_ids, kept.outputs[0].logprobs) == ((5, 6), (-0.5, math.nan))
     assert kept.started_at <= kept.ended_at
 
 
@@ -97,10 +98,10 @@ def test_streamed_deltas_join_into_the_message_that_was_meant() -> None:
 
 
 def test_logprobs_keep_the_place_of_their_token() -> None:
-    assert aligned([1, 2, 3], [-1, None]) == [-1.0, None, None]
-    assert aligned([1], [-1, -2]) == [None]
+    assert aligned([1, 2, 3], [-1, None]) == [-1.0, math.nan, math.nan]
+    assert aligned([1], [-1, -2]) == [math.nan]
     assert aligned([], []) == []
-    assert aligned([1, 2], [-9999.0, 0]) == [None, 0.0]
+    assert aligned([1, 2], [-9999.0, 0]) == [math.nan, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_logprobs_keep_the_place_of_their_token() -> None:
 def test_logprobs_are_read_in_both_shapes(logprobs: dict[str, Json]) -> None:
     choice = Sampled().choice(0)
     choice.add_tokens({"token_ids": [4, 5, 6, 7], "logprobs": logprobs})
-    assert choice.logprobs == [-1.0, None, None, None]
+    assert choice.logprobs == [-1.0, math.nan, math.nan, math.nan]
 
 
 async def test_calls_with_one_key_take_turns_and_others_do_not_wait(store: Store) -> None:

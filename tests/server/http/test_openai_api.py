@@ -7,6 +7,7 @@ import json
 import resource
 from contextlib import suppress
 from dataclasses import replace
+from math import nan
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 from tests.fakes.gateway import Gateway
 from tests.fakes.scripted_sampler import Choice, Turn
 from understudy.server.http.openai_api import Chats
-from understudy.types import Call, CallStatus
+from understudy.types import Call, CallOutput, CallStatus
 from understudy.wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 
 T1 = {TRAJECTORY_HEADER: "t1"}
@@ -172,7 +173,7 @@ async def test_what_a_client_drops_is_recorded_all_the_same(gateway: Gateway) ->
         assert call.status == CallStatus.COMPLETE
 
 
-async def test_missing_logprobs_are_none_at_their_place_and_never_shifted(gateway: Gateway) -> None:
+async def test_missing_logprobs_are_nan_at_their_place_and_never_shifted(gateway: Gateway) -> None:
     short = Choice(("a", "b"), ((1, 2), (3, 4)), ((None, -0.5), (-0.25,)))
     sentinel = Choice(("a",), ((1, 2),), ((-9999.0, -0.5),))
     too_many = Choice(("a",), ((1,),), ((-0.5, -0.25),))
@@ -182,7 +183,11 @@ async def test_missing_logprobs_are_none_at_their_place_and_never_shifted(gatewa
     for stream in (True, False, False, False):
         assert (await gateway.chat(T1, stream=stream)).status_code == 200
     logprobs = [call.outputs[0].logprobs for call in await gateway.calls("t1")]
-    assert logprobs == [(None, -0.5, -0.25, None), (None, -0.5), (None,), (None, None, None)]
+    assert logprobs == [(nan, -0.5, -0.25, nan), (nan, -0.5), (nan,), (nan, nan, nan)]
+    shown = (await gateway.http.get("/api/trajectories/t1")).json()["calls"]  # valid JSON, which has no NaN
+    outputs = [json.loads(json.dumps(call), parse_constant=pytest.fail)["outputs"][0] for call in shown]
+    assert [output["logprobs"][0] for output in outputs] == [None, None, None, None]
+    assert [CallOutput.model_validate(output).logprobs for output in outputs] == logprobs
 
 
 async def test_truncated_answers_are_recorded_alike_streamed_or_not(gateway: Gateway) -> None:

@@ -50,7 +50,7 @@ async def test_numbers_that_json_cannot_give_back_are_refused_wherever_they_are_
     fault = raw.json()["error"]
     assert fault["param"] == "trajectories.0.metadata.b"
     assert f"{float(number)!r} at [1]['c']" in fault["message"]
-    assert (await gateway.http.get("/api/trajectories")).json() == []
+    assert (await gateway.http.get("/api/trajectories")).json() == {"trajectories": [], "next": None}
 
 
 async def test_numbers_that_json_cannot_give_back_are_refused_in_a_users_state_and_a_groups_metadata(
@@ -102,17 +102,44 @@ async def test_bad_trajectories_are_refused_with_the_fields_name(gateway: Gatewa
         "/api/trajectories", content=b'{"trajectories": [{"id": "t", "weights": {"c": NaN}}]}'
     )
     assert raw.status_code == 400 and "weights.c" in raw.text
-    assert (await gateway.http.get("/api/trajectories")).json() == []
+    assert (await gateway.http.get("/api/trajectories")).json() == {"trajectories": [], "next": None}
 
 
 async def test_trajectories_are_listed_in_pages_and_by_model(gateway: Gateway) -> None:
     for at in range(4):
         await finish(gateway, a_record(f"t{at}", ended_at=float(at), model="default" if at % 2 else "other"))
-    page = (await gateway.http.get("/api/trajectories", params={"limit": 2, "offset": 1})).json()
-    assert [record["id"] for record in page] == ["t2", "t1"]
-    assert [record["id"] for record in (await gateway.http.get("/api/trajectories?model=other")).json()] == ["t2", "t0"]
-    for query in ("limit=0", "offset=-1", "limit=x"):
+    first = (await gateway.http.get("/api/trajectories", params={"limit": 1})).json()
+    page = (await gateway.http.get("/api/trajectories", params={"limit": 2, "after": first["next"]})).json()
+    assert [record["id"] for record in page["trajectories"]] == ["t2", "t1"]
+    other = (await gateway.http.get("/api/trajectories?model=other")).json()
+    assert [record["id"] for record in other["trajectories"]] == ["t2", "t0"]
+    for query in ("limit=0", "offset=1", "limit=x", "after=-1", "after=t1", "run=", "step=-1", "scored=maybe"):
         assert (await gateway.http.get(f"/api/trajectories?{query}")).status_code == 400
+
+
+async def test_trajectories_are_listed_by_their_place_and_their_end(gateway: Gateway) -> None:
+    place = {"run": "a run/1", "split": "val", "step": 3, "scenario": "blue & teal", "group": "g", "index": 0}
+    failed = {"type": "ValueError", "message": "away", "traceback": ""}
+    await gateway.chat({TRAJECTORY_HEADER: "both"})
+    await finish(gateway, a_record("both", model="planner", place=place), a_record("other", place=place | {"run": "b"}))
+    await finish(gateway, a_record("lost", reward=None, exception=failed, place={"run": "a run/1"}))
+    asked: dict[str, tuple[dict[str, Any], list[str]]] = {
+        "two models": ({"model": "default"}, ["lost", "other", "both"]),
+        "one of them": ({"model": "planner"}, ["both"]),
+        "run": ({"run": "a run/1"}, ["lost", "both"]),
+        "scenario": ({"scenario": "blue & teal", "split": "val", "step": 3}, ["other", "both"]),
+        "group and run": ({"group": "g", "run": "b"}, ["other"]),
+        "failed": ({"failed": "true"}, ["lost"]),
+        "neither": ({"failed": "false", "scored": "true", "model": "default"}, ["other", "both"]),
+    }
+    for case, (query, expected) in asked.items():
+        page = (await gateway.http.get("/api/trajectories", params=query)).json()
+        assert ([record["id"] for record in page["trajectories"]], page["next"]) == (expected, None), case
+    refused = await gateway.http.get("/api/trajectories", params={"runs": "a"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "runs"
+    for wrong in ({"step": -1}, {"split": ""}, {"run": "x" * 501}, {"place": 1}):
+        status, body = await finish(gateway, a_record("t", place=wrong))
+        assert status == 400 and f"place.{next(iter(wrong))}" in body["error"]["param"]
 
 
 async def test_an_unknown_trajectory_is_a_404_that_names_it(gateway: Gateway) -> None:

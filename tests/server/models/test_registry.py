@@ -40,15 +40,21 @@ def opened(root: Path, client: ConnectedSampler, base: str = "tiny") -> ModelSer
 
 
 def put_checkpoint(root: Path, step: int, name: str = "default", request_id: str | None = None, **fields: Any) -> Path:
-    """A checkpoint as the learner leaves it, with weights that only a file's size tells apart."""
+    """A checkpoint as the learner leaves it, with weights that only a file's size tells apart: 17 bytes for step 1."""
     folder = root / "default" / "models" / name / "checkpoints" / f"{step:04d}"
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "somewhere"}')
-    (folder / "adapter_model.safetensors").write_bytes(b"x" * step)
+    (folder / "adapter_model.safetensors").write_bytes(no_tensors(step))
+    (folder / "optimizer.safetensors").write_bytes(no_tensors())
+    (folder / "optimizer.json").write_text('{"updates": 1}')
+    (folder / "rng.safetensors").write_bytes(no_tensors())
     result = {"model": name, "step": step, "applied": True, "request_id": request_id or ""}
     note = {
         "step": step,
         "model": name,
+        "base_model": "tiny",
+        "lora": {},
+        "config": {},
         "request_id": request_id,
         "metrics": {"a": 1.0},
         "result": result,
@@ -56,6 +62,11 @@ def put_checkpoint(root: Path, step: int, name: str = "default", request_id: str
     }
     (folder / "understudy.json").write_text(json.dumps(note | fields))
     return folder
+
+
+def no_tensors(padding: int = 0) -> bytes:
+    """A safetensors file that holds none: 16 bytes, and so many more."""
+    return (8 + padding).to_bytes(8, "little") + b"{}".ljust(8 + padding)
 
 
 async def refusal(models: ModelServices, name: str) -> ApiError:
@@ -112,12 +123,12 @@ async def test_scratch_and_broken_folders_are_no_checkpoints(
         models = opened(tmp_path, client)
     assert models.registry.names() == ["default", "default@0", "default@1"]
     assert "0002 has no adapter_model.safetensors" in caplog.text
-    assert "has 3 bytes, 999 were written" in caplog.text
+    assert "has 19 bytes, 999 were written" in caplog.text
     assert sorted(path.name for path in good.parent.iterdir()) == [
         ".scratch-0004",
         "0001",
-        "0002.broken",
-        "0003.broken",
+        "0002.damaged-0",
+        "0003.damaged-0",
     ]
 
 
@@ -254,7 +265,7 @@ async def test_a_fork_is_a_model_of_its_own_from_the_step_that_was_asked_for(
     models = opened(tmp_path, client)
     state = await models.registration.fork("default", ForkRequest(name="early", from_step=1))
     assert state.step == 1 and state.checkpoint is not None
-    assert (Path(state.checkpoint) / "adapter_model.safetensors").read_bytes() == b"x"
+    assert (Path(state.checkpoint) / "adapter_model.safetensors").read_bytes() == no_tensors(1)
     note = json.loads((Path(state.checkpoint) / "understudy.json").read_text())
     assert note["model"] == "early" and note["request_id"] is None
     assert note["forked_from"] == {"model": "default", "step": 1}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import math
 import re
 import resource
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,31 +20,13 @@ import pytest
 import sqlalchemy as sa
 
 from tests.paths import ROOT
+from tests.server.records.conftest import POSTGRES
 from understudy.errors import StoreError
 from understudy.server.errors import ApiError, StoreFullError
 from understudy.server.records.store import Store, _engine
 from understudy.server.records.tables import metadata, trajectories
 from understudy.types import Call, CallOrigin, CallOutput, CallRef, CallStatus, Sampling, new_id
-from understudy.wire import LogRequest, TrainStatus, TrajectoryRecord
-
-POSTGRES = os.environ.get("UNDERSTUDY_TEST_POSTGRES")
-"""A SQLAlchemy URL of an empty database, such as postgresql+psycopg://localhost/understudy_test."""
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-async def store(
-    request: pytest.FixtureRequest, tmp_path: Path, require: Callable[[bool, str], None]
-) -> AsyncIterator[Store]:
-    url = f"sqlite:///{tmp_path / 'records.db'}"
-    if request.param == "postgres":
-        require(POSTGRES is not None, "UNDERSTUDY_TEST_POSTGRES=<SQLAlchemy URL of an empty database> make test")
-        url = str(POSTGRES)
-        engine = sa.create_engine(url)
-        metadata.drop_all(engine)
-        engine.dispose()
-    opened = await Store.open(url)
-    yield opened
-    await opened.close()
+from understudy.wire import LogRequest, TrainStatus, TrajectoryQuery, TrajectoryRecord
 
 
 def store_url(store: Store) -> str:
@@ -56,7 +38,7 @@ def a_call(trajectory_id: str = "traj-a", *, at: float = 100.0, choices: int = 1
         CallOutput(
             index=index,
             token_ids=(7, 2_000_000_000, index),
-            logprobs=(-0.5, None, -1.25),
+            logprobs=(-0.5, math.nan, -1.25),
             message={"role": "assistant", "content": f"é {index}"},
             finish_reason="stop",
         )
@@ -279,14 +261,17 @@ async def test_a_trajectory_that_was_stored_before_calls_had_weights_can_be_read
         connection.execute(sa.update(trajectories).values(body=json.dumps(body)))
     engine.dispose()
     assert await store.finished(["traj-a"]) == {"traj-a": a_record("traj-a")}
-    assert await store.trajectories() == [a_record("traj-a")]
+    assert (await store.trajectories()).trajectories == (a_record("traj-a"),)
 
 
 async def test_trajectories_are_listed_newest_first_by_model(store: Store) -> None:
     for index in range(5):
         await store.finish([a_record(f"t-{index}", ended_at=float(index), model="a" if index % 2 else "b")])
-    assert [record.id for record in await store.trajectories(limit=2, offset=1)] == ["t-3", "t-2"]
-    assert [record.id for record in await store.trajectories(model="a")] == ["t-3", "t-1"]
+    first = await store.trajectories(TrajectoryQuery(limit=1))
+    second = await store.trajectories(TrajectoryQuery(limit=2, after=first.next))
+    assert [record.id for record in second.trajectories] == ["t-3", "t-2"]
+    of_a = await store.trajectories(TrajectoryQuery(model="a"))
+    assert [record.id for record in of_a.trajectories] == ["t-3", "t-1"]
 
 
 async def test_one_trajectory_is_shown_with_its_calls_before_and_after_it_is_finished(store: Store) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,12 @@ def call(call_id: str = "c", outputs: tuple[CallOutput, ...] = (output(),), **fi
 def built(
     calls: tuple[Call, ...],
     reward: float | None = 1.0,
-    call_marks: Set[int] = frozenset({99}),
     exception: RolloutException | None = None,
     **fields: Any,
 ):
     request = TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("t",)),))
     record = TrajectoryRecord(id="t", model="m", reward=reward, exception=exception, started_at=1, ended_at=2, **fields)
-    return build_job(request, {"t": record}, {"t": calls}, call_marks).groups[0][0]
+    return build_job(request, {"t": record}, {"t": calls}).groups[0][0]
 
 
 def test_a_sample_holds_the_recorded_tokens_and_nan_where_there_is_no_logprob() -> None:
@@ -72,26 +70,12 @@ def test_truncated_answers_are_trained_and_all_other_ends_are_left_out() -> None
     assert kept.left_out == 4  # gone, broken, late, empty
 
 
-def test_a_parse_failure_is_an_answer_with_the_tool_token_or_its_text_and_no_parsed_call() -> None:
-    parsed = output(0, None, message={"tool_calls": [{"id": "1"}]}, token_ids=(99, 1))
-    by_token = output(1, "find", token_ids=(99, 1))
-    by_text = output(2, "<tool_call>{")
-    plain = output(3, "hello")
-    samples = built((call(outputs=(parsed, by_token, by_text, plain), tools=(TOOL,)),)).samples
-    assert [sample.tool_call for sample in samples] == [True, False, False, False]
-    assert [sample.parse_failure for sample in samples] == [False, True, True, False]
-    without_tools = built((call(outputs=(by_token, by_text)),)).samples
-    assert [sample.parse_failure for sample in without_tools] == [False, False]
-
-
-@pytest.mark.parametrize(
-    "text", ['[TOOL_CALLS]find{"a"', '<|python_tag|>{"na', ' {"name": "find", "par', '<function=find>{"a": 1}']
-)
-def test_a_parse_failure_is_known_in_the_format_of_each_family(text: str) -> None:
-    (sample,) = built((call(outputs=(output(0, text),), tools=(TOOL,)),)).samples
-    assert sample.parse_failure
-    (answered,) = built((call(outputs=(output(0, 'it is {"name": "Ann"}'),), tools=(TOOL,)),)).samples
-    assert not answered.parse_failure
+def test_a_sample_says_of_calls_and_parse_failures_what_was_recorded_with_its_output() -> None:
+    parsed = output(0, None, message={"tool_calls": [{"id": "1"}]})
+    failed = output(1, "<tool_call>{", parse_failure=True)
+    samples = built((call(outputs=(parsed, failed, output(2)), tools=(TOOL,)),)).samples
+    assert [sample.tool_call for sample in samples] == [True, False, False]
+    assert [sample.parse_failure for sample in samples] == [False, True, False]
 
 
 def test_an_unscored_trajectory_may_be_empty_and_a_scored_one_may_not() -> None:
@@ -103,7 +87,7 @@ def test_an_unscored_trajectory_may_be_empty_and_a_scored_one_may_not() -> None:
     records = {
         name: TrajectoryRecord(id=name, model="m", reward=1.0, started_at=1, ended_at=2) for name in ("t", "bare")
     }
-    job = build_job(pair, records, {"t": (call(),)}, frozenset())
+    job = build_job(pair, records, {"t": (call(),)})
     assert [len(each.samples) for each in job.groups[0]] == [1, 0]  # the learner counts the empty one
     with pytest.raises(ApiError, match=r"'t'.*no call was recorded"):
         built(())
@@ -144,7 +128,7 @@ def test_weights_that_leave_every_call_out_are_an_error_that_names_train_on() ->
         name: TrajectoryRecord(id=name, model="m", reward=1.0, started_at=1, ended_at=2, weights=weights)
         for name, weights in (("t", out), ("u", {}))
     }
-    job = build_job(pair, records, {"t": calls, "u": (call("c"),)}, frozenset())
+    job = build_job(pair, records, {"t": calls, "u": (call("c"),)})
     assert [sample.weight for each in job.groups[0] for sample in each.samples] == [0.0, 0.0, 0.0, 1.0]
 
 

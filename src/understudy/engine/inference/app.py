@@ -22,7 +22,7 @@ from .chat.requests import (
     BAD_REQUEST,
     INTERNAL,
     NOT_FOUND,
-    ChatRequest,
+    ChatCompletionRequest,
     DialectError,
     LoadAdapter,
     UnloadAdapter,
@@ -85,15 +85,15 @@ class Endpoints:
         self._service = service
         self._started = int(time.time())
 
-    async def health(self) -> dict[str, Json]:
+    async def health(self) -> dict[str, object]:
         """200 while the engine lives, else 503; how many calls are being sampled."""
         if self._service.dead:
             raise DialectError("the engine has died; see its log", status=503, kind=INTERNAL)
         return {"status": "ok", "running": self._service.running}
 
-    async def models(self) -> dict[str, Json]:
+    async def models(self) -> dict[str, object]:
         """The base and the adapters."""
-        base, limit = self._service.name, self._service.policy.max_model_len
+        base, limit = self._service.name, self._service.runner.max_model_len
         card = {"object": "model", "created": self._started, "owned_by": "understudy", "max_model_len": limit}
         adapters = [
             {**card, "id": name, "root": str(adapter.path), "parent": base}
@@ -137,7 +137,7 @@ class Endpoints:
             self._service.release(generations)
 
     async def _events(
-        self, asked: ChatRequest, generations: Sequence[Generation], writer: AnswerWriter
+        self, asked: ChatCompletionRequest, generations: Sequence[Generation], writer: AnswerWriter
     ) -> AsyncIterator[bytes]:
         inbox = self._service.submit(generations)
         open_choices = len(generations)

@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from ...errors import ConfigError, UnderstudyError
 from .app import build_app
 from .chat.tool_calls import format_of
-from .decoding.model import load_policy
+from .decoding.model import load_model
 from .service import SamplingService
 
 _log = logging.getLogger("understudy.sampler")
@@ -84,11 +84,11 @@ def _service(options: argparse.Namespace) -> SamplingService:
         torch.set_num_threads(options.threads)
     if options.max_batch < 1:
         raise ConfigError(f"--max-batch must be at least 1 (got {options.max_batch})")
-    policy = load_policy(options.model, device=options.device, dtype=options.dtype, max_model_len=options.max_model_len)
-    difference = policy.probe()
+    runner = load_model(options.model, device=options.device, dtype=options.dtype, max_model_len=options.max_model_len)
+    difference = runner.probe()
     _log.info("probe: logits differ from a plain forward pass by at most %.3g", difference)
     return SamplingService(
-        policy,
+        runner,
         name=options.served_model_name,
         max_batch=options.max_batch,
         calls=format_of(options.model),

@@ -11,13 +11,13 @@ from typing import TypeVar
 from ...errors import ConfigError
 from .chat.answer_shape import Shapes, shape_of
 from .chat.grammar import Grammars
-from .chat.requests import NOT_FOUND, ChatRequest, DialectError, read_chat, shortened
+from .chat.requests import NOT_FOUND, ChatCompletionRequest, DialectError, read_chat, shortened
 from .chat.template import ChatRenderer
 from .chat.time_limit import Aside
 from .chat.tool_calls import HERMES, CallFormat
 from .decoding.adapters import Adapter, load_adapter
 from .decoding.generation import Generation, Settings, Update
-from .decoding.model import Policy
+from .decoding.model import ModelRunner
 from .decoding.scheduler import Scheduler
 from .decoding.text import Decoder, StopWatch
 
@@ -33,7 +33,7 @@ class SamplingService:
 
     def __init__(
         self,
-        policy: Policy,
+        runner: ModelRunner,
         *,
         name: str,
         max_batch: int,
@@ -41,14 +41,14 @@ class SamplingService:
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
-        self.policy = policy
+        self.runner = runner
         self.calls = calls
-        self.decoder = Decoder(policy.tokenizer, kept=(*HERMES.marks, *calls.marks))
+        self.decoder = Decoder(runner.tokenizer, kept=(*HERMES.marks, *calls.marks))
         self.adapters: dict[str, Adapter] = {}
-        self._renderer = ChatRenderer(policy.tokenizer, policy.max_model_len)
+        self._renderer = ChatRenderer(runner.tokenizer, runner.max_model_len)
         self._rendering = Aside(4)
-        self._shapes = Shapes(Grammars(policy.tokenizer, policy.eos, policy.vocabulary))
-        self._scheduler = Scheduler(policy, self._deliver, max_batch=max_batch, on_death=on_death)
+        self._shapes = Shapes(Grammars(runner.tokenizer, runner.eos, runner.vocabulary))
+        self._scheduler = Scheduler(runner, self._deliver, max_batch=max_batch, on_death=on_death)
         self._inboxes: dict[Generation, asyncio.Queue[tuple[int, Update]]] = {}
         self._places: dict[Generation, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -81,7 +81,7 @@ class SamplingService:
                 param="lora_name",
             )
         try:
-            self.adapters[name] = await asyncio.to_thread(load_adapter, name, path, self.policy.layers)
+            self.adapters[name] = await asyncio.to_thread(load_adapter, name, path, self.runner.layers)
         except ConfigError as error:
             raise DialectError(f"Loading lora {name} failed: {error}", param="lora_path") from error
 
@@ -94,11 +94,11 @@ class SamplingService:
             )
         self._scheduler.forget(adapter)
 
-    async def read(self, body: bytes) -> ChatRequest:
+    async def read(self, body: bytes) -> ChatCompletionRequest:
         """A chat request; raises DialectError naming the first bad field."""
         return await self._render(lambda: read_chat(body), len(body))
 
-    async def generations(self, request: ChatRequest, size: int) -> list[Generation]:
+    async def generations(self, request: ChatCompletionRequest, size: int) -> list[Generation]:
         """The calls of a request, one per choice, checked against the model's limits. `size`: bytes of its body."""
         if request.model != self.name and request.model not in self.adapters:
             known = ", ".join([self.name, *self.adapters])
@@ -111,9 +111,9 @@ class SamplingService:
         adapter = self.adapters.get(request.model)  # looked up before anything is awaited: the call keeps it
         shape = shape_of(request)
         prompt_ids = await self._render(lambda: self._renderer.prompt_ids(request), size)
-        if prompt_ids and max(prompt_ids) >= self.policy.vocabulary:
+        if prompt_ids and max(prompt_ids) >= self.runner.vocabulary:
             raise DialectError(
-                f"the prompt has token {max(prompt_ids)}, but the model knows 0 to {self.policy.vocabulary - 1}: the "
+                f"the prompt has token {max(prompt_ids)}, but the model knows 0 to {self.runner.vocabulary - 1}: the "
                 "tokenizer was extended without the model; resize its embeddings, or leave that token's text out",
                 param="messages",
             )
@@ -123,7 +123,7 @@ class SamplingService:
             Generation(
                 prompt_ids,
                 settings if request.seed is None else _seeded(settings, request.seed, index),
-                self.policy.eos,
+                self.runner.eos,
                 adapter,
                 streamed=request.stream,
                 mask=masks[index] if masks else None,
@@ -168,8 +168,8 @@ class SamplingService:
                 if update.finish or update.failure:
                     del self._inboxes[generation]
 
-    def _settings(self, request: ChatRequest, prompt: int) -> Settings:
-        limit, vocabulary = self.policy.max_model_len, self.policy.vocabulary
+    def _settings(self, request: ChatCompletionRequest, prompt: int) -> Settings:
+        limit, vocabulary = self.runner.max_model_len, self.runner.vocabulary
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         wanted = request.max_completion_tokens or request.max_tokens
         if prompt + (wanted or 1) > limit:
@@ -205,7 +205,7 @@ class SamplingService:
             top_logprobs=request.top_logprobs,
         )
 
-    def _stop_watch(self, request: ChatRequest) -> StopWatch | None:
+    def _stop_watch(self, request: ChatCompletionRequest) -> StopWatch | None:
         if not request.stops:
             return None
         return StopWatch(self.decoder, request.stops, skip_special=request.skip_special_tokens)

@@ -93,16 +93,16 @@ def main(argv: list[str] | None = None) -> int:
     events = original_stdout()
     signal.signal(signal.SIGTERM, _end)
     commands = read_commands(sys.stdin)
-    device = device_name(arguments.device)
     try:
-        if unsloth_loader.choose(arguments.loader, device) == "unsloth":
+        arguments.device = device_name(arguments.device)
+        if unsloth_loader.choose(arguments.loader, arguments.device) == "unsloth":
             unsloth_loader.import_first()
         from .service import Service  # imports transformers, which Unsloth patches only when it comes first
 
         service = Service(arguments, events)
         ready = service.ready()
     except (UnderstudyError, OSError, ValueError, RuntimeError) as error:
-        memory = Memory(device, arguments.load_in_4bit, loading=True)
+        memory = Memory(arguments.device, arguments.load_in_4bit, loading=True)
         reason, message = describe_failure(error, Path(arguments.base), memory)
         events.write(
             Failed(request_id="", reason=reason, message=f"The learner did not start: {message}").model_dump_json()

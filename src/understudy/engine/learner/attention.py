@@ -7,8 +7,7 @@ flex          On CUDA one block-sparse kernel, `flex.py`.
 runs          Elsewhere each run attends to its concatenated ancestors by SDPA.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeArgument=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch's custom operators and autograd functions carry no types.
 
 from __future__ import annotations

@@ -13,25 +13,24 @@ from numpy.typing import NDArray
 from ..protocol import JobTrajectory, Sample
 from .advantage import Advantages
 from .target_logprobs import TargetSettings
-from .token_tree import Row
+from .token_tree import numbered
 
 Number = TypeVar("Number", bound=np.generic)
 Groups = Sequence[Sequence[JobTrajectory]]
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainBatch:
     """The targets of a step, numbered 0..N-1: trained samples in order, their completion tokens in order.
 
-    `rows[c]` and `samples[c]` are trained call c; arrays are [N]: `trajectory` indexes `trajectories`, `call` indexes
-    `rows`, `sampler` is the recorded logprob, NaN where it cannot be used (none given, or the call was constrained).
+    `samples[c]` is trained call c; arrays are [N]: `trajectory` indexes `trajectories`, `call` indexes `samples`,
+    `sampler` is the recorded logprob, NaN where it cannot be used (none given, or the call was constrained).
     `advantages` is the trajectory's advantage times the weight of the call: the policy gradient is linear in it, so the
     weight scales the gradient of that call alone. It is no part of any denominator, nor of the KL term.
     """
 
     trajectories: tuple[str, ...]
     samples: tuple[Sample, ...]
-    rows: tuple[Row, ...]
     settings: TargetSettings
     trajectory: NDArray[np.int64]
     call: NDArray[np.int64]
@@ -44,15 +43,15 @@ class Batch:
     def __len__(self) -> int:
         return len(self.trajectory)
 
-    def minibatches(self, count: int) -> tuple[tuple[Row, ...], ...]:
-        """The rows dealt by trajectory, one after another, so that each gets a like part of every group; never an empty
+    def minibatches(self, count: int) -> tuple[tuple[Sample, ...], ...]:
+        """The samples dealt by trajectory, one after another, so that each gets a like part of every group; never an empty
         one."""
-        owner = [int(self.trajectory[row.offset]) % count for row in self.rows]
-        dealt = (tuple(r for r, o in zip(self.rows, owner, strict=True) if o == m) for m in range(count))
-        return tuple(rows for rows in dealt if rows)
+        owner = [int(self.trajectory[sample.offset]) % count for sample in self.samples]
+        dealt = (tuple(s for s, o in zip(self.samples, owner, strict=True) if o == m) for m in range(count))
+        return tuple(samples for samples in dealt if samples)
 
 
-def make_batch(groups: Groups, advantages: Advantages) -> Batch:
+def make_batch(groups: Groups, advantages: Advantages) -> TrainBatch:
     """The targets of every trajectory that has an advantage. A call of weight 0 is none, and counts nowhere but in
     `left_out`: the batch is the one that it would be without the call."""
     trajectories: list[str] = []
@@ -95,10 +94,9 @@ def _joined(
     left_out: Counter[str],
     unused: int,
     without: tuple[str, ...],
-) -> Batch:
-    samples = tuple(sample for _, _, sample in kept)
+) -> TrainBatch:
+    samples = numbered([sample for _, _, sample in kept])
     lengths = np.array([len(sample.completion_ids) for sample in samples], np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
     call = np.repeat(np.arange(len(samples)), lengths)
 
     def spread(values: Sequence[float], dtype: type[Number]) -> NDArray[Number]:
@@ -109,10 +107,9 @@ def _joined(
 
     recorded = chain([sample.logprobs for sample in samples], np.float64)
     constrained = spread([sample.constrained is not None for sample in samples], np.bool_)
-    return Batch(
+    return TrainBatch(
         trajectories=trajectories,
         samples=samples,
-        rows=tuple(Row(s.prompt_ids, s.completion_ids, int(o)) for s, o in zip(samples, offsets[:-1], strict=True)),
         settings=TargetSettings(
             token_ids=chain([sample.completion_ids for sample in samples], np.int64),
             temperature=spread([sample.sampling.temperature for sample in samples], np.float64),

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false
-# torch's own annotations are partial
 """What a failure means to the server: one of the reasons of protocol.Failed, and a message that says what to do."""
 
 from __future__ import annotations

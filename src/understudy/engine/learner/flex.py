@@ -4,7 +4,7 @@ The kernel is compiled for the device at the first call, once for a first length
 without gradients. `refused` asks the device itself whether that works, and is asked before anything relies on it.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 # torch's own annotations are partial
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol import Sample
-from .token_tree import Row, common_prefix, left_at
+from .token_tree import common_prefix, left_at
 
 Cause = Literal["template", "tools", "history_edited", "retokenised", "truncated", "retried", "other_prompt"]
 CAUSES: tuple[Cause, ...] = (
@@ -38,7 +38,7 @@ def count_forks(samples: Sequence[Sample], decode: Decode, end_ids: frozenset[in
     for later in range(1, len(samples)):
         prompt = samples[later].prompt_ids
         earlier = max(samples[:later], key=lambda sample: (_shared(sample, prompt), -len(sample.completion_ids)))
-        at = left_at(Row(earlier.prompt_ids, earlier.completion_ids, 0), prompt)
+        at = left_at(earlier, prompt)
         if at is not None:
             causes[_cause(earlier, prompt, at, decode, end_ids)] += 1
     return causes

@@ -16,10 +16,11 @@ import numpy as np
 from ...errors import ConfigError
 from .cost import Estimate, ModelShape, tree_pairs
 from .pieces import Piece, cut
-from .token_tree import Ints, Row, Segments, TokenTree, build_tree, segments
+from .token_tree import Ints, Segments, TokenTree, build_tree, segments
 
 if TYPE_CHECKING:
     from ...config import LayoutName
+    from ..protocol import Sample
 
 Chosen = Literal["tree", "leaf_rows", "call_rows"]
 _PREFERRED: tuple[Chosen, ...] = ("tree", "leaf_rows", "call_rows")  # at equal cost
@@ -56,7 +57,7 @@ class ComputeRow:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayoutPlan:
     """The chosen layout and its rows. `estimates` holds every layout considered; `refused` why the tree was not."""
 
     layout: Chosen
@@ -81,24 +82,24 @@ class Plan:
 
 
 def plan(
-    rows: Sequence[Row],
+    samples: Sequence[Sample],
     layout: LayoutName,
     row_tokens: int,
     shape: ModelShape,
     *,
     tree_refused: str | None = None,
-) -> Plan:
-    """Lay out the targets of `rows` in batches of at most `row_tokens` tokens; a longer single row goes alone.
+) -> LayoutPlan:
+    """Lay out the targets of `samples` in batches of at most `row_tokens` tokens; a longer single row goes alone.
 
     `tree_refused`: why this model must not be trained on trees; then `auto` and `tree` take the best plain rows.
-    Rows without a completion are left out. Raises ConfigError for an empty prompt or repeated target numbers.
+    Samples without a completion are left out. Raises ConfigError for an empty prompt or repeated target numbers.
     """
-    rows = [row for row in rows if len(row.completion_ids)]
-    tree = build_tree(rows)
+    samples = [sample for sample in samples if len(sample.completion_ids)]
+    tree = build_tree(samples)
     if len(np.unique(tree.target_id)) != len(tree.target_id):
         raise ConfigError("calls overlap in their target numbers: give each call an offset of its own")
     makers: dict[Chosen, Callable[[], tuple[ComputeRow, ...]]] = {
-        "call_rows": lambda: _batched(_call_paths(rows), row_tokens, shape),
+        "call_rows": lambda: _batched(_call_paths(samples), row_tokens, shape),
         "leaf_rows": lambda: _batched(_leaf_paths(tree), row_tokens, shape),
         "tree": lambda: tuple(_tree_rows(tree, row_tokens, shape)),
     }
@@ -112,7 +113,7 @@ def plan(
             estimates[name] = _estimate(made[name], shape)
     cheapest = min(made, key=lambda name: estimates[name].cost)
     chosen = cheapest if layout == "auto" or layout not in made else layout
-    return Plan(chosen, made[chosen], estimates, tree_refused)
+    return LayoutPlan(chosen, made[chosen], estimates, tree_refused)
 
 
 def _estimate(rows: Sequence[ComputeRow], shape: ModelShape) -> Estimate:
@@ -150,13 +151,13 @@ class _Path:
     target_ids: Ints
 
 
-def _call_paths(rows: Sequence[Row]) -> list[_Path]:
+def _call_paths(samples: Sequence[Sample]) -> list[_Path]:
     paths: list[_Path] = []
-    for row in rows:
-        count = len(row.completion_ids)
+    for sample in samples:
+        count = len(sample.completion_ids)
         at = np.arange(count)
-        tokens = np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64)
-        paths.append(_Path(tokens, at + len(row.prompt_ids) - 1, at + row.offset))
+        tokens = np.concatenate([sample.prompt_ids, sample.completion_ids]).astype(np.int64)
+        paths.append(_Path(tokens, at + len(sample.prompt_ids) - 1, at + sample.offset))
     return paths
 
 

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# torch's own annotations are partial
 """The learner: applies train jobs to models that share one base. A step is applied whole or not at all."""
 
 from __future__ import annotations
@@ -16,19 +14,20 @@ from torch import Tensor
 from ...config import LoraOptions
 from ...errors import TrainError, UnderstudyError
 from ...types import TrainResult
-from ..protocol import JobTrajectory, Progress, TrainCommand, TrainJob, Warned, read_job
+from ..checkpoint_files import Checkpoint, CheckpointNote
+from ..protocol import JobTrajectory, Progressed, TrainCommand, TrainJob, Warned, read_job
 from . import checkpoints
 from .advantage import Advantages, group_advantages
-from .batch import Batch, make_batch
-from .checkpoints import Checkpoint, Draft, Note, OptimizerState
+from .batch import Groups, TrainBatch, make_batch
+from .checkpoints import Draft, OptimizerState
 from .forks import Cause, count_forks
 from .loss_scale import LossScale
-from .metrics import Groups, batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
+from .metrics import batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
 from .policy import Policy
 from .render import render_trajectory
-from .step import Outcome, Step
+from .step import Step, StepTotals
 
-Emit = Callable[[Progress | Warned], None]
+Emit = Callable[[Progressed | Warned], None]
 SAVE_STAGES = 5  # adapter, optimizer, generators, on the disk, in place
 
 
@@ -66,8 +65,8 @@ class Learner:
         checkpoints.remove_scratch(command.checkpoints)
         stored = checkpoints.made_by(command.checkpoints, command.model, command.request_id)
         if stored is not None:
-            return self._stored(stored)
-        newest = checkpoints.newest(command.checkpoints, warn)
+            return stored.result()
+        newest = checkpoints.newest(command.checkpoints, warn, trusted=self._step_at(command.checkpoints))
         self._check_step(command, newest)
         job = _read(command)
         try:
@@ -77,15 +76,15 @@ class Learner:
             self._state = None
             stored = checkpoints.made_by(command.checkpoints, command.model, command.request_id)
             if stored is not None:  # it failed after the rename: the step is applied
-                return self._stored(stored)
+                return stored.result()
             self._bring(command, newest)
             raise
 
-    @staticmethod
-    def _stored(checkpoint: Checkpoint) -> TrainResult:
-        return checkpoint.note.result.model_copy(update={"checkpoint": str(checkpoint.path)})
-
     # ---- state
+
+    def _step_at(self, folder: Path) -> int:
+        """The step of these checkpoints that adapter and optimizer are at; 0 when they are at another model's."""
+        return self._state.step if self._state is not None and self._state.folder == folder.absolute() else 0
 
     def _check_step(self, command: TrainCommand, newest: Checkpoint | None) -> None:
         on_disk = newest.note.step if newest is not None else 0
@@ -111,7 +110,7 @@ class Learner:
         self._updates = 0
         self._scale = LossScale() if self._policy.dtype == torch.float16 else None
         if newest is None:
-            torch.manual_seed(command.lora.seed)
+            torch.manual_seed(command.lora.seed)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
         else:
             self._policy.load_adapter(newest.path)
             saved = checkpoints.load_optimizer(newest.path)
@@ -141,10 +140,10 @@ class Learner:
         for group in self._optimizer.param_groups:
             group.update(betas=config.betas, weight_decay=config.weight_decay)
         # The step's randomness goes on from the checkpoint's and depends on the request's seed.
-        torch.manual_seed(int(torch.randint(2**62, (1,))) ^ config.seed)
+        torch.manual_seed(int(torch.randint(2**62, (1,))) ^ config.seed)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
 
         def report(phase: str, done: int, total: int) -> None:
-            self._emit(Progress(request_id=command.request_id, phase=phase, done=done, total=total))
+            self._emit(Progressed(request_id=command.request_id, phase=phase, done=done, total=total))
 
         if config.layout == "tree" and self._policy.tree_refused is not None:
             self._warner(command.request_id)(f"layout='tree': plain rows are used instead: {self._policy.tree_refused}")
@@ -188,7 +187,7 @@ class Learner:
             warnings=tuple(self._warnings),
         )
 
-    def _check_batch(self, batch: Batch, request_id: str) -> None:
+    def _check_batch(self, batch: TrainBatch, request_id: str) -> None:
         if not len(batch):
             causes = ", ".join(f"{count} {_LEFT_OUT[why]}" for why, count in sorted(batch.left_out.items()) if count)
             raise TrainError(
@@ -198,7 +197,9 @@ class Learner:
                 reason="bad_job",
             )
         largest = max(
-            int(max(row.prompt_ids.max(), row.completion_ids.max())) for row in batch.rows if len(row.prompt_ids)
+            int(max(sample.prompt_ids.max(), sample.completion_ids.max()))
+            for sample in batch.samples
+            if len(sample.prompt_ids)
         )
         if largest >= self._policy.vocabulary:
             raise TrainError(
@@ -214,7 +215,7 @@ class Learner:
                 "sampled here and kept, or none that train_on= keeps"
             )
 
-    def _check_outcome(self, outcome: Outcome) -> None:
+    def _check_outcome(self, outcome: StepTotals) -> None:
         if not outcome.entered:
             raise TrainError(
                 f"nothing to train: all {len(outcome.first.kept)} sampled tokens are outside the learner's own top-k, "
@@ -226,7 +227,7 @@ class Learner:
         tokenizer = self._policy.tokenizer
 
         def decode(ids: Sequence[int]) -> str:
-            return str(tokenizer.decode(list(ids)))
+            return str(tokenizer.decode(list(ids)))  # pyright: ignore[reportUnknownMemberType]  # transformers' tokenizers are only partly typed
 
         forks: Counter[Cause] = Counter()
         for group, values in zip(groups, advantages.values, strict=True):
@@ -269,7 +270,7 @@ class Learner:
                 request_id=command.request_id,
                 warnings=tuple(self._warnings),
             )
-            note = Note(
+            note = CheckpointNote(
                 step=step,
                 request_id=command.request_id,
                 model=command.model,

@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers and peft build their classes at run time and carry partial types.
 """The frozen base, loaded by transformers or by Unsloth, whole or in 4 bits, and what its architecture forbids."""
 

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportPrivateImportUsage=false
-# torch's own annotations are partial
 """The policy-gradient losses: pure functions from logprobs and targets to one coefficient per target.
 
 A loss never sees rows, layouts or packing. `weights` hold its denominators and come from the whole step, so

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false
-# torch's own annotations are partial
 """The loss scale of a float16 base. Gradients on their way through the base are float16, which ends at 6e-8 and at 65504:
 the loss is multiplied, the adapter's float32 gradients divided again (Micikevicius et al. 1710.03740, section 3.2)."""
 

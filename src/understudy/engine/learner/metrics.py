@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false
-# torch's own annotations are partial
 """The metrics of a step, all floats. This table is the list; docs/learner.md explains how to read them.
 
 | name | meaning |
@@ -50,15 +48,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..protocol import JobTrajectory
 from .advantage import Advantages
-from .batch import Batch
+from .batch import Groups, TrainBatch
 from .forks import CAUSES, Cause
 from .loss import importance_weights, k3
 from .render import RENDERED
-from .step import Outcome
-
-Groups = Sequence[Sequence[JobTrajectory]]
+from .step import StepTotals
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def batch_metrics(batch: Batch, step: int) -> dict[str, float]:
+def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
     """What the step trains, and what stays out of it."""
     samples = batch.samples
     return {
@@ -118,7 +113,7 @@ def batch_metrics(batch: Batch, step: int) -> dict[str, float]:
 
 
 def step_metrics(
-    batch: Batch, outcome: Outcome, mismatch: Mismatch, importance_cap: float | None, updates_total: int
+    batch: TrainBatch, outcome: StepTotals, mismatch: Mismatch, importance_cap: float | None, updates_total: int
 ) -> dict[str, float]:
     """What the passes and updates showed."""
     kept, plans = outcome.first.kept, outcome.plans
@@ -156,7 +151,7 @@ def fork_metrics(forks: Counter[Cause]) -> dict[str, float]:
     return {f"forks/{cause}": float(forks[cause]) for cause in CAUSES}
 
 
-def sampler_mismatch(batch: Batch, outcome: Outcome) -> Mismatch:
+def sampler_mismatch(batch: TrainBatch, outcome: StepTotals) -> Mismatch:
     """Compares recorded logprobs with the learner's at the start of the step."""
     sampler, old = _recorded(batch, outcome)
     if not len(old):
@@ -165,7 +160,7 @@ def sampler_mismatch(batch: Batch, outcome: Outcome) -> Mismatch:
     return Mismatch(_mean_of(k3(old, sampler)), float((old - sampler).abs().max()), len(old))
 
 
-def _importance(batch: Batch, outcome: Outcome, cap: float | None) -> dict[str, float]:
+def _importance(batch: TrainBatch, outcome: StepTotals, cap: float | None) -> dict[str, float]:
     sampler, old = _recorded(batch, outcome)
     if cap is None or not len(old):
         return {}
@@ -173,9 +168,9 @@ def _importance(batch: Batch, outcome: Outcome, cap: float | None) -> dict[str, 
     return {"importance/mean": _mean_of(weights), "importance/capped_share": _mean_of((weights >= cap).double())}
 
 
-def _recorded(batch: Batch, outcome: Outcome) -> tuple[Tensor, Tensor]:
+def _recorded(batch: TrainBatch, outcome: StepTotals) -> tuple[Tensor, Tensor]:
     """Sampler's and old logprobs of the kept targets that have both."""
-    sampler = torch.from_numpy(batch.sampler)
+    sampler = torch.from_numpy(batch.sampler)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
     both = ~torch.isnan(sampler) & outcome.first.kept
     return sampler[both], outcome.first.logprobs[both]
 

@@ -1,6 +1,6 @@
 """The policy that learns: one frozen base model with one LoRA adapter, and the logprobs of its rows."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers and peft build their classes at run time and carry partial types.
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...config import LoraOptions
 from ...errors import ConfigError, EngineError
+from ..checkpoint_files import ADAPTER
 from ..ends import end_tokens
 from . import attention, loaders, unsloth_loader
 from .cost import ModelShape
@@ -30,7 +31,6 @@ from .target_logprobs import TargetSettings, target_logprobs
 
 CALL_FLOPS = {"cpu": 2e5, "cuda": 5e8}
 """Operations done in one kernel launch: 4 us at 50 GFLOP/s, 5 us at 100 TFLOP/s. Other devices count as cuda."""
-ADAPTER_FILE = "adapter_model.safetensors"
 
 
 class Policy:
@@ -154,7 +154,7 @@ class Policy:
             if getattr(saved, field, None) != getattr(here, field):
                 found, wanted = getattr(saved, field, None), getattr(here, field)
                 raise ConfigError(f"adapter {folder}: {field} is {found!r}, this model was registered with {wanted!r}")
-        weights = load_file(folder / ADAPTER_FILE)
+        weights = load_file(folder / ADAPTER)
         expected = self.adapter_weights()
         if {name: value.shape for name, value in weights.items()} != {n: v.shape for n, v in expected.items()}:
             raise ConfigError(
@@ -167,7 +167,7 @@ class Policy:
         """Write adapter_config.json and adapter_model.safetensors, as PEFT and vLLM load them. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().cpu().contiguous() for name, value in self.adapter_weights().items()}
-        save_file(weights, folder / ADAPTER_FILE, metadata={"format": "pt"})
+        save_file(weights, folder / ADAPTER, metadata={"format": "pt"})
         config = self._model.peft_config["default"]
         training, config.inference_mode = config.inference_mode, True
         try:

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# transformers carries partial types
 """Conversations without recorded calls, rendered with the base's chat template into samples.
 
 This is the only place where tokens are made from messages. Such samples have no recorded logprobs and are marked
@@ -66,8 +64,8 @@ def _sample(
             f"differently once it is answered (at {prompt[shared : shared + 40]!r}): record the call at our endpoint "
             "instead of loading its transcript"
         )
-    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-    completion_ids = _until_end(tokenizer.encode(whole[len(prompt) :], add_special_tokens=False), end_ids)
+    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)  # pyright: ignore[reportUnknownMemberType]  # transformers carries partial types
+    completion_ids = _until_end(tokenizer.encode(whole[len(prompt) :], add_special_tokens=False), end_ids)  # pyright: ignore[reportUnknownMemberType]  # transformers carries partial types
     return Sample(
         call_id=f"{name}/{target}",
         index=0,
@@ -91,7 +89,7 @@ def _text(
 ) -> str:
     try:
         return str(
-            tokenizer.apply_chat_template(
+            tokenizer.apply_chat_template(  # pyright: ignore[reportUnknownMemberType]  # transformers carries partial types
                 list(messages), tools=list(tools) if tools else None, add_generation_prompt=generate, tokenize=False
             )
         )

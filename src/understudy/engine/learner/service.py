@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false
-# torch's own annotations are partial
 """What the learner's process does with its commands: one at a time, each answered by events."""
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import TextIO
 import torch
 
 from ...config import LoraOptions
-from ..precision import device_name, dtype_of
+from ..precision import dtype_of
 from ..protocol import Command, Event, Failed, MergeCommand, Merged, Ready, StopCommand, TrainCommand, Trained
 from .failures import Memory, describe_failure
 from .learner import Learner
@@ -25,13 +23,13 @@ from .policy import Policy
 
 
 class Service:
-    """Answers commands one at a time with events."""
+    """Answers commands one at a time with events. `arguments.device` is a device, not `auto`."""
 
     def __init__(self, arguments: argparse.Namespace, events: TextIO) -> None:
         self._base = Path(arguments.base)
         self._events = events
         self._device_broken = False
-        device = device_name(arguments.device)
+        device: str = arguments.device
         self._policy = Policy.load(
             self._base,
             LoraOptions(),

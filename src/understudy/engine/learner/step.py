@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false
 # torch's own annotations are partial
 """One step's arithmetic: passes over the rows, coefficients, optimizer updates. It knows no files and no processes.
 
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ...config import TrainConfig
 from ...errors import UnderstudyError
-from .batch import Batch
+from .batch import TrainBatch
 from .cost import ModelShape
-from .layouts import ComputeRow, Plan, plan
+from .layouts import ComputeRow, LayoutPlan, plan
 from .loss import LOSSES, SEQUENCE_LOSSES, Clip, Gradient, Targets, denominators, importance_weights
 from .loss_scale import LossScale
 from .target_logprobs import TargetSettings
@@ -72,10 +72,10 @@ class Scores:
 
 
 @dataclass
-class Outcome:
+class StepTotals:
     """What a step did. `first`: every target's scores at the start of the step. Lists have one number per update."""
 
-    plans: tuple[Plan, ...]
+    plans: tuple[LayoutPlan, ...]
     first: Scores
     losses: list[float] = field(default_factory=list[float])
     grad_norms: list[float] = field(default_factory=list[float])
@@ -106,7 +106,7 @@ class Step:
         self,
         policy: RowPolicy,
         optimizer: torch.optim.Optimizer,
-        batch: Batch,
+        batch: TrainBatch,
         config: TrainConfig,
         updates_before: int,
         report: Report,
@@ -131,10 +131,10 @@ class Step:
         self._weights = len(self._parts) / divisors  # each minibatch estimates the step's gradient, not a part of it
         self._reference: Tensor | None = None
 
-    def run(self) -> Outcome:
+    def run(self) -> StepTotals:
         """All updates of the step. Raises NotFiniteError before an update that would apply a bad gradient."""
         started = time.monotonic()
-        outcome = Outcome(self._plans(), Scores.empty(len(self._batch)))
+        outcome = StepTotals(self._plans(), Scores.empty(len(self._batch)))
         outcome.seconds["plan"] = time.monotonic() - started
         updates = self._config.epochs * len(outcome.plans)
         self._reference = self._base_logprobs(outcome)
@@ -157,7 +157,12 @@ class Step:
         return outcome
 
     def _gradient(
-        self, part: Plan, outcome: Outcome, one_pass: bool, known: _Known | None, report: Callable[[int], None]
+        self,
+        part: LayoutPlan,
+        outcome: StepTotals,
+        one_pass: bool,
+        known: _Known | None,
+        report: Callable[[int], None],
     ) -> float:
         """The gradient of a minibatch, on the parameters; its loss. What overflows is computed again at a lower scale."""
         while True:
@@ -176,13 +181,13 @@ class Step:
             outcome.overflows += 1
             outcome.entered, outcome.clipped, outcome.kl_sum = counted
 
-    def _plans(self) -> tuple[Plan, ...]:
-        plans: list[Plan] = []
+    def _plans(self) -> tuple[LayoutPlan, ...]:
+        plans: list[LayoutPlan] = []
         self._report("plan", 0, len(self._parts))
-        for rows in self._parts:
+        for samples in self._parts:
             plans.append(
                 plan(
-                    rows,
+                    samples,
                     self._config.layout,
                     self._config.row_tokens,
                     self._policy.shape,
@@ -195,7 +200,7 @@ class Step:
     # ---- passes without gradients
 
     @torch.no_grad()
-    def _score(self, plans: tuple[Plan, ...], into: Scores, phase: str | None, *, adapter: bool = True) -> None:
+    def _score(self, plans: tuple[LayoutPlan, ...], into: Scores, phase: str | None, *, adapter: bool = True) -> None:
         rows = [row for part in plans for row in part.rows]
         for i, row in enumerate(rows):
             if phase is not None:
@@ -207,7 +212,7 @@ class Step:
         if phase is not None:
             self._report(phase, len(rows), len(rows))
 
-    def _base_logprobs(self, outcome: Outcome) -> Tensor | None:
+    def _base_logprobs(self, outcome: StepTotals) -> Tensor | None:
         """Logprobs under the base, NaN where it keeps no such token; None without a KL term."""
         if self._config.kl_coef == 0:
             return None
@@ -230,7 +235,7 @@ class Step:
             None if self._reference is None else self._reference[ids_n],
         )
 
-    def _sequence_gradient(self, part: Plan, outcome: Outcome) -> _Known:
+    def _sequence_gradient(self, part: LayoutPlan, outcome: StepTotals) -> _Known:
         """Coefficients of a whole minibatch: the first update is at the old policy, later ones are scored again."""
         scores = outcome.first
         if outcome.updates:
@@ -244,7 +249,7 @@ class Step:
         self._count(gradient, outcome)
         return _Known(gradient.value, coefficients)
 
-    def _row(self, row: ComputeRow, outcome: Outcome, one_pass: bool, known: _Known | None) -> float:
+    def _row(self, row: ComputeRow, outcome: StepTotals, one_pass: bool, known: _Known | None) -> float:
         """Forward and backward of one row; its part of the loss."""
         ids_n = torch.from_numpy(row.target_ids)
         logprobs_n, entropy_n, kept_n = self._policy.row_logprobs(
@@ -268,13 +273,13 @@ class Step:
         (now_m * (coefficients_m * scale).to(now_m)).sum().backward()
         return value
 
-    def _count(self, gradient: Gradient, outcome: Outcome) -> None:
+    def _count(self, gradient: Gradient, outcome: StepTotals) -> None:
         outcome.entered += len(gradient.clipped)
         outcome.clipped += int(gradient.clipped.sum())
         if gradient.kl is not None:
             outcome.kl_sum += float(gradient.kl.sum())
 
-    def _apply(self, loss: float, outcome: Outcome) -> None:
+    def _apply(self, loss: float, outcome: StepTotals) -> None:
         """Clip the gradient's norm and update, at the rate that warm-up allows; nothing without a gradient."""
         parameters = list(self._policy.trainable_parameters().values())
         if all(parameter.grad is None for parameter in parameters):
@@ -296,7 +301,7 @@ class Step:
         outcome.losses.append(loss)
         outcome.grad_norms.append(norm)
 
-    def _check_finite(self, name: str, value: float, outcome: Outcome) -> None:
+    def _check_finite(self, name: str, value: float, outcome: StepTotals) -> None:
         if not math.isfinite(value):
             largest = float(self._advantages.abs().max())
             scale = f"; the largest advantage times weight is {largest:g}: scale the rewards" if largest > HUGE else ""

@@ -3,8 +3,7 @@
 Order of the settings, as vLLM's `processed_logprobs`: temperature, min-p, top-k, top-p; then log-softmax.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch's autograd functions carry no types.
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from ..kept_tokens import excluded
 
 Head = Callable[[Tensor], Tensor]
 
@@ -34,6 +35,17 @@ class TargetSettings:
     top_p: NDArray[np.float64]
     top_k: NDArray[np.int64]
     min_p: NDArray[np.float64]
+
+    def take(self, index: NDArray[np.int64]) -> TargetSettings:
+        """The targets at these positions."""
+        return TargetSettings(
+            self.token_ids[index], self.temperature[index], self.top_p[index], self.top_k[index], self.min_p[index]
+        )
+
+    def keys(self, predictors: NDArray[np.int64]) -> NDArray[np.int64]:
+        """One column per target, int64 [6, N]: equal where its logprob is. Settings stand there by their bits."""
+        reals = (values.view(np.int64) for values in (self.temperature, self.top_p, self.min_p))
+        return np.stack([predictors, self.token_ids, self.top_k, *reals])
 
 
 @dataclass(frozen=True)
@@ -63,19 +75,10 @@ def target_logprobs(
     Equal targets are computed once. Logits exist for `chunk` targets at a time, forward and backward.
     `head_trains`: the head has trained weights, so its logits are computed again in the backward pass.
     """
-    table = np.stack(
-        [
-            predictors.astype(np.float64),
-            targets.token_ids[target_ids].astype(np.float64),
-            targets.temperature[target_ids],
-            targets.top_p[target_ids],
-            targets.top_k[target_ids].astype(np.float64),
-            targets.min_p[target_ids],
-        ]
-    )
-    first, inverse = _distinct(table)
+    here = targets.take(target_ids)
+    first, inverse = _distinct(here.keys(predictors))
     at = torch.from_numpy(predictors[first]).to(hidden.device)
-    chunks = [_settings(table[1:, first[i : i + chunk]], hidden) for i in range(0, len(first), chunk)]
+    chunks = [_settings(here.take(first[i : i + chunk]), hidden) for i in range(0, len(first), chunk)]
     places = at.split(chunk)
     if head_trains or not torch.is_grad_enabled():
         parts = [_plain(hidden, place, settings, head) for place, settings in zip(places, chunks, strict=True)]
@@ -86,7 +89,7 @@ def target_logprobs(
     return logprobs[back], entropy[back], kept[back]
 
 
-def _distinct(table: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _distinct(table: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Columns that differ: the index of each one's first appearance, ascending, and which of them each column is."""
     _, first, inverse = np.unique(table, axis=1, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -95,20 +98,19 @@ def _distinct(table: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np
     return first[order], rank[inverse.reshape(-1)]
 
 
-def _settings(columns: NDArray[np.float64], like: Tensor) -> _Chunk:
-    tokens, temperature, top_p, top_k, min_p = columns
+def _settings(targets: TargetSettings, like: Tensor) -> _Chunk:
     exact = torch.float64 if like.dtype == torch.float64 else torch.float32
 
     def tensor(values: NDArray[Any], off: NDArray[np.bool_], dtype: torch.dtype = exact) -> Tensor | None:
         return None if off.all() else torch.from_numpy(values).to(like.device, dtype)
 
-    greedy = temperature <= 0
+    greedy = targets.temperature <= 0
     return _Chunk(
-        token_ids=torch.from_numpy(tokens.astype(np.int64)).to(like.device),
-        temperature=tensor(np.where(greedy, 1.0, temperature), greedy | (temperature == 1.0)),
-        top_p=tensor(top_p, top_p >= 1.0),
-        top_k=tensor(top_k, top_k <= 0, torch.int64),
-        min_p=tensor(min_p, min_p <= 0.0),
+        token_ids=torch.from_numpy(targets.token_ids).to(like.device),
+        temperature=tensor(np.where(greedy, 1.0, targets.temperature), greedy | (targets.temperature == 1.0)),
+        top_p=tensor(targets.top_p, targets.top_p >= 1.0),
+        top_k=tensor(targets.top_k, targets.top_k <= 0, torch.int64),
+        min_p=tensor(targets.min_p, targets.min_p <= 0.0),
         sampled=torch.from_numpy(~greedy).to(like.device),
     )
 
@@ -130,36 +132,16 @@ def _chunk_logprobs(logits: Tensor, chunk: _Chunk) -> tuple[Tensor, Tensor, Tens
     if chunk.temperature is not None:
         logits = logits / chunk.temperature[:, None]
     kept = chunk.sampled
-    filtered = chunk.top_p is not None or chunk.top_k is not None or chunk.min_p is not None
-    if filtered:
-        outside = _outside(logits.detach(), chunk)
+    outside = excluded(logits.detach(), chunk.min_p, chunk.top_k, chunk.top_p)
+    if outside is not None:
         logits = logits.masked_fill(outside, float("-inf"))
         kept = kept & ~outside.gather(1, chunk.token_ids[:, None])[:, 0]
     logprobs = logits.log_softmax(-1)
     detached = logprobs.detach()
-    finite = detached.masked_fill(detached == float("-inf"), 0.0) if filtered else detached
+    finite = detached if outside is None else detached.masked_fill(detached == float("-inf"), 0.0)
     entropy = -(detached.exp() * finite).sum(-1)
     chosen = logprobs.gather(1, chunk.token_ids[:, None])[:, 0]
     return torch.where(kept, chosen, torch.zeros_like(chosen)), entropy, kept
-
-
-def _outside(logits: Tensor, chunk: _Chunk) -> Tensor:
-    """Which tokens [n, V] the call's min-p, top-k and top-p exclude, each after the one before it."""
-    outside = torch.zeros_like(logits, dtype=torch.bool)
-    if chunk.min_p is not None:
-        probs = logits.softmax(-1)
-        outside |= probs < probs.amax(-1, keepdim=True) * chunk.min_p[:, None]
-    if chunk.top_k is not None:
-        ranked = logits.masked_fill(outside, float("-inf")).sort(-1, descending=True).values
-        size = logits.shape[-1]
-        last = torch.where(chunk.top_k > 0, chunk.top_k, size).clamp(1, size) - 1
-        outside |= logits < ranked.gather(1, last[:, None])
-    if chunk.top_p is not None:
-        ranked, places = logits.masked_fill(outside, float("-inf")).sort(-1)
-        low = ranked.softmax(-1).cumsum(-1) <= 1 - chunk.top_p[:, None]
-        low[:, -1] = False
-        outside |= torch.zeros_like(outside).scatter_(1, places, low)
-    return outside
 
 
 class _FrozenHead(torch.autograd.Function):

@@ -7,27 +7,18 @@ many calls share its node.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError
 
+if TYPE_CHECKING:
+    from ..protocol import Sample
+
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One call: prompt_ids int [P], completion_ids int [C]. Target j of the call is number `offset + j` of the step."""
-
-    prompt_ids: NDArray[np.int32]
-    completion_ids: NDArray[np.int32]
-    offset: int
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt_ids) + len(self.completion_ids)
 
 
 @dataclass(frozen=True)
@@ -77,22 +68,29 @@ class TokenTree:
         return segments(self.parents, self.positions, self.subtree_end)
 
 
-def build_tree(rows: Sequence[Row]) -> TokenTree:
-    """The forest of all rows; the same for every order of the rows. Raises ConfigError for an empty prompt."""
-    order = sorted(range(len(rows)), key=lambda i: _sort_key(rows[i]))
+def numbered(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """The samples with their offsets: targets are numbered 0..N-1 in the order of the samples."""
+    lengths = np.array([len(sample.completion_ids) for sample in samples], np.int64)
+    starts = (np.cumsum(lengths) - lengths).tolist()
+    return tuple(replace(sample, offset=start) for sample, start in zip(samples, starts, strict=True))
+
+
+def build_tree(samples: Sequence[Sample]) -> TokenTree:
+    """The forest of all samples; the same for every order of them. Raises ConfigError for an empty prompt."""
+    order = sorted(range(len(samples)), key=lambda i: _sort_key(samples[i]))
     tokens, parents, positions = _Growing(), _Growing(), _Growing()
-    size = max((row.length for row in rows), default=0)
-    total = sum(row.length for row in rows)
-    path = np.zeros(size, np.int64)  # node of the current row at each depth
+    size = max((sample.length for sample in samples), default=0)
+    total = sum(sample.length for sample in samples)
+    path = np.zeros(size, np.int64)  # node of the current sample at each depth
     subtree_end = np.zeros(total, np.int64)
     before = np.zeros(0, np.int64)
     nodes, predictors, ids = _Growing(), _Growing(), _Growing()
     count = 0
     for i in order:
-        row = rows[i]
-        sequence = np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64)
-        prompt = len(row.prompt_ids)
-        if prompt == 0 and len(row.completion_ids):
+        sample = samples[i]
+        sequence = np.concatenate([sample.prompt_ids, sample.completion_ids]).astype(np.int64)
+        prompt = len(sample.prompt_ids)
+        if prompt == 0 and len(sample.completion_ids):
             raise ConfigError(f"call {i}: the prompt is empty, so nothing predicts its first sampled token")
         shared = common_prefix(before, sequence)
         subtree_end[path[shared : len(before)]] = count
@@ -104,8 +102,8 @@ def build_tree(rows: Sequence[Row]) -> TokenTree:
             parents.add(np.concatenate([[path[shared - 1] if shared else -1], path[shared : len(sequence) - 1]]))
         count += fresh
         nodes.add(path[prompt : len(sequence)].copy())
-        predictors.add(path[prompt - 1 : len(sequence) - 1].copy() if len(row.completion_ids) else path[:0])
-        ids.add(np.arange(row.offset, row.offset + len(row.completion_ids)))
+        predictors.add(path[prompt - 1 : len(sequence) - 1].copy() if len(sample.completion_ids) else path[:0])
+        ids.add(np.arange(sample.offset, sample.offset + len(sample.completion_ids)))
         before = sequence
     subtree_end[path[: len(before)]] = count
     target_id = ids.joined()
@@ -147,7 +145,7 @@ def common_prefix(a: NDArray[np.integer], b: NDArray[np.integer]) -> int:
     return int(differs[0]) if len(differs) else size
 
 
-def left_at(earlier: Row, prompt_ids: NDArray[np.integer]) -> int | None:
+def left_at(earlier: Sample, prompt_ids: NDArray[np.integer]) -> int | None:
     """Where a later prompt leaves the earlier call's prompt + completion: the index of the first token that differs or is
     missing; None when the prompt goes on from the whole of it."""
     sequence = np.concatenate([earlier.prompt_ids, earlier.completion_ids])
@@ -155,10 +153,10 @@ def left_at(earlier: Row, prompt_ids: NDArray[np.integer]) -> int | None:
     return None if shared == len(sequence) else shared
 
 
-def _sort_key(row: Row) -> tuple[bytes, int, int]:
+def _sort_key(sample: Sample) -> tuple[bytes, int, int]:
     # Big-endian bytes of non-negative ids sort like the ids; equal sequences are ordered by where sampling began.
-    ids = np.concatenate([row.prompt_ids, row.completion_ids]).astype(">u4")
-    return ids.tobytes(), len(row.prompt_ids), row.offset
+    ids = np.concatenate([sample.prompt_ids, sample.completion_ids]).astype(">u4")
+    return ids.tobytes(), len(sample.prompt_ids), sample.offset
 
 
 class _Growing:

@@ -1,5 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Unsloth and transformers carry partial types or none.
 """Unsloth as the loader of the base. It patches transformers for the whole process, so it is imported before it, in the
 learner's process only, and only where it is used. No transformers in this module's imports.
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import cast
 
+from ...engine.protocol import UNKNOWN_LOGPROB
 from ...types import Call, CallOutput, Json
 from .chat_request import ChatRequest
 
 Answer = dict[str, Json]
 Mark = dict[str, Json]
-
-UNKNOWN_LOGPROB = -9999.0
-"""What OpenAI's shape says of a logprob that is not known."""
 
 
 def mark(call: Call, index: int) -> Mark:
@@ -85,7 +84,7 @@ def _replayed_choice(output: CallOutput, request: ChatRequest) -> Answer:
         content = [
             {
                 "token": f"token_id:{token}",
-                "logprob": UNKNOWN_LOGPROB if value is None else value,
+                "logprob": UNKNOWN_LOGPROB if math.isnan(value) else value,
                 "bytes": None,
                 "top_logprobs": list[object](),
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -19,8 +19,6 @@ from .chat_request import ChatRequest
 from .sampled_answer import Sampled, status_of
 
 log = logging.getLogger(__name__)
-
-USABLE = frozenset({CallStatus.COMPLETE, CallStatus.TRUNCATED})
 
 
 @dataclass
@@ -38,10 +36,12 @@ class OpenCall:
 
 
 class Recorder:
-    """Writes calls, and lets only one call of an idempotency key run at a time."""
+    """Writes calls, and lets only one call of an idempotency key run at a time. `mark_ids`: the base's tokens that are
+    one of CALL_MARKS."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, mark_ids: Set[int] = frozenset()) -> None:
         self._store = store
+        self._mark_ids = mark_ids
         self._turns: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -112,9 +112,9 @@ class Recorder:
             await asyncio.wait(running)
 
     async def _write(self, call: OpenCall, sampled: Sampled, unfinished: CallStatus, error: str | None) -> Call:
-        outputs = sampled.outputs(unfinished)
-        status = unfinished if error is not None else status_of(outputs)
         request = call.request
+        outputs = sampled.outputs(unfinished, self._mark_ids if request.tools else None)
+        status = unfinished if error is not None else status_of(outputs)
         record = Call(
             id=call.id,
             trajectory_id=call.trajectory_id,
@@ -133,7 +133,7 @@ class Recorder:
             ended_at=time.time(),
         )
         call.settled = True
-        return await self._store.add_call(record, request.idempotency_key if status in USABLE else None)
+        return await self._store.add_call(record, request.idempotency_key if status.usable else None)
 
     async def _write_or_log(self, call: OpenCall, sampled: Sampled, status: CallStatus, reason: str) -> None:
         try:

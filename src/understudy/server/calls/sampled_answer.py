@@ -1,19 +1,20 @@
-"""What the sampler answered, as it is recorded: exact ids, a logprob or None for each, the message as it was parsed."""
+"""What the sampler answered, as it is recorded: exact ids, a logprob or NaN for each, the message as it was parsed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import cast
 
+from ...engine.protocol import UNKNOWN_LOGPROB
 from ...errors import EngineError
-from ...types import CallOutput, CallStatus, Json, Message
+from ...types import CUT_OFF, CallOutput, CallStatus, Json, Message
+from .call_marks import looks_like_call
 
 COMPLETE_REASONS = frozenset({"stop", "tool_calls", "function_call"})
 _IDS = 2**31
 """Token ids are smaller: they are recorded as int32."""
-_NO_LOGPROB = 9999.0
-"""vLLM says -9999 for a logprob it does not know; none is so large, and float32 holds what is smaller."""
 
 
 @dataclass
@@ -22,9 +23,10 @@ class SampledChoice:
 
     index: int
     token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float | None] = field(default_factory=list[float | None])
+    logprobs: list[float] = field(default_factory=list[float])
     message: Message = field(default_factory=lambda: {"role": "assistant", "content": None})
     finish_reason: str | None = None
+    parse_failure: bool | None = None  # None: the engine does not say
     ids_seen: bool = False
 
     def add_tokens(self, choice: dict[str, Json]) -> None:
@@ -55,11 +57,11 @@ class SampledChoice:
             elif value is not None:
                 self.message[name] = value
 
-    def output(self, unfinished: CallStatus) -> CallOutput:
-        """As recorded; `unfinished` is the status of a choice that has no finish reason."""
+    def output(self, unfinished: CallStatus, mark_ids: Set[int] | None) -> CallOutput:
+        """As recorded; `unfinished` is the status of a choice that has no finish reason. See `Sampled.outputs`."""
         if self.finish_reason is None:
             status = unfinished
-        elif self.finish_reason == "length":
+        elif self.finish_reason == CUT_OFF:
             status = CallStatus.TRUNCATED
         else:
             status = CallStatus.COMPLETE if self.finish_reason in COMPLETE_REASONS else CallStatus.FAILED
@@ -70,7 +72,16 @@ class SampledChoice:
             message=self.message,
             finish_reason=self.finish_reason,
             status=status,
+            parse_failure=self._parse_failure(mark_ids),
         )
+
+    def _parse_failure(self, mark_ids: Set[int] | None) -> bool:
+        """The engine's own word, else what the text looks like."""
+        if self.parse_failure is not None:
+            return self.parse_failure
+        if mark_ids is None or self.message.get("tool_calls"):
+            return False
+        return looks_like_call(self.token_ids, self.message, mark_ids)
 
     def _add_tool_call(self, part: dict[str, Json]) -> None:
         calls = cast(list[dict[str, Json]], self.message.setdefault("tool_calls", []))
@@ -101,6 +112,7 @@ class Sampled:
             choice.message = {name: value for name, value in item["message"].items() if value not in (None, [])}
             choice.message.setdefault("content", None)
             choice.finish_reason = item.get("finish_reason")
+            choice.parse_failure = item.get("parse_failure")
 
     def add_chunk(self, chunk: dict[str, Json]) -> None:
         """Take one chunk of a stream."""
@@ -110,6 +122,7 @@ class Sampled:
             choice.add_tokens(item)
             choice.add_delta(item.get("delta") or {})
             choice.finish_reason = item.get("finish_reason") or choice.finish_reason
+            choice.parse_failure = item.get("parse_failure", choice.parse_failure)
 
     def _add_prompt(self, answer: dict[str, Json]) -> None:
         ids = answer.get("prompt_token_ids")
@@ -137,9 +150,10 @@ class Sampled:
             if choice.finish_reason is None:
                 raise EngineError(f"the sampler gave choice {choice.index} no finish_reason")
 
-    def outputs(self, unfinished: CallStatus) -> tuple[CallOutput, ...]:
-        """The choices in order of index."""
-        return tuple(self.choices[index].output(unfinished) for index in sorted(self.choices))
+    def outputs(self, unfinished: CallStatus, mark_ids: Set[int] | None = None) -> tuple[CallOutput, ...]:
+        """The choices in order of index. `mark_ids`: tokens that begin a tool call, for an engine that does not say
+        whether it read them all; None: no tools were offered."""
+        return tuple(self.choices[index].output(unfinished, mark_ids) for index in sorted(self.choices))
 
 
 def _check_ids(ids: object) -> None:
@@ -147,15 +161,15 @@ def _check_ids(ids: object) -> None:
         raise TypeError("token ids are integers of 0 to 2^31 - 1")
 
 
-def aligned(ids: Sequence[int], values: Sequence[float | None]) -> list[float | None]:
-    """One logprob for each id, None where the engine gave none.
+def aligned(ids: Sequence[int], values: Sequence[float | None]) -> list[float]:
+    """One logprob for each id, NaN where the engine gave none.
 
-    A list that stops early lacks those of the last ids. One that is too long cannot be matched: all None.
+    A list that stops early lacks those of the last ids. One that is too long cannot be matched: all NaN.
     """
     if len(values) > len(ids):
-        return [None] * len(ids)
-    known = [float(value) if value is not None and abs(value) < _NO_LOGPROB else None for value in values]
-    return known + [None] * (len(ids) - len(known))
+        return [math.nan] * len(ids)
+    known = [float(value) if value is not None and abs(value) < -UNKNOWN_LOGPROB else math.nan for value in values]
+    return known + [math.nan] * (len(ids) - len(known))
 
 
 def status_of(outputs: Sequence[CallOutput]) -> CallStatus:

@@ -9,6 +9,7 @@ from fastapi.responses import HTMLResponse
 
 import understudy
 
+from ..models.checkpoints import state_of
 from ..models.model import ServedModel
 from ..services import ServicesDep
 from ..training.learner_client import LearnerClient
@@ -56,7 +57,7 @@ def _learner(learner: LearnerClient | None) -> str:
 
 def _row(model: ServedModel) -> str:
     newest = model.checkpoints.get(model.step)
-    metrics = newest.state().metrics if newest is not None else {}
+    metrics = state_of(newest).metrics if newest is not None else {}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items())[:_SHOWN]) or "none yet"
     cells = (model.facts.name, model.facts.project, str(model.step), shown)
     return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

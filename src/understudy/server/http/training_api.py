@@ -23,7 +23,7 @@ from ...wire import (
     TrainStatus,
     UserState,
 )
-from ..models.checkpoints import write_text
+from ..models.checkpoints import state_of, write_text
 from ..services import Services, ServicesDep
 from ..training import exports
 from ..training.feed import TrainFeed
@@ -87,7 +87,7 @@ def _state_file(services: Services, name: str) -> Path:
 @router.get("/models/{name}/checkpoints")
 async def list_checkpoints(services: ServicesDep, name: str) -> list[CheckpointState]:
     checkpoints = services.models.registry.model(name).checkpoints
-    return [checkpoints[step].state() for step in sorted(checkpoints)]
+    return [state_of(checkpoints[step]) for step in sorted(checkpoints)]
 
 
 @router.delete("/models/{name}/checkpoints/{step}")

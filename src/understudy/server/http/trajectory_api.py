@@ -7,14 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from ...wire import FinishRequest, FinishResult, TrajectoryRecord
+from ...wire import FinishRequest, FinishResult, TrajectoryQuery
 from ..errors import ApiError, bad_request
 from ..services import ServicesDep
 
 router = APIRouter(prefix="/api/trajectories")
-
-Limit = Annotated[int, Query(ge=1, le=10_000)]
-Offset = Annotated[int, Query(ge=0, lt=2**63)]
 
 
 @router.post("")
@@ -28,11 +25,10 @@ async def finish(request: Request, services: ServicesDep) -> FinishResult:
 
 
 @router.get("")
-async def listed(
-    services: ServicesDep, model: str | None = None, limit: Limit = 100, offset: Offset = 0
-) -> list[TrajectoryRecord]:
-    """Finished trajectories, newest first."""
-    return await services.store.trajectories(model, limit, offset)
+async def listed(query: Annotated[TrajectoryQuery, Query()], services: ServicesDep) -> Response:
+    """A page of the finished trajectories that fit every filter."""
+    page = await services.store.trajectories(query)
+    return Response(page.model_dump_json(), media_type="application/json")
 
 
 @router.get("/{trajectory_id:path}")

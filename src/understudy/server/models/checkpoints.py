@@ -7,20 +7,20 @@ import logging
 import math
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...config import LoraOptions, Name
-from ...types import Json, TrainResult
+from ...engine import checkpoint_files
+from ...engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG, NOTE, Checkpoint, sync
+from ...errors import EngineError
+from ...types import Json
 from ...wire import CheckpointState
 
 log = logging.getLogger(__name__)
 
 FACTS = "model.json"
-NOTE = "understudy.json"
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _DELETING = ".deleting-"
 
 
@@ -35,83 +35,29 @@ class ModelFacts(BaseModel):
     lora: LoraOptions
 
 
-class CheckpointNote(BaseModel):
-    """What the server reads of a checkpoint's `understudy.json`; the learner keeps more in it."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    step: int = Field(ge=1)
-    request_id: str | None = None
-    model: str
-    metrics: dict[str, float] = Field(default_factory=dict)
-    result: TrainResult | None = None
-    created_at: float
-    sizes: dict[str, int] = Field(default_factory=dict)
+def scan(folder: Path) -> dict[int, Checkpoint]:
+    """The whole checkpoints of a model by step. Scratch folders are ignored, leftovers of a deletion removed, damaged
+    checkpoints put aside and named in the log. Reads every byte of the newest one."""
+    for leftover in folder.glob(f"{_DELETING}*"):
+        shutil.rmtree(leftover, ignore_errors=True)  # a deletion that a crash cut short; tried again next time
+    return {checkpoint.step: checkpoint for checkpoint in checkpoint_files.whole(folder, _put_aside)}
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    path: Path
-    note: CheckpointNote
-
-    @property
-    def step(self) -> int:
-        return self.note.step
-
-    def state(self) -> CheckpointState:
-        """As the wire shows it; metrics that are no finite numbers stay in the file."""
-        metrics = {name: value for name, value in self.note.metrics.items() if math.isfinite(value)}
-        return CheckpointState(
-            step=self.step,
-            path=str(self.path),
-            created_at=self.note.created_at,
-            request_id=self.note.request_id,
-            metrics=metrics,
-        )
-
-    def result(self) -> TrainResult | None:
-        """The result of the train request that made it, with the folder's present place."""
-        result = self.note.result
-        return result.model_copy(update={"checkpoint": str(self.path)}) if result is not None else None
+def state_of(checkpoint: Checkpoint) -> CheckpointState:
+    """A checkpoint as clients see it; metrics that are not finite stay in its file."""
+    note = checkpoint.note
+    return CheckpointState(
+        step=checkpoint.step,
+        path=str(checkpoint.path),
+        created_at=note.created_at,
+        request_id=note.request_id,
+        metrics={name: value for name, value in note.metrics.items() if math.isfinite(value)},
+    )
 
 
-def read(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder named by its step. Raises ValueError saying what is wrong with it."""
-    missing = [name for name in (NOTE, *ADAPTER_FILES) if not (folder / name).is_file()]
-    if missing:
-        raise ValueError(f"{folder} has no {' and no '.join(missing)}")
-    try:
-        note = CheckpointNote.model_validate(json.loads((folder / NOTE).read_text("utf-8")))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder / NOTE} cannot be read: {error}") from error
-    for name, size in note.sizes.items():
-        found = (folder / name).stat().st_size if (folder / name).is_file() else None
-        if found != size:
-            raise ValueError(f"{folder / name} has {found or 'no'} bytes, {size} were written")
-    if note.step != int(folder.name):
-        raise ValueError(f"{folder} says that it is step {note.step}")
-    return Checkpoint(folder, note)
-
-
-def scan(checkpoints: Path) -> dict[int, Checkpoint]:
-    """The complete checkpoints of a model by step. Scratch folders are ignored, leftovers of a deletion removed,
-    broken checkpoints put aside as `{n}.broken` and named in the log."""
-    found: dict[int, Checkpoint] = {}
-    if not checkpoints.is_dir():
-        return found
-    for folder in sorted(checkpoints.iterdir()):
-        if folder.name.startswith(_DELETING):
-            shutil.rmtree(folder, ignore_errors=True)  # a deletion that a crash cut short; tried again next time
-        elif folder.is_dir() and folder.name.isdecimal():
-            try:
-                checkpoint = read(folder)
-            except ValueError as error:
-                aside = _aside(folder)
-                folder.rename(aside)
-                log.error("A checkpoint is broken and was put aside as %s: %s", aside, error)
-            else:
-                found[checkpoint.step] = checkpoint
-    return found
+def _put_aside(path: Path, error: EngineError) -> None:
+    aside = checkpoint_files.put_aside(path)
+    log.error("Put aside as %s, and passed over: %s. The model goes on from its newest whole step", aside, error)
 
 
 def scan_models(root: Path) -> list[tuple[Path, ModelFacts]]:
@@ -144,7 +90,7 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(scratch, path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> None:
@@ -163,9 +109,9 @@ def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> Non
             result = made | {"model": facts.name, "request_id": ""}
             note |= {"model": facts.name, "request_id": None, "result": result, "forked_from": origin}
             write_text(copy / NOTE, json.dumps(note, indent=2) + "\n")
-            _sync(copy.parent)
+            sync(copy.parent)
         scratch.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except OSError:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -185,34 +131,17 @@ def export_adapter(checkpoint: Checkpoint, output: Path, reference: str) -> None
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)
-        for name in ADAPTER_FILES:
+        for name in (ADAPTER_CONFIG, ADAPTER):
             shutil.copy2(checkpoint.path / name, scratch / name)
-        config = json.loads((scratch / ADAPTER_FILES[0]).read_text("utf-8"))
+        config = json.loads((scratch / ADAPTER_CONFIG).read_text("utf-8"))
         config["base_model_name_or_path"] = reference
-        write_text(scratch / ADAPTER_FILES[0], json.dumps(config, indent=2) + "\n")
+        write_text(scratch / ADAPTER_CONFIG, json.dumps(config, indent=2) + "\n")
         scratch.rename(output)
     except OSError:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
 
 
-def _aside(folder: Path) -> Path:
-    number = 0
-    while True:
-        aside = folder.with_name(f"{folder.name}.broken{f'-{number}' if number else ''}")
-        if not aside.exists():
-            return aside
-        number += 1
-
-
 def _copy_synced(source: str, target: str) -> None:
     shutil.copyfile(source, target)
-    _sync(Path(target))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(Path(target))

@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from ...engine.checkpoint_files import Checkpoint
 from ...errors import EngineError
 from ..errors import ApiError
 from ..sampler.sampler import SamplerAdapters
-from .checkpoints import Checkpoint
 from .model import ModelRoute
 from .registry import ModelRegistry
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...wire import ModelState
+from ...engine import checkpoint_files
+from ...engine.checkpoint_files import Checkpoint
+from ...errors import EngineError
+from ...wire import ModelState, name_at
 from ..errors import ApiError
 from ..sampler.transport import SERVED_NAME
-from . import checkpoints
-from .checkpoints import Checkpoint, ModelFacts
+from .checkpoints import ModelFacts
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class ServedModel:
 
     def adapter(self, step: int) -> str:
         """The name of a step's LoRA in the sampler."""
-        return f"{self.facts.name}@{step}"
+        return name_at(self.facts.name, step)
 
     def route(self, step: int | None = None) -> ModelRoute:
         """Where calls to a step, or to the newest, are sent. Raises ApiError 404, which lists the steps."""
@@ -57,8 +59,9 @@ class ServedModel:
             if checkpoint.note.request_id == request_id:
                 return checkpoint
         try:
-            newest = checkpoints.read(self.checkpoint_folder / f"{self.step + 1:04d}")
-        except ValueError:
+            path = checkpoint_files.path_of(self.checkpoint_folder, self.step + 1)
+            newest = checkpoint_files.read(path, contents=False)
+        except EngineError:
             return None  # nothing there: the usual answer
         return newest if newest.note.request_id == request_id else None
 

@@ -73,7 +73,7 @@ class ModelRegistration:
             facts = origin.facts.model_copy(update={"name": request.name, "project": project})
             folder = self._new_folder(facts)
             await asyncio.to_thread(checkpoints.copy_model, folder, facts, start)
-        model = ServedModel(folder, facts, checkpoints.scan(folder / "checkpoints"))
+        model = ServedModel(folder, facts, await asyncio.to_thread(checkpoints.scan, folder / "checkpoints"))
         self._registry.add(model)
         return model.state()
 

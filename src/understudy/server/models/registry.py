@@ -92,7 +92,7 @@ class ModelRegistry:
         if not number.isdecimal():
             raise ApiError(
                 404,
-                f"{name!r}: after @ comes a step's number, such as {plain}@{model.step}",
+                f"{name!r}: after @ comes a step's number, such as {model.adapter(model.step)}",
                 "model",
                 "model_not_found",
             )

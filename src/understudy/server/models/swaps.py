@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from ...engine import checkpoint_files
 from ...errors import EngineError
 from ..errors import ApiError
 from . import checkpoints
@@ -26,9 +27,9 @@ class CheckpointSwaps:
         it now is asked again by the next call; returns its reason. Raises EngineError for a checkpoint that is broken."""
         model = self._registry.model(name)
         try:
-            checkpoint = checkpoints.read(model.checkpoint_folder / f"{step:04d}")
-        except ValueError as error:
-            raise EngineError(f"The learner's checkpoint is broken: {error}") from error
+            checkpoint = checkpoint_files.read(checkpoint_files.path_of(model.checkpoint_folder, step), contents=False)
+        except EngineError as error:
+            raise EngineError(f"The learner's checkpoint cannot be used: {error}") from error
         problem = None
         try:
             await self._leases.load(model.adapter(step), checkpoint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
@@ -47,6 +46,7 @@ def call_row(call: Call, idempotency_key: str | None) -> CallRow:
         "tools": call.tools,
         "origin": origin,
         "error": call.error,
+        "parse_failures": [output.index for output in call.outputs if output.parse_failure],
     }
     return CallRow(
         id=call.id,
@@ -82,6 +82,7 @@ def output_rows(call: Call) -> list[OutputRow]:
 def call_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> Call:
     """The call of a `calls` row with those of its `outputs` rows, in order of index."""
     body = orjson.loads(row.body)
+    failures = frozenset[int](body.pop("parse_failures", ()))  # records of before have none
     return Call(
         id=row.id,
         trajectory_id=row.trajectory_id,
@@ -92,12 +93,16 @@ def call_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> Call:
         started_at=row.started_at,
         ended_at=row.ended_at,
         prompt_ids=unpack_ids(row.prompt_ids),
-        outputs=tuple(sorted((output_of(output) for output in outputs), key=lambda output: output.index)),
+        outputs=tuple(
+            sorted(
+                (output_of(output, output.choice in failures) for output in outputs), key=lambda output: output.index
+            )
+        ),
         **body,
     )
 
 
-def output_of(row: Row[Json]) -> CallOutput:
+def output_of(row: Row[Json], parse_failure: bool) -> CallOutput:
     return CallOutput(
         index=row.choice,
         token_ids=unpack_ids(row.token_ids),
@@ -105,6 +110,7 @@ def output_of(row: Row[Json]) -> CallOutput:
         message=orjson.loads(row.message),
         finish_reason=row.finish_reason,
         status=CallStatus(row.status),
+        parse_failure=parse_failure,
     )
 
 
@@ -119,10 +125,9 @@ def unpack_ids(blob: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(blob) // 4}i", blob)
 
 
-def pack_logprobs(logprobs: Sequence[float | None]) -> bytes:
-    return struct.pack(f"<{len(logprobs)}f", *(math.nan if value is None else value for value in logprobs))
+def pack_logprobs(logprobs: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(logprobs)}f", *logprobs)
 
 
-def unpack_logprobs(blob: bytes) -> tuple[float | None, ...]:
-    values = struct.unpack(f"<{len(blob) // 4}f", blob)
-    return tuple(None if math.isnan(value) else value for value in values)
+def unpack_logprobs(blob: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(blob) // 4}f", blob)

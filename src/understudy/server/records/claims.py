@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, and_, bindparam, delete, func, insert, not_, select, update
+from sqlalchemy import (
+    CompoundSelect,
+    Connection,
+    FromClause,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    not_,
+    select,
+    union,
+    update,
+)
 
 from ...errors import UnderstudyError
-from ...types import CallRef
+from ...types import CallRef, Json
 from ...wire import TrajectoryRecord
 from ..errors import ApiError
-from .tables import calls, outputs, trajectories
+from .tables import calls, outputs, trajectories, trajectory_models
 
 CHUNK = 500
 _SHOWN = 10
@@ -164,22 +177,67 @@ def _claim(connection: Connection, records: Finish, claims: dict[CallRef, str]) 
 
 
 def _save(connection: Connection, records: Finish) -> None:
+    """Write the trajectories over what was known of them, each in its old place of lists."""
+    seqs: dict[str, int] = {}
     for chunk in chunks([record.id for record in records]):
-        connection.execute(delete(trajectories).where(trajectories.c.id.in_(chunk)))
-    connection.execute(
-        insert(trajectories),
-        [
-            {
-                "id": record.id,
-                "model": record.model,
-                "explicit": record.calls is not None,
-                "reward": record.reward,
-                "ended_at": record.ended_at,
-                "body": record.model_dump_json(),
-            }
-            for record in records
-        ],
+        own = trajectories.c.id.in_(chunk)
+        seqs |= {
+            name: seq for name, seq in connection.execute(select(trajectories.c.id, trajectories.c.seq).where(own))
+        }
+        connection.execute(delete(trajectories).where(own))
+    last = connection.scalar(select(func.max(trajectories.c.seq))) or 0
+    for record in records:
+        seqs.setdefault(record.id, last := last + 1)
+    connection.execute(insert(trajectories), [trajectory_row(record, seqs[record.id]) for record in records])
+    _list_by_model(connection, records, seqs)
+
+
+def _list_by_model(connection: Connection, records: Finish, seqs: dict[str, int]) -> None:
+    """List each trajectory under the model that it was finished for and those that it called. Both stay when it is
+    finished again, for another model of the same run say."""
+    pairs = {(record.id, record.model) for record in records}
+    listed: set[tuple[int, str]] = set()
+    for chunk in chunks([record.id for record in records]):
+        pairs |= {(name, model) for name, model, _ in connection.execute(called(trajectories, chunk))}
+        own = trajectory_models.c.seq.in_([seqs[name] for name in chunk])
+        listed |= set(connection.execute(select(trajectory_models).where(own)).tuples())
+    new = {(seqs[name], model) for name, model in pairs} - listed
+    if new:
+        connection.execute(insert(trajectory_models), [{"seq": seq, "model": model} for seq, model in sorted(new)])
+
+
+def called(of: FromClause, ids: Sequence[str]) -> CompoundSelect[str, str, int]:
+    """(trajectory id, model, step) of what the calls of these trajectories of a table went to, each once. Late calls are
+    left out."""
+    columns = (of.c.id, calls.c.model, calls.c.step)
+    whole = select(*columns).join_from(of, calls, calls.c.trajectory_id == of.c.id)
+    claimed = (
+        select(*columns)
+        .join_from(of, outputs, outputs.c.claimed_by == of.c.id)
+        .join(calls, calls.c.id == outputs.c.call_id)
     )
+    own = of.c.id.in_(ids)
+    return union(whole.where(own, not_(of.c.explicit), not_(calls.c.late)), claimed.where(own))
+
+
+def trajectory_row(record: TrajectoryRecord, seq: int) -> dict[str, Json]:
+    """The columns of a finished trajectory."""
+    return {
+        "id": record.id,
+        "seq": seq,
+        "model": record.model,
+        "explicit": record.calls is not None,
+        "reward": record.reward,
+        "failed": record.exception is not None,
+        "ended_at": record.ended_at,
+        "run": record.place.run,
+        "split": record.place.split,
+        "step": record.place.step,
+        "scenario": record.place.scenario,
+        "group_id": record.place.group,
+        "group_index": record.place.index,
+        "body": record.model_dump_json(),
+    }
 
 
 def _counts(connection: Connection, records: Finish) -> dict[str, int]:

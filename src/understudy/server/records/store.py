@@ -21,10 +21,12 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from ...errors import StoreError, UnderstudyError
 from ...types import Call, Json
-from ...wire import LogRequest, TrainStatus, TrajectoryRecord, TrajectoryWithCalls
+from ...wire import LogRequest, TrainStatus, TrajectoryPage, TrajectoryQuery, TrajectoryRecord, TrajectoryWithCalls
 from .call_rows import call_of, call_row, output_rows
 from .claims import chunks, finish
-from .tables import calls, logs, outputs, prepare, trains, trajectories
+from .listing import page
+from .schema import prepare
+from .tables import calls, logs, outputs, trains, trajectories
 from .writer import Writer, store_error
 
 R = TypeVar("R")
@@ -51,15 +53,15 @@ class Store:
 
     @classmethod
     async def open(cls, url: str) -> Store:
-        """Open or make the records at a SQLAlchemy URL. Raises StoreError: unreachable, not ours, or newer than us."""
+        """Open or make the records at a SQLAlchemy URL. Records of an older version are migrated.
+        Raises StoreError: unreachable, not ours, newer than us, or not migrated."""
         return await asyncio.to_thread(cls._opened, url)
 
     @classmethod
     def _opened(cls, url: str) -> Store:
         engine, where = _engine(url)
         try:
-            with engine.begin() as connection:
-                prepare(connection, where)
+            prepare(engine, where)
         except SQLAlchemyError as error:
             engine.dispose()
             raise store_error(error, "open", where) from error
@@ -120,12 +122,9 @@ class Store:
         """Those of the trajectories that are finished."""
         return await self._read(lambda connection: _finished(connection, ids))
 
-    async def trajectories(self, model: str | None = None, limit: int = 100, offset: int = 0) -> list[TrajectoryRecord]:
-        """Finished trajectories, newest first."""
-        query = select(trajectories.c.body).order_by(trajectories.c.ended_at.desc(), trajectories.c.id)
-        query = query.where(trajectories.c.model == model) if model is not None else query
-        rows = await self._rows(query.limit(limit).offset(offset))
-        return [TrajectoryRecord.model_validate_json(row.body) for row in rows]
+    async def trajectories(self, query: TrajectoryQuery | None = None) -> TrajectoryPage:
+        """A page of the finished trajectories that fit a query, all of them by default."""
+        return await self._read(lambda connection: page(connection, query or TrajectoryQuery()))
 
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls | None:
         """One trajectory with its calls; None where nothing is known of it."""

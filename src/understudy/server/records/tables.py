@@ -1,14 +1,14 @@
 """The tables of the records: portable types only, so that SQLite and PostgreSQL hold the same.
 
-Tokens are little-endian int32 blobs, logprobs float32 blobs with NaN for None, everything nested is JSON text.
+Tokens are little-endian int32 blobs, logprobs float32 blobs with NaN for a missing one, everything nested is JSON text.
 """
 
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
-    Connection,
     Double,
     Index,
     Integer,
@@ -18,15 +18,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    insert,
-    inspect,
-    select,
     text,
 )
 
-from ...errors import StoreError
-
-SCHEMA = 1
+SCHEMA = 2
 
 metadata = MetaData()
 
@@ -45,7 +40,7 @@ calls = Table(
     Column("started_at", Double, nullable=False),
     Column("ended_at", Double, nullable=False),
     Column("prompt_ids", LargeBinary, nullable=False),
-    Column("body", Text, nullable=False),  # sampling, constrained, messages, tools, origin, error
+    Column("body", Text, nullable=False),  # sampling, constrained, messages, tools, origin, error, parse_failures
     UniqueConstraint("trajectory_id", "idempotency_key", name="calls_idempotency"),  # finds those of a trajectory too
 )
 
@@ -64,16 +59,44 @@ outputs = Table(
     Index("outputs_claimed", "claimed_by", sqlite_where=_CLAIMED, postgresql_where=_CLAIMED),
 )
 
+_UNSCORED = text("reward IS NULL")
 trajectories = Table(
     "trajectories",
     metadata,
     Column("id", String(200), primary_key=True),
-    Column("model", String(200), nullable=False),
+    Column("seq", BigInteger, nullable=False),  # 1, 2, ... in the order in which they were first finished
+    Column("model", String(200), nullable=False),  # the one that it was finished for last
     Column("explicit", Boolean, nullable=False),  # it named its calls; else every call under its id is its own
     Column("reward", Double),
+    Column("failed", Boolean, nullable=False),  # an exception ended it
     Column("ended_at", Double, nullable=False),
-    Column("body", Text, nullable=False),  # the TrajectoryRecord
-    Index("trajectories_model", "model", "ended_at"),
+    Column("run", Text),  # run ... group_index: its place; NULL where nobody knows
+    Column("split", Text),
+    Column("step", Integer),
+    Column("scenario", Text),
+    Column("group_id", Text),
+    Column("group_index", Integer),
+    Column("body", Text, nullable=False),  # the TrajectoryRecord; the last column, for lists that pass over rows
+    Index("trajectories_seq", "seq", unique=True),
+    # What listing.DRIVING names: each gives its rows in the order of lists.
+    Index("trajectories_group", "group_id", "seq"),
+    Index("trajectories_scenario", "scenario", "seq"),
+    Index("trajectories_run_step", "run", "step", "seq"),
+    Index("trajectories_run_split", "run", "split", "seq"),
+    Index("trajectories_run", "run", "seq"),
+    Index("trajectories_step", "step", "seq"),
+    Index("trajectories_split", "split", "seq"),
+    Index("trajectories_failed", "seq", sqlite_where=text("failed = 1"), postgresql_where=text("failed")),
+    Index("trajectories_unscored", "seq", sqlite_where=_UNSCORED, postgresql_where=_UNSCORED),
+)
+
+trajectory_models = Table(
+    "trajectory_models",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),  # the trajectory's
+    Column("model", String(200), primary_key=True),  # one that it called, or that it was finished for
+    Index("trajectory_models_model", "model", "seq"),
+    sqlite_with_rowid=False,
 )
 
 trains = Table(
@@ -96,17 +119,3 @@ logs = Table(
     Column("body", Text, nullable=False),
     Index("logs_model", "model"),
 )
-
-
-def prepare(connection: Connection, where: str) -> None:
-    """Make the tables, or check that they are ours. Raises StoreError for records of a newer schema."""
-    if inspect(connection).has_table("meta"):
-        found = connection.execute(select(meta.c.value).where(meta.c.key == "schema")).scalar()
-        if found is None or int(found) > SCHEMA:
-            raise StoreError(
-                f"the records at {where} have schema {found!r}, and this version of understudy knows up to {SCHEMA}: "
-                "upgrade understudy, or keep records elsewhere (--dir or --store-url)"
-            )
-        return
-    metadata.create_all(connection)
-    connection.execute(insert(meta).values(key="schema", value=str(SCHEMA)))

@@ -22,7 +22,7 @@ Apply: TypeAlias = Callable[[Connection, Sequence[A]], Sequence[R | UnderstudyEr
 """Writes a batch of arguments and gives one result each; an error stands for a refusal that wrote nothing."""
 
 _BATCH = 512
-_SQLITE_FULL = {13, 778}  # SQLITE_FULL; SQLITE_IOERR_WRITE: a quota, or a limit on a file's size
+SQLITE_FULL = {13, 778}  # SQLITE_FULL; SQLITE_IOERR_WRITE: a quota, or a limit on a file's size
 _POSTGRES_FULL = "53100"
 
 
@@ -109,7 +109,7 @@ class Writer:
 def store_error(error: SQLAlchemyError, verb: str, where: str) -> StoreError:
     """What a database error means, with the place and what to do."""
     cause = error.orig if isinstance(error, DBAPIError) else None
-    if getattr(cause, "sqlite_errorcode", 0) in _SQLITE_FULL or getattr(cause, "sqlstate", "") == _POSTGRES_FULL:
+    if getattr(cause, "sqlite_errorcode", 0) in SQLITE_FULL or getattr(cause, "sqlstate", "") == _POSTGRES_FULL:
         message = (
             f"no space left to {verb} records at {where} ({cause}): free some, or use another --dir or --store-url"
         )

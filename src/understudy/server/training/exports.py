@@ -7,12 +7,13 @@ import shutil
 from contextlib import aclosing
 from pathlib import Path
 
+from ...engine.checkpoint_files import Checkpoint
 from ...engine.protocol import Failed, MergeCommand, Merged
 from ...errors import EngineError
 from ...types import new_id
-from ...wire import ExportRequest, ExportResult
+from ...wire import ExportRequest, ExportResult, name_at
 from ..errors import ApiError
-from ..models.checkpoints import Checkpoint, export_adapter
+from ..models.checkpoints import export_adapter
 from ..services import Services
 from .gguf import make_ready
 
@@ -30,7 +31,7 @@ async def export(services: Services, name: str, step: int, request: ExportReques
         raise ApiError(409, f"output {output} exists already; name a new folder", "output", "output_exists")
     if step == 0:
         raise ApiError(409, "Step 0 is the base model itself; there is no LoRA to export", "step", "no_checkpoint")
-    async with services.models.leases.lease(f"{name}@{step}") as route:
+    async with services.models.leases.lease(name_at(name, step)) as route:
         checkpoint = services.models.registry.model(route.model).checkpoints[step]
         if request.format == "peft":
             await asyncio.to_thread(export_adapter, checkpoint, output, services.base.reference)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from pathlib import Path
 
 from ...engine.protocol import TrainJob, write_job
@@ -17,12 +17,11 @@ KEPT_JOBS = 10
 
 
 class JobFolders:
-    """One folder a request under `root`. `call_marks`: see `build_job`."""
+    """One folder a request under `root`."""
 
-    def __init__(self, root: Path, store: Store, call_marks: Set[int]) -> None:
+    def __init__(self, root: Path, store: Store) -> None:
         self._root = root
         self._store = store
-        self._call_marks = call_marks
 
     def folder(self, request_id: str) -> Path:
         return job_folder(self._root, request_id)
@@ -31,7 +30,7 @@ class JobFolders:
         """Write the job of a request from its records. Raises ApiError 400 where they do not fit, OSError."""
         ids = check_ids(request)
         records, calls = await asyncio.gather(self._store.finished(ids), self._store.calls_of(ids))
-        job = await asyncio.to_thread(build_job, request, records, calls, self._call_marks)
+        job = await asyncio.to_thread(build_job, request, records, calls)
         await asyncio.to_thread(_write_anew, self.folder(request.id), job)
 
     def remove(self, request_id: str) -> None:

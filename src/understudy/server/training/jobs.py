@@ -5,22 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ...engine.protocol import JobTrajectory, Sample, TrainJob
-from ...types import Call, CallOutput, CallStatus, Json
+from ...types import Call, CallOutput
 from ...wire import TrainRequest, TrajectoryRecord
 from ..errors import ApiError
 
-CALL_MARKS = ("<tool_call>", "<|tool_call|>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
-"""How tool calls begin, in the formats of Qwen, Granite, Mistral, Llama and Qwen3-Coder: a special token, or plain text."""
-BARE_CALL = '{"name"'
-"""How Llama's begin where they have no mark."""
-TARGETS = frozenset({CallStatus.COMPLETE, CallStatus.TRUNCATED})
 _SHOWN = 5
 
 
@@ -46,12 +41,8 @@ def build_job(
     request: TrainRequest,
     records: Mapping[str, TrajectoryRecord],
     calls: Mapping[str, Sequence[Call]],
-    call_marks: Set[int],
 ) -> TrainJob:
-    """The job of a request. Raises ApiError 400 for trajectories that are unknown, or when none has anything to train on.
-
-    `call_marks`: those of the base's tokens that are one of CALL_MARKS.
-    """
+    """The job of a request. Raises ApiError 400 for trajectories that are unknown, or when none has anything to train on."""
     ids = check_ids(request)
     unknown = [trajectory_id for trajectory_id in ids if trajectory_id not in records]
     if unknown:
@@ -62,7 +53,7 @@ def build_job(
             "unknown_trajectory",
         )
     built = {
-        trajectory_id: _trajectory(request.model, records[trajectory_id], calls.get(trajectory_id, ()), call_marks)
+        trajectory_id: _trajectory(request.model, records[trajectory_id], calls.get(trajectory_id, ()))
         for trajectory_id in ids
     }
     scored = [each for each in built.values() if each.reward is not None and not each.failed]
@@ -96,15 +87,15 @@ def _why_empty(empty: Sequence[JobTrajectory], model: str, calls: Mapping[str, S
     return f"Trajectories with a reward but nothing to train on: {_some(ids)}: {why}"
 
 
-def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call], call_marks: Set[int]) -> JobTrajectory:
+def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call]) -> JobTrajectory:
     ours = [call for call in calls if call.model == model]
     unused = frozenset(record.unused)
     samples = [
-        replace(_sample(call, output, call_marks), weight=record.weights.get(call.id, 1.0), unused=call.id in unused)
+        replace(_sample(call, output), weight=record.weights.get(call.id, 1.0), unused=call.id in unused)
         for call in ours
-        if call.status in TARGETS and not call.late
+        if call.status.usable and not call.late
         for output in call.outputs
-        if output.status in TARGETS and output.token_ids
+        if output.status.usable and output.token_ids
     ]
     sampled = {sample.call_id for sample in samples}
     return JobTrajectory(
@@ -117,29 +108,19 @@ def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call], cal
     )
 
 
-def _sample(call: Call, output: CallOutput, call_marks: Set[int]) -> Sample:
-    parsed = bool(output.message.get("tool_calls"))
+def _sample(call: Call, output: CallOutput) -> Sample:
     return Sample(
         call_id=call.id,
         index=output.index,
         prompt_ids=np.asarray(call.prompt_ids, np.int32),
         completion_ids=np.asarray(output.token_ids, np.int32),
-        logprobs=np.asarray([np.nan if value is None else value for value in output.logprobs], np.float32),
+        logprobs=np.asarray(output.logprobs, np.float32),
         sampling=call.sampling,
         step=call.step,
         constrained=call.constrained,
-        tool_call=parsed,
-        parse_failure=not parsed and bool(call.tools) and _looks_like_tool_call(output, call_marks),
+        tool_call=bool(output.message.get("tool_calls")),
+        parse_failure=output.parse_failure,
     )
-
-
-def _looks_like_tool_call(output: CallOutput, call_marks: Set[int]) -> bool:
-    if not call_marks.isdisjoint(output.token_ids):
-        return True
-    content: Json = output.message.get("content")
-    if not isinstance(content, str):
-        return False
-    return content.lstrip().startswith(BARE_CALL) or any(mark in content for mark in CALL_MARKS)
 
 
 def _some(ids: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 
-from ...engine.protocol import Event, Failed, Merged, Progress, Ready, TrainCommand, Trained, Warned
+from ...engine.protocol import Event, Failed, Merged, Progressed, Ready, TrainCommand, Trained, Warned
 from ...errors import TrainError
 from ...types import TrainResult
 from ...wire import TrainEvent, TrainRequest
@@ -80,7 +80,7 @@ async def _last_event(running: AsyncGenerator[Event], feed: TrainFeed) -> Traine
     async with aclosing(running) as events:
         async for event in events:
             match event:
-                case Progress():
+                case Progressed():
                     feed.publish(TrainEvent(kind="progress", phase=event.phase, done=event.done, total=event.total))
                 case Warned():
                     feed.publish(TrainEvent(kind="warning", message=event.message))

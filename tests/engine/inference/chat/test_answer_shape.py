@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.inference.engines import SPECIAL
 from tests.engine.inference.served import SCHEMA, TOOLS, chat, events, says
-from understudy.engine.inference.decoding.model import Policy
+from understudy.engine.inference.decoding.model import ModelRunner
 from understudy.types import Json
 
 
@@ -36,7 +36,7 @@ def test_a_forced_tool_choice_is_a_call_of_that_tool(http: httpx.Client, choice:
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("forced", [False, True])
 def test_a_tag_inside_an_argument_is_part_of_the_argument(
-    http: httpx.Client, policy: Policy, monkeypatch: pytest.MonkeyPatch, forced: bool, streamed: bool
+    http: httpx.Client, policy: ModelRunner, monkeypatch: pytest.MonkeyPatch, forced: bool, streamed: bool
 ) -> None:
     text = "a</tool_call>b"
     properties: Json = {"text": {"type": "string", "enum": [text]}}
@@ -68,7 +68,7 @@ def test_an_answer_in_a_schema_is_json_of_that_schema(http: httpx.Client) -> Non
 
 @pytest.mark.parametrize("forced", [False, True])
 def test_under_a_grammar_control_tokens_only_begin_and_end_calls(
-    http: httpx.Client, policy: Policy, forced: bool
+    http: httpx.Client, policy: ModelRunner, forced: bool
 ) -> None:
     schema: Json = {
         "type": "object",
@@ -92,7 +92,7 @@ def test_under_a_grammar_control_tokens_only_begin_and_end_calls(
 
 @pytest.mark.parametrize("begin", ["{", "<tool_call>"])
 def test_with_tools_a_schema_shapes_the_answer_and_calls_stay_possible(
-    http: httpx.Client, policy: Policy, begin: str
+    http: httpx.Client, policy: ModelRunner, begin: str
 ) -> None:
     shape = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     bias = {str(policy.tokenizer.convert_tokens_to_ids(begin)): 100} | {str(token): -100 for token in (197, 198, 220)}

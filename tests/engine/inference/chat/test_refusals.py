@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.inference.engines import CONTEXT
 from tests.engine.inference.served import SCHEMA, TOOLS, body, chat, events, refused, until_idle
-from understudy.engine.inference.decoding.model import Policy
+from understudy.engine.inference.decoding.model import ModelRunner
 from understudy.types import Json
 
 LONG = "abcd" * 5000
@@ -18,7 +18,7 @@ IMAGE: Json = {"type": "image_url", "image_url": {"url": f"data:image/png;base64
 
 
 def test_a_token_that_the_model_does_not_know_is_refused_alone(
-    http: httpx.Client, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, policy: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(policy, "vocabulary", 40)
@@ -131,7 +131,7 @@ def test_a_schema_that_nothing_follows_is_refused_by_its_place(http: httpx.Clien
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_schema_with_a_part_that_nothing_follows_fails_its_own_call_only(
-    http: httpx.Client, policy: Policy, streamed: bool
+    http: httpx.Client, policy: ModelRunner, streamed: bool
 ) -> None:
     bias = {str(token): -100 for token in (9, 10, 13, 32, 197, 198, 201, 220)}
     fields: dict[str, Json] = {"response_format": schema_of(DEEP), "max_tokens": 200, "logit_bias": bias}

@@ -16,7 +16,7 @@ from understudy.engine.inference.chat import time_limit as aside
 from understudy.engine.inference.chat.answer_shape import MAX_BYTES, MAX_TOOLS
 from understudy.engine.inference.chat.grammar import Grammars
 from understudy.engine.inference.chat.template import ChatRenderer
-from understudy.engine.inference.decoding.model import Policy
+from understudy.engine.inference.decoding.model import ModelRunner
 from understudy.types import Json
 
 LARGE: list[Json] = [{"role": "user", "content": "hi"}, {"role": "user", "content": "", "name": "x" * 20_000}]
@@ -53,7 +53,7 @@ def shaped(schema: Json) -> dict[str, Json]:
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
-    http: httpx.Client, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    http: httpx.Client, policy: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, texts = policy.tokenizer.encode, list[str]()
 
@@ -116,7 +116,7 @@ def test_what_takes_too_long_is_given_up_by_name(
 
 @pytest.mark.parametrize(("owner", "name", "fields", "param"), HELD)
 def test_heavy_requests_hold_up_neither_health_nor_small_calls(
-    policy: Policy, hold: Hold, owner: type, name: str, fields: dict[str, Json], param: str
+    policy: ModelRunner, hold: Hold, owner: type, name: str, fields: dict[str, Json], param: str
 ) -> None:
     with served(policy) as url, httpx.Client(base_url=url, timeout=DEADLINE) as http, ThreadPoolExecutor(8) as threads:
         hold(owner, name)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tests.engine.inference.engines import Engine, call, prompt
-from understudy.engine.inference.decoding.batch import Batch
-from understudy.engine.inference.decoding.model import Policy
+from understudy.engine.inference.decoding.batch import RunningBatch
+from understudy.engine.inference.decoding.model import ModelRunner
 from understudy.errors import EngineError
 
 
-def test_a_cancelled_call_frees_its_slot(policy: Policy) -> None:
+def test_a_cancelled_call_frees_its_slot(policy: ModelRunner) -> None:
     engine = Engine(policy, max_batch=1)
     endless = call(policy, prompt(1, 10), max_tokens=500, streamed=True)
     engine.submit(endless)
@@ -28,7 +28,7 @@ def test_a_cancelled_call_frees_its_slot(policy: Policy) -> None:
 
 
 def test_a_failed_pass_fails_its_calls_with_the_reason_and_the_engine_goes_on(
-    engine: Engine, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, policy: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> torch.Tensor:
         raise RuntimeError("the lights went out")
@@ -41,15 +41,15 @@ def test_a_failed_pass_fails_its_calls_with_the_reason_and_the_engine_goes_on(
 
 
 def test_the_death_of_the_thread_is_told_and_fails_calls_also_later_ones(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
+    policy: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = threading.Event()
     engine = Engine(policy, on_death=told.set)
 
-    def refuses(*_: object) -> Batch:
+    def refuses(*_: object) -> RunningBatch:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("understudy.engine.inference.decoding.scheduler.Batch", refuses)
+    monkeypatch.setattr("understudy.engine.inference.decoding.scheduler.RunningBatch", refuses)
     (sampled,) = engine.sample(call(policy, prompt(1, 5)))
     assert sampled.last.failure and "the device is gone" in sampled.last.failure.message
     assert told.wait(10)
@@ -59,7 +59,7 @@ def test_the_death_of_the_thread_is_told_and_fails_calls_also_later_ones(
     engine.scheduler.close()
 
 
-def test_a_cancellation_that_fails_is_a_death_too(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancellation_that_fails_is_a_death_too(policy: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(policy)
     endless, other = (call(policy, prompt(seed, 10), max_tokens=500, streamed=True) for seed in (1, 2))
     engine.submit(endless, other)
@@ -68,7 +68,7 @@ def test_a_cancellation_that_fails_is_a_death_too(policy: Policy, monkeypatch: p
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no room to move rows")
 
-    monkeypatch.setattr(Batch, "remove", full)
+    monkeypatch.setattr(RunningBatch, "remove", full)
     engine.scheduler.cancel([other])
     failure = engine.wait(endless)[0].last.failure
     assert failure and "no room to move rows" in failure.message
@@ -76,7 +76,7 @@ def test_a_cancellation_that_fails_is_a_death_too(policy: Policy, monkeypatch: p
 
 
 def test_out_of_memory_names_the_options_to_lower(
-    engine: Engine, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, policy: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -92,7 +92,7 @@ def test_out_of_memory_names_the_options_to_lower(
 
 
 def test_logits_that_are_nan_fail_the_calls_and_leave_nothing_behind(
-    engine: Engine, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, policy: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = policy.decode
     with monkeypatch.context() as patched:
@@ -103,7 +103,7 @@ def test_logits_that_are_nan_fail_the_calls_and_leave_nothing_behind(
     assert all(math.isfinite(logprob) for logprob in engine.sample(call(policy, prompt(1, 5)))[0].logprobs)
 
 
-def test_closing_fails_what_is_in_flight(policy: Policy) -> None:
+def test_closing_fails_what_is_in_flight(policy: ModelRunner) -> None:
     engine = Engine(policy)
     endless = call(policy, prompt(1, 10), max_tokens=500, streamed=True)
     engine.submit(endless)
@@ -112,7 +112,7 @@ def test_closing_fails_what_is_in_flight(policy: Policy) -> None:
     assert engine.wait(endless)[0].last.failure is not None
 
 
-def test_the_probe_refuses_a_model_that_ignores_the_mask(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_refuses_a_model_that_ignores_the_mask(policy: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert policy.probe() < 1e-4
     monkeypatch.setattr(policy, "_masks", lambda *_: None)
     with pytest.raises(EngineError, match="needs another engine"):

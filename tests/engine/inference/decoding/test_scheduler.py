@@ -18,7 +18,7 @@ from tests.engine.inference.engines import Engine, call, plain_logits, prompt
 from understudy.engine.inference.decoding import batch as batches
 from understudy.engine.inference.decoding.adapters import Adapter, load_adapter
 from understudy.engine.inference.decoding.generation import Generation
-from understudy.engine.inference.decoding.model import Policy
+from understudy.engine.inference.decoding.model import ModelRunner
 from understudy.engine.inference.decoding.text import Decoder, StopWatch
 
 
@@ -37,7 +37,9 @@ def kept_logprobs(logits: np.ndarray, temperature: float, top_k: int, top_p: flo
     return scaled - top - math.log(np.exp(scaled - top).sum())
 
 
-def test_greedy_completions_equal_those_of_generate(engine: Engine, policy: Policy, plain: Qwen2ForCausalLM) -> None:
+def test_greedy_completions_equal_those_of_generate(
+    engine: Engine, policy: ModelRunner, plain: Qwen2ForCausalLM
+) -> None:
     prompts = [prompt(seed, length) for seed, length in enumerate((3, 17, 40, 40, 5, 61))]
     sampled = engine.sample(*[call(policy, ids, temperature=0.0, max_tokens=20) for ids in prompts])
     for ids, one in zip(prompts, sampled, strict=True):
@@ -58,7 +60,7 @@ def test_greedy_completions_equal_those_of_generate(engine: Engine, policy: Poli
 @pytest.mark.parametrize("lora", [None, 0])
 def test_logprobs_are_those_of_the_processed_distribution(
     engine: Engine,
-    policy: Policy,
+    policy: ModelRunner,
     plain: Qwen2ForCausalLM,
     plain_adapted: list[PeftModel],
     adapters: list[Adapter],
@@ -93,7 +95,7 @@ def test_logprobs_are_those_of_the_processed_distribution(
 
 
 def test_greedy_logprobs_are_those_of_the_raw_distribution(
-    engine: Engine, policy: Policy, plain: Qwen2ForCausalLM
+    engine: Engine, policy: ModelRunner, plain: Qwen2ForCausalLM
 ) -> None:
     one = call(policy, prompt(1, 9), temperature=0.0, top_k=2, top_p=0.1)
     (sampled,) = engine.sample(one)
@@ -104,7 +106,7 @@ def test_greedy_logprobs_are_those_of_the_raw_distribution(
 
 
 def test_calls_with_different_settings_and_lengths_share_a_batch(
-    engine: Engine, policy: Policy, plain: Qwen2ForCausalLM
+    engine: Engine, policy: ModelRunner, plain: Qwen2ForCausalLM
 ) -> None:
     greedy = call(policy, prompt(1, 30), temperature=0.0, max_tokens=25)
     others = [
@@ -119,7 +121,7 @@ def test_calls_with_different_settings_and_lengths_share_a_batch(
     assert all(one.last.finish == "length" for one in together)
 
 
-def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(engine: Engine, policy: Policy) -> None:
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(engine: Engine, policy: ModelRunner) -> None:
     def seeded() -> Generation:
         return call(policy, prompt(1, 20), seed=(7, 0), max_tokens=150)
 
@@ -130,7 +132,7 @@ def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(engine: Engi
     assert other.ids != alone.ids
 
 
-def test_sampled_tokens_follow_the_distribution(engine: Engine, policy: Policy, plain: Qwen2ForCausalLM) -> None:
+def test_sampled_tokens_follow_the_distribution(engine: Engine, policy: ModelRunner, plain: Qwen2ForCausalLM) -> None:
     ids = prompt(11, 8)
     count = 2000
     sampled = engine.sample(*[call(policy, ids, max_tokens=1, seed=(at,)) for at in range(count)])
@@ -142,7 +144,7 @@ def test_sampled_tokens_follow_the_distribution(engine: Engine, policy: Policy, 
 
 
 def test_equal_prompts_and_shared_beginnings_change_nothing(
-    policy: Policy, plain: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
+    policy: ModelRunner, plain: Qwen2ForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(batches.PREFILL_TOKENS, "cpu", 24)  # so that long prompts take several passes
     engine = Engine(policy)
@@ -160,7 +162,7 @@ def test_equal_prompts_and_shared_beginnings_change_nothing(
         assert torch.allclose(torch.tensor(sampled.logprobs), expected, atol=1e-5, rtol=0)
 
 
-def test_calls_enter_while_others_are_sampled(engine: Engine, policy: Policy) -> None:
+def test_calls_enter_while_others_are_sampled(engine: Engine, policy: ModelRunner) -> None:
     long = call(policy, prompt(1, 10), temperature=0.0, max_tokens=300, streamed=True)
     engine.submit(long)
     engine.wait_for_tokens(long, 3)
@@ -169,7 +171,7 @@ def test_calls_enter_while_others_are_sampled(engine: Engine, policy: Policy) ->
     assert len(engine.wait(long)[0].ids) == 300
 
 
-def test_more_calls_than_slots_are_all_answered(policy: Policy) -> None:
+def test_more_calls_than_slots_are_all_answered(policy: ModelRunner) -> None:
     engine = Engine(policy, max_batch=3)
     sampled = engine.sample(*[call(policy, prompt(seed, 5 + seed), max_tokens=3 + seed % 4) for seed in range(20)])
     engine.scheduler.close()
@@ -178,7 +180,7 @@ def test_more_calls_than_slots_are_all_answered(policy: Policy) -> None:
 
 def test_adapters_take_turns_and_never_mix(
     engine: Engine,
-    policy: Policy,
+    policy: ModelRunner,
     plain: Qwen2ForCausalLM,
     plain_adapted: list[PeftModel],
     adapters: list[Adapter],
@@ -198,17 +200,17 @@ def test_adapters_take_turns_and_never_mix(
 
 
 def test_many_steps_in_a_row_keep_the_memory_of_few(
-    engine: Engine, policy: Policy, adapter_folders: list[Path]
+    engine: Engine, policy: ModelRunner, adapter_folders: list[Path]
 ) -> None:
-    batches_made: list[weakref.ref[batches.Batch]] = []
-    made = batches.Batch.__init__
+    batches_made: list[weakref.ref[batches.RunningBatch]] = []
+    made = batches.RunningBatch.__init__
 
-    def noted(self: batches.Batch, given: Policy) -> None:
+    def noted(self: batches.RunningBatch, given: ModelRunner) -> None:
         batches_made.append(weakref.ref(self))
         made(self, given)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(batches.Batch, "__init__", noted)
+        patched.setattr(batches.RunningBatch, "__init__", noted)
         for step in range(6):
             adapter = load_adapter(f"m@{step}", adapter_folders[0], policy.layers)
             engine.sample(call(policy, prompt(step, 20), adapter, max_tokens=2))
@@ -218,7 +220,7 @@ def test_many_steps_in_a_row_keep_the_memory_of_few(
 
 
 def test_a_short_call_of_another_adapter_does_not_wait_for_a_long_one(
-    engine: Engine, policy: Policy, adapters: list[Adapter]
+    engine: Engine, policy: ModelRunner, adapters: list[Adapter]
 ) -> None:
     long = call(policy, prompt(1, 10), adapters[0], max_tokens=450, streamed=True)
     engine.submit(long)
@@ -229,7 +231,7 @@ def test_a_short_call_of_another_adapter_does_not_wait_for_a_long_one(
 
 
 def test_the_base_is_bit_for_bit_what_it_was_after_adapters_were_worn(
-    engine: Engine, policy: Policy, adapters: list[Adapter]
+    engine: Engine, policy: ModelRunner, adapters: list[Adapter]
 ) -> None:
     engine.sample(call(policy, prompt(1, 5)))
     before = {name: layer.weight.clone() for name, layer in policy.layers.items()}
@@ -239,7 +241,7 @@ def test_the_base_is_bit_for_bit_what_it_was_after_adapters_were_worn(
 
 
 def test_the_end_token_is_among_the_ids_with_its_logprob(
-    engine: Engine, policy: Policy, plain: Qwen2ForCausalLM
+    engine: Engine, policy: ModelRunner, plain: Qwen2ForCausalLM
 ) -> None:
     (eos,) = policy.eos
     one = call(policy, prompt(1, 9), ignore_eos=False, logit_bias=((eos, 100.0),), max_tokens=50)
@@ -250,7 +252,7 @@ def test_the_end_token_is_among_the_ids_with_its_logprob(
     assert len(sampled.logprobs) == 1
 
 
-def test_ignore_eos_goes_on_and_min_tokens_bans_the_end(engine: Engine, policy: Policy) -> None:
+def test_ignore_eos_goes_on_and_min_tokens_bans_the_end(engine: Engine, policy: ModelRunner) -> None:
     (eos,) = policy.eos
     bias = ((eos, 100.0),)
     going, late = engine.sample(
@@ -262,14 +264,14 @@ def test_ignore_eos_goes_on_and_min_tokens_bans_the_end(engine: Engine, policy: 
     assert late.ids.index(eos) == 4
 
 
-def test_a_stop_token_id_ends_it_and_is_named(engine: Engine, policy: Policy) -> None:
+def test_a_stop_token_id_ends_it_and_is_named(engine: Engine, policy: ModelRunner) -> None:
     (sampled,) = engine.sample(
         call(policy, prompt(1, 9), logit_bias=((77, 100.0),), stop_token_ids=(77,), ignore_eos=False)
     )
     assert (sampled.ids, sampled.last.finish, sampled.last.stop_reason) == ([77], "stop", 77)
 
 
-def test_a_stop_string_ends_it_where_it_is_complete(engine: Engine, policy: Policy) -> None:
+def test_a_stop_string_ends_it_where_it_is_complete(engine: Engine, policy: ModelRunner) -> None:
     decoder = Decoder(policy.tokenizer)
     (free,) = engine.sample(call(policy, prompt(1, 9), temperature=0.0, max_tokens=20))
     text = decoder.decode(free.ids[4:6])
@@ -283,7 +285,7 @@ def test_a_stop_string_ends_it_where_it_is_complete(engine: Engine, policy: Poli
     assert text not in decoder.decode(sampled.ids[:-1])
 
 
-def test_penalties_follow_their_definitions(engine: Engine, policy: Policy, plain: Qwen2ForCausalLM) -> None:
+def test_penalties_follow_their_definitions(engine: Engine, policy: ModelRunner, plain: Qwen2ForCausalLM) -> None:
     one = call(
         policy,
         prompt(3, 12),
@@ -304,7 +306,7 @@ def test_penalties_follow_their_definitions(engine: Engine, policy: Policy, plai
         assert sampled.ids[at] == row.argmax()
 
 
-def test_top_logprobs_are_the_likeliest_in_order(engine: Engine, policy: Policy, plain: Qwen2ForCausalLM) -> None:
+def test_top_logprobs_are_the_likeliest_in_order(engine: Engine, policy: ModelRunner, plain: Qwen2ForCausalLM) -> None:
     one = call(policy, prompt(3, 12), temperature=0.8, top_logprobs=5)
     (sampled,) = engine.sample(one)
     expected = (plain_logits(plain, one.prompt_ids, sampled.ids) / 0.8).log_softmax(-1).topk(5)
@@ -313,7 +315,7 @@ def test_top_logprobs_are_the_likeliest_in_order(engine: Engine, policy: Policy,
         assert [logprob for _, logprob in best] == pytest.approx(values, abs=1e-5)
 
 
-def test_a_streamed_call_gives_the_same_as_a_whole_one(engine: Engine, policy: Policy) -> None:
+def test_a_streamed_call_gives_the_same_as_a_whole_one(engine: Engine, policy: ModelRunner) -> None:
     whole = call(policy, prompt(1, 20), seed=(3,), max_tokens=30)
     streamed = call(policy, prompt(1, 20), seed=(3,), max_tokens=30, streamed=True)
     one, other = engine.sample(whole, streamed)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from ....types import Json
+from ....types import Json, Tool
 from .grammar import SCHEMA_PARAM, TOOLS_PARAM, GrammarError, GrammarMask, Grammars
-from .requests import ChatRequest, DialectError, shortened
+from .requests import ChatCompletionRequest, DialectError, shortened
 from .time_limit import Aside
 
 MAX_BYTES = 256 * 2**10
@@ -20,19 +20,19 @@ _LARGE = 16 * 2**10
 
 
 @dataclass(frozen=True)
-class Shape:
+class AnswerShape:
     """What an answer must look like. `tools`, by their places, may be called; `schema`: a JSON schema to follow otherwise.
 
     `forced`: one of `tools` must be called.
     """
 
-    tools: dict[str, Json]
+    tools: dict[str, Tool]
     forced: bool
     schema: Json
     parallel: bool
 
 
-def shape_of(request: ChatRequest) -> Shape | None:
+def shape_of(request: ChatCompletionRequest) -> AnswerShape | None:
     """None where the answer is free. With tools to choose from, a response_format shapes the answer, as it does in
     OpenAI's API: calls stay possible. Raises DialectError for what cannot be combined or is too large."""
     tools = _forced(request)
@@ -53,7 +53,7 @@ def shape_of(request: ChatRequest) -> Shape | None:
     free = _named(request.tools or []) if not tools and request.tool_choice in (None, "auto") else {}
     _bounded(TOOLS_PARAM, list((tools or free).values()))
     _bounded(SCHEMA_PARAM, schema)
-    return Shape(tools or free, bool(tools), None if tools else schema, request.parallel_tool_calls)
+    return AnswerShape(tools or free, bool(tools), None if tools else schema, request.parallel_tool_calls)
 
 
 class Shapes:
@@ -63,7 +63,7 @@ class Shapes:
         self._grammars = grammars
         self._small, self._large = Aside(4), Aside(1)
 
-    async def masks(self, shape: Shape, count: int) -> list[GrammarMask]:
+    async def masks(self, shape: AnswerShape, count: int) -> list[GrammarMask]:
         """One mask per choice. Raises DialectError naming `tools` or `response_format`."""
         compile_mask = self._compiling(shape)
         field = TOOLS_PARAM if shape.forced else SCHEMA_PARAM
@@ -77,7 +77,7 @@ class Shapes:
         except GrammarError as error:
             raise DialectError(str(error), param=error.param) from error
 
-    def _compiling(self, shape: Shape) -> Callable[[], GrammarMask]:
+    def _compiling(self, shape: AnswerShape) -> Callable[[], GrammarMask]:
         grammars, parallel = self._grammars, shape.parallel
         if shape.forced:
             return lambda: grammars.tool_calls(shape.tools, parallel=parallel)
@@ -96,7 +96,7 @@ def _bounded(field: str, value: Json) -> None:
         raise DialectError(f"{field}: a grammar takes at most {MAX_BYTES} bytes of JSON (got {size})", param=field)
 
 
-def _forced(request: ChatRequest) -> dict[str, Json]:
+def _forced(request: ChatCompletionRequest) -> dict[str, Tool]:
     """The tools of which one must be called, by their places; empty when none must."""
     choice = request.tool_choice
     if choice is None or choice == "auto" or choice == "none":
@@ -116,7 +116,7 @@ def _forced(request: ChatRequest) -> dict[str, Json]:
     return named
 
 
-def _named(tools: list[Json]) -> dict[str, Json]:
+def _named(tools: list[Tool]) -> dict[str, Tool]:
     """The tools by their places; each must have a name."""
     for at, tool in enumerate(tools):
         function: Json = tool.get("function")

@@ -6,15 +6,13 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from ....types import Json
+from ....types import CUT_OFF, Json
+from ...protocol import UNKNOWN_LOGPROB
 from ..decoding.generation import Update
 from ..decoding.text import Decoder, StopCutter, TextStream
 from .hermes import ToolCall
-from .requests import ChatRequest
+from .requests import ChatCompletionRequest
 from .tool_calls import HERMES, CallFormat
-
-_LEAST_LOGPROB = -9999.0
-"""JSON has no infinity; vLLM shows this instead."""
 
 Pieces = list[str | ToolCall]
 
@@ -22,7 +20,7 @@ Pieces = list[str | ToolCall]
 class ChoiceReader:
     """Reads the updates of one choice as content and tool calls."""
 
-    def __init__(self, request: ChatRequest, decoder: Decoder, calls: CallFormat) -> None:
+    def __init__(self, request: ChatCompletionRequest, decoder: Decoder, calls: CallFormat) -> None:
         self._request = request
         self._decoder = decoder
         self._stream = TextStream(decoder, skip_special=request.skip_special_tokens)
@@ -48,7 +46,7 @@ class ChoiceReader:
             return [text] if text else []
         pieces = self._parser.push(text)
         if update.finish:
-            pieces += self._parser.finish(truncated=update.finish == "length")
+            pieces += self._parser.finish(truncated=update.finish == CUT_OFF)
         return pieces
 
     def finish_reason(self, update: Update) -> str | None:
@@ -74,7 +72,7 @@ class AnswerWriter:
     """Writes the answer to one request."""
 
     def __init__(
-        self, request: ChatRequest, prompt_ids: tuple[int, ...], decoder: Decoder, calls: CallFormat = HERMES
+        self, request: ChatCompletionRequest, prompt_ids: tuple[int, ...], decoder: Decoder, calls: CallFormat = HERMES
     ) -> None:
         self._request = request
         self._prompt_ids = prompt_ids
@@ -162,7 +160,7 @@ class AnswerWriter:
         text, utf8 = self._decoder.token(token)
         if self._request.return_tokens_as_token_ids:
             text = f"token_id:{token}"
-        return {"token": text, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": utf8}
+        return {"token": text, "logprob": max(logprob, UNKNOWN_LOGPROB), "bytes": utf8}
 
     def _usage(self) -> dict[str, int]:
         prompt = len(self._prompt_ids)

@@ -1,8 +1,5 @@
 """Grammars that a completion must follow: JSON, tool calls in hermes format, or one of the two."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# xgrammar is only partly typed.
-
 from __future__ import annotations
 
 import hashlib
@@ -99,8 +96,8 @@ class Grammars:
         self._compiler = xgrammar.GrammarCompiler(facts, cache_limit_bytes=64 * 2**20)
         self._followed = set[bytes]()  # digests of schemas that something follows
         ids = {text: token for text, token in tokenizer.get_vocab().items() if token in marks}
-        self._open: Json = {"type": "token", "token": ids[OPEN]} if OPEN in ids else OPEN
-        self._close: Json = {"type": "token", "token": ids[CLOSE]} if CLOSE in ids else CLOSE
+        self._open: object = {"type": "token", "token": ids[OPEN]} if OPEN in ids else OPEN
+        self._close: object = {"type": "token", "token": ids[CLOSE]} if CLOSE in ids else CLOSE
 
     def json_schema(self, schema: Json) -> GrammarMask:
         """JSON that follows a schema."""
@@ -133,7 +130,7 @@ class Grammars:
         self._followed.add(digest)
         return compiled
 
-    def _structure(self, wanted: Json, param: str) -> GrammarMask:
+    def _structure(self, wanted: object, param: str) -> GrammarMask:
         try:
             compiled = self._compiler.compile_structural_tag({"type": "structural_tag", "format": wanted})
         except (RuntimeError, ValueError, TypeError) as error:
@@ -144,7 +141,7 @@ class Grammars:
         matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._eos)
         return GrammarMask(matcher, self._vocabulary, param)
 
-    def _calls(self, tools: Mapping[str, Tool], parallel: bool) -> dict[str, Json]:
+    def _calls(self, tools: Mapping[str, Tool], parallel: bool) -> dict[str, object]:
         """Calls of these tools as a format of structural tags."""
         return {
             "type": "tags_with_separator",
@@ -154,7 +151,7 @@ class Grammars:
             "stop_after_first": not parallel,
         }
 
-    def _tag(self, function: Json, param: str) -> dict[str, Json]:
+    def _tag(self, function: Json, param: str) -> dict[str, object]:
         """One tool's call as a structural tag."""
         name = json.dumps(function["name"], ensure_ascii=False)
         parameters: Json = function.get("parameters") or {"type": "object", "properties": {}}

@@ -74,7 +74,7 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class StreamOptions(Part):
+class StreamingOptions(Part):
     include_usage: bool = False
     continuous_usage_stats: Literal[False] = False
 
@@ -86,21 +86,21 @@ class JsonSchema(Part):
     strict: bool | None = None
 
 
-class ResponseFormat(Part):
+class AnswerFormat(Part):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class NamedFunction(Part):
+class ToolChoiceFunction(Part):
     name: str
 
 
-class NamedTool(Part):
+class NamedToolChoice(Part):
     type: Literal["function"]
-    function: NamedFunction
+    function: ToolChoiceFunction
 
 
-class ChatRequest(BaseModel):
+class ChatCompletionRequest(BaseModel):
     """POST /v1/chat/completions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -108,9 +108,9 @@ class ChatRequest(BaseModel):
     model: str
     messages: list[Message] = Field(min_length=1)
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool = True
-    response_format: ResponseFormat | None = None
+    response_format: AnswerFormat | None = None
     chat_template_kwargs: dict[str, Json] = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -138,7 +138,7 @@ class ChatRequest(BaseModel):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamingOptions | None = None
 
     @field_validator("stop")
     @classmethod
@@ -187,10 +187,10 @@ def read_object(body: bytes) -> dict[str, Json]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def read_chat(body: bytes) -> ChatRequest:
+def read_chat(body: bytes) -> ChatCompletionRequest:
     """A chat request; raises DialectError naming the first bad field."""
     fields = {name: value for name, value in read_object(body).items() if name not in _WITHOUT_EFFECT}
-    request = checked(ChatRequest, fields)
+    request = checked(ChatCompletionRequest, fields)
     if request.stream_options and not request.stream:
         raise DialectError("stream_options needs stream=true", param="stream_options")
     if request.top_logprobs and not request.logprobs:

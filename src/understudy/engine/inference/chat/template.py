@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from ....errors import ConfigError
 from ....types import Json, Message
 from .least_tokens import LeastTokens
-from .requests import ChatRequest, DialectError, shortened
+from .requests import ChatCompletionRequest, DialectError, shortened
 
 _TELLS_STRINGS = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
 _RESERVED = frozenset(
@@ -44,7 +44,7 @@ class ChatRenderer:
         self._kept = 0  # characters of the keys of _prompts
         tokenizer.encode("")  # the first one may change the tokenizer's settings, which must not happen in two threads
 
-    def prompt_ids(self, request: ChatRequest) -> tuple[int, ...]:
+    def prompt_ids(self, request: ChatCompletionRequest) -> tuple[int, ...]:
         """The prompt's tokens; raises DialectError when the messages do not fit the template, or surely not the context."""
         options = {
             "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,

@@ -1,8 +1,5 @@
 """LoRA adapters from standard PEFT folders, and how the model wears one at a time."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# torch's modules are only partly typed.
-
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -13,7 +10,7 @@ from typing import cast
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]  # safetensors is only partly typed
 from torch import Tensor, nn
 
 from ....config import describe

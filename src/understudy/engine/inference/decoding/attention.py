@@ -1,8 +1,5 @@
 """Attention over the slots of the embedded engine: transformers' seam for attention functions."""
 
-# pyright: reportUnknownMemberType=false
-# transformers' registry is only partly typed.
-
 from __future__ import annotations
 
 import torch
@@ -15,7 +12,7 @@ NAME = "understudy_slots"
 
 def register() -> None:
     """Make `attn_implementation=NAME` known to transformers. Idempotent."""
-    AttentionInterface.register(NAME, slot_attention)
+    AttentionInterface.register(NAME, slot_attention)  # pyright: ignore[reportUnknownMemberType]  # transformers' registry is only partly typed
 
 
 def slot_attention(

@@ -1,6 +1,6 @@
 """One sampling batch: the calls of one adapter that are decoded together."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch's `tolist` and indexing are only partly typed.
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ....types import CUT_OFF
 from . import sampling
 from .generation import DeadEnd, Failure, FinishReason, Generation, Update
 from .kv_cache import Slots
-from .model import Policy, Prefill
+from .model import ModelRunner, Prefill
 from .prefix_cache import BLOCK, Prefix, PrefixStore, common
 from .row_state import Rows
 
@@ -41,18 +42,18 @@ class _Prompt:
     prefix: Prefix | None = None
 
 
-class Batch:
+class RunningBatch:
     """Rows [0, B) of the cache are calls in flight; they enter by `admit`, advance by `step`, and leave when done.
 
     The adapter must be worn by the model before `admit` and `step`.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._slots = Slots(policy.shape)
-        self._rows = Rows(policy.device)
-        self._prefixes = PrefixStore(PREFIX_BYTES // policy.shape.token_bytes)
-        self._pass_tokens = PREFILL_TOKENS.get(policy.device.type, _PREFILL_TOKENS)
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._slots = Slots(runner.shape)
+        self._rows = Rows(runner.device)
+        self._prefixes = PrefixStore(PREFIX_BYTES // runner.shape.token_bytes)
+        self._pass_tokens = PREFILL_TOKENS.get(runner.device.type, _PREFILL_TOKENS)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -85,14 +86,14 @@ class Batch:
                 self._slots.copy(first + at, rows, len(prompt.tokens))
                 entering += others
                 order += [at] * len(others)
-        self._rows.append(entering, self._policy.max_model_len)
+        self._rows.append(entering, self._runner.max_model_len)
         return self._advance(logits[order], first)
 
     @torch.inference_mode()
     def step(self) -> Updates:
         """Sample one token for every call in flight."""
         rows = self._rows
-        logits = self._policy.decode(self._slots, rows.tokens, rows.lengths)
+        logits = self._runner.decode(self._slots, rows.tokens, rows.lengths)
         rows.lengths += 1
         return self._advance(logits, 0)
 
@@ -147,10 +148,10 @@ class Batch:
         while _left(prompts[0]) > self._pass_tokens:
             prompt = prompts[0]
             part = prompt.tokens[prompt.done : prompt.done + self._pass_tokens]
-            self._policy.prefill(self._slots, first, [Prefill(part, prompt.done)])
+            self._runner.prefill(self._slots, first, [Prefill(part, prompt.done)])
             prompt.done += len(part)
         parts = [Prefill(prompt.tokens[prompt.done :], prompt.done) for prompt in prompts]
-        return self._policy.prefill(self._slots, first, parts)
+        return self._runner.prefill(self._slots, first, parts)
 
     def _advance(self, logits: Tensor, first: int) -> Updates:
         """Sample one token for the rows from `first` on, tell who must know, and let the finished leave."""
@@ -162,9 +163,11 @@ class Batch:
                     logits[row - first] = self._adjusted(logits[row - first], row)
                 except DeadEnd as error:
                     dead[row] = self._stuck(row, error)
-        shape = rows.shape(first)
-        logprobs = sampling.processed_logprobs(logits, shape.temperature, shape.min_p, shape.top_k, shape.top_p)
-        tokens = sampling.draw(logprobs, rows.draws(first), shape.greedy)
+        metadata = rows.metadata(first)
+        logprobs = sampling.processed_logprobs(
+            logits, metadata.temperature, metadata.min_p, metadata.top_k, metadata.top_p
+        )
+        tokens = sampling.draw(logprobs, rows.draws(first), metadata.greedy)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         if not bool(torch.isfinite(chosen).all()):
             raise NotFinite("the model's logits are NaN: the adapter or the base is broken")
@@ -182,7 +185,7 @@ class Batch:
 
     def _stuck(self, row: int, error: DeadEnd) -> Failure:
         """The grammar is at fault, which the client gave."""
-        said = self._policy.tokenizer.decode(self._rows.ids[row, : int(self._rows.counts[row])])
+        said = self._runner.tokenizer.decode(self._rows.ids[row, : int(self._rows.counts[row])])
         return Failure(f"{error} (the answer so far: {str(said)[-100:]!r})", code=None, status=400, param=error.param)
 
     def _adjusted(self, logits: Tensor, row: int) -> Tensor:
@@ -207,7 +210,7 @@ class Batch:
         generation, token = self._rows.generations[row], int(self._rows.tokens[row])
         if token in generation.end_ids and self._rows.counts[row] >= self._rows.minimum[row]:
             return "stop", None if token in generation.eos else token
-        return "length", None
+        return CUT_OFF, None
 
     def _watch(
         self,
@@ -224,7 +227,7 @@ class Batch:
             generation.top.append(tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
         if generation.mask:
             generation.mask.accept(token)
-        stop = reasons.get(row, ("length", None))[0] == "stop"
+        stop = reasons.get(row, (CUT_OFF, None))[0] == "stop"
         if generation.stop_watch and not stop:
             found = generation.stop_watch.push(token, armed=bool(rows.counts[row] >= rows.minimum[row]))
             if found is not None:
@@ -260,7 +263,7 @@ class Batch:
         for hole, mover in zip(holes, movers, strict=True):
             order[hole] = mover
         if holes:
-            device = self._policy.device
+            device = self._runner.device
             length = int(rows.lengths[movers].max())
             self._slots.move(torch.tensor(movers, device=device), torch.tensor(holes, device=device), length)
         rows.keep(order)

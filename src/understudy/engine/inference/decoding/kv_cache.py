@@ -1,8 +1,5 @@
 """The key-value cache of one batch: rows that calls enter and leave, written and read in place."""
 
-# pyright: reportUnknownMemberType=false
-# transformers' Cache is only partly typed.
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The model that samples: weights, tokenizer, and its two forward passes over slots."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers' models and configs are only partly typed.
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import (
 
 from ....errors import ConfigError, EngineError
 from ...ends import end_tokens
-from ...precision import dtype_of
+from ...precision import device_name, dtype_of
 from .adapters import Wardrobe
 from .attention import NAME, additive, register
 from .kv_cache import CacheShape, Slots, Window
@@ -39,7 +39,7 @@ class Prefill:
     past: int
 
 
-class Policy:
+class ModelRunner:
     """A causal model of transformers, run over `Slots`. Not thread-safe: one thread runs it."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_model_len: int) -> None:
@@ -153,14 +153,13 @@ class Policy:
         return difference
 
 
-def load_policy(folder: Path, *, device: str, dtype: str, max_model_len: int | None) -> Policy:
+def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int | None) -> ModelRunner:
     """Load weights and tokenizer from a model folder. device: auto, cpu, cuda, cuda:N, mps; dtype: auto or torch's name."""
     register()
-    try:
-        target = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {device!r}: one of auto, cpu, cuda, cuda:N, mps") from error
-    precision = _precision(dtype, target)
+    target = device_name(device)
+    precision = dtype_of(dtype, target)
+    if precision not in _PROBE_LIMIT:
+        raise ConfigError(f"--dtype {dtype!r}: one of auto, float32, bfloat16, float16")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         limit = int(AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings)
@@ -170,14 +169,5 @@ def load_policy(folder: Path, *, device: str, dtype: str, max_model_len: int | N
     if max_model_len is not None and max_model_len > limit:
         raise ConfigError(f"--max-model-len {max_model_len} is longer than the model's own {limit}")
     model.eval().requires_grad_(False)
-    model.to(target)  # pyright: ignore[reportArgumentType]  # the mixin's signature hides nn.Module's
-    return Policy(model, tokenizer, max_model_len or limit)
-
-
-def _precision(dtype: str, device: torch.device) -> torch.dtype:
-    if dtype == "auto":
-        return dtype_of(dtype, str(device))
-    found = getattr(torch, dtype, None)
-    if found not in _PROBE_LIMIT:
-        raise ConfigError(f"--dtype {dtype!r}: one of auto, float32, bfloat16, float16")
-    return found
+    model.to(torch.device(target))  # pyright: ignore[reportArgumentType]  # the mixin's signature hides nn.Module's
+    return ModelRunner(model, tokenizer, max_model_len or limit)

@@ -32,7 +32,7 @@ class Uniforms:
 
 
 @dataclass(frozen=True)
-class Shape:
+class SamplingMetadata:
     """What shapes the distribution of each row; None where no row uses it. See `sampling.processed_logprobs`."""
 
     temperature: Tensor
@@ -135,15 +135,15 @@ class Rows:
         ended = (tokens[:, None] == self.ends[first:]).any(1) & (counts >= self.minimum[first:])
         return ended | (counts >= self.limits[first:])
 
-    def shape(self, first: int) -> Shape:
+    def metadata(self, first: int) -> SamplingMetadata:
         """The settings of the rows from `first` on."""
-        one = self._shape
+        one = self._metadata
         cut = [None if part is None else part[first:] for part in (one.greedy, one.min_p, one.top_k, one.top_p)]
-        return Shape(one.temperature[first:], *cut)
+        return SamplingMetadata(one.temperature[first:], *cut)
 
     def _describe(self) -> None:
         temperature, greedy, min_p, top_k, top_p = self.settings.unbind(1)
-        self._shape = Shape(
+        self._metadata = SamplingMetadata(
             temperature.to(torch.float32),
             greedy.bool() if greedy.any() else None,
             min_p.to(torch.float32) if (min_p > 0).any() else None,

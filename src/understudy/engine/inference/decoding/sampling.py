@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...kept_tokens import excluded
+
 
 def penalised(
     logits: Tensor, prompt_seen: Tensor, counts: Tensor, repetition: float, frequency: float, presence: float
@@ -26,27 +28,8 @@ def processed_logprobs(
     """Logprobs [B, V] of the distribution that is sampled from. temperature [B] (1 where greedy); min_p [B] (0 off);
     top_k int64 [B] (0 off); top_p [B] (1 off); None: off for every row."""
     logits = logits / temperature[:, None]
-    if min_p is not None:
-        floor = logits.max(-1, keepdim=True).values + min_p.log()[:, None]
-        logits = logits.masked_fill(logits < floor, -torch.inf)
-    if top_k is not None or top_p is not None:
-        logits = _kept(logits, top_k, top_p)
-    return torch.log_softmax(logits, -1)
-
-
-def _kept(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """Logits outside top-k (ties kept) and then outside the nucleus (1904.09751) become -inf."""
-    ordered, order = logits.sort(-1)
-    vocabulary = logits.shape[-1]
-    if top_k is not None:
-        width = torch.where(top_k > 0, top_k.clamp(max=vocabulary), vocabulary)
-        threshold = ordered.gather(-1, (vocabulary - width)[:, None])
-        ordered = ordered.masked_fill(ordered < threshold, -torch.inf)
-    if top_p is not None:
-        outside = ordered.softmax(-1).cumsum(-1) <= 1 - top_p[:, None]
-        outside[:, -1] = False
-        ordered = ordered.masked_fill(outside, -torch.inf)
-    return torch.empty_like(logits).scatter_(-1, order, ordered)
+    outside = excluded(logits, min_p, top_k, top_p)
+    return torch.log_softmax(logits if outside is None else logits.masked_fill(outside, -torch.inf), -1)
 
 
 def draw(logprobs: Tensor, uniforms: Tensor, greedy: Tensor | None) -> Tensor:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .adapters import Adapter
-from .batch import Batch, Updates
+from .batch import RunningBatch, Updates
 from .generation import Deliver, Failure, Generation, Update
-from .model import Policy
+from .model import ModelRunner
 
 _log = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ class Scheduler:
 
     def __init__(
         self,
-        policy: Policy,
+        runner: ModelRunner,
         deliver: Deliver,
         *,
         max_batch: int = 64,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
-        self._policy = policy
+        self._runner = runner
         self._on_death = on_death
         self._death: Failure | None = None
         self._deliver = deliver
@@ -50,7 +50,7 @@ class Scheduler:
         self._cancelled: set[Generation] = set()
         self._forgotten: list[Adapter] = []
         self._closing = False
-        self._batches: dict[Adapter | None, Batch] = {}
+        self._batches: dict[Adapter | None, RunningBatch] = {}
         self._waiting: dict[Adapter | None, list[Generation]] = {}
         self._turns: deque[Adapter | None] = deque()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -173,7 +173,7 @@ class Scheduler:
             else:
                 self._batches.pop(adapter, None)
                 self._waiting.pop(adapter, None)
-                self._policy.wardrobe.forget(adapter)
+                self._runner.wardrobe.forget(adapter)
 
     def _turn(self, adapter: Adapter | None) -> None:
         """Let the waiting calls of one adapter enter its batch, and decode for a while."""
@@ -181,8 +181,8 @@ class Scheduler:
         batch = self._batches.get(adapter)
         try:
             if batch is None:
-                batch = self._batches[adapter] = Batch(self._policy)
-            self._policy.wardrobe.wear(adapter)
+                batch = self._batches[adapter] = RunningBatch(self._runner)
+            self._runner.wardrobe.wear(adapter)
             if entering:
                 self._hand(batch.admit(entering))
             for _ in range(QUANTUM if len(self._turns) > 1 else 1):
@@ -194,7 +194,8 @@ class Scheduler:
             failed = [*running, *(one for one in entering if one not in running)]
             _log.exception("sampling failed for %d calls", len(failed))
             self._fail(failed, self._failure(error))
-            self._batches[adapter] = Batch(self._policy)  # a device that refuses this too is the end of the thread
+            # A device that refuses this too is the end of the thread.
+            self._batches[adapter] = RunningBatch(self._runner)
 
     def _rest(self, adapter: Adapter | None) -> None:
         """A batch has run empty: keep it for the next turn of its conversations, and free the one idle for longest."""
@@ -213,7 +214,7 @@ class Scheduler:
     def _failure(self, error: Exception) -> Failure:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
             return Failure(
-                f"out of memory with up to {self._max_batch} calls of up to {self._policy.max_model_len} tokens: "
+                f"out of memory with up to {self._max_batch} calls of up to {self._runner.max_model_len} tokens: "
                 f"lower --max-batch or --max-model-len ({error})",
                 code="out_of_memory",
             )

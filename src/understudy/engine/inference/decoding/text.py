@@ -1,8 +1,5 @@
 """Tokens to text: whole, token by token, and up to a stop string."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# transformers' tokenizers are only partly typed.
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +23,7 @@ class Decoder:
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of these tokens."""
         shown = [token for token in token_ids if token not in self._skipped] if skip_special else list(token_ids)
-        text = self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)  # pyright: ignore[reportUnknownMemberType]  # transformers' tokenizers are only partly typed
         assert isinstance(text, str)
         return text
 

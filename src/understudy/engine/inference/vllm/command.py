@@ -25,7 +25,7 @@ from typing import cast
 
 import psutil
 
-from ....devices import chosen, gpus
+from ....devices import Gpu, automatic_dtype, chosen, gpus
 from ....errors import ConfigError, MissingExtraError, UnderstudyError
 from ....types import Json
 from ..chat.families import parsers
@@ -86,7 +86,7 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
     """vLLM's command line. Raises ConfigError for an `engine_args` that is ours to say."""
     found = parsers(options.model)
     tools = options.tool_call_parser or found.tool_call or FORCED_CALLS
-    said: dict[str, Json] = {
+    said: dict[str, object] = {
         "model": str(options.model),
         "served-model-name": options.served_model_name,
         "dtype": place.dtype,
@@ -145,13 +145,16 @@ def find_place(options: argparse.Namespace) -> Place:
     if options.device.startswith("cuda") and not found:
         raise ConfigError(f"--device {options.device}: nvidia-smi shows no GPU on this machine")
     if not found:
-        dtype = "float32" if options.dtype == "auto" else options.dtype
+        dtype = _dtype(options, ())
         return Place(dtype, cache_bytes=_cache_bytes(options, dtype))
     index = options.device.partition(":")[2]
     asked = options.gpus or ((int(index),) if index else ())
     used = chosen(asked, found, "inference-gpus")
-    half = "bfloat16" if all(gpu.has_bfloat16 for gpu in used) else "float16"
-    return Place(half if options.dtype == "auto" else options.dtype, tuple(gpu.index for gpu in used))
+    return Place(_dtype(options, used), tuple(gpu.index for gpu in used))
+
+
+def _dtype(options: argparse.Namespace, used: Sequence[Gpu]) -> str:
+    return automatic_dtype([gpu.capability for gpu in used]) if options.dtype == "auto" else options.dtype
 
 
 def _cache_bytes(options: argparse.Namespace, dtype: str) -> int:
@@ -172,7 +175,7 @@ def _cache_bytes(options: argparse.Namespace, dtype: str) -> int:
     return min(free, (options.max_batch + 1) * call)
 
 
-def _theirs(given: Mapping[str, Json]) -> dict[str, Json]:
+def _theirs(given: Mapping[str, object]) -> dict[str, object]:
     named = {name.lstrip("-").replace("_", "-"): value for name, value in given.items()}
     for name in named:
         if (ours := OURS.get(name.removeprefix("no-"))) is not None:
@@ -180,7 +183,7 @@ def _theirs(given: Mapping[str, Json]) -> dict[str, Json]:
     return named
 
 
-def _flags(said: Mapping[str, Json]) -> list[str]:
+def _flags(said: Mapping[str, object]) -> list[str]:
     """`{"a": 1, "b": True, "c": False, "d": [1, 2]}` as words; None is left out."""
     words: list[str] = []
     for name, value in said.items():
@@ -189,7 +192,7 @@ def _flags(said: Mapping[str, Json]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, list):
-            words += [f"--{name}", *(str(part) for part in cast(list[Json], value))]
+            words += [f"--{name}", *(str(part) for part in cast(list[object], value))]
         else:
             words += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return words

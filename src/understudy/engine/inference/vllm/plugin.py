@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any
 
-from ...protocol import FLAT_LOGPROBS
+from ...protocol import FLAT_LOGPROBS, UNKNOWN_LOGPROB
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 SWITCH = "UNDERSTUDY_VLLM_PLUGIN"
 """Set to 1 in the environment of the vLLM that Understudy starts."""
 KNOWN_VERSION = "0.32"
-UNKNOWN = -9999.0
-"""vLLM's word for a logprob that JSON cannot hold."""
 SMALL = 1 << 17
 """Logprobs of one step: up to here PyTorch's own operations count ranks sooner than the compiled kernel is entered."""
 _TEXTS = 1 << 18
@@ -120,7 +118,7 @@ def showing(theirs: Theirs) -> Theirs:
             return theirs(self, token_ids, top_logprobs, *others, **named)
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs
 
-        values = [max(value, UNKNOWN) for value in top_logprobs]
+        values = [max(value, UNKNOWN_LOGPROB) for value in top_logprobs]
         return ChatCompletionLogProbs.model_construct(content=[], token_logprobs=values)
 
     return create_chat_logprobs

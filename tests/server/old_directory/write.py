@@ -1,0 +1,66 @@
+"""What wrote `files/`: python write.py FOLDER, with the last version whose records have schema 1.
+
+Two models, two steps of one of them; rollouts that failed, are unscored, or called both; a log, a state, an unclaimed call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+
+import understudy as us
+
+LORA = us.LoraOptions(r=1, alpha=2, target_modules=("q_proj",))
+
+
+async def main(folder):
+    backend = us.LocalBackend(folder, threads=1)
+    model = us.TrainableModel("agent", project="desk", base_model="tiny", backend=backend, lora=LORA)
+    other = us.TrainableModel("planner", project="desk", base_model="tiny", backend=backend, lora=LORA)
+    await other.register()
+    rng = random.Random(0)
+
+    async def rollout(scenario, reward, both=False, fail=False):
+        client = model.openai_client()
+        traj = us.Trajectory(
+            messages_and_choices=[{"role": "user", "content": scenario}], metadata={"scenario": scenario}
+        )
+        answer = await client.chat.completions.create(model=model.name, messages=traj.messages(), max_tokens=8)
+        traj.messages_and_choices.append(answer.choices[0])
+        if both:
+            second = await other.openai_client().chat.completions.create(
+                model=other.name, messages=traj.messages(), max_tokens=4
+            )
+            traj.messages_and_choices.append(second.choices[0])
+        if fail:
+            raise RuntimeError("the tool broke")
+        traj.reward = reward
+        return traj
+
+    for _ in range(2):
+        groups = await us.gather_trajectory_groups(
+            [
+                us.TrajectoryGroup(
+                    [
+                        rollout(f"where is order {n}?", rng.random(), both=n == 1, fail=(n, i) == (0, 2))
+                        for i in range(3)
+                    ]
+                )
+                for n in range(2)
+            ],
+            max_exceptions=3,
+        )
+        result = await model.train(groups, learning_rate=1e-3)
+        print(result.step, result.applied)
+    unscored = await rollout("nobody scored this", None)
+    await model.log([unscored, await rollout("evaluation", 0.5)], split="val")
+    await model.merge_state({"mine": 1})
+    # a call that no trajectory claimed yet
+    await model.openai_client().chat.completions.create(
+        model=model.name, messages=[{"role": "user", "content": "unclaimed"}], max_tokens=4
+    )
+    backend.close()
+
+
+asyncio.run(main(sys.argv[1]))

@@ -16,7 +16,7 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import understudy as us
-from tests.families.builders import ATTENTION, GEMMA3, MISTRAL, QWEN3, SLIDING, Family, build
+from tests.families.builders import ATTENTION, GEMMA3, MISTRAL, SLIDING, Family, build
 
 ORDER = {"type": "object", "properties": {"order": {"type": "string", "enum": ["4821", "5913"]}}, "required": ["order"]}
 TOOL: dict[str, Any] = {

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.engine.learner.pieces import Kind, cut
-from understudy.engine.learner.token_tree import build_tree, left_at
+from understudy.engine.learner.token_tree import build_tree, left_at, numbered
 from understudy.engine.protocol import Sample
 from understudy.errors import ConfigError
 
@@ -133,3 +133,11 @@ def test_where_a_prompt_leaves_the_call_before_it() -> None:
     assert left_at(earlier, np.array([1, 2, 3, 9, 5])) == 3
     assert left_at(earlier, np.array([1, 2])) == 2
     assert left_at(earlier, np.array([7, 2, 3])) == 0
+
+
+def test_the_example_of_the_architecture_page() -> None:
+    first = row([5, 6, 7], [8, 9])
+    alone = build_tree(numbered([first]))
+    assert (alone.target_node.tolist(), alone.target_predictor.tolist(), len(alone)) == ([3, 4], [2, 3], 5)
+    both = build_tree(numbered([first, row([5, 6, 7, 8, 9, 10], [11])]))
+    assert (both.target_node.tolist(), both.target_predictor.tolist(), len(both)) == ([3, 4, 6], [2, 3, 5], 7)

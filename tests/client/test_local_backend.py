@@ -109,6 +109,7 @@ async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> No
         await backend.connect()
 
 
+@pytest.mark.slow("more real servers")
 async def test_a_killed_server_is_started_again_with_what_it_had(tmp_path: Path) -> None:
     backend = us.LocalBackend(tmp_path, threads=1)
     model = us.TrainableModel("agent", base_model="tiny", backend=backend)

@@ -31,6 +31,7 @@ print("step", result.step)
 ]
 
 
+@pytest.mark.slow("more real servers")
 def test_a_notebook_trains_and_its_cells_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     sources = [source.replace("DIR", repr(str(tmp_path / "dir"))) for source in CELLS for _ in range(2)]

@@ -21,6 +21,7 @@ from tests.paths import ROOT
 ENGINES = "pip install -r requirements/engines.txt, then --no-deps -r requirements/engines-nodeps.txt"
 
 
+@pytest.mark.slow("real vLLM")
 def test_vllms_parser_of_each_family_reads_the_call_that_its_template_writes(
     tmp_path: Path, require: Callable[[bool, str], None]
 ) -> None:

@@ -207,6 +207,7 @@ def test_choices_kept_by_hand_train_the_model_that_gave_each(planner: TrainableM
     assert [made.metrics["calls/trained"] for made in report.iterations[0].models.values()] == [4, 4]
 
 
+@pytest.mark.slow("more real servers")
 def test_models_on_two_servers_are_trained_from_one_set_of_rollouts(
     planner: TrainableModel, elsewhere: LocalBackend
 ) -> None:

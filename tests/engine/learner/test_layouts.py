@@ -21,6 +21,8 @@ from understudy.engine.protocol import Sample
 
 VOCABULARY = 29
 LAYOUTS = get_args(LayoutName)
+EXAMPLES = settings().max_examples
+"""The tier's."""
 Policies = Callable[[str, torch.dtype], Policy]
 Calls = list[tuple[list[int], list[int]]]
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=9)
@@ -89,7 +91,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES // 4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=calls(), row_tokens=st.sampled_from([1, 8, 20, 64, 4096]), chunk=st.sampled_from([1, 7, 512]))
 def test_every_layout_and_split_gives_the_reference_logprobs_and_gradients(
     policies: Policies, family: str, made: Calls, row_tokens: int, chunk: int
@@ -103,7 +105,7 @@ def test_every_layout_and_split_gives_the_reference_logprobs_and_gradients(
         assert distance(found_gradient, gradient) < 1e-9, layout
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES // 6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=calls(), row_tokens=st.sampled_from([12, 4096]))
 def test_single_precision_agrees_with_the_reference_to_1e_4(policies: Policies, made: Calls, row_tokens: int) -> None:
     rows = as_rows(made)

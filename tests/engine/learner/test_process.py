@@ -115,6 +115,7 @@ def bits(root: Path, step: int) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names}
 
 
+@pytest.mark.slow("killed at every stage")
 def test_four_steps_equal_two_then_kill_9_then_two_and_the_process_ends_as_told(start, tmp_path: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     process = start()

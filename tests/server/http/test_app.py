@@ -314,6 +314,7 @@ def test_ctrl_c_lets_a_running_call_finish_and_ends_with_code_0(tmp_path: Path) 
         assert not (running.folder / "server.json").exists()
 
 
+@pytest.mark.slow("more real servers")
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     with RunningServer(tmp_path / "dir", "--inference-only") as running, ThreadPoolExecutor() as threads:
         sampler = running.child("inference")

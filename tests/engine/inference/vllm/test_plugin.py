@@ -138,11 +138,13 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     return ended
 
 
+@pytest.mark.slow("real vLLM")
 @pytest.mark.usefixtures("needs_vllm")
 def test_answers_are_those_of_vllm_itself() -> None:
     run(SAME)
 
 
+@pytest.mark.slow("real vLLM")
 @pytest.mark.usefixtures("needs_vllm")
 def test_another_version_is_left_as_it_is_and_the_log_says_so_and_so_is_a_vllm_that_is_not_ours() -> None:
     ended = run(UNTOUCHED)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
+from ...engine.checkpoint_files import sync
 from ...errors import StoreError
 from ..errors import StoreFullError
 from .writer import SQLITE_FULL
@@ -55,9 +56,9 @@ def _copy(source: sqlite3.Connection, file: Path, copy: Path) -> None:
         with closing(sqlite3.connect(part)) as target:
             source.backup(target)
         shutil.copymode(file, part)
-        _sync(part)
+        sync(part)
         os.replace(part, copy)
-        _sync(copy.parent)
+        sync(copy.parent)
     finally:
         _remove(part)
 
@@ -65,11 +66,3 @@ def _copy(source: sqlite3.Connection, file: Path, copy: Path) -> None:
 def _remove(part: Path) -> None:
     for path in (part, Path(f"{part}-journal"), Path(f"{part}-wal"), Path(f"{part}-shm")):
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,0 +1,35 @@
+"""Folders of rollouts: each a copy of the fixture, removed afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+from pathlib import Path
+
+
+class RolloutFolders:
+    """Makes and removes them, all in one temporary folder."""
+
+    def __init__(self, fixture: Path | None) -> None:
+        self._fixture = fixture
+        self._root = Path(tempfile.mkdtemp(prefix="understudy-mcp-")).resolve()  # some servers compare resolved paths
+        self._numbers = itertools.count(1)
+
+    async def make(self) -> Path:
+        """A new folder. Raises OSError."""
+        folder = self._root / f"{next(self._numbers):04}"
+        if self._fixture is None:
+            folder.mkdir()
+        else:
+            await asyncio.to_thread(shutil.copytree, self._fixture, folder, symlinks=True)
+        return folder
+
+    async def remove(self, folder: Path) -> None:
+        """Remove one; a file that cannot be removed stays until the end."""
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove all."""
+        shutil.rmtree(self._root, ignore_errors=True)

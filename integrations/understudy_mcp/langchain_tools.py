@@ -1,0 +1,196 @@
+"""A target's tools as LangChain tools, for a LangGraph app of the user's own."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections import deque
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TypeVar
+
+from langchain_core.tools import BaseTool, ToolException
+from pydantic import PrivateAttr
+from typing_extensions import Unpack
+
+from understudy import current_trajectory
+from understudy.integration import RolloutError, on_capture_end
+
+from .pool import ServerPool
+from .results import ToolResult
+from .rollout_tools import RolloutTools
+from .target import ConnectOptions, Target, TargetLike
+from .toolset import ModelTool, Toolset
+
+ResultT = TypeVar("ResultT")
+_CLOSE_SECONDS = 30.0
+
+
+async def open_tools(target: TargetLike, *, max_rollouts: int = 16, **options: Unpack[ConnectOptions]) -> McpTools:
+    """See `understudy_mcp.mcp_tools`."""
+    servers = _Servers(Target.parse(target, **options), max_rollouts)
+    try:
+        toolset = await asyncio.wrap_future(servers.submit(servers.open()))
+    except BaseException:
+        await asyncio.to_thread(servers.close)
+        raise
+    return McpTools(servers, toolset)
+
+
+class McpTools(list[BaseTool]):
+    """The tools, as a list. `close`, `aclose`, or `with` and `async with` end the servers; so does the end of the process."""
+
+    def __init__(self, servers: _Servers, toolset: Toolset) -> None:
+        super().__init__(_McpTool.of(servers, tool) for tool in toolset.tools)
+        self.toolset = toolset
+        self._servers = servers
+
+    def close(self) -> None:
+        """End all servers. The tools cannot be called any more."""
+        self._servers.close()
+
+    async def aclose(self) -> None:
+        """As `close`."""
+        await asyncio.to_thread(self._servers.close)
+
+    def __enter__(self) -> McpTools:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> McpTools:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _Servers:
+    """A pool in an event loop and thread of its own, so that the tools work in any loop, in several, and in none."""
+
+    def __init__(self, target: Target, max_rollouts: int) -> None:
+        self._target = target
+        self._max_rollouts = max_rollouts
+        self._pool: ServerPool | None = None
+        self._leases: dict[str, asyncio.Task[RolloutTools]] = {}
+        self._ended: deque[str] = deque(maxlen=1_000)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="understudy-mcp", daemon=True)
+        self._thread.start()
+        self._closed = False
+        atexit.register(self.close)
+
+    def submit(self, work: Coroutine[object, object, ResultT]) -> Future[ResultT]:
+        """Run it in the servers' loop."""
+        if self._closed:
+            work.close()
+            raise RuntimeError("these MCP tools are closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def open(self) -> Toolset:
+        pool = ServerPool(self._target, max_rollouts=self._max_rollouts)
+        await pool.__aenter__()
+        self._pool = pool
+        return pool.toolset
+
+    def call(self, tool: str, arguments: dict[str, object]) -> Future[ToolResult]:
+        """A call on behalf of the rollout that runs here: it has servers of its own until its capture ends. All calls outside
+        of captures share one rollout's worth."""
+        trajectory = current_trajectory()
+        rollout = "" if trajectory is None else trajectory.id
+        if rollout and rollout not in self._leases:
+            on_capture_end(lambda: self._end_rollout(rollout))
+        return self.submit(self._call(rollout, tool, arguments))
+
+    async def _call(self, rollout: str, tool: str, arguments: dict[str, object]) -> ToolResult:
+        assert self._pool is not None, "the tools exist only when the pool is open"
+        if rollout in self._ended:  # a call in a thread that has outlived its rollout
+            raise RolloutError(f"{tool}: the rollout that calls it has ended")
+        if rollout not in self._leases:
+            self._leases[rollout] = asyncio.create_task(self._pool.acquire())
+        lease = self._leases[rollout]
+        try:
+            tools = await asyncio.shield(lease)
+        except BaseException:
+            if lease.done():
+                self._leases.pop(rollout, None)  # the next call tries again
+            raise
+        return await tools.call(tool, arguments)
+
+    def _end_rollout(self, rollout: str) -> None:
+        if not self._closed:
+            self._loop.call_soon_threadsafe(self._release, rollout)
+
+    def _release(self, rollout: str) -> None:
+        self._ended.append(rollout)
+        lease = self._leases.pop(rollout, None)
+        if lease is not None:
+            lease.add_done_callback(self._give_back)
+
+    def _give_back(self, lease: asyncio.Task[RolloutTools]) -> None:
+        if self._pool is not None and not lease.cancelled() and lease.exception() is None:
+            self._pool.release(lease.result())
+
+    def close(self) -> None:
+        """End the servers, the loop and the thread."""
+        if self._closed:
+            return
+        ending = self.submit(self._end())
+        self._closed = True
+        atexit.unregister(self.close)
+        try:
+            ending.result(_CLOSE_SECONDS)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_SECONDS)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    async def _end(self) -> None:
+        for lease in self._leases.values():
+            lease.cancel()
+            lease.add_done_callback(self._give_back)
+        self._leases.clear()
+        if self._pool is not None:
+            await self._pool.__aexit__(None, None, None)
+
+
+class _McpTool(BaseTool):
+    """One tool. An error that the tool reports is what the model reads; a fault of the server is raised.
+
+    Not a StructuredTool: that one cannot have arguments named `config` or `run_manager`.
+    """
+
+    _servers: _Servers = PrivateAttr()
+
+    @classmethod
+    def of(cls, servers: _Servers, tool: ModelTool) -> _McpTool:
+        """The tool under the model's name, with its JSON schema."""
+        own = cls(
+            name=tool.name,
+            description=tool.tool.description,
+            args_schema=tool.parameters,
+            handle_tool_error=True,
+            metadata={"mcp_server": tool.tool.server, "mcp_kind": tool.tool.kind.value},
+        )
+        own._servers = servers
+        return own
+
+    def _run(self, /, *_: object, **arguments: object) -> str:
+        return _text(self._servers.call(self.name, arguments).result())
+
+    async def _arun(self, /, *_: object, **arguments: object) -> str:
+        return _text(await asyncio.wrap_future(self._servers.call(self.name, arguments)))
+
+
+def _text(result: ToolResult) -> str:
+    if result.is_error:
+        raise ToolException(result.text)
+    return result.text

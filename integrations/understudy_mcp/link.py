@@ -1,0 +1,67 @@
+"""What a transport knows of its connection beside the messages: how it failed, and what the server complained of."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import cast
+
+from .errors import McpServerError
+from .printable import one_line, printable
+from .references import without
+
+_TAIL_BYTES = 8_192
+_TAIL_LINES = 15
+
+
+@dataclass
+class Link:
+    """One connection to one server. `closed` is set when the server can no longer answer."""
+
+    server: str
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    fault: McpServerError | None = None  # what ended the connection, where the transport knows it better than the SDK
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: str | None = None  # "exit code 1", once the process has ended
+    http_error: str | None = None  # "HTTP 401 Unauthorized", the last one
+    stray_line: str | None = None  # the last line on stdout that was no message
+    _stderr: bytearray = field(default_factory=bytearray)
+
+    def fail(self, fault: McpServerError) -> None:
+        """Record why the connection ends; the first reason wins."""
+        self.fault = self.fault or fault
+        self.closed.set()
+
+    def add_stderr(self, chunk: bytes) -> None:
+        """Keep the end of what the server writes to its stderr."""
+        self._stderr += chunk
+        del self._stderr[:-_TAIL_BYTES]
+
+    def reason(self, error: BaseException | None = None) -> str:
+        """One clause on how the connection ended, safe to print."""
+        if self.ending is not None:
+            return f"the process ended ({self.ending})"
+        if self.http_error is not None:
+            return self.clean(self.http_error)
+        return self.clean(described(error)) if error is not None else "the connection closed"
+
+    def details(self) -> str:
+        """What else helps to find the cause: a stray line on stdout, the end of stderr. Empty or begins with `;`."""
+        text = ""
+        if self.stray_line is not None:
+            text += f"; its stdout has lines that are no MCP messages, such as {self.clean(self.stray_line)!r}"
+        lines = [line for line in self._stderr.decode("utf-8", "replace").splitlines() if line.strip()][-_TAIL_LINES:]
+        if lines:
+            text += "; the end of its stderr:\n" + printable(without("\n".join(lines), self.secrets))
+        return text
+
+    def clean(self, text: str) -> str:
+        """One line of a server's text, without secrets."""
+        return one_line(without(text, self.secrets))
+
+
+def described(error: BaseException) -> str:
+    """An error in one line; of a group, its first error."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast(BaseExceptionGroup[BaseException], error).exceptions[0]
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

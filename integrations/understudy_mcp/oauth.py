@@ -1,0 +1,47 @@
+"""OAuth without a person: a client that was registered beforehand. With a person, pass the SDK's `OAuthClientProvider`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import httpx2
+from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
+from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+
+from .references import References
+
+
+class MemoryTokens:
+    """The SDK's `TokenStorage` for the time of this process: nothing is written."""
+
+    def __init__(self) -> None:
+        self._tokens: OAuthToken | None = None
+        self._client: OAuthClientInformationFull | None = None
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return self._tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self._tokens = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self._client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self._client = client_info
+
+
+def client_credentials(
+    url: str, client_id: str, client_secret: str, *, issuer: str, scopes: Sequence[str] = ()
+) -> httpx2.Auth:
+    """Authentication at `url` by a client's own id and secret, which go to the authorization server `issuer` and to no other.
+    All may have references such as `${env:SECRET}`. Raises ConfigError."""
+    resolve = References(url).resolve
+    return ClientCredentialsOAuthProvider(
+        resolve(url),
+        MemoryTokens(),
+        resolve(client_id),
+        resolve(client_secret),
+        scope=" ".join(scopes) or None,
+        issuer=resolve(issuer),
+    )

@@ -1,0 +1,262 @@
+"""The servers of a target for many rollouts: shared where that is safe, else started ahead and thrown away after one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from contextvars import Context
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from understudy.integration import ConfigError
+
+from .errors import McpServerError, McpToolsChangedError
+from .folders import RolloutFolders
+from .rollout_tools import RolloutTools
+from .servers import AnyServer
+from .session import Session
+from .target import Target
+from .tools import ServerDescription, fingerprint, signature
+from .toolset import Toolset, make_toolset
+
+
+@dataclass
+class _Place:
+    """What one rollout has for itself."""
+
+    folder: Path | None
+    sessions: dict[str, Session] = field(default_factory=dict[str, Session])
+
+
+class ServerPool:
+    """`async with ServerPool(target) as pool`, then `async with pool.rollout() as tools` for each rollout.
+
+    A server is shared by all rollouts if the target is stateless, or by default if it annotates every tool as read-only and
+    does not depend on the rollout's folder. Of the others each rollout has a session of its own, from `ahead` that are
+    started beforehand. At most `max_rollouts` rollouts have one at a time, others wait: processes are bounded by
+    `max_rollouts + ahead` for each server. Bound to the event loop it was entered in.
+    """
+
+    def __init__(self, target: Target, *, max_rollouts: int = 16, ahead: int = 2) -> None:
+        if max_rollouts < 1 or ahead < 0:
+            raise ConfigError(f"max_rollouts, ahead: at least 1 and 0 are needed, got {max_rollouts} and {ahead}")
+        self.target = target
+        self.servers: tuple[ServerDescription, ...] = ()
+        self.shared: tuple[str, ...] = ()
+        self.toolset = Toolset(())
+        self.fingerprint = ""
+        self._ahead = ahead
+        self._slots = asyncio.Semaphore(max_rollouts)
+        self._shared_sessions: dict[str, Session] = {}
+        self._restarting = asyncio.Lock()
+        self._starting: deque[asyncio.Task[_Place]] = deque()
+        self._leased: set[RolloutTools] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._signatures: dict[tuple[str, str], str] = {}
+        self._folders: RolloutFolders | None = None
+        self._open = False
+
+    async def __aenter__(self) -> ServerPool:
+        """Start every server once. Raises McpStartError, ConfigError."""
+        if self.target.uses_folder:
+            self._folders = RolloutFolders(self.target.fixture)
+        try:
+            first = await self._new_place(self.target.servers)
+            self._learn(first)
+        except BaseException:
+            self._close_folders()
+            raise
+        self._open = True
+        if first.sessions:
+            self._starting.append(asyncio.create_task(_ready(first)))
+        else:
+            await self._close_place(first)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all servers, also those of rollouts that still run."""
+        self._open = False
+        for tools in list(self._leased):
+            self.release(tools)
+        ready = [self._discard(task) for task in self._starting]
+        self._starting.clear()
+        sessions = [session.close() for session in self._shared_sessions.values()]
+        await asyncio.gather(*ready, *sessions, *self._retiring, return_exceptions=True)
+        self._close_folders()
+
+    @property
+    def rollouts_need_sessions(self) -> bool:
+        """Whether some server is not shared."""
+        return len(self.shared) < len(self.target.servers)
+
+    @asynccontextmanager
+    async def rollout(self) -> AsyncGenerator[RolloutTools]:
+        """The tools for one rollout. Raises McpServerError where its servers cannot be had."""
+        tools = await self.acquire()
+        try:
+            yield tools
+        finally:
+            self.release(tools)
+
+    async def acquire(self) -> RolloutTools:
+        """As `rollout`, to be given back with `release`."""
+        await self._slots.acquire()
+        place: _Place | None = None
+        try:
+            if not self._open:
+                raise RuntimeError("the pool is not open: `async with ServerPool(target) as pool`")
+            place = await self._next_place()
+            sessions = {server.name: await self._session(server, place) for server in self.target.servers}
+        except BaseException:
+            self._background(self._retire(place or _Place(None)))
+            raise
+        tools = RolloutTools(self.toolset, sessions, place.folder, self.target.limits.result_chars)
+        self._leased.add(tools)
+        return tools
+
+    def release(self, tools: RolloutTools) -> None:
+        """End a rollout's own sessions and remove its folder, in the background. Its slot is free when they are gone."""
+        if tools not in self._leased:
+            return
+        self._leased.remove(tools)
+        own = {name: session for name, session in tools.sessions.items() if name not in self.shared}
+        self._background(self._retire(_Place(tools.folder, own)))
+
+    def _learn(self, first: _Place) -> None:
+        """What the servers are, from their first sessions; those that can be shared leave the place."""
+        self.servers = tuple(first.sessions[server.name].description for server in self.target.servers)
+        self.toolset = make_toolset(
+            self.servers,
+            only=self.target.only,
+            bind=self.target.bind,
+            resources=self.target.resources,
+            prompts=self.target.prompts,
+        )
+        folder = str(first.folder) if first.folder else None
+        self.fingerprint = fingerprint(self.servers, folder)
+        self._signatures = _signatures(self.servers, folder)
+        self.shared = tuple(server.name for server in self.target.servers if self._shareable(server))
+        for name in self.shared:
+            self._shared_sessions[name] = first.sessions.pop(name)
+
+    def _shareable(self, server: AnyServer) -> bool:
+        if self.target.stateless is not None:
+            return self.target.stateless
+        description = next(each for each in self.servers if each.name == server.name)
+        return description.read_only and not server.uses_folder
+
+    async def _next_place(self) -> _Place:
+        """One that was started ahead, or a new one; the next are started meanwhile."""
+        own = [server for server in self.target.servers if server.name not in self.shared]
+        if not own:
+            return await self._new_place(())
+        if not self._starting:
+            self._start_ahead(own)
+        task = self._starting.popleft()
+        while len(self._starting) < self._ahead:
+            self._start_ahead(own)
+        try:
+            place = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._background(self._discard(task))
+            raise
+        if all(session.usable for session in place.sessions.values()):
+            return place
+        await self._close_place(place)  # it died while it waited
+        return await self._new_place(own)
+
+    def _start_ahead(self, own: list[AnyServer]) -> None:
+        self._starting.append(asyncio.create_task(self._new_place(own), context=Context()))
+
+    async def _new_place(self, servers: tuple[AnyServer, ...] | list[AnyServer]) -> _Place:
+        """A folder and a new session of each server. Raises McpServerError; then nothing of it is left."""
+        place = _Place(await self._folders.make() if self._folders is not None else None)
+        starts = [asyncio.create_task(self._start(server, place.folder)) for server in servers]
+        try:
+            for server, start in zip(servers, starts, strict=True):
+                place.sessions[server.name] = await start
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            for server, result in zip(servers, await asyncio.gather(*starts, return_exceptions=True), strict=True):
+                if isinstance(result, Session):
+                    place.sessions[server.name] = result
+            await self._close_place(place)
+            raise
+        return place
+
+    async def _start(self, server: AnyServer, folder: Path | None) -> Session:
+        known = next((each for each in self.servers if each.name == server.name), None)
+        legacy = known is not None and known.protocol not in MODERN_PROTOCOL_VERSIONS
+        session = await Session.start(server, folder, self.target.limits, legacy=legacy)
+        try:
+            self._check_same(session.description, str(folder) if folder else None)
+        except McpServerError:
+            await session.close()
+            raise
+        return session
+
+    def _check_same(self, description: ServerDescription, folder: str | None) -> None:
+        """Raise McpToolsChangedError where a tool in use is not what it was in the first session."""
+        now = _signatures((description,), folder)
+        for tool in self.toolset.tools:
+            key = (tool.tool.server, tool.tool.name)
+            if (
+                tool.request == "tool"
+                and tool.tool.server == description.name
+                and now.get(key) != self._signatures[key]
+            ):
+                raise McpToolsChangedError(description.name, f"a new session has another {tool.name}, or none")
+
+    async def _session(self, server: AnyServer, place: _Place) -> Session:
+        """The rollout's own session, or the shared one, started again where it is of no more use."""
+        if server.name in place.sessions:
+            return place.sessions[server.name]
+        async with self._restarting:
+            session = self._shared_sessions[server.name]
+            if not session.usable:
+                self._shared_sessions[server.name] = await self._start(server, None)
+                self._background(session.close())
+            return self._shared_sessions[server.name]
+
+    async def _retire(self, place: _Place) -> None:
+        try:
+            await self._close_place(place)
+        finally:
+            self._slots.release()
+
+    async def _close_place(self, place: _Place) -> None:
+        await asyncio.gather(*(session.close() for session in place.sessions.values()))
+        if place.folder is not None and self._folders is not None:
+            await self._folders.remove(place.folder)
+
+    async def _discard(self, task: asyncio.Task[_Place]) -> None:
+        """End a start that nobody waits for, or what it started."""
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled() and task.exception() is None:
+            await self._close_place(task.result())
+
+    def _background(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work, context=Context())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    def _close_folders(self) -> None:
+        if self._folders is not None:
+            self._folders.close()
+
+
+async def _ready(place: _Place) -> _Place:
+    return place
+
+
+def _signatures(servers: tuple[ServerDescription, ...], folder: str | None) -> dict[tuple[str, str], str]:
+    return {(each.name, tool.name): signature(tool, folder) for each in servers for tool in each.tools}

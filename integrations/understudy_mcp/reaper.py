@@ -1,0 +1,83 @@
+"""No server outlives us: a small process of ours ends their process groups when this process is gone, even by SIGKILL."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+logger = logging.getLogger("understudy")
+
+_SCRIPT = Path(__file__).with_name("reaper_process.py")
+
+
+class Reaper:
+    """The process groups that must end with us, told to the watching process. One per process of ours, POSIX only."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+
+    def add(self, group: int) -> None:
+        """Watch a process group from now on."""
+        with self._lock:
+            if self._owner != os.getpid():  # first use, or in a fork: the groups of the other process are not ours
+                self._groups, self._process, self._owner = set(), None, os.getpid()
+                atexit.register(self._close)
+            self._groups.add(group)
+            if not self._sent(f"+{group}\n"):
+                self._start()
+
+    def remove(self, group: int) -> None:
+        """End what is left of a group, now, and forget it."""
+        with suppress(ProcessLookupError, PermissionError):  # mostly nobody is left; macOS says EPERM for a zombie
+            os.killpg(group, signal.SIGKILL)
+        with self._lock:
+            self._groups.discard(group)
+            self._sent(f"-{group}\n")
+
+    def _start(self) -> None:
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_SCRIPT), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError as error:
+            logger.warning("MCP servers could outlive this process if it is killed: no watching process (%s)", error)
+            return
+        self._sent("".join(f"+{group}\n" for group in self._groups))
+
+    def _sent(self, line: str) -> bool:
+        """Whether the watching process took the line: False where there is none."""
+        if self._process is None or self._process.stdin is None:
+            return False
+        try:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+        except OSError:  # it was killed
+            self._close()
+            return False
+        return True
+
+    def _close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None and self._owner == os.getpid():
+            with suppress(OSError):
+                process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(2.0)
+
+
+reaper = Reaper()

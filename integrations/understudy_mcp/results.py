@@ -1,0 +1,100 @@
+"""A tool's answer as the model reads it: text, of bounded length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from mcp import types
+
+_WRAPPERS = ("result", "content")
+"""Keys in which servers wrap a plain text to make an object of it."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """`text` is what the model reads; `structured` the answer as JSON where the server sent it; `cut`: the text was longer
+    than the limit, and ends with a note that says so."""
+
+    text: str
+    is_error: bool = False
+    structured: object = None
+    cut: bool = False
+
+
+def as_tool_result(
+    result: types.CallToolResult, limit: int, hide: Callable[[str], str] = lambda text: text
+) -> ToolResult:
+    """Structured content where there is any and no error, else the text blocks joined by newlines. What is no text becomes
+    a line in brackets; a result of nothing else is an error. `hide` removes secrets from a text."""
+    structured = cast(object, result.structured_content)
+    if structured is not None:
+        text = json.dumps(structured)
+        structured = structured if hide(text) == text else cast(object, json.loads(hide(text)))
+    if structured is not None and not result.is_error:
+        return _bounded(_structured_text(structured), False, structured, limit)
+    texts = [hide(_block_text(block)) for block in result.content]
+    refused = bool(result.content) and not any(_has_text(block) for block in result.content)
+    return _bounded("\n".join(texts), result.is_error or refused, structured, limit)
+
+
+def resource_text(
+    contents: Iterable[types.TextResourceContents | types.BlobResourceContents],
+    limit: int,
+    hide: Callable[[str], str] = lambda text: text,
+) -> ToolResult:
+    """The contents of a resource."""
+    contents = list(contents)
+    refused = bool(contents) and not any(isinstance(each, types.TextResourceContents) for each in contents)
+    return _bounded(hide("\n".join(_contents_text(each) for each in contents)), refused, None, limit)
+
+
+def bounded_text(text: str, limit: int, *, is_error: bool = False) -> ToolResult:
+    """A text as a result, cut with a note."""
+    return _bounded(text, is_error, None, limit)
+
+
+def _bounded(text: str, is_error: bool, structured: object, limit: int) -> ToolResult:
+    text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates are in no tokenizer's alphabet
+    if len(text) <= limit:
+        return ToolResult(text, is_error, structured)
+    note = f"\n[cut here: these are the first {limit:,} of {len(text):,} characters]"
+    return ToolResult(text[:limit] + note, is_error, structured, cut=True)
+
+
+def _structured_text(value: object) -> str:
+    if isinstance(value, dict) and len(cast(dict[str, object], value)) == 1:
+        [(key, inner)] = cast(dict[str, object], value).items()
+        if key in _WRAPPERS:
+            value = inner
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _has_text(block: types.ContentBlock) -> bool:
+    if isinstance(block, types.EmbeddedResource):
+        return isinstance(block.resource, types.TextResourceContents)
+    return isinstance(block, types.TextContent | types.ResourceLink)
+
+
+def _block_text(block: types.ContentBlock) -> str:
+    if isinstance(block, types.TextContent):
+        return block.text
+    if isinstance(block, types.ResourceLink):
+        return f"{block.name}: {block.uri}"
+    if isinstance(block, types.EmbeddedResource):
+        return _contents_text(block.resource)
+    kind = "image" if isinstance(block, types.ImageContent) else "audio"
+    return _refusal(kind, block.mime_type, len(block.data))
+
+
+def _contents_text(contents: types.TextResourceContents | types.BlobResourceContents) -> str:
+    if isinstance(contents, types.TextResourceContents):
+        return contents.text
+    return _refusal("binary resource", contents.mime_type, len(contents.blob))
+
+
+def _refusal(kind: str, mime_type: str | None, base64_length: int) -> str:
+    about = ", ".join(part for part in (mime_type, f"{base64_length * 3 // 4:,} bytes") if part)
+    return f"[{kind} not shown ({about}): this model reads text only]"

@@ -1,0 +1,117 @@
+"""The tools of one rollout: a call of the model's becomes a call of a server, and its answer a text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+from mcp import Client, MCPError
+
+from .printable import one_line
+from .results import ToolResult, as_tool_result, bounded_text, resource_text
+from .servers import ROLLOUT_DIR
+from .session import Session
+from .tools import ToolKind
+from .toolset import ModelTool, Toolset
+
+
+class RolloutTools:
+    """Calls from any task of the pool's loop. Where a tool of a server may write, the calls of this rollout to that server
+    run one after the other: servers were seen to lose parallel writes."""
+
+    def __init__(self, toolset: Toolset, sessions: Mapping[str, Session], folder: Path | None, limit: int) -> None:
+        self.toolset = toolset
+        self.sessions = sessions
+        self.folder = folder
+        self._limit = limit
+        writing = {tool.tool.server for tool in toolset.tools if tool.tool.kind is not ToolKind.READ}
+        self._locks = {name: asyncio.Lock() for name in writing}
+
+    async def call(self, name: str, arguments: object) -> ToolResult:
+        """The result of a model's call; `arguments` are an object, or the JSON text of one as a model wrote it. What the
+        model did wrong is a result with `is_error` that tells it. Raises McpServerError."""
+        tool = self.toolset.find(name)
+        if tool is None:
+            known = ", ".join(each.name for each in self.toolset.tools)
+            return self._refused(f"there is no tool {one_line(name)!r}; there are {known}")
+        if isinstance(arguments, str):
+            try:
+                arguments = cast(object, json.loads(arguments or "{}"))
+            except ValueError as error:
+                return self._refused(f"the arguments of {name} are not valid JSON: {error}")
+        if not isinstance(arguments, dict):
+            return self._refused(f"the arguments of {name} must be an object, not {type(arguments).__name__}")
+        chosen = cast(dict[str, object], arguments)
+        async with self._in_turn(tool.tool.server):
+            try:
+                return await self._answer(tool, tool.arguments(chosen, str(self.folder) if self.folder else None))
+            except MCPError as error:
+                text = self.sessions[tool.tool.server].hide(error.message)
+                return bounded_text(text, self._limit, is_error=True)
+
+    def neutral(self, text: str) -> str:
+        """The text with this rollout's folder as `{rollout_dir}`: equal answers of two rollouts are equal texts."""
+        return text.replace(str(self.folder), ROLLOUT_DIR) if self.folder is not None else text
+
+    @asynccontextmanager
+    async def _in_turn(self, server: str) -> AsyncGenerator[None]:
+        if server not in self._locks:
+            yield
+            return
+        async with self._locks[server]:
+            yield
+
+    def _refused(self, text: str) -> ToolResult:
+        return bounded_text(text, self._limit, is_error=True)
+
+    async def _answer(self, tool: ModelTool, arguments: dict[str, object]) -> ToolResult:
+        session = self.sessions[tool.tool.server]
+        if tool.request == "tool":
+            return as_tool_result(await session.call(tool.tool.name, arguments), self._limit, session.hide)
+        if tool.request == "read_resource":
+            uri = str(arguments.get("uri", ""))
+            read = await session.ask(f"reading {uri!r}", lambda client: client.read_resource(uri))
+            return resource_text(read.contents, self._limit, session.hide)
+        if tool.request == "get_prompt":
+            prompt = str(arguments.get("name", ""))
+            values = {key: str(value) for key, value in _mapping(arguments.get("arguments")).items()}
+            text = await session.ask(f"the prompt {prompt!r}", lambda client: _prompt_text(client, prompt, values))
+            return bounded_text(text, self._limit)
+        listing = _resource_lines if tool.request == "list_resources" else _prompt_lines
+        lines = await session.ask(f"the request {tool.request}", listing)
+        return bounded_text("\n".join(lines) or "there are none", self._limit)
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return cast(dict[str, object], value) if isinstance(value, dict) else {}
+
+
+async def _prompt_text(client: Client, name: str, arguments: dict[str, str]) -> str:
+    prompt = await client.get_prompt(name, arguments)
+    return "\n".join(f"{each.role}: {getattr(each.content, 'text', '[no text]')}" for each in prompt.messages)
+
+
+async def _resource_lines(client: Client) -> list[str]:
+    """One line per resource, then per template; one page of each."""
+    resources = (await client.list_resources()).resources
+    templates = (await client.list_resource_templates()).resource_templates
+    return [_line(each.uri, each.name, each.description) for each in resources] + [
+        _line(each.uri_template, each.name, each.description) for each in templates
+    ]
+
+
+async def _prompt_lines(client: Client) -> list[str]:
+    prompts = (await client.list_prompts()).prompts
+    return [
+        _line(f"{each.name}({', '.join(argument.name for argument in each.arguments or ())})", None, each.description)
+        for each in prompts
+    ]
+
+
+def _line(what: str, name: str | None, description: str | None) -> str:
+    about = ": ".join(part for part in (name, description) if part)
+    return f"{what} - {about}" if about else what

@@ -1,0 +1,122 @@
+"""The three kinds of MCP server: a command, a URL, an object of this process."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias, cast
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import httpx2
+from mcp.server import Server as LowLevelServer
+from mcp.server.mcpserver import MCPServer
+
+from .references import names_secret
+
+ROLLOUT_DIR = "{rollout_dir}"
+"""In a command, an environment variable or a bound argument: the folder of the rollout."""
+
+
+@dataclass(frozen=True)
+class StdioServer:
+    """A command that speaks MCP over its standard streams. `env` is added to the few variables that the SDK passes on;
+    `env_file` holds more, one NAME=value a line."""
+
+    name: str
+    command: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    env_file: Path | None = None
+    cwd: str | None = None
+    workspace: Path | None = None  # what ${workspaceFolder} means
+
+    @property
+    def uses_folder(self) -> bool:
+        """Whether each rollout's server is another one, by its folder."""
+        return any(ROLLOUT_DIR in text for text in (self.command, *self.args, *self.env.values(), self.cwd or ""))
+
+    def shown(self) -> str:
+        """The command line with its references, without secrets."""
+        variables = [f"{name}={_shown_value(value)}" for name, value in self.env.items()]
+        return " ".join([*variables, *(_quoted(word) for word in _masked([self.command, *self.args]))])
+
+
+@dataclass(frozen=True)
+class HttpServer:
+    """A streamable-HTTP endpoint. `auth` is any authentication of httpx2, such as the SDK's OAuth providers."""
+
+    name: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    auth: httpx2.Auth | None = field(default=None, repr=False)
+    workspace: Path | None = None
+
+    uses_folder = False
+
+    def shown(self) -> str:
+        """The URL without user, password and the values of secret parameters."""
+        parts = urlsplit(self.url)
+        query = [(name, "***" if names_secret(name) else value) for name, value in parse_qsl(parts.query)]
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=urlencode(query, safe="*{}$:")))
+
+
+InProcess: TypeAlias = MCPServer | LowLevelServer[object]
+"""A server object of the SDK."""
+ServerFactory: TypeAlias = Callable[[Path], InProcess]
+"""The folder of a rollout -> its server object."""
+
+
+@dataclass(frozen=True)
+class InProcessServer:
+    """A server object of this process, or a function that makes one for a rollout's folder."""
+
+    name: str
+    server: InProcess | ServerFactory = field(repr=False)
+
+    @property
+    def uses_folder(self) -> bool:
+        return not isinstance(self.server, MCPServer | LowLevelServer)
+
+    def shown(self) -> str:
+        per_rollout = " of each rollout's own" if self.uses_folder else ""
+        return f"{self.name} (in this process{per_rollout})"
+
+    def object_for(self, folder: Path | None) -> InProcess:
+        """The server object of one session."""
+        if not self.uses_folder:
+            return cast(InProcess, self.server)
+        assert folder is not None, "a rollout of a server that uses a folder has one"
+        return cast(ServerFactory, self.server)(folder)
+
+
+AnyServer: TypeAlias = StdioServer | HttpServer | InProcessServer
+
+
+def _shown_value(value: str) -> str:
+    """A reference or a path of the rollout is shown; any other value could be a secret."""
+    return value if "${" in value or ROLLOUT_DIR in value else "***"
+
+
+def _masked(words: list[str]) -> list[str]:
+    """`--api-key sk-1` and `--token=sk-1` with their values masked, unless those are references."""
+    shown: list[str] = []
+    for index, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if index and _secret_flag(words[index - 1]) and "${" not in word:
+            shown.append("***")
+        elif equals and _secret_flag(flag) and "${" not in value:
+            shown.append(f"{flag}=***")
+        else:
+            shown.append(word)
+    return shown
+
+
+def _secret_flag(word: str) -> bool:
+    return word.startswith("-") and "=" not in word and names_secret(word)
+
+
+def _quoted(word: str) -> str:
+    return word if re.fullmatch(r"[\w@%+=:,./{}$*-]+", word) else shlex.quote(word)

@@ -1,0 +1,347 @@
+"""One connection to one server. A task of its own enters and leaves it; calls come from any task of the same loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from contextvars import Context
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mcp import Client, MCPError, types
+from mcp.client._transport import Transport
+from mcp.client.session import IncomingMessage
+from mcp.client.subscriptions import SubscriptionLost
+from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, REQUEST_TIMEOUT
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from understudy.integration import ConfigError
+
+from .errors import (
+    McpConnectionError,
+    McpProtocolError,
+    McpServerError,
+    McpStartError,
+    McpTimeoutError,
+    McpToolsChangedError,
+)
+from .http_transport import http_transport
+from .limits import Limits
+from .link import Link, described
+from .process_transport import stdio_transport
+from .references import without
+from .servers import AnyServer, HttpServer, InProcess, StdioServer
+from .tools import ServerDescription, as_server_tool
+
+logger = logging.getLogger("understudy")
+ResultT = TypeVar("ResultT")
+
+_CLOSE_SECONDS = 8.0
+"""More than the SDK and our transports take to end a server that does not want to."""
+_GRACE_SECONDS = 2.0
+"""Beyond a call's deadline, for the SDK to notice it first."""
+_MAX_PAGES, _MAX_TOOLS = 100, 1_000
+_HTTP_FAILED = "Server returned an error response"  # the SDK's words for an HTTP status
+
+
+class Session:
+    """A started server. Made by `Session.start`; ended by `close`, which also ends its process."""
+
+    description: ServerDescription
+
+    def __init__(self, server: AnyServer, folder: Path | None, limits: Limits, *, legacy: bool = False) -> None:
+        self.server = server
+        self._folder = folder
+        self._limits = limits
+        self._legacy = legacy
+        self._link = Link(server.name)
+        self._client: Client | None = None
+        self._error: BaseException | None = None
+        self._ready = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._relisted = asyncio.Event()
+        self._changed: frozenset[str] = frozenset()
+        self._timed_out = False
+        self._closing = False
+        # An empty context: the session may outlive the rollout that it is started in, and must not be captured with it.
+        self._task = asyncio.create_task(self._own(), name=f"mcp {server.name}", context=Context())
+
+    @classmethod
+    async def start(
+        cls, server: AnyServer, folder: Path | None = None, limits: Limits | None = None, *, legacy: bool = False
+    ) -> Session:
+        """Connect, and list the tools. `legacy`: the server is known to speak a protocol before 2026, so skip the probe.
+
+        Raises McpStartError, ConfigError for a setting that cannot be resolved."""
+        session = cls(server, folder, limits or Limits(), legacy=legacy)
+        try:
+            async with asyncio.timeout(session._limits.start_seconds):
+                await session._ready.wait()
+        except TimeoutError:
+            await session.close()
+            seconds = session._limits.start_seconds
+            raise session._start_error(f"was not ready within start_seconds={seconds:g}") from None
+        except BaseException:
+            await session.close()
+            raise
+        if session._client is None:
+            await session.close()
+            if isinstance(session._error, ConfigError):
+                raise session._error
+            raise session._start_error(session._why_not()) from session._error
+        return session
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is worth another call: connected, and no call has timed out."""
+        return self._client is not None and not self._link.closed.is_set() and not self._timed_out
+
+    async def call(self, tool: str, arguments: dict[str, object]) -> types.CallToolResult:
+        """Call a tool. An error that the tool or the server reports is a result with `is_error`.
+
+        Raises McpServerError: McpConnectionError, McpTimeoutError, McpOverflowError, McpProtocolError, McpToolsChangedError.
+        """
+        seconds = self._limits.call_seconds
+        self._check_unchanged(tool)
+        try:
+            return await self._ask(
+                f"the call of {tool!r}",
+                lambda client: client.call_tool(tool, arguments, read_timeout_seconds=seconds),
+            )
+        except MCPError as error:
+            if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):  # perhaps it took the tool away without a word
+                await self._list_again()
+                self._check_unchanged(tool)
+            return _error_result(error.message)
+        except McpServerError:
+            raise
+        except RuntimeError as error:  # the SDK's, for an answer that breaks the tool's own output schema
+            return _error_result(str(error))
+
+    async def ask(self, what: str, send: Callable[[Client], Awaitable[ResultT]]) -> ResultT:
+        """Any other request of the SDK's client, such as `read_resource`. Raises McpServerError, MCPError."""
+        return await self._ask(what, send)
+
+    def hide(self, text: str) -> str:
+        """The text without the secrets that the server was started with: a tool may return its environment."""
+        return without(text, self._link.secrets)
+
+    async def close(self) -> None:
+        """End the connection and the process. Never raises for what the server does then."""
+        self._closing = True
+        self._stop.set()
+        if not self._ready.is_set():
+            self._task.cancel()
+        for _ in range(2):
+            done, _ = await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
+            if done:
+                return
+            self._task.cancel()
+        logger.warning("MCP server %r could not be closed in %g s", self.server.name, 2 * _CLOSE_SECONDS)
+
+    async def _ask(self, what: str, send: Callable[[Client], Awaitable[ResultT]]) -> ResultT:
+        """Race a request against the end of the connection and the deadline."""
+        client = self._client
+        if client is None or self._link.closed.is_set():
+            raise self._gone(what)
+        deadline = self._limits.call_seconds + _GRACE_SECONDS
+        request = asyncio.ensure_future(send(client))
+        closed = asyncio.ensure_future(self._link.closed.wait())
+        try:
+            await asyncio.wait({request, closed, self._task}, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+            if request.done():
+                return request.result()
+            if closed.done() or self._task.done():
+                raise self._gone(what)
+            raise self._too_slow(what)
+        except MCPError as error:
+            raise self._as_ours(what, error) or error from error
+        except ValidationError as error:
+            problem = self._link.clean(str(error.errors(include_url=False)[0]))
+            raise McpProtocolError(self.server.name, f"{what}: its answer is none of MCP: {problem}") from error
+        finally:
+            await _cancelled(request, closed)
+
+    def _as_ours(self, what: str, error: MCPError) -> McpServerError | None:
+        """The SDK's error as ours where the server did not answer; None where this is its answer."""
+        if error.code == REQUEST_TIMEOUT:
+            return self._too_slow(what)
+        if error.code == CONNECTION_CLOSED or (error.code == INTERNAL_ERROR and error.message == _HTTP_FAILED):
+            return self._gone(what, error)
+        if self._link.fault is not None:
+            return self._link.fault
+        return None
+
+    def _too_slow(self, what: str) -> McpServerError:
+        self._timed_out = True
+        seconds = self._limits.call_seconds
+        return McpTimeoutError(
+            self.server.name, f"no answer to {what} within call_seconds={seconds:g}{self._link.details()}"
+        )
+
+    def _gone(self, what: str, error: BaseException | None = None) -> McpServerError:
+        if self._link.fault is not None:
+            return self._link.fault
+        reason = self._link.reason(error or self._error)
+        return McpConnectionError(self.server.name, f"{reason}, during {what}{self._link.details()}")
+
+    def _start_error(self, what: str) -> McpServerError:
+        return McpStartError(self.server.name, f"{what}: {self._link.clean(self.server.shown())}{self._link.details()}")
+
+    def _why_not(self) -> str:
+        if isinstance(self._error, FileNotFoundError | NotADirectoryError | PermissionError):
+            where = self._error.filename or "the command"
+            return f"cannot be started, {self._error.strerror} ({where})"
+        if self._link.fault is not None:
+            return f"could not be started, {self._link.fault}"
+        return f"could not be started, {self._link.reason(self._error)}"
+
+    async def _own(self) -> None:
+        """Enter the client, hold it until `close` or the server's end, leave it."""
+        try:
+            async with self._connected() as client:
+                self.description = await self._described(client)
+                self._client = client
+                self._ready.set()
+                watching = asyncio.create_task(self._watch(client))
+                try:
+                    await self._until_ended()
+                finally:
+                    await _cancelled(watching)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._error = McpConnectionError(self.server.name, "the transport gave up")  # anyio's own cancellation
+        except Exception as error:  # noqa: BLE001  # whatever ends a transport, also a group of errors, ends here
+            self._error = error
+            if not self._closing:
+                logger.debug("MCP server %r: %s", self.server.name, described(error))
+        finally:
+            self._client = None
+            self._link.closed.set()
+            self._ready.set()
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[Client]:
+        client = Client(
+            self._transport(),
+            mode="legacy" if self._legacy else "auto",
+            client_info=_client_info(),
+            message_handler=self._receive,
+            cache=None,
+        )
+        async with client:
+            yield client
+
+    def _transport(self) -> Transport | InProcess:
+        if isinstance(self.server, StdioServer):
+            return stdio_transport(self.server, self._folder, self._link, self._limits)
+        if isinstance(self.server, HttpServer):
+            return http_transport(self.server, self._link, self._limits)
+        return self.server.object_for(self._folder)
+
+    async def _until_ended(self) -> None:
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self._stop, self._link.closed)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._client = None
+            for task in waiting:
+                task.cancel()
+
+    async def _described(self, client: Client) -> ServerDescription:
+        identity, offers = client.server_info, client.server_capabilities
+        tools = await self._listed(client) if offers.tools is not None else []
+        return ServerDescription(
+            name=self.server.name,
+            title=identity.name if identity else None,
+            version=identity.version if identity else None,
+            protocol=client.protocol_version,
+            tools=tuple(as_server_tool(self.server.name, tool) for tool in tools),
+            resources=offers.resources is not None,
+            prompts=offers.prompts is not None,
+            instructions=client.instructions,
+        )
+
+    async def _listed(self, client: Client) -> list[types.Tool]:
+        tools: list[types.Tool] = []
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            tools += page.tools
+            cursor = page.next_cursor
+            if cursor is None or len(tools) > _MAX_TOOLS:
+                break
+        if cursor is not None or len(tools) > _MAX_TOOLS:
+            raise McpProtocolError(self.server.name, f"it lists more than {_MAX_TOOLS} tools or {_MAX_PAGES} pages")
+        return tools
+
+    async def _receive(self, message: IncomingMessage) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self._relisted.set()
+
+    async def _watch(self, client: Client) -> None:
+        """List the tools again whenever the server says that they changed: by notification, or since 2026 by subscription."""
+        tools = client.server_capabilities.tools
+        subscribing = None
+        if client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools is not None and tools.list_changed:
+            subscribing = asyncio.create_task(self._subscribe(client))
+        try:
+            while True:
+                await self._relisted.wait()
+                self._relisted.clear()
+                await self._list_again()
+        finally:
+            if subscribing is not None:
+                await _cancelled(subscribing)
+
+    async def _subscribe(self, client: Client) -> None:
+        try:
+            async with client.listen(tools_list_changed=True) as events:
+                async for _ in events:
+                    self._relisted.set()
+        except (MCPError, SubscriptionLost, TimeoutError) as error:
+            logger.debug("MCP server %r tells of no changes: %s", self.server.name, described(error))
+
+    async def _list_again(self) -> None:
+        """Note which of the tools at the start are gone or different now; new ones concern nobody."""
+        with suppress(McpServerError, MCPError):  # the next call meets the same fault, and tells it
+            tools = await self._ask("listing its tools again", self._listed)
+            now = {as_server_tool(self.server.name, tool) for tool in tools}
+            now_by_name = {tool.name: tool for tool in now}
+            self._changed = frozenset(
+                tool.name for tool in self.description.tools if now_by_name.get(tool.name) != tool
+            )
+
+    def _check_unchanged(self, tool: str) -> None:
+        if tool in self._changed:
+            others = ", ".join(sorted(self._link.clean(name) for name in self._changed))
+            raise McpToolsChangedError(
+                self.server.name,
+                f"it removed or redefined tools that are in use: {others}; start again with its new tools",
+            )
+
+
+@cache  # reading the version takes as long as connecting to a server in process
+def _client_info() -> types.Implementation:
+    return types.Implementation(name="understudy", version=version("understudy"))
+
+
+async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what still runs, and wait for its end; an error that nobody waits for any more is dropped."""
+    for task in tasks:
+        task.cancel()
+    done, _ = await asyncio.wait(tasks, timeout=_GRACE_SECONDS)
+    for task in done:
+        if not task.cancelled():
+            task.exception()
+
+
+def _error_result(text: str) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)

@@ -1,0 +1,238 @@
+"""Tools as a server lists them, and what may happen when one is called."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import cast
+
+from mcp import types
+
+from understudy.integration import ConfigError
+
+from .servers import ROLLOUT_DIR
+
+Schema = dict[str, object]
+
+
+class ToolKind(StrEnum):
+    READ = "read"  # changes nothing
+    WRITE = "write"  # adds or changes something, or could: nothing says that it only reads
+    DELETE = "delete"  # destroys or overwrites something
+
+
+@dataclass(frozen=True)
+class ServerTool:
+    """One tool of one server. `name` is the server's own."""
+
+    server: str
+    name: str
+    description: str
+    input_schema: Schema = field(hash=False)
+    output_schema: Schema | None = field(default=None, hash=False)
+    kind: ToolKind = ToolKind.WRITE
+    annotated_read_only: bool = False  # the server says so; `kind` may also come from the name
+    open_world: bool = False  # reaches out of the server: other answers tomorrow
+    needs_task: bool = False  # can only be called as a task, which we do not do
+
+    @property
+    def properties(self) -> Mapping[str, object]:
+        """The arguments that the schema names, with their schemas."""
+        properties = self.input_schema.get("properties")
+        return cast(dict[str, object], properties) if isinstance(properties, dict) else {}
+
+
+@dataclass(frozen=True)
+class ServerDescription:
+    """What a server said of itself when it started."""
+
+    name: str
+    title: str | None
+    version: str | None
+    protocol: str
+    tools: tuple[ServerTool, ...]
+    resources: bool
+    prompts: bool
+    instructions: str | None = None
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it annotates every tool as read-only: then rollouts can share it."""
+        return all(tool.annotated_read_only for tool in self.tools)
+
+
+def as_server_tool(server: str, tool: types.Tool) -> ServerTool:
+    """A listed tool."""
+    hints = tool.annotations
+    execution = tool.execution
+    return ServerTool(
+        server=server,
+        name=tool.name,
+        description=tool.description or tool.title or "",
+        input_schema=tool.input_schema,
+        output_schema=tool.output_schema,
+        kind=tool_kind(tool.name, hints),
+        annotated_read_only=bool(hints and hints.read_only_hint),
+        open_world=bool(hints and hints.open_world_hint),
+        needs_task=bool(execution and execution.task_support == "required"),
+    )
+
+
+_DELETING = frozenset(
+    [
+        "clear",
+        "delete",
+        "destroy",
+        "drop",
+        "erase",
+        "kill",
+        "purge",
+        "remove",
+        "reset",
+        "revoke",
+        "rm",
+        "truncate",
+        "uninstall",
+        "wipe",
+    ]
+)
+_WRITING = frozenset(
+    [
+        "add",
+        "append",
+        "apply",
+        "approve",
+        "archive",
+        "assign",
+        "book",
+        "buy",
+        "cancel",
+        "checkout",
+        "close",
+        "commit",
+        "configure",
+        "copy",
+        "create",
+        "edit",
+        "execute",
+        "generate",
+        "import",
+        "insert",
+        "install",
+        "invite",
+        "make",
+        "merge",
+        "modify",
+        "move",
+        "open",
+        "order",
+        "pay",
+        "post",
+        "publish",
+        "push",
+        "put",
+        "rebase",
+        "rename",
+        "replace",
+        "reply",
+        "restart",
+        "restore",
+        "run",
+        "save",
+        "schedule",
+        "send",
+        "set",
+        "start",
+        "stop",
+        "submit",
+        "sync",
+        "toggle",
+        "trigger",
+        "update",
+        "upload",
+        "upsert",
+        "write",
+    ]
+)
+_READING = frozenset(
+    [
+        "analyze",
+        "browse",
+        "calculate",
+        "check",
+        "compare",
+        "compute",
+        "convert",
+        "count",
+        "describe",
+        "diff",
+        "download",
+        "echo",
+        "explain",
+        "export",
+        "fetch",
+        "find",
+        "get",
+        "help",
+        "info",
+        "inspect",
+        "is",
+        "list",
+        "log",
+        "lookup",
+        "measure",
+        "preview",
+        "read",
+        "resolve",
+        "retrieve",
+        "search",
+        "show",
+        "stat",
+        "status",
+        "suggest",
+        "summarize",
+        "validate",
+        "verify",
+        "view",
+    ]
+)
+
+
+def tool_kind(name: str, hints: types.ToolAnnotations | None = None) -> ToolKind:
+    """From the annotations where they say it, else from the verbs in the name; WRITE when nothing tells.
+
+    `readOnlyHint` decides between READ and the rest; then `destructiveHint: true`, or a verb such as `delete`, means DELETE.
+    """
+    words = set(re.findall(r"[a-z]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name).lower()))
+    if hints is not None and hints.read_only_hint is not None:
+        if hints.read_only_hint:
+            return ToolKind.READ
+        return ToolKind.DELETE if hints.destructive_hint or words & _DELETING else ToolKind.WRITE
+    if words & _DELETING:
+        return ToolKind.DELETE
+    return ToolKind.READ if words & _READING and not words & _WRITING else ToolKind.WRITE
+
+
+def picked(tools: Iterable[ServerTool], only: Iterable[str]) -> tuple[ServerTool, ...]:
+    """The tools named by `only`, as `tool` or `server.tool`; all when it is empty. Raises ConfigError for an unknown one."""
+    tools, only = tuple(tools), tuple(only)
+    for name in only:
+        if not any(name in (tool.name, f"{tool.server}.{tool.name}") for tool in tools):
+            raise ConfigError(f"only: there is no tool {name!r}; there are {', '.join(tool.name for tool in tools)}")
+    return tuple(tool for tool in tools if not only or {tool.name, f"{tool.server}.{tool.name}"} & set(only))
+
+
+def signature(tool: ServerTool, folder: str | None = None) -> str:
+    """What a caller relies on, as one text. `folder` is the rollout's, which some servers put into their descriptions."""
+    text = json.dumps([tool.name, tool.description, tool.input_schema], sort_keys=True)
+    return text if folder is None else text.replace(json.dumps(folder)[1:-1], ROLLOUT_DIR)
+
+
+def fingerprint(servers: Iterable[ServerDescription], folder: str | None = None) -> str:
+    """A hash of what the servers are: names, versions, and the signatures of their tools."""
+    facts = [[each.title, each.version, [signature(tool, folder) for tool in each.tools]] for each in servers]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,223 @@
+"""The tools that the model is shown, and what each stands for."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, cast
+
+from understudy.integration import ConfigError, Tool
+
+from .printable import one_line
+from .schemas import simplified
+from .servers import ROLLOUT_DIR
+from .tools import Schema, ServerDescription, ServerTool, ToolKind, picked
+
+_LONGEST_NAME = 64
+_LONGEST_DESCRIPTION = 8_000
+
+Request: TypeAlias = Literal["tool", "list_resources", "read_resource", "list_prompts", "get_prompt"]
+"""What a call of a model's tool asks of the server."""
+
+
+@dataclass(frozen=True)
+class ModelTool:
+    """A tool under the name, and with the arguments, that the model knows. `bound` are the arguments it does not see."""
+
+    name: str
+    tool: ServerTool
+    parameters: Schema = field(hash=False)
+    bound: Mapping[str, object] = field(default_factory=dict[str, object], hash=False)
+    request: Request = "tool"
+
+    def function(self) -> Tool:
+        """The tool in OpenAI's shape."""
+        about = {"name": self.name, "description": self.tool.description, "parameters": self.parameters}
+        return {"type": "function", "function": about}
+
+    def arguments(self, chosen: Mapping[str, object], folder: str | None) -> dict[str, object]:
+        """What the server gets: the model's arguments and the bound ones, which win."""
+        return {**chosen, **{name: _placed(value, folder) for name, value in self.bound.items()}}
+
+
+@dataclass(frozen=True)
+class Toolset:
+    """The model's tools, in the servers' order. `changes`: what was renamed or lost on the way, one line each."""
+
+    tools: tuple[ModelTool, ...]
+    changes: tuple[str, ...] = ()
+
+    def functions(self) -> list[Tool]:
+        """The tools in OpenAI's shape, for a request's `tools`."""
+        return [tool.function() for tool in self.tools]
+
+    def find(self, name: str) -> ModelTool | None:
+        """The tool of this name."""
+        return next((tool for tool in self.tools if tool.name == name), None)
+
+    def shown(self, expected: Iterable[str], max_tools: int | None, seed: int) -> Toolset:
+        """At most `max_tools` of the tools: those that are expected, filled up with others drawn by `seed`; the order stays.
+        None shows all. Raises ConfigError for an expected tool that there is not, or more of them than `max_tools`."""
+        if max_tools is None:
+            return self
+        names = set(expected)
+        if missing := names - {tool.name for tool in self.tools}:
+            raise ConfigError(f"expected: there is no tool {min(missing)!r}")
+        if len(names) > max_tools:
+            raise ConfigError(f"max_tools: {len(names)} tools are expected, {max_tools} may be shown")
+        others = [tool.name for tool in self.tools if tool.name not in names]
+        names |= set(random.Random(seed).sample(others, min(len(others), max_tools - len(names))))
+        return replace(self, tools=tuple(tool for tool in self.tools if tool.name in names))
+
+
+def make_toolset(
+    servers: Iterable[ServerDescription],
+    *,
+    only: Iterable[str] = (),
+    bind: Mapping[str, object] | None = None,
+    resources: bool = False,
+    prompts: bool = False,
+) -> Toolset:
+    """The tools of these servers as the model's. Raises ConfigError for an unknown name in `only` or `bind`, or no tools."""
+    servers = tuple(servers)
+    changes: list[str] = []
+    listed = picked((tool for server in servers for tool in server.tools), only)
+    offered: list[tuple[ServerTool, Request]] = [(tool, "tool") for tool in listed if _callable(tool, changes)]
+    for server in servers:
+        offered += _resource_tools(server) if resources and server.resources else []
+        offered += _prompt_tools(server) if prompts and server.prompts else []
+    if not offered:
+        names = ", ".join(server.name for server in servers)
+        raise ConfigError(f"no tools: {names} offers none that can be called")
+    bindings = _Bindings(bind or {})
+    tools: list[ModelTool] = []
+    for (tool, request), name in zip(offered, _names([tool for tool, _ in offered], changes), strict=True):
+        simple = simplified(tool.input_schema)
+        changes += [f"{name}: {change}" for change in simple.changes]
+        bound = bindings.of(tool)
+        about = replace(tool, description=tool.description[:_LONGEST_DESCRIPTION])
+        tools.append(ModelTool(name, about, _hidden(simple.parameters, bound), bound, request))
+    bindings.check_used([tool for tool, _ in offered])
+    return Toolset(tuple(tools), tuple(changes))
+
+
+def _callable(tool: ServerTool, changes: list[str]) -> bool:
+    if tool.needs_task:
+        changes.append(f"{one_line(tool.name)}: left out, it can only run as a task")
+    return not tool.needs_task
+
+
+def _names(tools: list[ServerTool], changes: list[str]) -> list[str]:
+    """A name for each tool: its own where that is unique and allowed, else with the server's in front, of letters, digits,
+    `_` and `-`."""
+    counts = Counter(tool.name for tool in tools)
+    names: list[str] = []
+    for tool in tools:
+        wanted = tool.name if counts[tool.name] == 1 else f"{tool.server}_{tool.name}"
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", wanted)[:_LONGEST_NAME] or "tool"
+        number = 2
+        while name in names:
+            name = f"{name[: _LONGEST_NAME - 3]}_{number}"
+            number += 1
+        if name != tool.name:
+            changes.append(f"{name}: is {one_line(tool.name)} of {one_line(tool.server)}")
+        names.append(name)
+    return names
+
+
+class _Bindings:
+    """`--bind`: `argument` of every tool that has it, or `tool.argument`."""
+
+    def __init__(self, bind: Mapping[str, object]) -> None:
+        self._bind = bind
+        self._used: set[str] = set()
+
+    def of(self, tool: ServerTool) -> dict[str, object]:
+        bound: dict[str, object] = {}
+        for argument, schema in tool.properties.items():
+            for key in (argument, f"{tool.name}.{argument}"):  # the narrower one wins
+                if key in self._bind:
+                    self._used.add(key)
+                    bound[argument] = _typed(self._bind[key], schema)
+        return bound
+
+    def check_used(self, tools: list[ServerTool]) -> None:
+        for key in self._bind:
+            if key not in self._used:
+                names = sorted({one_line(name) for tool in tools for name in tool.properties})
+                raise ConfigError(f"bind: no tool has an argument {key!r}; there are {', '.join(names) or 'none'}")
+
+
+def _typed(value: object, schema: object) -> object:
+    """A text from the command line as what the schema wants: `3` for an integer."""
+    kind = cast(Schema, schema).get("type", "string") if isinstance(schema, dict) else "string"
+    if not isinstance(value, str) or kind == "string" or ROLLOUT_DIR in value:
+        return value
+    try:
+        return cast(object, json.loads(value))
+    except ValueError:
+        return value
+
+
+def _placed(value: object, folder: str | None) -> object:
+    if isinstance(value, str):
+        return value.replace(ROLLOUT_DIR, folder or ROLLOUT_DIR)
+    if isinstance(value, list):
+        return [_placed(each, folder) for each in cast(list[object], value)]
+    if isinstance(value, dict):
+        return {key: _placed(each, folder) for key, each in cast(dict[str, object], value).items()}
+    return value
+
+
+def uses_folder(bind: Mapping[str, object]) -> bool:
+    """Whether a bound argument is the rollout's folder, or lies in it."""
+    return _placed(dict(bind), ".") != dict(bind)
+
+
+def _hidden(parameters: Schema, bound: Mapping[str, object]) -> Schema:
+    """The schema without the bound arguments."""
+    if not bound:
+        return parameters
+    properties = cast(dict[str, object], parameters.get("properties", {}))
+    kept: Schema = {**parameters, "properties": {key: value for key, value in properties.items() if key not in bound}}
+    if isinstance(required := kept.pop("required", None), list):
+        left = [name for name in cast(list[object], required) if name not in bound]
+        kept |= {"required": left} if left else {}
+    return kept
+
+
+def _object(**properties: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if name != "arguments"],
+    }
+
+
+def _resource_tools(server: ServerDescription) -> list[tuple[ServerTool, Request]]:
+    uri: Schema = {"type": "string", "description": "as list_resources shows it"}
+    return [
+        (
+            _reading(server, "list_resources", "Lists the resources that can be read, with their URIs.", _object()),
+            "list_resources",
+        ),
+        (_reading(server, "read_resource", "Reads a resource.", _object(uri=uri)), "read_resource"),
+    ]
+
+
+def _prompt_tools(server: ServerDescription) -> list[tuple[ServerTool, Request]]:
+    name: Schema = {"type": "string", "description": "as list_prompts shows it"}
+    arguments: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+    schema = _object(name=name, arguments=arguments)
+    return [
+        (_reading(server, "list_prompts", "Lists the prompts that the server offers.", _object()), "list_prompts"),
+        (_reading(server, "get_prompt", "Fills in a prompt and returns its messages.", schema), "get_prompt"),
+    ]
+
+
+def _reading(server: ServerDescription, name: str, description: str, schema: Schema) -> ServerTool:
+    return ServerTool(server.name, name, description, schema, kind=ToolKind.READ, annotated_read_only=True)

@@ -1,0 +1,71 @@
+"""Rewards: what a rollout returned, functions to build one from, and judges where there is none. Names are loaded when used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .judge_chains import AverageJudge, GateJudge, TieJudge
+    from .judge_prompt import DEFAULT_RUBRIC
+    from .matches import exact_match, fuzzy_match, json_valid, numeric_match
+    from .outcome import RewardResult
+    from .parts import clipped, gated, length_penalty, tool_call_penalty, tool_calls, weighted
+    from .rubric import write_rubric
+    from .ruler_judge import Ruler, TrajectoryScore, ruler, ruler_score_group
+
+__all__ = [
+    "DEFAULT_RUBRIC",
+    "AverageJudge",
+    "GateJudge",
+    "RewardResult",
+    "Ruler",
+    "TieJudge",
+    "TrajectoryScore",
+    "clipped",
+    "exact_match",
+    "fuzzy_match",
+    "gated",
+    "json_valid",
+    "length_penalty",
+    "numeric_match",
+    "ruler",
+    "ruler_score_group",
+    "tool_call_penalty",
+    "tool_calls",
+    "weighted",
+    "write_rubric",
+]
+
+_MODULE_OF = {
+    "AverageJudge": "judge_chains",
+    "DEFAULT_RUBRIC": "judge_prompt",
+    "GateJudge": "judge_chains",
+    "RewardResult": "outcome",
+    "Ruler": "ruler_judge",
+    "TieJudge": "judge_chains",
+    "TrajectoryScore": "ruler_judge",
+    "clipped": "parts",
+    "exact_match": "matches",
+    "fuzzy_match": "matches",
+    "gated": "parts",
+    "json_valid": "matches",
+    "length_penalty": "parts",
+    "numeric_match": "matches",
+    "ruler": "ruler_judge",
+    "ruler_score_group": "ruler_judge",
+    "tool_call_penalty": "parts",
+    "tool_calls": "parts",
+    "weighted": "parts",
+    "write_rubric": "rubric",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

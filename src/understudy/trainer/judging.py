@@ -10,14 +10,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 from understudy.contracts import Judge
-from understudy.errors import CaptureError, ConfigError, MissingExtraError
+from understudy.errors import BudgetExceeded, CaptureError, ConfigError, LlmError, MissingExtraError
 from understudy.rewards.outcome import as_reward
 from understudy.types import TrajectoryGroup
 
 log = logging.getLogger("understudy")
 
+DROPPED = "judge/dropped"
+"""Metric of a group: 1 where the judge gave no scores."""
 WANTED = "async def judge(group: TrajectoryGroup) -> TrajectoryGroup | None"
-SAME_FAULT_AGAIN = (CaptureError, ConfigError, MissingExtraError)
+SAME_FAULT_AGAIN = (BudgetExceeded, CaptureError, ConfigError, MissingExtraError)
 """What a judge raises for every group alike: asking again, or going on without it, is of no use."""
 
 
@@ -64,19 +66,23 @@ def _function(judge: Callable[..., object]) -> object:
 
 async def judged(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:
     """The groups with the judge's rewards; a failed rollout stays unscored, and a group of failed rollouts is not shown.
-    A group whose judge fails twice or gives None is dropped: its rollouts become unscored, and say why. Raises
-    ConfigError for a judge that returns something else."""
+    A group whose judge fails twice or gives None is dropped: its rollouts become unscored, and say why; the metric
+    `judge/dropped` counts it. Raises ConfigError for a judge that returns something else, and what ends the run."""
     answers = await asyncio.gather(*(_asked_twice(group, judge) for group in groups), return_exceptions=True)
     kept: list[TrajectoryGroup] = []
     for group, answer in zip(groups, answers, strict=True):
-        if isinstance(answer, BaseException) and (
-            not isinstance(answer, Exception) or isinstance(answer, SAME_FAULT_AGAIN)
-        ):
+        if isinstance(answer, BaseException) and (not isinstance(answer, Exception) or _is_common(answer)):
             raise answer
         if isinstance(answer, TrajectoryGroup):
             answer.place = answer.place.filled(group.place)
+            answer.metrics[DROPPED] = 0.0
         kept.append(answer if isinstance(answer, TrajectoryGroup) else _dropped(group, answer))
     return kept
+
+
+def _is_common(error: Exception) -> bool:
+    """Whether every group's judge fails alike."""
+    return isinstance(error, SAME_FAULT_AGAIN) or (isinstance(error, LlmError) and error.lasting)
 
 
 async def _asked_twice(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup | None:
@@ -84,7 +90,7 @@ async def _asked_twice(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup 
         return group
     try:
         return await _asked(group, judge)
-    except SAME_FAULT_AGAIN:
+    except (*SAME_FAULT_AGAIN, LlmError):  # an LlmError comes after the retries that make sense
         raise
     except Exception:  # whatever it was, a judge is asked once more
         log.warning("the judge failed and is asked again", exc_info=True)
@@ -113,5 +119,6 @@ def _dropped(group: TrajectoryGroup, failure: Exception | BaseException | None) 
     for trajectory in group:
         trajectory.reward = None
         trajectory.log(why)
+    group.metrics[DROPPED] = 1.0
     group.logs.append(why)
     return group

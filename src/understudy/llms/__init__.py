@@ -1,0 +1,52 @@
+"""Other LLMs (judges, generators, comparison models) behind one seam. Importing it loads nothing; the first question
+imports litellm (extra `judge`)."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..errors import BudgetExceeded, LlmError
+    from .answer import Answer, Tokens
+    from .ledger import Spending, SpendingTotals, budget, spending
+    from .llm import Llm
+    from .options import LlmOptions, Price
+
+__all__ = [
+    "Answer",
+    "BudgetExceeded",
+    "Llm",
+    "LlmError",
+    "LlmOptions",
+    "Price",
+    "Spending",
+    "SpendingTotals",
+    "Tokens",
+    "budget",
+    "spending",
+]
+
+_MODULE_OF = {
+    "Answer": ".answer",
+    "BudgetExceeded": "..errors",
+    "Llm": ".llm",
+    "LlmError": "..errors",
+    "LlmOptions": ".options",
+    "Price": ".options",
+    "Spending": ".ledger",
+    "SpendingTotals": ".ledger",
+    "Tokens": ".answer",
+    "budget": ".ledger",
+    "spending": ".ledger",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_MODULE_OF[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,135 @@
+"""Another LLM, as one object that is asked questions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from understudy.errors import ConfigError
+
+from .answer import Answer
+from .cache import AnswerCache, StoredAnswer, answer_cache, question_key
+from .json_answers import read
+from .ledger import SpendingTotals, spending
+from .options import LlmOptions
+from .question import Question, Reader
+from .redaction import is_secret_name, protect, protect_environment
+
+Value = TypeVar("Value")
+Model = TypeVar("Model", bound=BaseModel)
+Messages = Sequence[Mapping[str, Any]]
+
+KEY_VERSION = 1
+"""Part of every key of the cache: raised when the same question would be sent differently."""
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Llm:
+    """`Llm("openai/o3")`, `Llm("hosted_vllm/name", api_base="http://gpu-box:8000/v1")`; options are those of `LlmOptions`, and
+    all else is a parameter of litellm, such as temperature. Raises ConfigError."""
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self.options = LlmOptions.of(model, options)
+
+    def __repr__(self) -> str:
+        return f"Llm({self.options.model!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Llm) and other.options == self.options
+
+    def __hash__(self) -> int:
+        return hash(self.options)
+
+    async def ask(
+        self,
+        messages: Messages,
+        schema: type[Model],
+        purpose: str = "judge",
+        check: Callable[[Model], None] | None = None,
+        sample: int = 0,
+    ) -> Answer[Model]:
+        """The answer as a `schema`. `check` raises ValueError for what it may not say. An answer that does not fit is asked
+        for once more, with the reason. `sample` tells equal questions apart: each number has its own answer in the cache.
+        Raises LlmError, BudgetExceeded, ConfigError for what is set up wrong, MissingExtraError without litellm."""
+
+        def reader(text: str) -> tuple[Model, int]:
+            value, mended = read(text, schema)
+            if check is not None:
+                check(value)
+            return value, mended
+
+        return await self._answer(messages, reader, schema, purpose, sample)
+
+    async def ask_text(self, messages: Messages, purpose: str = "judge", sample: int = 0) -> Answer[str]:
+        """The answer as text; raises as `ask` does."""
+        return await self._answer(messages, lambda text: (text, 0), None, purpose, sample)
+
+    async def _answer(
+        self, messages: Messages, reader: Reader[Value], schema: type[BaseModel] | None, purpose: str, sample: int
+    ) -> Answer[Value]:
+        """From the cache, else asked, by one of those who ask the same at the same time."""
+        options, plain = self.options, _plain(messages)
+        self._protect_keys()
+        if options.cache is None:
+            return await Question(options, purpose).answer(plain, reader, schema)
+        cache = answer_cache(options.cache)
+        key = question_key(
+            {
+                "version": KEY_VERSION,
+                "endpoint": options.endpoint,
+                "model": options.model,
+                "messages": plain,
+                "parameters": options.litellm_parameters,
+                "schema": schema.model_json_schema() if schema is not None else None,
+                "structured": options.structured if schema is not None else None,
+                "sample": sample,
+            }
+        )
+        kept = await _kept(cache, key, reader, purpose)
+        if kept is not None:
+            return kept
+        async with cache.asking(key):
+            kept = await _kept(cache, key, reader, purpose)
+            if kept is not None:
+                return kept
+            answer = await Question(options, purpose).answer(plain, reader, schema)
+            await cache.put(key, StoredAnswer(answer.text, answer.tokens, answer.repairs, answer.served_model))
+            return answer
+
+    def _protect_keys(self) -> None:
+        protect_environment()
+        if self.options.api_key is not None:
+            protect([self.options.api_key.get_secret_value()])
+        parameters = self.options.litellm_parameters
+        headers: dict[str, Any] = parameters.get("extra_headers") or {}
+        for name, value in [*parameters.items(), *headers.items()]:
+            if isinstance(value, str) and is_secret_name(name):
+                protect([value, value.removeprefix("Bearer ")])
+
+
+async def _kept(cache: AnswerCache, key: str, reader: Reader[Value], purpose: str) -> Answer[Value] | None:
+    """The answer that is kept, where it still is one: `check` may have changed."""
+    stored = await cache.get(key)
+    if stored is None:
+        return None
+    try:
+        value, _ = reader(stored.text)
+    except ValueError:
+        return None
+    spending().record(purpose, SpendingTotals(questions=1, cached=1))
+    return Answer(value, stored.text, stored.tokens, 0.0, True, stored.repairs, stored.served_model)
+
+
+def _plain(messages: Messages) -> list[dict[str, Any]]:
+    """The messages as they are sent. A lone surrogate, which UTF-8 has no bytes for, becomes U+FFFD."""
+    try:
+        text = json.dumps([dict(message) for message in messages], ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"messages: a list of dicts of JSON values is needed: {error}") from error
+    if not messages:
+        raise ConfigError("messages: at least one is needed")
+    return json.loads(_LONE_SURROGATE.sub("\ufffd", text))

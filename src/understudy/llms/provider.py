@@ -1,0 +1,118 @@
+"""The one module that imports litellm. It translates for providers, sends their authentication and counts tokens; what it does
+about retries, caching and schemas was measured and is not used."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from understudy.errors import ConfigError, MissingExtraError
+
+from .answer import Tokens
+from .options import LlmOptions
+from .outcome import Outcome, of_exception, of_response
+from .prices import cost_of, price_of, table_name
+from .redaction import guard_logs
+
+log = logging.getLogger("understudy")
+
+QUIET = {
+    "LITELLM_MODE": "PRODUCTION",  # else it loads the nearest .env into the environment
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it fetches a price table on import
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",  # else it fetches a file with the first call
+}
+LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
+NO_KEY_NEEDED = "none"
+KEY_OF = {"openai": "OPENAI_API_KEY", "hosted_vllm": "HOSTED_VLLM_API_KEY"}
+"""Providers whose servers may need no key. litellm takes a key that is absent for a failure of the server."""
+
+
+@cache
+def load() -> Any:
+    """litellm, imported once; takes about 2 s. Raises MissingExtraError."""
+    if "litellm" not in sys.modules:
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+    try:
+        litellm: Any = importlib.import_module("litellm")
+    except ModuleNotFoundError as error:
+        if error.name != "litellm":
+            raise
+        raise MissingExtraError("litellm", "judge") from None
+    litellm.suppress_debug_info = True  # its banner goes to stdout, which may be a protocol's
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.ERROR)  # a root logger at DEBUG would have it write all prompts
+    guard_logs()
+    return litellm
+
+
+async def complete(
+    options: LlmOptions, messages: Sequence[Mapping[str, Any]], response_format: Mapping[str, Any] | None
+) -> Outcome:
+    """One request, and no more. Raises ConfigError for a model whose provider litellm does not know."""
+    litellm = await asyncio.to_thread(load)
+    try:
+        async with asyncio.timeout(options.timeout):
+            response = await litellm.acompletion(**_request(options, messages, response_format))
+    except TimeoutError:
+        return Outcome("timeout", message=f"no answer within timeout={options.timeout:g} s", passing=True)
+    except Exception as error:  # noqa: BLE001  # its classes, and whatever its translation meets
+        if "LLM Provider NOT provided" in str(error):
+            unknown = ConfigError(
+                f"model: litellm knows no provider of {options.model!r}: name it as in openai/o3, anthropic/claude-sonnet-4-5 or "
+                "hosted_vllm/name"
+            )
+        else:
+            return of_exception(error)
+    else:
+        return of_response(response, *_usage(litellm, response, options))
+    raise unknown
+
+
+def _request(
+    options: LlmOptions, messages: Sequence[Mapping[str, Any]], response_format: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """litellm's arguments. `max_retries=0` is one request; `timeout` is fixed per Llm, as each value has its own client."""
+    key = options.api_key.get_secret_value() if options.api_key is not None else None
+    provider = options.model.partition("/")[0]
+    if key is None and options.api_base is not None and provider in KEY_OF:
+        key = os.environ.get(KEY_OF[provider]) or NO_KEY_NEEDED
+    request: dict[str, Any] = {
+        **options.litellm_parameters,
+        "model": options.model,
+        "messages": [dict(message) for message in messages],
+        "api_base": options.api_base,
+        "api_key": key,
+        "timeout": options.timeout,
+        "max_retries": 0,
+    }
+    if response_format is not None:
+        request["response_format"] = dict(response_format)
+    return request
+
+
+def _usage(litellm: Any, response: Any, options: LlmOptions) -> tuple[Tokens | None, float | None]:
+    """Tokens and cost; None for what is unknown: without usage litellm counts 0 tokens, which look free."""
+    usage = getattr(response, "usage", None)
+    tokens = Tokens(int(usage.prompt_tokens or 0), int(usage.completion_tokens or 0)) if usage is not None else None
+    if usage is None or tokens is None or not any(tokens):
+        return None, None
+    name = table_name(options.model, litellm.model_cost)
+    if options.prices is None and name is not None:  # the table also knows tiers, audio and writes to a cache
+        provider = litellm.model_cost[name].get("litellm_provider")
+        try:
+            return tokens, sum(litellm.cost_per_token(name, custom_llm_provider=provider, usage_object=usage))
+        except Exception as error:  # noqa: BLE001  # its own errors and those of its table's entries
+            log.warning("litellm cannot price an answer of %s: %s", options.model, type(error).__name__)
+    price = price_of(options, litellm.model_cost)
+    details = getattr(usage, "prompt_tokens_details", None)
+    cached = int(getattr(details, "cached_tokens", None) or 0)
+    return tokens, None if price is None else cost_of(tokens, cached, price)

@@ -1,0 +1,183 @@
+"""One question: requests with retries, within the limits of its endpoint, its deadline and the budget."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from understudy.errors import LlmError
+
+from .answer import Answer, Tokens
+from .json_answers import response_format, with_fault, with_schema
+from .ledger import SpendingTotals, spending
+from .options import LlmOptions
+from .outcome import Outcome
+from .prices import estimate, price_of
+from .provider import complete, load
+from .redaction import redact
+from .slots import slots_of
+
+Value = TypeVar("Value")
+Messages = Sequence[Mapping[str, Any]]
+Reader = Callable[[str], tuple[Value, int]]
+"""The value in a text, and how often that had to be mended. Raises ValueError that says what is wrong."""
+
+log = logging.getLogger("understudy")
+
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+"""Seconds: the upper end of the first random wait, doubled with each retry."""
+
+_without_schema: set[tuple[str, str]] = set()
+"""(endpoint, model) that rejected a schema; `structured="auto"` asks them in words from then on."""
+
+
+@dataclass
+class Taken:
+    """What a question took until now, over all its requests. None: of one of them it is unknown."""
+
+    tokens: Tokens | None = field(default_factory=lambda: Tokens(0, 0))
+    cost: float | None = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one request that was answered."""
+        if self.tokens is None or outcome.tokens is None:
+            self.tokens = None
+        else:
+            (prompt, completion), more = self.tokens, outcome.tokens
+            self.tokens = Tokens(prompt + more.prompt, completion + more.completion)
+        self.cost = None if self.cost is None or outcome.cost is None else self.cost + outcome.cost
+
+
+class Question:
+    """Asked once. The retry loop is our own: a library's (tenacity) would take the loop over, and not what is hard, which is
+    Retry-After against the deadline, and slots and budgets that are held per request."""
+
+    def __init__(self, options: LlmOptions, purpose: str) -> None:
+        self._options = options
+        self._purpose = purpose
+        self._taken = Taken()
+        self._deadline = asyncio.timeout(None)
+
+    async def answer(self, messages: Messages, reader: Reader[Value], schema: type[BaseModel] | None) -> Answer[Value]:
+        """The answer that the reader takes, counted with its purpose. Raises LlmError without the provider's error behind
+        it, whose text and frames hold keys."""
+        try:
+            async with self._deadline:
+                answer = await self._twice(messages, reader, schema)
+        except TimeoutError:
+            if not self._deadline.expired():
+                raise
+            late = LlmError(self._named(f"no answer within deadline={self._options.deadline:g} s"), kind="timeout")
+        except LlmError as error:
+            late = error
+        else:
+            spending().record(self._purpose, SpendingTotals(questions=1, repairs=answer.repairs))
+            return answer
+        spending().record(self._purpose, SpendingTotals(questions=1, failed=1))
+        raise late
+
+    async def _twice(self, messages: Messages, reader: Reader[Value], schema: type[BaseModel] | None) -> Answer[Value]:
+        """Ask; once more for an answer that is empty or does not fit, with the reason."""
+        conversation, fault = messages, ""
+        for repairs in (0, 1):
+            outcome = await self._asked(conversation, schema)
+            if outcome.kind == "empty" and not repairs:
+                continue
+            if outcome.kind != "ok":
+                raise LlmError(self._named(outcome.message), kind=outcome.kind)
+            try:
+                value, mended = reader(outcome.text)
+            except ValueError as error:
+                fault = str(error)
+            else:
+                took = self._taken
+                return Answer(
+                    value, outcome.text, took.tokens, took.cost, False, repairs + mended, outcome.served_model
+                )
+            if schema is not None:
+                conversation = with_fault(messages, outcome.text, fault, schema)
+        raise LlmError(self._named(f"the answer does not fit, also when asked again: {fault}"), kind="invalid")
+
+    async def _asked(self, messages: Messages, schema: type[BaseModel] | None) -> Outcome:
+        """The messages with the schema as the provider takes it."""
+        if schema is None:
+            return await self._request(messages, None)
+        options, place = self._options, (self._options.endpoint, self._options.model)
+        if options.structured == "prompt" or (options.structured == "auto" and place in _without_schema):
+            return await self._request(with_schema(messages, schema), None)
+        outcome = await self._request(messages, response_format(schema))
+        if not outcome.rejects_schema:
+            return outcome
+        if options.structured == "schema":
+            hint = 'structured="schema" was asked for; "auto" and "prompt" write the schema into the messages'
+            return replace(outcome, message=f"{outcome.message}. {hint}")
+        if place not in _without_schema:
+            log.info("%s takes no JSON schema: it is written into the messages (%s)", options.model, outcome.message)
+        _without_schema.add(place)
+        return await self._request(with_schema(messages, schema), None)
+
+    async def _request(self, messages: Messages, format: Mapping[str, Any] | None) -> Outcome:
+        """Send it, again while it fails for a passing reason: 408, 429, 5xx, a broken connection."""
+        options = self._options
+        for attempt in count(1):
+            outcome = await self._once(messages, format)
+            if not outcome.passing:
+                return outcome
+            if attempt > options.retries:
+                return replace(outcome, message=f"{outcome.message} (after {attempt} attempts)")
+            seconds = wait_before(attempt, outcome.retry_after)
+            now, end = asyncio.get_running_loop().time(), self._deadline.when()
+            if end is not None and now + seconds > end:
+                told = f"; the next attempt would be in {seconds:.0f} s, past deadline={options.deadline:g} s"
+                return replace(outcome, message=outcome.message + told)
+            log.info("%s is asked again in %.1f s: %s", options.model, seconds, outcome.message)
+            await asyncio.sleep(seconds)
+        raise AssertionError("unreachable")
+
+    async def _once(self, messages: Messages, format: Mapping[str, Any] | None) -> Outcome:
+        options, ledger = self._options, spending()
+        expected = await self._estimate(messages) if ledger.limited else 0.0
+        async with slots_of(options.endpoint).slot(options.concurrency), ledger.reserved(expected) as reservation:
+            if self._deadline.when() is None:
+                self._deadline.reschedule(asyncio.get_running_loop().time() + options.deadline)
+            outcome = await complete(options, messages, format)
+            reservation.charge(outcome.cost)
+        if outcome.answered:
+            self._taken.add(outcome)
+        tokens = outcome.tokens or Tokens(0, 0)
+        ledger.record(
+            self._purpose,
+            SpendingTotals(
+                requests=1,
+                prompt_tokens=tokens.prompt,
+                completion_tokens=tokens.completion,
+                uncounted=int(outcome.answered and outcome.tokens is None),
+                cost=outcome.cost or 0.0,
+                unpriced=int(outcome.cost is None),
+            ),
+        )
+        return outcome
+
+    async def _estimate(self, messages: Messages) -> float:
+        litellm = await asyncio.to_thread(load)
+        size = len(json.dumps([dict(message) for message in messages], ensure_ascii=False).encode("utf-8", "replace"))
+        return estimate(self._options, size, price_of(self._options, litellm.model_cost))
+
+    def _named(self, message: str) -> str:
+        return redact(f"{self._options.model}: {message}")
+
+
+def wait_before(attempt: int, retry_after: float | None) -> float:
+    """Seconds after this attempt, the first being 1: as long as the provider says and a little more, so that not all come at once; else
+    random up to a bound that doubles ("full jitter")."""
+    if retry_after is not None:
+        return retry_after + random.uniform(0, FIRST_WAIT / 4)
+    return random.uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt - 1)))

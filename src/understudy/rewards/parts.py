@@ -1,0 +1,74 @@
+"""A reward from parts: each is logged by its name, as the metric `part/{name}`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+from understudy.errors import ConfigError
+from understudy.types import History, Json
+
+from .outcome import RewardResult, as_reward
+
+PART = "part/"
+"""Beginning of the metrics that hold the parts of a reward."""
+
+Part = float | RewardResult
+"""A number (or a bool), or parts that were combined before."""
+
+
+def weighted(parts: Mapping[str, Part], weights: Mapping[str, float] | None = None) -> RewardResult:
+    """The sum of the parts, each times its weight (1 where it has none). Raises ConfigError for a weight without a part."""
+    factors = dict(weights or {})
+    if unknown := [name for name in factors if name not in parts]:
+        raise ConfigError(f"weighted: weights: there is no part {unknown[0]!r}; the parts are {', '.join(parts)}")
+    results = {name: as_reward(part, f"weighted: {name}") for name, part in parts.items()}
+    total = math.fsum(factors.get(name, 1.0) * result.reward for name, result in results.items())
+    return RewardResult(total, _logged(results))
+
+
+def gated(gates: Mapping[str, bool | float], reward: Part, *, closed: float = 0.0) -> RewardResult:
+    """The reward where every gate is open (true, or above 0), else `closed`. Gates are logged as parts."""
+    results = {name: as_reward(gate, f"gated: {name}") for name, gate in gates.items()}
+    inside = as_reward(reward, "gated: reward")
+    opened = all(result.reward > 0 for result in results.values())
+    return RewardResult(inside.reward if opened else closed, {**inside.metrics, **_logged(results)})
+
+
+def clipped(reward: Part, low: float, high: float) -> RewardResult:
+    """The reward, no less than `low` and no more than `high`. Raises ConfigError unless low < high."""
+    if not low < high:
+        raise ConfigError(f"clipped: low must be below high, got low={low!r}, high={high!r}")
+    inside = as_reward(reward, "clipped: reward")
+    return RewardResult(min(max(inside.reward, low), high), inside.metrics)
+
+
+def length_penalty(text: str, free: int, full: int) -> float:
+    """0 for up to `free` characters, falling in a line to -1 at `full` and beyond (the form of DAPO 2503.14476, equation
+    13). Raises ConfigError unless 0 <= free < full."""
+    return _ramp(len(text), free, full, "length_penalty")
+
+
+def tool_call_penalty(history: History, free: int, full: int) -> float:
+    """The same for the tool calls of a conversation's assistant messages: 0 for up to `free`, -1 from `full` on."""
+    return _ramp(tool_calls(history), free, full, "tool_call_penalty")
+
+
+def tool_calls(history: History) -> int:
+    """How many tool calls the assistant messages of a conversation hold."""
+    messages = [cast(Mapping[str, Json], message) for message in history.messages()]
+    return sum(len(message.get("tool_calls") or ()) for message in messages if message.get("role") == "assistant")
+
+
+def _ramp(count: int, free: int, full: int, source: str) -> float:
+    if not 0 <= free < full:
+        raise ConfigError(f"{source}: 0 <= free < full is needed, got free={free!r}, full={full!r}")
+    return 0.0 - min(max(count - free, 0) / (full - free), 1.0)
+
+
+def _logged(results: Mapping[str, RewardResult]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for name, result in results.items():
+        metrics |= {f"{PART}{name}": result.reward, **result.metrics}
+    return metrics

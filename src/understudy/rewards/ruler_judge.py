@@ -1,0 +1,184 @@
+"""RULER: a language model compares the trajectories of a group, and its scores are their rewards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from understudy.errors import ConfigError, LlmError, RolloutError
+from understudy.llms import Llm
+from understudy.types import History, Tool, Trajectory, TrajectoryGroup
+
+from .judge_metrics import CUT, tie
+from .judge_prompt import DEFAULT_RUBRIC, judge_prompt
+from .transcripts import Transcript
+from .verdicts import ReasonedVerdict, Score, Verdict, complete
+
+log = logging.getLogger("understudy")
+
+
+@dataclass(frozen=True)
+class TrajectoryScore:
+    """What the judge gave one trajectory; `trajectory_id` is its place in the list, from "1" on."""
+
+    trajectory_id: str
+    explanation: str
+    score: float
+
+
+class Ruler:
+    """A judge for `judge=` of a Trainer: `Ruler("openai/o3", rubric="...")`.
+
+    model: as litellm names it, or an `Llm`; all other options are those of `Llm` (api_base, temperature, cache ...).
+    rubric: what is better; the default knows reaching the goal, directness, partial credit and honesty.
+    tools: shown for trajectories that name none. reasoning: the judge compares before it scores.
+    max_prompt_tokens: of the estimated prompt; beyond it, long texts are cut, results of tools first.
+    seed: of ids and order. debug: print each judgement to stderr.
+    """
+
+    def __init__(
+        self,
+        model: str | Llm = "openai/o3",
+        *,
+        rubric: str = DEFAULT_RUBRIC,
+        tools: Sequence[Tool] | None = None,
+        reasoning: bool = False,
+        max_prompt_tokens: int = 100_000,
+        seed: int = 0,
+        debug: bool = False,
+        **llm_options: Any,
+    ) -> None:
+        if isinstance(model, Llm) and llm_options:
+            raise ConfigError(f"Ruler: {', '.join(llm_options)} belong to the Llm that was passed: Llm(model, ...)")
+        if not isinstance(rubric, str) or not rubric.strip():  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+            raise ConfigError(f"Ruler: rubric: a text is needed, got {rubric!r:.200}")
+        if not isinstance(max_prompt_tokens, int) or max_prompt_tokens < 1000:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"Ruler: max_prompt_tokens: a whole number from 1000 on is needed, got {max_prompt_tokens!r}"
+            )
+        self.llm = model if isinstance(model, Llm) else Llm(model, **llm_options)
+        self.rubric = rubric
+        self._tools = tools
+        self._reasoning = reasoning
+        self._max_prompt_tokens = max_prompt_tokens
+        self._seed = seed
+        self._debug = debug
+
+    def __repr__(self) -> str:
+        return f"Ruler({self.llm.options.model!r})"
+
+    async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup:
+        """A copy of the group whose rewards are the judge's scores, 0 to 1; a failed rollout stays unscored and is not shown.
+        An earlier reward is `metrics["independent_reward"]`. Raises LlmError if the judge gave no score, or no usable one,
+        for any trajectory; RolloutError where there is nothing to read; BudgetExceeded, ConfigError, MissingExtraError."""
+        if group.pending:
+            raise ConfigError("the group has rollouts that have not run: pass it to gather_trajectory_groups first")
+        shown = [trajectory for trajectory in group if trajectory.exception is None]
+        if not shown:
+            return group
+        judgement = await self.judge([(each, *each.additional_histories) for each in shown])
+        scores = iter(judgement.scores)
+        logs = [*group.logs, f"RULER reasoning: {judgement.reasoning}"] if judgement.reasoning else [*group.logs]
+        scored = [
+            _scored(each, next(scores)) if each.exception is None else each.model_copy(update={"reward": None})
+            for each in group
+        ]
+        update: dict[str, object] = {
+            "trajectories": scored,
+            "metrics": {**group.metrics, CUT: float(judgement.cut), **tie(scored)},
+            "logs": logs,
+        }
+        return group.model_copy(update=update)
+
+    async def judge(self, trajectories: Sequence[Sequence[History]]) -> Judgement:
+        """The score of each trajectory, in their order: its own conversation, then its sub-agents'. Equal ones are shown
+        once and score alike. Raises as `__call__`."""
+        transcripts = [Transcript.of(each, str(place), self._tools) for place, each in enumerate(trajectories, 1)]
+        if all(each.empty for each in transcripts):
+            raise RolloutError(
+                "the judge has nothing to read: no trajectory shows a message. Append messages and choices to "
+                "messages_and_choices, or make the calls inside a capture"
+            )
+        distinct: dict[str, Transcript] = {}
+        for each in transcripts:
+            known = distinct.setdefault(each.identity, each)
+            distinct[each.identity] = min(known, each, key=lambda one: one.conversations)
+        prompt = judge_prompt(
+            list(distinct.values()),
+            self.rubric,
+            max_tokens=self._max_prompt_tokens,
+            seed=self._seed,
+            reasoning=self._reasoning,
+        )
+        schema = ReasonedVerdict if self._reasoning else Verdict
+        answer = await self.llm.ask(prompt.messages, schema, purpose="judge", check=complete(prompt.ids))
+        if self._debug:
+            Console(stderr=True).print_json(data=answer.value.model_dump())
+        by_id = {score.id: score for score in answer.value.scores}
+        by_identity = {name: by_id[own] for name, own in zip(distinct, prompt.ids, strict=True)}
+        scores = [by_identity[each.identity] for each in transcripts]
+        reasoning = answer.value.reasoning if isinstance(answer.value, ReasonedVerdict) else ""
+        return Judgement(scores, reasoning, prompt.cut)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A judge's scores in order of the trajectories, its reasoning, and whether it was shown shortened texts."""
+
+    scores: Sequence[Score]
+    reasoning: str
+    cut: bool
+
+
+async def ruler(
+    message_lists: Sequence[Sequence[Any]],
+    judge_model: str | Llm = "openai/o3",
+    extra_litellm_params: Mapping[str, Any] | None = None,
+    rubric: str = DEFAULT_RUBRIC,
+    tools: Sequence[Tool] | None = None,
+    *,
+    debug: bool = False,
+    **options: Any,
+) -> list[TrajectoryScore]:
+    """Scores of lists of messages, in their order. `tools`: those that every agent had. `options`: those of `Ruler`."""
+    if not message_lists:
+        return []
+    judge = Ruler(judge_model, rubric=rubric, tools=tools, debug=debug, **{**(extra_litellm_params or {}), **options})
+    judgement = await judge.judge([[History(messages_and_choices=list(messages))] for messages in message_lists])
+    return [TrajectoryScore(str(at), each.explanation, each.score) for at, each in enumerate(judgement.scores, 1)]
+
+
+async def ruler_score_group(
+    group: TrajectoryGroup,
+    judge_model: str | Llm = "openai/o3",
+    extra_litellm_params: Mapping[str, Any] | None = None,
+    rubric: str = DEFAULT_RUBRIC,
+    *,
+    swallow_exceptions: bool = False,
+    debug: bool = False,
+    **options: Any,
+) -> TrajectoryGroup | None:
+    """A copy of the group, scored by `Ruler`. `swallow_exceptions`: None, with a warning, for a group that the judge
+    could not score; what every further group would meet (no key, no litellm, no money left) is raised all the same."""
+    judge = Ruler(judge_model, rubric=rubric, debug=debug, **{**(extra_litellm_params or {}), **options})
+    try:
+        return await judge(group)
+    except (LlmError, RolloutError) as error:
+        if not swallow_exceptions or (isinstance(error, LlmError) and error.lasting):
+            raise
+        log.warning("RULER scored no trajectory of a group of %d: %s", len(group), error)
+        return None
+
+
+def _scored(trajectory: Trajectory, score: Score) -> Trajectory:
+    before = {} if trajectory.reward is None else {"independent_reward": trajectory.reward}
+    update: dict[str, object] = {
+        "reward": score.score,
+        "metrics": {**trajectory.metrics, **before, "ruler_score": score.score},
+        "logs": [*trajectory.logs, f"RULER explanation: {score.explanation}"],
+    }
+    return trajectory.model_copy(update=update)

@@ -1,0 +1,49 @@
+"""What a judge answers, and what makes an answer unusable."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from pydantic import BaseModel, Field
+
+
+class Score(BaseModel):
+    """The score of one attempt."""
+
+    id: str = Field(description="the attempt's id, exactly as written")
+    explanation: str = Field(description="why, in one or two sentences")
+    score: float = Field(description="from 0 (worst) to 1 (best)")
+
+
+class Verdict(BaseModel):
+    """One entry for each attempt."""
+
+    scores: list[Score]
+
+
+class ReasonedVerdict(BaseModel):
+    """A comparison of the attempts, then one entry for each."""
+
+    reasoning: str = Field(description="the comparison, step by step")
+    scores: list[Score]
+
+
+def complete(ids: Sequence[str]) -> Callable[[Verdict | ReasonedVerdict], None]:
+    """A check of an answer: every id once, no other, every score from 0 to 1. The check raises ValueError with all that is
+    wrong, worded for the judge."""
+
+    def check(verdict: Verdict | ReasonedVerdict) -> None:
+        counts = Counter(score.id for score in verdict.scores)
+        faults = [f"no entry for {name!r}" for name in ids if name not in counts]
+        faults += [f"{counts[name]} entries for {name!r}" for name in ids if counts[name] > 1]
+        faults += [f"there is no attempt {name!r:.60}" for name in counts if name not in ids]
+        faults += [
+            f"the score of {each.id!r:.60} is {each.score}" for each in verdict.scores if not 0 <= each.score <= 1
+        ]
+        if faults:
+            raise ValueError(
+                f"{'; '.join(faults)}. Needed is one entry for each of {', '.join(ids)}, each with a score from 0 to 1"
+            )
+
+    return check

@@ -1,0 +1,167 @@
+"""`understudy judge-check`: how far a judge agrees with rollouts that a person ranked, and what it costs to ask."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from understudy.errors import ConfigError, LlmError, RolloutError
+from understudy.llms import budget
+from understudy.rewards.agreement import kendall_tau_b, pairs_in_order
+from understudy.rewards.ruler_judge import Ruler
+from understudy.scenarios.text_files import jsonl_rows
+from understudy.types import History
+
+SHOWN_FAULTS = 20
+
+
+@dataclass(frozen=True)
+class RankedRollout:
+    """A rollout's own conversation and its sub-agents', and the person's score: higher is better."""
+
+    histories: tuple[History, ...]
+    score: float
+
+
+@dataclass(frozen=True)
+class GroupAgreement:
+    """`tau`: Kendall's tau-b, None where person or judge ties all. `scores` are the judge's, `truth` the person's."""
+
+    group: str
+    truth: tuple[float, ...]
+    scores: tuple[float, ...]
+    tau: float | None
+    pairs_right: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class JudgeCheck:
+    """`tau` is the mean over the groups that have one, `accuracy` the share of the person's ordered pairs that the judge
+    orders alike, a tie of the judge's as half a pair. `unscored`: group -> why the judge gave no scores."""
+
+    groups: tuple[GroupAgreement, ...]
+    unscored: dict[str, str]
+    spent: tuple[str, ...]
+    cost: float | None  # USD; None: some price is unknown
+
+    @property
+    def tau(self) -> float | None:
+        values = [group.tau for group in self.groups if group.tau is not None]
+        return fmean(values) if values else None
+
+    @property
+    def accuracy(self) -> float | None:
+        pairs = sum(group.pairs for group in self.groups)
+        return sum(group.pairs_right for group in self.groups) / pairs if pairs else None
+
+    def lines(self) -> list[str]:
+        """The result, for people."""
+        rollouts = sum(len(group.truth) for group in self.groups)
+        lines = [f"{len(self.groups)} groups scored, {rollouts} rollouts"]
+        lines += [f"group {name} was not scored: {why}" for name, why in self.unscored.items()]
+        if self.tau is not None and self.accuracy is not None:
+            lines.append(f"Kendall's tau-b {self.tau:.2f} (1: the same order, 0: no relation, -1: reversed)")
+            pairs = sum(group.pairs for group in self.groups)
+            lines.append(f"pairs in the right order {self.accuracy:.0%} of {pairs} (a tie of the judge's counts half)")
+            worst = min((group for group in self.groups if group.tau is not None), key=lambda group: group.tau or 0.0)
+            lines.append(f"least alike: group {worst.group}, tau-b {worst.tau or 0.0:.2f}")
+        else:
+            lines.append("no group in which both order anything: rank rollouts of different quality")
+        return lines + list(self.spent)
+
+
+def read_ranked(file: Path) -> dict[str, list[RankedRollout]]:
+    """Group -> its ranked rollouts, from JSONL: `group`, `messages`, and `score` (higher is better) or `rank` (1 is best);
+    `tools` and `additional_histories` where there were any. Lines of a JSONL sink with one of the two added are such lines;
+    those with neither are left out. Raises ConfigError with every fault and its line."""
+    faults: list[str] = []
+    groups: dict[str, list[RankedRollout]] = {}
+    try:
+        rows = list(jsonl_rows(file))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+    for row in rows:
+        try:
+            if row.values is None:
+                raise ConfigError(row.fault)
+            if (score := _score(row.values)) is not None:
+                groups.setdefault(_group(row.values), []).append(RankedRollout(_histories(row.values), score))
+        except ConfigError as error:
+            faults.append(f"{file}:{row.place}: {error}")
+    faults += [
+        f"{file}: group {name} has one ranked rollout; two are needed" for name, each in groups.items() if len(each) < 2
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults[:SHOWN_FAULTS]))
+    if not groups:
+        raise ConfigError(f"{file}: no line has a `score` or a `rank`")
+    return groups
+
+
+async def check_judge_on(groups: Mapping[str, Sequence[RankedRollout]], judge: Ruler) -> JudgeCheck:
+    """Ask the judge about each group. A group that it cannot score is counted; raises what every group would meet."""
+    with budget() as spending:
+        answers = await asyncio.gather(*(_scores(rollouts, judge) for rollouts in groups.values()))
+    agreements: list[GroupAgreement] = []
+    unscored: dict[str, str] = {}
+    for (name, rollouts), scores in zip(groups.items(), answers, strict=True):
+        if isinstance(scores, str):
+            unscored[name] = scores
+            continue
+        truth = tuple(rollout.score for rollout in rollouts)
+        right, pairs = pairs_in_order(truth, scores)
+        agreements.append(GroupAgreement(name, truth, scores, kendall_tau_b(truth, scores), right, pairs))
+    cost = None if spending.total.unpriced else spending.total.cost
+    return JudgeCheck(tuple(agreements), unscored, tuple(spending.lines()), cost)
+
+
+async def _scores(rollouts: Sequence[RankedRollout], judge: Ruler) -> tuple[float, ...] | str:
+    """The judge's scores, or why there are none."""
+    try:
+        judgement = await judge.judge([rollout.histories for rollout in rollouts])
+    except LlmError as error:
+        if error.lasting:
+            raise
+        return str(error)
+    except RolloutError as error:
+        return str(error)
+    return tuple(score.score for score in judgement.scores)
+
+
+def _score(values: Mapping[str, Any]) -> float | None:
+    named = {name: values[name] for name in ("score", "rank") if values.get(name) is not None}
+    if len(named) > 1:
+        raise ConfigError("`score` and `rank`: one of the two is needed, got both")
+    for name, value in named.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"`{name}` must be a number, got {value!r:.80}")
+        return -float(value) if name == "rank" else float(value)
+    return None
+
+
+def _group(values: Mapping[str, Any]) -> str:
+    """The group's name; in lines of a sink the id that no other run has."""
+    place = values.get("place")
+    name = (cast(Mapping[str, Any], place).get("group") if isinstance(place, dict) else None) or values.get("group")
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        raise ConfigError(f"`group` must be a name or a number, the same for rollouts of one task; got {name!r:.80}")
+    return str(name)
+
+
+def _histories(values: Mapping[str, Any]) -> tuple[History, ...]:
+    others = cast(list[object], values.get("additional_histories") or [])
+    try:
+        own = History(messages_and_choices=values["messages"], tools=values.get("tools"))
+        return (own, *(History.model_validate(other) for other in others))
+    except KeyError as error:
+        raise ConfigError("`messages` is missing: the conversation as a list") from error
+    except (ValidationError, TypeError) as error:
+        raise ConfigError(f"`messages`, `tools` or `additional_histories` cannot be read: {error}") from error

@@ -1,0 +1,126 @@
+"""Functions to build a reward from, and how their parts are logged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import understudy as us
+from understudy.errors import ConfigError, RolloutError
+from understudy.rewards import (
+    clipped,
+    exact_match,
+    fuzzy_match,
+    gated,
+    json_valid,
+    length_penalty,
+    numeric_match,
+    tool_call_penalty,
+    tool_calls,
+    weighted,
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "match"),
+    [("Paris", "paris", 1), (" Paris \n", "Paris", 1), ("New  York", "new york", 1), ("Paris.", "Paris", 0),
+     ("Stra\u00dfe", "STRASSE", 1), ("caf\u00e9", "cafe\u0301", 1), ("", "", 1)],
+)  # fmt: skip
+def test_exact_matches(answer: str, expected: str, match: float) -> None:
+    assert exact_match(answer, expected) == match
+
+
+def test_case_can_count() -> None:
+    assert exact_match("Paris", "paris", ignore_case=False) == 0 == 1 - exact_match("Paris", "Paris", ignore_case=False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "match"),
+    [("It is 12.", 12, 1), ("first 3, then 1,250.50", 1250.5, 1), ("-3e2", -300, 1), (".5", 0.5, 1), (7, 7, 1),
+     ("none", 0, 0), ("1000001", 1000000, 1), ("1000002", 1000000, 0), ("0.0000001", 0, 1), ("", 1, 0)],
+)  # fmt: skip
+def test_numeric_matches_take_the_last_number(answer: str | float, expected: float, match: float) -> None:
+    assert numeric_match(answer, expected) == match
+
+
+def test_numeric_matches_within_a_tolerance() -> None:
+    assert numeric_match("about 98", 100, tolerance=0.05) == 1 and numeric_match("about 90", 100, tolerance=0.05) == 0
+    with pytest.raises(ConfigError, match="expected=nan"):
+        numeric_match("1", float("nan"))
+
+
+def test_fuzzy_matches_are_difflibs_ratio() -> None:
+    assert fuzzy_match("abcd", "bcde") == 0.75  # the example of difflib's documentation
+    assert fuzzy_match("Same ", "same") == 1 and fuzzy_match("abc", "xyz") == 0
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize(("answer", "valid"), [('{"n": 1}', 1), ('{"n": "1"}', 0), ("{}", 0), ("n: 1", 0), ("", 0)])
+def test_validity_by_a_schema(answer: str, valid: float) -> None:
+    assert json_valid(answer, SCHEMA) == valid
+
+
+def test_validity_without_a_schema_and_with_one_that_is_none() -> None:
+    assert json_valid("[1]") == 1 and json_valid("[1") == 0
+    with pytest.raises(ConfigError, match="json_valid: schema: 'whole' is not valid"):
+        json_valid("1", {"type": "whole"})
+
+
+def test_weighted_parts_are_logged_by_their_names() -> None:
+    result = weighted({"right": True, "close": 0.5, "brief": -0.25}, {"close": 0.5, "brief": 2})
+    assert result == us.RewardResult(0.75, {"part/right": 1.0, "part/close": 0.5, "part/brief": -0.25})
+    with pytest.raises(ConfigError, match=r"there is no part 'brevity'; the parts are right"):
+        weighted({"right": 1}, {"brevity": 1})
+    with pytest.raises(RolloutError, match="weighted: right gave nan"):
+        weighted({"right": float("nan")})
+
+
+def test_gates_let_a_reward_pass_or_close_it() -> None:
+    inside = weighted({"right": 1.0})
+    assert gated({"valid": True, "safe": 0.5}, inside) == us.RewardResult(
+        1.0, {"part/right": 1, "part/valid": 1, "part/safe": 0.5}
+    )
+    assert gated({"valid": True, "safe": 0}, inside, closed=-1).reward == -1
+
+
+def test_clipped_rewards_keep_their_parts() -> None:
+    assert clipped(weighted({"a": 3, "b": 4}), 0, 5) == us.RewardResult(5, {"part/a": 3, "part/b": 4})
+    assert clipped(-1, 0, 5).reward == 0 and clipped(2, 0, 5).reward == 2
+    with pytest.raises(ConfigError, match="low must be below high"):
+        clipped(1, 1, 1)
+
+
+@pytest.mark.parametrize(("length", "penalty"), [(0, 0), (10, 0), (15, -0.5), (20, -1), (99, -1)])
+def test_the_penalty_of_length_falls_in_a_line(length: int, penalty: float) -> None:
+    assert length_penalty("x" * length, 10, 20) == penalty
+
+
+def test_the_penalty_of_tool_calls_counts_those_of_the_assistant() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages: list[Any] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "tool", "tool_call_id": "a", "content": "x"},
+        {"role": "assistant", "content": "done", "tool_calls": None},
+        {"role": "assistant", "tool_calls": [call]},
+    ]
+    trajectory = us.Trajectory(messages_and_choices=messages)
+    assert tool_calls(trajectory) == 3
+    assert tool_call_penalty(trajectory, 2, 4) == -0.5 and tool_call_penalty(trajectory, 3, 4) == 0
+    with pytest.raises(ConfigError, match="0 <= free < full"):
+        tool_call_penalty(trajectory, 3, 3)
+
+
+async def test_a_trainer_logs_the_parts_of_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reward(scenario: object, trajectory: us.Trajectory) -> us.RewardResult:
+        return gated({"valid": True}, weighted({"right": 1.0, "short": length_penalty("xxxx", 2, 6)}))
+
+    async def rollout(model: us.TrainableModel, scenario: object) -> us.Trajectory:
+        return us.Trajectory()
+
+    trainer = us.Trainer(us.TrainableModel("agent", base_model="tiny"), rollout, ["one"], reward=reward)
+    scored = await trainer._scored(rollout, "one")
+    assert scored.reward == 0.5 and scored.metrics == {"part/valid": 1, "part/right": 1, "part/short": -0.5}

@@ -1,10 +1,11 @@
 # make quickstart   train a LangGraph agent on this machine, about five minutes after installation
 # make test         the quick tests, in two processes (ARGS="-n 0" for one, ARGS=--all for all tests)
 # make check        lint, types and the quick tests: the gate for every change
+# make mcp-servers  the MCP servers of others that run on Node, for the tests that need them (npm)
 # ARGS is passed to the command, PIP_ARGS to pip, for example:
 #   make quickstart ARGS="--seed 1" PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
-.PHONY: quickstart test check
+.PHONY: quickstart test check mcp-servers
 export PIP_ARGS
 
 quickstart:
@@ -18,3 +19,6 @@ test:
 check:
 	@scripts/bootstrap test
 	@scripts/check
+
+mcp-servers:
+	@npm install --prefix tests/mcp_adapter --ignore-scripts --no-package-lock --no-audit --no-fund --silent

@@ -1,10 +1,14 @@
-"""What all tests share: the slow tier, a skip that continuous integration does not accept, and one server."""
+"""What all tests share: the slow tier, a skip that continuous integration does not accept, one server,
+and litellm kept from the network."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import hypothesis
@@ -78,3 +82,17 @@ def local_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[us.Local
     backend = us.LocalBackend(tmp_path_factory.mktemp("understudy"), threads=1)
     yield backend
     backend.close()
+
+
+@pytest.fixture
+def litellm(require: Callable[[bool, str], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module. Imported here and not by tests: it fetches prices, loads a .env and warns when it is imported."""
+    require(find_spec("litellm") is not None, "pip install -r requirements/test.txt")
+    for name in ("LITELLM_LOCAL_MODEL_COST_MAP", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS"):
+        monkeypatch.setenv(name, "True")
+    monkeypatch.setenv("LITELLM_MODE", "PRODUCTION")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module: Any = importlib.import_module("litellm")
+        module.suppress_debug_info = True
+        yield module

@@ -15,6 +15,7 @@ import typer
 from understudy import LocalBackend
 from understudy.cli import app, guarded
 from understudy.errors import ConfigError, LeakError
+from understudy.extras import install_command
 from understudy.trainer.target import load_target
 from understudy.types import new_id
 
@@ -92,7 +93,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("train app:Agent --scenarios data.jsonl", "app:Agent is the class Agent"),
         ("train app.py:agent --scenarios data.jsonl", "'app.py' is a file; name its module, app:agent"),
         ("eval app:agent --scenarios data.jsonl --json none/out.json", "--json: none/out.json cannot be written"),
-        ("eval app:agent --scenarios data.jsonl --temperature 3", "Invalid value for '--temperature'"),
+        ("eval app:agent --scenarios data.jsonl --temperature 101", "Invalid value for '--temperature'"),
         ("eval nowhere:agent --scenarios data.jsonl", "there is no module 'nowhere'"),
         ("checkpoints agent --dir .", "there is no model 'agent'"),
         ("export agent --output lora --format gguf", "'gguf' must be one of peft, merged, gguf-ready"),
@@ -135,6 +136,13 @@ def test_options_reach_the_target_and_a_model_only_when_it_is_named(
     }
     called("train app:agent --scenarios data.jsonl --model mine --base-model tiny")
     assert json.loads(capsys.readouterr().out)[2]["model"] == "mine"
+
+
+def test_a_budget_reaches_the_target_only_where_one_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    called("train app:agent --scenarios data.jsonl --max-cost 2.5")
+    assert json.loads(capsys.readouterr().out)[2]["max_cost"] == 2.5
+    called("train app:agent --scenarios data.jsonl")
+    assert "max_cost" not in json.loads(capsys.readouterr().out)[2]
 
 
 def test_an_evaluation_is_one_line_and_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,7 +249,7 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(code: str
     probe = [sys.executable, "-c", f"import sys; sys.modules['{missing}'] = None; {code}"]
     done = subprocess.run(probe, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert f'{missing} is not installed: pip install "understudy[{extra}]"' in done.stderr
+    assert f"{missing} is not installed: {install_command(extra)}" in done.stderr
 
 
 def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -12,29 +13,33 @@ import understudy
 import understudy.integration as door
 from tests.paths import ROOT
 
-BASE = {"config", "errors", "types"}
+BASE = {"config", "errors", "extras", "types"}
 USER_BASE = BASE | {"contracts", "plugins", "wire"}
 
 # For each part of the package: the other parts it may import.
 MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
+    "extras": set(),
+    "errors": {"extras"},
+    "choices": set(),
     "tiny": BASE,
     "config": {"errors"},
-    "types": {"errors"},
+    "types": {"choices", "errors"},
     "devices": {"errors"},
     "wire": {"config", "errors", "types"},
     "contracts": {"config", "errors", "types"},
     "plugins": {"config", "contracts", "errors", "types"},
     "client": USER_BASE,
-    "rewards": USER_BASE | {"client"},
+    "llms": USER_BASE,
+    "rewards": USER_BASE | {"client", "llms"},
     "scenarios": USER_BASE | {"client"},
     "tracing": USER_BASE | {"client"},
-    "trainer": USER_BASE | {"client", "rewards", "scenarios", "tracing"},
+    "trainer": USER_BASE | {"client", "llms", "rewards", "scenarios", "tracing"},
     "quickstart": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "understudy_langgraph"},
-    "compat": USER_BASE | {"client", "rewards"},
-    "doctor": USER_BASE | {"client"},
-    "integration": USER_BASE | {"client", "rewards", "scenarios", "trainer"},
-    "cli": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "quickstart", "compat", "doctor"},
+    "compat": USER_BASE | {"choices", "client", "llms", "rewards", "understudy_langgraph"},
+    "doctor": USER_BASE | {"client", "llms"},
+    "integration": USER_BASE | {"client", "llms", "rewards", "scenarios", "trainer"},
+    "cli": USER_BASE
+    | {"client", "llms", "rewards", "scenarios", "tracing", "trainer", "quickstart", "compat", "doctor"},
     "__main__": {"cli"},
     "engine.protocol": BASE,
     "engine.checkpoint_files": BASE,
@@ -63,8 +68,8 @@ LIGHT_PARTS = set(MAY_IMPORT) - {"engine", "tiny", "quickstart"}
 def part_of(module: str) -> str | None:
     """`understudy.engine.protocol` -> `engine.protocol`; None for another distribution."""
     names = module.split(".")
-    if names[0] == "understudy_langgraph":
-        return "understudy_langgraph"
+    if names[0] in ("understudy_langgraph", "understudy_mcp"):
+        return names[0]
     if names[0] != "understudy" or len(names) == 1:
         return None
     inside = ".".join(names[1:3])
@@ -113,6 +118,18 @@ def test_only_the_engine_the_tiny_policy_and_the_quickstart_import_heavy_package
                 if imported.split(".")[0] in HEAVY
             ]
     assert faults == []
+
+
+def test_one_module_of_the_whole_project_imports_litellm() -> None:
+    """Also by `importlib.import_module("litellm")`, which an import statement does not show."""
+    loads = re.compile(r"""^\s*(?:import|from)\s+litellm\b|import_module\(\s*["']litellm\b""", re.MULTILINE)
+    users = [
+        str(path.relative_to(ROOT))
+        for root in ("src", "integrations", "examples", "benchmarks")
+        for path, _ in modules(ROOT / root)
+        if loads.search(path.read_text("utf-8"))
+    ]
+    assert users == ["src/understudy/llms/provider.py"]
 
 
 def past_the_door(imported: str, integration: str) -> bool:

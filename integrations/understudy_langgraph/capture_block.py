@@ -17,6 +17,7 @@ from .ledger import Ledger, TrainOn
 from .origin_counts import OriginCounts
 from .patches import install
 from .selection import Predicate, Selection, as_predicate
+from .tool_errors import explain
 
 Models: TypeAlias = TrainableModel | Mapping[TrainableModel, Selection]
 """The model that is trained; or several, each with the calls that are its own: one LoRA per role."""
@@ -63,8 +64,8 @@ def check_length(max_completion_tokens: int | None) -> None:
 
 class capture:  # used like a function: `async with capture(model) as trajectory`
     """Inside, the app's selected chat model calls go to `model` and are recorded under one trajectory, which the block
-    is given. Works with `with` and `async with`, around one rollout at a time; captures nest, and a call goes to the
-    innermost that selects it.
+    is given, and which shows their conversations when the block ends. Works with `with` and `async with`, around one
+    rollout at a time; captures nest, and a call goes to the innermost that selects it.
 
     select, exclude: which calls (see `Selection`); the others stay on the app's own model.
     scope: "process" also sees threads and loops that ran before the block, one rollout at a time in the process.
@@ -148,8 +149,13 @@ class capture:  # used like a function: `async with capture(model) as trajectory
     def _exit(self, error: BaseException | None) -> None:
         """Close the trajectory's account; a fault that the app swallowed is raised here."""
         self._stack.close()
+        explain(error)
         self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._ledger.count
         self._ledger.close(self._trajectory, self._train_on)
+        try:
+            self._ledger.show(self._trajectory)
+        except (ValueError, TypeError, KeyError) as unreadable:  # a message of an odd shape spoils no rollout
+            self._trajectory.log(f"the conversations cannot be shown: {unreadable!r}")
         if self._trajectory.reward is None:
             self._trajectory.reward = logged_reward(self._trajectory)
         if self._active.faults and error is not self._active.faults[0]:

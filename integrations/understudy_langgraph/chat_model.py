@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import httpx
@@ -17,6 +17,8 @@ from langchain_openai import ChatOpenAI
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from understudy.integration import CallOrigin, ConfigError, LoopTransport, Message, call_headers
+
+from .parsed_streams import plain_streams
 
 URL_VARIABLE = "UNDERSTUDY_URL"
 KEY_VARIABLE = "UNDERSTUDY_API_KEY"
@@ -170,14 +172,21 @@ class ChatUnderstudy(ChatOpenAI):
             if self._recorded is not None:
                 self._recorded(mark["call_id"])
 
+    def _streaming(self, arguments: Mapping[str, Any]) -> ChatUnderstudy:
+        """The model whose stream langchain-openai shall read."""
+        if "response_format" not in {**self.model_kwargs, **arguments}:
+            return self
+        clients = ("root_client", "root_async_client")
+        return self.model_copy(update={name: plain_streams(getattr(self, name)) for name in clients})
+
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         raw = RawArguments()
-        for chunk in super()._stream(*args, **kwargs):
+        for chunk in ChatOpenAI._stream(self._streaming(kwargs), *args, **kwargs):
             yield raw.note(chunk)
 
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
         raw = RawArguments()
-        async for chunk in super()._astream(*args, **kwargs):
+        async for chunk in ChatOpenAI._astream(self._streaming(kwargs), *args, **kwargs):
             yield raw.note(chunk)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
+from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphRecursionError, ParentCommand
 
 from understudy import Trajectory
-from understudy.integration import CallOrigin, ConfigError
+from understudy.integration import Call, CallOrigin, ConfigError
 
 from .chat_model import MARK
+from .conversations import BegunCall, answers, begun_call, output_of, show
 from .runs import RunTree
 
 TrainOn = Callable[[CallOrigin], bool | float]
@@ -31,6 +33,8 @@ class Ledger(RunTree):
         self._origins: dict[str, CallOrigin] = {}
         self._run_of: dict[str, UUID] = {}
         self._failed: set[UUID] = set()
+        self._asked: dict[UUID, BegunCall] = {}
+        self._answered: list[tuple[BegunCall, list[BaseMessage]]] = []
 
     def note(self, call_id: str, origin: CallOrigin) -> None:
         """A call was answered, and recorded under this id."""
@@ -57,6 +61,17 @@ class Ledger(RunTree):
             if weight != 1:
                 trajectory.weights[call_id] = float(weight)
 
+    def show(self, trajectory: Trajectory) -> None:
+        """Write the conversations of the trajectory's recorded calls on it."""
+        calls: list[Call] = []
+        for asked, messages in list(self._answered):
+            mark: Mapping[str, Any] = messages[0].response_metadata[MARK]
+            if mark["trajectory_id"] == trajectory.id:
+                outputs = tuple(output_of(at, message) for at, message in enumerate(messages))
+                recorded = {"call_id": mark["call_id"], "step": mark["step"]}
+                calls.append(asked.ended(trajectory, outputs, outputs[0].status, **recorded))
+        show(trajectory, calls, marked=True)
+
     def _is_unused(self, call_id: str) -> bool:
         run = self._run_of.get(call_id)
         while run is not None:
@@ -75,10 +90,19 @@ class Ledger(RunTree):
         if not isinstance(error, ENTERED):
             self._failed.add(run_id)
 
+    def on_chat_model_start(
+        self, serialized: Any, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        super().on_chat_model_start(serialized, messages, run_id=run_id, **kwargs)
+        self._asked[run_id] = begun_call(messages[0], kwargs)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._asked.pop(run_id, None)
+
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        for generations in response.generations:
-            for generation in generations:
-                message = getattr(generation, "message", None)
-                mark = message.response_metadata.get(MARK) if message is not None else None
-                if mark:
-                    self._run_of[mark["call_id"]] = run_id
+        asked, messages = self._asked.pop(run_id, None), answers(response)
+        marks = [mark for message in messages if (mark := message.response_metadata.get(MARK))]
+        for mark in marks:
+            self._run_of[mark["call_id"]] = run_id
+        if asked is not None and len(marks) == len(messages) > 0:
+            self._answered.append((asked, messages))

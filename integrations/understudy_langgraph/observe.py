@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from types import FrameType, TracebackType
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
+from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 
 from understudy import Trajectory, current_trajectory
-from understudy.integration import (
-    Call,
-    CallOrigin,
-    CallOutput,
-    CallStatus,
-    ConfigError,
-    Message,
-    Sampling,
-    Tool,
-    as_rollout_exception,
-    histories_of,
-    new_id,
-)
+from understudy.integration import Call, CallOrigin, CallOutput, CallStatus, ConfigError, as_rollout_exception
 
 from .active_capture import ActiveCapture, OnLeak, Scope, activated, active
 from .capture_block import check_choice
+from .conversations import BegunCall, answers, begun_call, output_of, show
 from .origins import origin_of
 from .patches import install
-from .provider_formats import openai_tools
 from .runs import RunTree
 from .selection import Selection, as_predicate
-
-FINISHED = {"length": CallStatus.TRUNCATED, "max_tokens": CallStatus.TRUNCATED, "MAX_TOKENS": CallStatus.TRUNCATED}
-"""How providers say that the answer was cut off."""
 
 
 class observe:  # used like a function: `with observe() as trajectory`
@@ -102,25 +84,14 @@ class observe:  # used like a function: `with observe() as trajectory`
         self.__exit__(kind, error, trace)
 
 
-@dataclass
-class Asked:
-    """A call that has begun."""
-
-    origin: CallOrigin
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] | None
-    started_at: float = field(default_factory=time.time)
-
-
 class Watcher(RunTree):
     """Hears the begin and the end of every chat model call."""
 
     def __init__(self, capture: ActiveCapture) -> None:
         super().__init__()
         self._capture = capture
-        self._asked: dict[UUID, Asked] = {}
+        self._asked: dict[UUID, BegunCall] = {}
         self._calls: list[Call] = []
-        self._origins: list[CallOrigin] = []
 
     def on_chat_model_start(
         self, serialized: Any, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
@@ -134,15 +105,12 @@ class Watcher(RunTree):
         origin = origin_of(original, kwargs.get("metadata") or {}, {}, kwargs.get("tags"), agent)
         if original is not None and not self._means(origin, original):
             return
-        params: dict[str, Any] = kwargs.get("invocation_params") or {}
-        tools: list[Tool] = openai_tools(params.get("tools") or [])
-        self._asked[run_id] = Asked(origin, plain(messages[0]), tuple(tools) or None)
+        self._asked[run_id] = begun_call(messages[0], kwargs, origin)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         asked = self._asked.pop(run_id, None)
         if asked is not None:
-            made = [generation for generation in response.generations[0] if hasattr(generation, "message")]
-            outputs = tuple(output_of(at, cast(Any, generation).message) for at, generation in enumerate(made))
+            outputs = tuple(output_of(at, message) for at, message in enumerate(answers(response)))
             self._keep(asked, outputs, outputs[0].status if outputs else CallStatus.FAILED, None)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
@@ -156,43 +124,24 @@ class Watcher(RunTree):
         for asked in self._asked.values():
             self._keep(asked, (), CallStatus.CANCELLED, "it had not ended when the observation did")
         self._asked.clear()
-        histories = histories_of([call for call in self._calls if call.outputs], marked=False)
-        if histories:
-            trajectory.messages_and_choices, trajectory.tools = histories[0].messages_and_choices, histories[0].tools
-            trajectory.additional_histories = histories[1:]
+        show(trajectory, self._calls, marked=False)
         for call in self._calls:
             if call.error is not None:
                 trajectory.log(f"a call of {call.model} has no answer ({call.status}): {call.error}")
         trajectory.metrics["calls"] = len(self._calls)
-        trajectory.metadata["calls"] = [origin.model_dump(exclude_defaults=True) for origin in self._origins]
+        trajectory.metadata["calls"] = [
+            call.origin.model_dump(exclude_defaults=True) for call in self._calls if call.origin is not None
+        ]
 
     def _means(self, origin: CallOrigin, original: BaseChatModel) -> bool:
         if self._capture.exclude is not None and self._capture.exclude(origin, original):
             return False
         return self._capture.observes(origin, original)
 
-    def _keep(self, asked: Asked, outputs: tuple[CallOutput, ...], status: CallStatus, error: str | None) -> None:
+    def _keep(self, asked: BegunCall, outputs: tuple[CallOutput, ...], status: CallStatus, error: str | None) -> None:
         trajectory = self._capture.trajectory
         assert trajectory is not None, "observe gives one"
-        self._origins.append(asked.origin)
-        self._calls.append(
-            Call(
-                id=new_id("call"),
-                trajectory_id=trajectory.id,
-                model=asked.origin.model or "unknown",
-                step=0,
-                status=status,
-                sampling=Sampling(),
-                messages=asked.messages,
-                tools=asked.tools,
-                prompt_ids=(),
-                outputs=outputs,
-                origin=asked.origin,
-                error=error,
-                started_at=asked.started_at,
-                ended_at=time.time(),
-            )
-        )
+        self._calls.append(asked.ended(trajectory, outputs, status, error=error))
 
 
 def chat_models_on_stack() -> list[BaseChatModel]:
@@ -205,24 +154,3 @@ def chat_models_on_stack() -> list[BaseChatModel]:
             found.append(owner)
         frame = frame.f_back
     return found
-
-
-def plain(messages: list[BaseMessage]) -> tuple[Message, ...]:
-    """LangChain's messages in OpenAI's shape, whatever provider they were written for."""
-    return tuple(convert_to_openai_messages(messages))
-
-
-def output_of(index: int, message: BaseMessage) -> CallOutput:
-    """One choice of an answer."""
-    facts: Mapping[str, Any] = message.response_metadata
-    reason = facts.get("finish_reason") or facts.get("stop_reason")
-    shaped = dict(plain([message])[0]) if isinstance(message, AIMessage) else {"content": str(message.content)}
-    calls = bool(shaped.get("tool_calls"))
-    return CallOutput(
-        index=index,
-        token_ids=(),
-        logprobs=(),
-        message={name: value for name, value in shaped.items() if name != "role"},
-        finish_reason="length" if reason in FINISHED else "tool_calls" if calls else "stop",
-        status=FINISHED.get(str(reason), CallStatus.COMPLETE),
-    )

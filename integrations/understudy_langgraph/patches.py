@@ -11,6 +11,8 @@ from contextvars import ContextVar, copy_context
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
@@ -19,7 +21,7 @@ from understudy.integration import CaptureError
 from . import leaks, shared_state
 from .active_capture import ActiveCapture, ActiveHandler, active
 from .chat_model import ChatUnderstudy
-from .provider_formats import to_openai
+from .provider_formats import check_text, to_openai
 
 ENTRY_POINTS = (
     "generate",
@@ -92,6 +94,8 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             stand_in = capture.stand_in(self, *_labels(name, capture, args, kwargs))
             given = kwargs if stand_in is None else to_openai(kwargs)
+            if stand_in is not None and stand_in.trajectory_id is not None:
+                check_text(_messages(name, args, kwargs))
         except CaptureError as error:
             capture.faults.append(error)  # the app may swallow it
             raise
@@ -115,6 +119,17 @@ def _labels(name: str, capture: ActiveCapture, args: tuple[Any, ...], kwargs: di
         return kwargs.get("tags"), kwargs.get("metadata"), kwargs.get("callbacks", args[2] if len(args) > 2 else None)
     config = ensure_config(kwargs.get("config", args[1] if len(args) > 1 else None))
     return config.get("tags"), config.get("metadata"), config.get("callbacks")
+
+
+def _messages(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[BaseMessage]:
+    """The messages of a call: `generate` takes lists of them, the streams whatever a chat model can be asked."""
+    if name in ("generate", "agenerate"):
+        batches: list[list[BaseMessage]] = args[0] if args else kwargs["messages"]
+        return [message for batch in batches for message in batch]
+    asked: Any = args[0] if args else kwargs["input"]
+    if isinstance(asked, str):
+        return []
+    return asked.to_messages() if isinstance(asked, PromptValue) else convert_to_messages(asked)
 
 
 def carry_context_into_threads() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from langchain_core.messages import BaseMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from understudy.integration import CaptureError
@@ -47,6 +48,10 @@ PROVIDER_ONLY = frozenset(
     }
 )
 """Keyword arguments that mean something to one provider only, or name the original model."""
+NOT_TEXT = frozenset(
+    {"image", "image_url", "input_image", "audio", "input_audio", "video", "media", "file", "input_file"}
+)
+"""Types of content blocks, in the words of all providers, that the policy cannot read."""
 NOT_HERE = {
     "previous_response_id": "the earlier messages are kept at OpenAI; send them with the call (use_previous_response_id=False)",
     "conversation": "the earlier messages are kept at OpenAI; send them with the call",
@@ -77,6 +82,19 @@ def to_openai(arguments: Mapping[str, Any]) -> Fields:
             kept["parallel_tool_calls"] = False
         kept["tool_choice"] = to_openai_choice(choice)
     return kept
+
+
+def check_text(messages: Sequence[BaseMessage]) -> None:
+    """Raise CaptureError for a content block that is no text, naming its place."""
+    for at, message in enumerate(messages):
+        blocks: object = message.content
+        for place, block in enumerate(cast(list[object], blocks) if isinstance(blocks, list) else []):
+            kind = cast(Fields, block).get("type") if isinstance(block, dict) else None
+            if kind in NOT_TEXT:
+                raise CaptureError(
+                    f"messages[{at}].content[{place}]: a block of type {kind!r} in a {message.type} message, and the trained "
+                    "model reads text only: put what it shows into words, or leave this call to the app's own model (exclude=)"
+                )
 
 
 def openai_tools(tools: Sequence[Any]) -> list[Fields]:

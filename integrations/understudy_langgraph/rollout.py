@@ -86,7 +86,7 @@ class TrainingPlan:
             try:
                 async with block:
                     output = await agent.run(scenario, trajectory.id)
-                trajectory.messages_and_choices = list(conversation(output))
+                    trajectory.messages_and_choices = list(conversation(output))
                 # No longer captured: a judge that the reward asks is its own model.
                 trajectory = await self._scored(agent, trajectory, scenario, output, judged)
             except CaptureError:

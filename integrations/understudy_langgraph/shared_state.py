@@ -74,7 +74,8 @@ def _refuse(capture: ActiveCapture, owner: Any, place: Place, other: str) -> Non
     use = "thread_id" if kind == "thread" else "part of the namespace"
     error = SharedStateError(
         f"two rollouts met in {what} of {type(owner).__name__}: {other} wrote there, and {capture.trajectory_id} came "
-        f"after it, so what one did would colour the other. Use (us.current_trajectory() or us.Trajectory()).id as {use}, or accept it with "
+        f"after it, so what one did would colour the other. Use (us.current_trajectory() or us.Trajectory()).id as {use}, or give "
+        "trainable() a factory, a function that makes graph, checkpointer and store anew for each rollout, or accept it with "
         'shared_state="allow"'
     )
     capture.faults.append(error)

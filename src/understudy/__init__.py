@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .contracts import TraceSink
     from .errors import UnderstudyError
     from .rewards.outcome import RewardResult
+    from .rewards.rubric import write_rubric
+    from .rewards.ruler_judge import Ruler, ruler, ruler_score_group
     from .trainer.trainer import Trainer
     from .types import History, Scenario, TrainResult, Trajectory, TrajectoryGroup
 
@@ -36,6 +38,7 @@ __all__ = [
     "Model",
     "RemoteBackend",
     "RewardResult",
+    "Ruler",
     "Scenario",
     "TraceSink",
     "TrainConfig",
@@ -55,7 +58,10 @@ __all__ = [
     "log_metric",
     "log_reward",
     "retry",
+    "ruler",
+    "ruler_score_group",
     "trajectory_group_batches",
+    "write_rubric",
 ]
 
 _MODULE_OF = {
@@ -67,6 +73,7 @@ _MODULE_OF = {
     "Model": "client.model",
     "RemoteBackend": "client.backend",
     "RewardResult": "rewards.outcome",
+    "Ruler": "rewards.ruler_judge",
     "Scenario": "types",
     "TraceSink": "contracts",
     "TrainConfig": "config",
@@ -86,7 +93,10 @@ _MODULE_OF = {
     "log_metric": "client.capture",
     "log_reward": "client.capture",
     "retry": "client.retry",
+    "ruler": "rewards.ruler_judge",
+    "ruler_score_group": "rewards.ruler_judge",
     "trajectory_group_batches": "client.gather",
+    "write_rubric": "rewards.rubric",
 }
 
 
@@ -95,13 +105,16 @@ def __getattr__(name: str) -> object:
         value: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value
+    if name == "rewards":
+        return import_module(f"{__name__}.rewards")
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     art = import_module(f"{__name__}.compat.art.names")
-    if name in art.TYPES:
-        return art.TYPES[name]
-    hint = f": {art.ELSEWHERE[name]}" if name in art.ELSEWHERE else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    if name in art.NAMES:
+        return art.resolve(name)
+    if name in art.ELSEWHERE:
+        raise art.missing_name(__name__, name, art.ELSEWHERE[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Final, get_args
 
 import typer
 from rich.console import Console
 
+from . import plugins
 from .client.commands import convert_command, export_model, list_checkpoints, run_server
 from .client.model import TrainableModel
-from .config import EngineOptions, LossName, TrainConfig, default_dir
+from .config import MAX_TEMPERATURE, EngineOptions, LossName, TrainConfig, default_dir
 from .doctor.examine import examine
 from .doctor.page import as_json, console, show
 from .errors import ConfigError, MissingExtraError, UnderstudyError
+from .rewards.judge_prompt import DEFAULT_RUBRIC
+from .rewards.ruler_judge import Ruler
 from .scenarios.loading import load_scenarios
 from .tracing.jsonl import JsonlSink
-from .trainer.messages import evaluation_line
+from .trainer.judge_check import check_judge_on, read_ranked
+from .trainer.messages import evaluation_line, failure_lines
 from .trainer.options import RunOptions
 from .trainer.target import TargetOptions, load_target
 
 INTERRUPTED = 130
+COMMANDS: Final = "understudy.commands"
+ALL_TO_THE_COMMAND: Final[dict[str, Any]] = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+"""typer's settings of a command that reads its own line."""
 app = typer.Typer(
     name="understudy",
     help="Train a small open model to play the LLM's part in the agent you already have.",
@@ -43,15 +55,21 @@ Retries = Annotated[int, typer.Option(min=0, help="how often a rollout that fail
 MaxCompletion = Annotated[
     int | None, typer.Option(min=1, help="tokens of one completion, where the app sets no smaller limit")
 ]
+MaxCost = Annotated[float | None, typer.Option(help="USD for other LLMs, such as a judge; then the run ends")]
 ModelName = Annotated[
     str | None, typer.Option("--model", help="name of the model, where the target was wrapped without")
 ]
 BaseModel = Annotated[str | None, typer.Option(help="its base: a Hugging Face name, a folder, or tiny")]
+Patience = Annotated[int, typer.Option(min=1, help="iterations in a row without anything to train on that end the run")]
+TargetReward = Annotated[float, typer.Option(help="mean reward at which such an end is a success")]
+JudgeModel = Annotated[str | None, typer.Option("--judge", help="LLM that scores rollouts by RULER, such as openai/o3")]
+JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint; none: the provider's own")]
+RubricFile = Annotated[Path | None, typer.Option(help="file with the judge's rubric; none: the default")]
 Server = Annotated[str | None, typer.Option(help="URL of a running server; none: one on this machine")]
 Dir = Annotated[Path | None, typer.Option(help="directory of the server's records; none: ./.understudy")]
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(context_settings=ALL_TO_THE_COMMAND)
 def serve(context: typer.Context) -> None:
     """Serve a model with OpenAI's API, record its calls, train it (`understudy serve --help` lists the options)."""
     run_server(context.args)
@@ -84,16 +102,16 @@ def train(
     timeout: Timeout = RunOptions.timeout,
     retries: Retries = RunOptions.retries,
     max_completion_tokens: MaxCompletion = None,
-    patience: Annotated[
-        int, typer.Option(min=1, help="iterations in a row without anything to train on that end the run")
-    ] = RunOptions.patience,
-    target_reward: Annotated[float, typer.Option(help="mean reward at which such an end is a success")] = (
-        RunOptions.target_reward
-    ),
+    patience: Patience = RunOptions.patience,
+    target_reward: TargetReward = RunOptions.target_reward,
     learning_rate: Annotated[float, typer.Option(help="AdamW's rate")] = TrainConfig().learning_rate,
     loss: Annotated[str, typer.Option(help=", ".join(get_args(LossName)))] = TrainConfig().loss,
     overlap: Annotated[bool, typer.Option(help="go on with the next step's rollouts during an update")] = False,
+    max_cost: MaxCost = None,
     seed: Annotated[int, typer.Option(min=0, help="seed of the scenarios' order")] = 0,
+    judge: JudgeModel = None,
+    judge_api_base: JudgeBase = None,
+    rubric: RubricFile = None,
     log: Annotated[Path | None, typer.Option(help="folder for rollouts and steps as JSONL")] = None,
     model: ModelName = None,
     base_model: BaseModel = None,
@@ -110,7 +128,9 @@ def train(
         "target_reward": target_reward,
         "config": TrainConfig.parse(learning_rate=learning_rate, loss=loss, overlap=overlap, seed=seed),
         "seed": seed,
+        **judge_option(judge, judge_api_base, rubric),
         **length_option(max_completion_tokens),
+        **cost_option(max_cost),
         **model_option(model, base_model),
     }
     loaded = load_scenarios(scenarios)
@@ -126,12 +146,15 @@ def train(
 def evaluate(
     target: Target,
     scenarios: Scenarios,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, max=MAX_TEMPERATURE, help="0 is greedy")] = 0.0,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
     concurrency: Concurrency = RunOptions.concurrency,
     timeout: Timeout = RunOptions.timeout,
     retries: Retries = RunOptions.retries,
     max_completion_tokens: MaxCompletion = None,
+    judge: JudgeModel = None,
+    judge_api_base: JudgeBase = None,
+    rubric: RubricFile = None,
     json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
     model: ModelName = None,
     base_model: BaseModel = None,
@@ -141,6 +164,7 @@ def evaluate(
         "concurrency": concurrency,
         "timeout": timeout,
         "retries": retries,
+        **judge_option(judge, judge_api_base, rubric),
         **length_option(max_completion_tokens),
         **model_option(model, base_model),
     }
@@ -149,21 +173,46 @@ def evaluate(
     loaded = load_scenarios(scenarios)
     found = load_target(target).evaluate(loaded, temperature=temperature, rollouts=rollouts, **options)
     typer.echo(evaluation_line(found))
+    for line in failure_lines(found.failures):
+        typer.echo(line)
     if json is not None:
         json.write_text(dumps(asdict(found) | {"success": found.success}, indent=1) + "\n", encoding="utf-8")
+
+
+@app.command("judge-check")
+def judge_check(
+    file: Annotated[Path, typer.Argument(help="JSONL of rollouts that you ranked: group, messages, and score or rank")],
+    judge: Annotated[str, typer.Option(help="LLM to check, such as openai/o3")],
+    judge_api_base: JudgeBase = None,
+    rubric: RubricFile = None,
+    reasoning: Annotated[bool, typer.Option("--reasoning", help="let it compare before it scores")] = False,
+    json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
+) -> None:
+    """Compare a judge's order of rollouts with yours, before it decides what is trained."""
+    ranked = read_ranked(file)
+    check = asyncio.run(check_judge_on(ranked, ruler_at(judge, judge_api_base, rubric, reasoning=reasoning)))
+    typer.echo("\n".join(check.lines()))
+    if json is not None:
+        results = asdict(check) | {"tau": check.tau, "accuracy": check.accuracy}
+        json.write_text(dumps(results, indent=1) + "\n", encoding="utf-8")
+    if not check.groups:
+        raise typer.Exit(1)
 
 
 @app.command()
 def checkpoints(model: str, url: Server = None, dir: Dir = None) -> None:
     """List a model's checkpoints."""
-    for checkpoint in list_checkpoints(model, url, dir):
+    found = list_checkpoints(model, url, dir)
+    for checkpoint in found:
         typer.echo(f"{checkpoint.step:5}  {checkpoint.path}")
+    if not found:
+        typer.echo(f"model {model!r} is at step 0: nothing has been trained yet, so it has no checkpoints", err=True)
 
 
 @app.command()
 def export(
     model: str,
-    output: Annotated[Path, typer.Option(help="new folder, on the server's machine")],
+    output: Annotated[Path, typer.Option(help="new folder, on this machine")],
     format: Annotated[
         str, typer.Option(help="peft: the LoRA; merged: base and LoRA as one model; gguf-ready: that for llama.cpp")
     ] = "peft",
@@ -171,7 +220,7 @@ def export(
     url: Server = None,
     dir: Dir = None,
 ) -> None:
-    """Write a checkpoint as a folder that vLLM, transformers or llama.cpp's converter load."""
+    """Write a checkpoint as a folder that vLLM, transformers or llama.cpp's converter load; with --url it is downloaded."""
     written = export_model(model, output, format, step, url, dir)
     typer.echo(written)
     if format == "gguf-ready":
@@ -204,6 +253,27 @@ def length_option(max_completion_tokens: int | None) -> TargetOptions:
     return {} if max_completion_tokens is None else {"max_completion_tokens": max_completion_tokens}
 
 
+def judge_option(model: str | None, api_base: str | None, rubric: Path | None) -> TargetOptions:
+    """The option `judge=`, where `--judge` is given."""
+    if model is None and (api_base, rubric) != (None, None):
+        raise ConfigError("--judge-api-base and --rubric need --judge too, as in --judge openai/o3")
+    return {} if model is None else {"judge": ruler_at(model, api_base, rubric)}
+
+
+def ruler_at(model: str, api_base: str | None, rubric: Path | None, *, reasoning: bool = False) -> Ruler:
+    """The judge that the options name. Raises ConfigError."""
+    try:
+        text = DEFAULT_RUBRIC if rubric is None else rubric.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--rubric: {rubric} cannot be read: {error}") from error
+    return Ruler(model, rubric=text, reasoning=reasoning, api_base=api_base)
+
+
+def cost_option(max_cost: float | None) -> TargetOptions:
+    """The option `max_cost=`, where it is given."""
+    return {} if max_cost is None else {"max_cost": max_cost}
+
+
 def model_option(name: str | None, base_model: str | None) -> TargetOptions:
     """The option `model=`, where `--model` and `--base-model` are given."""
     if name is None and base_model is None:
@@ -234,8 +304,27 @@ def part(module: str, package: str, extra: str) -> Any:
         raise MissingExtraError(error.name or package, extra) from error
 
 
+def add_plugged_commands() -> None:
+    """Add the commands of integrations: each an entry point to a `typer.Typer`, loaded when it is used."""
+    own = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    for name in plugins.names(COMMANDS):
+        if name not in own:
+            text = f"Commands of an integration (`understudy {name} --help` lists them)."
+            app.command(name, context_settings=ALL_TO_THE_COMMAND, help=text)(run_plugged)
+
+
+def run_plugged(context: typer.Context) -> None:
+    """Hand the rest of the line to an integration's command."""
+    name = context.info_name or ""
+    plugged = plugins.load(COMMANDS, name)
+    if not isinstance(plugged, typer.Typer):
+        raise ConfigError(f"plugin {name!r} in {COMMANDS!r} is of type {type(plugged).__name__}, and no typer.Typer")
+    plugged(context.args, prog_name=f"understudy {name}")
+
+
 def main() -> None:
     """The console script."""
+    add_plugged_commands()
     sys.exit(guarded(app))
 
 

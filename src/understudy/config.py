@@ -25,6 +25,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """Names become folders: letters, digits, dot, dash, underscore; no slash, no leading dot."""
 
 
+MAX_TEMPERATURE = 100.0
+"""Above it a temperature is a slip: at 100 the policy is as good as uniform already."""
 DEFAULT_NAME = "default"
 """The model that every server starts with, unless it is given another name."""
 
@@ -135,6 +137,12 @@ class TrainConfig(Options):
         description="with overlap (at least 1 then): how many steps old a rollout may be when it is trained",
     )
     kl_warn: float = Field(default=0.02, gt=0, description="sampler-to-learner KL per token above which the step warns")
+    rendered_warn: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of calls rendered from messages, not as sampled, above which the step warns (1: never)",
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the step's random numbers: the adapter's dropout")
 
     @model_validator(mode="before")
@@ -214,6 +222,19 @@ def _different(values: tuple[str, ...]) -> tuple[str, ...]:
 
 Urls = Annotated[
     tuple[Annotated[str, AfterValidator(_server_url)], ...], AfterValidator(_different), BeforeValidator(_from_list)
+]
+
+
+def _origin(value: str) -> str:
+    """As browsers send it: scheme, name and port, in lower case."""
+    parts = urlsplit(value.rstrip("/").lower())
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.path or parts.query or parts.fragment:
+        raise ValueError("an origin is such as https://app.example.com or http://localhost:3000")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+Origins = Annotated[
+    tuple[Annotated[str, AfterValidator(_origin)], ...], AfterValidator(_different), BeforeValidator(_from_list)
 ]
 
 OF_VLLM = ("max_loras", "max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args")
@@ -325,6 +346,9 @@ class ServerOptions(Options):
     engine: EngineOptions = Field(default_factory=EngineOptions)
     inference_only: bool = Field(default=False, description="serve without a learner; train requests are refused")
     max_body: int = Field(default=32 * 2**20, ge=1024, description="largest request body in bytes")
+    allow_origin: Origins = Field(
+        default=(), description="web pages of these origins may change things here, with commas between; no others may"
+    )
     unclaimed_ttl: float = Field(
         default=7 * 86_400.0, gt=0, description="seconds until a recorded call that no trajectory claimed expires"
     )

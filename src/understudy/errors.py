@@ -11,11 +11,31 @@ UnderstudyError
 ├── BackendError           the local server could not be started, found or kept alive
 ├── ServerError            the server refused or failed a request (carries status, code and field)
 │   └── UnreachableError   no answer: nothing listens, the connection broke, or it timed out
+├── LlmError               another LLM (a judge, say) gave no usable answer; carries its kind
+├── BudgetExceeded         the next question to another LLM would exceed `max_cost`
 ├── TrainError             a train request was not applied; carries the reason
 ├── EngineError            the sampler or learner process failed
 │   └── OutOfMemory        with the setting to lower
 └── StoreError             records could not be written or read
 """
+
+import sys
+from opcode import opmap
+from typing import Literal
+
+from .extras import install_command
+
+IMPORT_FROM = opmap["IMPORT_FROM"]
+
+
+def missing_name(module: str, name: str, hint: str) -> AttributeError | ImportError:
+    """The error of a module's `__getattr__` for a name of another library, with what to use instead.
+
+    Python drops an AttributeError's text in `from module import name`; there it is an ImportError, which passes through.
+    To be called by `__getattr__` itself: the frame above it is the one that wants the name."""
+    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # nothing else tells the two kinds of access apart
+    imports = caller.f_code.co_code[caller.f_lasti] == IMPORT_FROM
+    return (ImportError if imports else AttributeError)(f"{module!r} has no {name!r}: {hint}", name=name)
 
 
 class UnderstudyError(Exception):
@@ -30,7 +50,7 @@ class MissingExtraError(UnderstudyError, ImportError):
     """An optional dependency is missing; the message is the command that installs it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f'{package} is not installed: pip install "understudy[{extra}]"')
+        super().__init__(f"{package} is not installed: {install_command(extra)}")
         self.package = package
         self.extra = extra
 
@@ -79,6 +99,36 @@ class UnreachableError(ServerError, ConnectionError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=503, code="unreachable")
+
+
+LlmErrorKind = Literal["refused", "filtered", "cut", "empty", "invalid", "failed", "timeout", "authentication", "quota"]
+
+
+class LlmError(UnderstudyError, RuntimeError):
+    """Another LLM gave no usable answer, after the retries that make sense for this kind of failure.
+
+    refused: the model declined. filtered: the provider's content filter. cut: the answer reached its token limit. empty: no
+    text. invalid: no JSON that fits, also when asked again. failed: the provider refused the request, or failed until the
+    retries were used up. timeout: no answer in time. authentication, quota: the account; every further question fails too.
+    """
+
+    def __init__(self, message: str, *, kind: LlmErrorKind = "failed") -> None:
+        super().__init__(message)
+        self.kind: LlmErrorKind = kind
+
+    @property
+    def lasting(self) -> bool:
+        """Whether every further question fails alike."""
+        return self.kind in ("authentication", "quota")
+
+
+class BudgetExceeded(UnderstudyError, RuntimeError):
+    """The money that `max_cost` allows for other LLMs is spent."""
+
+    def __init__(self, message: str, *, max_cost: float = 0.0, spent: float = 0.0) -> None:
+        super().__init__(message)
+        self.max_cost = max_cost
+        self.spent = spent
 
 
 class TrainError(UnderstudyError, RuntimeError):

@@ -1,15 +1,17 @@
 """The door for integrations: the names that an adapter to an agent framework may import, beside those of `understudy`.
 
 - Capture: run the agent inside `capturing(trajectory)`; send each model call with `call_headers(...)`, at the temperature of
-  `forced_temperature()` and within `completion_limit()`; read what the agent logged with `logged_reward`. `LoopTransport` is the httpx transport of a client
-  that several event loops share. `is_labelled` tells a recorded call from a request to another LLM.
-- Observation: describe calls of the app's own models as `Call`s, and turn them into conversations with `histories_of`.
+  `forced_temperature()` and within `completion_limit()`; read what the agent logged with `logged_reward`. `LoopTransport`
+  is the httpx transport of a client that several event loops share. `is_labelled` tells a recorded call from a request to
+  another LLM. What a rollout has for itself is given back by `on_capture_end`.
+- Observation: describe calls of the app's own models as `Call`s, and turn them into conversations with `histories_of`;
+  `continues` tells which of them a graph's state continues.
 - Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
   reward with `as_reward`; keep what it raised with `as_rollout_exception`.
 - Training: options, results and the judge of `understudy.Trainer`, for signatures; the errors that an adapter raises.
 """
 
-from .client.capture import capturing, histories_of, logged_reward
+from .client.capture import capturing, continues, histories_of, logged_reward, on_capture_end
 from .client.sampling import MAX_COMPLETION_TOKENS, completion_limit, forced_temperature
 from .client.transport import LoopTransport
 from .contracts import Judge
@@ -57,11 +59,13 @@ __all__ = [
     "call_headers",
     "capturing",
     "completion_limit",
+    "continues",
     "forced_temperature",
     "histories_of",
     "is_labelled",
     "logged_reward",
     "new_id",
+    "on_capture_end",
     "scenario_fields",
     "scenario_id",
     "scenario_text",

@@ -17,7 +17,17 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion import Choice
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_serializer, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+)
+
+from .choices import as_choice, as_entry, as_message, mark_of
 
 Json: TypeAlias = Any
 """A JSON value. (Recursive aliases make pydantic and editors slow; the name says what is meant.)"""
@@ -169,13 +179,29 @@ class History(BaseModel):
     messages_and_choices: list[MessageOrChoice] = Field(default_factory=list[MessageOrChoice])
     tools: list[Tool] | None = None
 
+    @field_validator("messages_and_choices", mode="plain")
+    @classmethod
+    def _as_they_are(cls, items: Any) -> list[MessageOrChoice]:
+        """Messages stay the dicts they are: OpenAI's types would drop `reasoning_content` and turn tool calls into iterators."""
+        if not isinstance(items, list | tuple):
+            raise ValueError(f"a list of messages and choices is needed, got {type(items).__name__} {items!r:.80}")
+        return [as_entry(item) for item in cast(Iterable[object], items)]
+
+    @field_serializer("messages_and_choices", mode="wrap")
+    def _written(self, items: list[MessageOrChoice], write: SerializerFunctionWrapHandler) -> Any:
+        return write(self.entries())
+
+    def entries(self) -> list[MessageOrChoice]:
+        """The messages and choices; a choice that litellm made is the OpenAI SDK's."""
+        return [as_choice(item) or item for item in self.messages_and_choices]
+
     def messages(self) -> list[ChatCompletionMessageParam]:
         """The conversation as plain messages, to be sent with the next request."""
         return [as_message(item) for item in self.messages_and_choices]
 
     def call_refs(self) -> list[CallRef]:
         """The recorded calls that the choices remember, in order, each once."""
-        refs = [call_ref(item) for item in self.messages_and_choices if isinstance(item, Choice)]
+        refs = [call_ref(item) for item in self.entries() if isinstance(item, Choice)]
         return list(dict.fromkeys(ref for ref in refs if ref is not None))
 
 
@@ -225,6 +251,11 @@ class Trajectory(History):
     def log(self, message: str) -> None:
         """Add a line to the trajectory's log."""
         self.logs.append(message)
+
+    def for_logging(self) -> dict[str, Json]:
+        """Reward, metrics, metadata, logs and the messages, each with whether it is `trainable`."""
+        messages = [{**as_message(item), "trainable": isinstance(item, Choice)} for item in self.entries()]
+        return self.model_dump(include={"reward", "metrics", "metadata", "logs"}) | {"messages": messages}
 
     def finish(self) -> Trajectory:
         """Note the end and the `duration` metric in seconds; returns itself."""
@@ -298,6 +329,10 @@ class TrajectoryGroup(BaseModel):
         )
         self._pending = tuple(pending)
 
+    def log(self, message: str) -> None:
+        """Add a line to the group's log."""
+        self.logs.append(message)
+
     @property
     def pending(self) -> tuple[PendingRollout, ...]:
         """The rollouts that have not run yet."""
@@ -344,25 +379,21 @@ class TrainResult(Frozen):
     step: int
     applied: bool
     reason: Literal["trained", "no_signal"] = "trained"
+    no_signal: Literal["equal_rewards", "no_advantage", "zero_gradient"] | None = None
+    why: str = ""  # of no_signal, in words
     metrics: dict[str, float] = Field(default_factory=dict)
     checkpoint: str | None = None  # folder on the server's machine
     request_id: str = ""
     warnings: tuple[str, ...] = ()
 
+    @property
+    def checkpoint_path(self) -> str | None:
+        """`checkpoint`, under the name that other libraries give it."""
+        return self.checkpoint
+
 
 def call_ref(choice: Choice) -> CallRef | None:
     """The recorded call that a choice remembers; None for a choice of another endpoint."""
-    mark = (choice.model_extra or {}).get("understudy")
-    if not isinstance(mark, dict) or "call_id" not in mark:
+    if (mark := mark_of(choice)) is None:
         return None
-    mark = cast(dict[str, Json], mark)
-    return CallRef(call_id=str(mark["call_id"]), index=int(mark.get("index", choice.index)))
-
-
-def as_message(item: MessageOrChoice) -> ChatCompletionMessageParam:
-    """A choice or message as a plain message; reasoning and tool calls are kept, nulls are left out."""
-    if isinstance(item, Choice):
-        message = item.message.model_dump(exclude_none=True)
-        message.setdefault("content", None if message.get("tool_calls") else "")
-        return message  # type: ignore[return-value]  # the SDK's own dump of its own message
-    return item  # type: ignore[return-value]
+    return CallRef(call_id=str(mark["call_id"]), index=int(cast(int, mark.get("index", choice.index))))

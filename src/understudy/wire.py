@@ -14,6 +14,9 @@
 | GET    /api/models/{name}/checkpoints | -> list[CheckpointState] |
 | DELETE /api/models/{name}/checkpoints/{step} | -> {} |
 | POST   /api/models/{name}/checkpoints/{step}/export | ExportRequest -> ExportResult |
+| POST   /api/models/{name}/checkpoints/{step}/archive | ArchiveRequest -> ArchiveState |
+| GET    /api/exports/{archive id} | -> the archive, a tar; `Range` and `If-Range` are honoured, `ETag` is its SHA-256 |
+| DELETE /api/exports/{archive id} | -> {} |
 | POST   /api/trajectories | FinishRequest -> FinishResult |
 | GET    /api/trajectories?{TrajectoryQuery} | -> TrajectoryPage |
 | GET    /api/trajectories/{id} | -> TrajectoryWithCalls |
@@ -47,6 +50,8 @@ from .types import (
 
 TRAJECTORY_HEADER = "x-understudy-trajectory"
 RECORD_HEADER = "x-understudy-record"
+OPEN = "open"
+"""Prefix of the ids under which calls are recorded that no capture owns: the trajectory that keeps a choice claims it."""
 IDEMPOTENCY_HEADER = "idempotency-key"
 ORIGIN_HEADER = "x-understudy-origin"
 """JSON of a CallOrigin, ASCII."""
@@ -71,7 +76,7 @@ def call_headers(
 def is_labelled(url: str, headers: Iterable[str]) -> bool:
     """Whether a request with headers of these names is a call to an Understudy server that will be recorded."""
     names = {name.lower() for name in headers}
-    by_url = "/t/" in url and url.endswith("/chat/completions")
+    by_url = "/t/" in url and url.rstrip("/").endswith("/chat/completions")
     return TRAJECTORY_HEADER in names or RECORD_HEADER in names or by_url
 
 
@@ -183,6 +188,18 @@ class ExportResult(Wire):
     path: str
     format: str
     step: int
+
+
+class ArchiveRequest(Wire):
+    format: ExportFormat = "peft"
+
+
+class ArchiveState(Wire):
+    """An export as one tar of regular files. `size` in bytes; `sha256` of the whole tar, in hex."""
+
+    id: str
+    size: int
+    sha256: str
 
 
 class TrajectoryRecord(Wire):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 
 import understudy as us
+from understudy.client.failures import FailureKind, failure_kinds, summary
 from understudy.errors import ConfigError, LeakError, RolloutError
-from understudy.types import RolloutException
+from understudy.types import RolloutException, as_rollout_exception
 
 
 async def scored(reward: float) -> us.Trajectory:
@@ -339,3 +341,69 @@ async def test_leaving_the_batches_early_ends_what_was_prefetched() -> None:
 def test_a_saved_group_comes_back_as_it_was() -> None:
     group = us.TrajectoryGroup([us.Trajectory(reward=1), ValueError("x")], metadata={"a": 1}, metrics={"m": 2.0})
     assert us.TrajectoryGroup.model_validate_json(group.model_dump_json()) == group
+
+
+async def test_why_rollouts_failed_is_logged_by_kind_for_a_reader_of_the_bar(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def lost(name: str) -> us.Trajectory:
+        raise KeyError(name)
+
+    def group() -> us.TrajectoryGroup:
+        return us.TrajectoryGroup([lost("city"), lost("town"), broken("no luck"), broken("no luck"), broken("no luck")])
+
+    await us.gather_trajectory_groups([group()], max_exceptions=9, pbar_desc=None)
+    assert caplog.messages == []
+    await us.gather_trajectory_groups([group()], max_exceptions=9, pbar_desc="rollouts")
+    [line] = caplog.messages
+    assert re.fullmatch(
+        r"rollouts: 5 of 5 rollouts failed: 3 x ValueError: no luck at test_gather\.py:\d+; "
+        r"2 x KeyError: … at test_gather\.py:\d+",
+        line,
+    )
+
+
+async def test_groups_that_after_each_drops_are_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def judge(group: us.TrajectoryGroup) -> us.TrajectoryGroup | None:
+        return None if group.metadata["number"] else group
+
+    groups = [us.TrajectoryGroup([scored(1)], metadata={"number": number}) for number in range(3)]
+    assert len(await us.gather_trajectory_groups(groups, pbar_desc=None, after_each=judge)) == 1
+    assert caplog.messages == ["after_each dropped 2 of 3 groups: it returned nothing for them"]
+
+
+def test_messages_that_differ_in_values_only_are_one_kind() -> None:
+    def kinds(*messages: str) -> list[tuple[int, str]]:
+        errors = [RolloutException(type="Error", message=message, traceback="") for message in messages]
+        return [(kind.count, kind.message) for kind in failure_kinds(errors)]
+
+    assert kinds("no 'a b' in box-12", "no 'c' in box-7", "no 'd' in bag-7") == [
+        (2, "no … in box-…"),
+        (1, "no 'd' in bag-7"),
+    ]
+    assert kinds("the city doesn't exist, can't go", "the city doesn't exist, won't go") == [
+        (1, "the city doesn't exist, can't go"),
+        (1, "the city doesn't exist, won't go"),
+    ]
+    assert kinds('bad {"a": 1}', 'bad {"b": [2, 3]}', "bad {}") == [(3, "bad …")]
+    assert kinds("<Task at 0x7f3a>", "<Task at 0x7f3b>") == [(2, "<Task at …>")]
+    assert kinds("run 4f1c09ab77de", "run 0b1c09ab77df") == [(2, "run …")]
+    assert kinds("[Errno 2] gone", "[Errno 2] gone") == [(2, "[Errno 2] gone")]
+
+
+def test_kinds_beyond_the_first_are_counted_and_tracebacks_end_at_the_apps_line() -> None:
+    kinds = [
+        FailureKind("Error", name, count=count) for name, count in (("a", 4), ("b", 3), ("c", 2), ("d", 1), ("e", 1))
+    ]
+    assert summary(kinds) == "4 x Error: a; 3 x Error: b; 2 x Error: c; 2 more of 2 other kinds"
+
+    def parse() -> None:
+        json.loads("{")  # fails inside of the standard library
+
+    try:
+        parse()
+    except ValueError as error:
+        [kind] = failure_kinds([as_rollout_exception(error)])
+    lines = kind.traceback.splitlines()
+    assert 'json.loads("{")' in lines[-3] and lines[-1].startswith("json.decoder.JSONDecodeError: Expecting property")
+    assert kind.place.startswith("test_gather.py:") and "decoder.py" not in kind.traceback

@@ -18,13 +18,18 @@ from understudy.errors import CaptureError, ConfigError, ServerError
 ASK: list[Any] = [{"role": "user", "content": "say hello"}]
 
 
+def ask(number: float) -> list[Any]:
+    """A question of each rollout's own: equal answers to an equal one, with other rewards, would cancel out."""
+    return [{"role": "user", "content": f"say hello {number}"}]
+
+
 def model_of(backend: us.LocalBackend, name: str) -> us.TrainableModel:
     return us.TrainableModel(name=name, project="tests", base_model="tiny", backend=backend)
 
 
 async def rollout(model: us.Model, reward: float) -> us.Trajectory:
     client = model.openai_client()
-    traj = us.Trajectory(messages_and_choices=list(ASK), reward=0.0)
+    traj = us.Trajectory(messages_and_choices=ask(reward), reward=0.0)
     completion = await client.chat.completions.create(model=model.name, messages=traj.messages(), max_tokens=6)
     traj.messages_and_choices.append(completion.choices[0])
     traj.reward = reward
@@ -38,7 +43,7 @@ async def gathered(model: us.Model, size: int = 2) -> list[us.TrajectoryGroup]:
 async def test_the_snippet_of_the_design_runs_as_written(local_backend: us.LocalBackend) -> None:
     model = us.TrainableModel(name="agent-001", project="my-agent", base_model="tiny")
     await model.register(local_backend)
-    scenarios = [us.Scenario(prompt="say hello"), us.Scenario(prompt="name a colour")]
+    scenarios = [us.Scenario(prompt="tell me a story"), us.Scenario(prompt="what is the weather in Oslo?")]
     rewards = iter([0.0, 1.0] * 4)
 
     async def rollout(model: us.TrainableModel, scenario: us.Scenario) -> us.Trajectory:
@@ -138,8 +143,9 @@ async def test_a_users_own_client_on_the_models_url_is_recorded_and_trained(loca
     async with AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key) as client:
         group = us.TrajectoryGroup()
         for reward in (0.0, 1.0):
-            answer = await client.chat.completions.create(model=model.name, messages=ASK, max_tokens=4)
-            group.trajectories.append(us.Trajectory(messages_and_choices=[*ASK, answer.choices[0]], reward=reward))
+            messages = ask(reward)
+            answer = await client.chat.completions.create(model=model.name, messages=messages, max_tokens=4)
+            group.trajectories.append(us.Trajectory(messages_and_choices=[*messages, answer.choices[0]], reward=reward))
     result = await model.train([group])
     assert result.metrics["calls/rendered_share"] == 0 and result.metrics["calls/trained"] >= 1
 
@@ -279,9 +285,10 @@ async def test_a_client_with_only_a_url_submits_what_its_completions_remember(lo
     async with us.AsyncClient(api.url + "/v1", api.key) as client:
         group = us.TrajectoryGroup()
         for reward, asking in ((0.0, client), (1.0, client.with_options(timeout=300))):
-            completion = await asking.chat.completions.create(model="by-url", messages=ASK, max_tokens=4)
+            messages = ask(reward)
+            completion = await asking.chat.completions.create(model="by-url", messages=messages, max_tokens=4)
             trajectory = completion.trajectory  # type: ignore[attr-defined]
-            assert trajectory.messages_and_choices == [*ASK, completion.choices[0]]
+            assert trajectory.messages_and_choices == [*messages, completion.choices[0]]
             completion.trajectory.reward = reward  # type: ignore[attr-defined]
             group.trajectories.append(trajectory)
         result = await client.submit_trajectories([group], model="by-url", config={"learning_rate": 1e-4})
@@ -293,7 +300,7 @@ async def test_a_client_with_only_a_url_submits_what_its_completions_remember(lo
 async def test_a_server_that_cannot_be_reached_says_so_through_the_openai_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("understudy.client.http.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("understudy.client.http.FIRST_SECONDS", 0.1)
     model = us.TrainableModel("lost", base_model="tiny", backend=us.RemoteBackend("http://127.0.0.1:9"))
     with pytest.raises(Exception, match=r"no answer from the server at http://127.0.0.1:9"):
         await model.openai_client().chat.completions.create(model="lost", messages=ASK)

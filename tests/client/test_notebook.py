@@ -19,7 +19,7 @@ await model.register(backend)
     """
 async def rollout(reward):
     client = model.openai_client()
-    trajectory = us.Trajectory(messages_and_choices=[{"role": "user", "content": "say hello"}], reward=reward)
+    trajectory = us.Trajectory(messages_and_choices=[{"role": "user", "content": f"say hello to {reward}"}], reward=reward)
     answer = await client.chat.completions.create(model=model.name, messages=trajectory.messages(), max_tokens=4)
     trajectory.messages_and_choices.append(answer.choices[0])
     return trajectory

@@ -276,7 +276,7 @@ async def test_what_a_proxy_answers_is_named(reply: Reply, message: str) -> None
 
 
 async def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.client.http.RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("understudy.client.http.FIRST_SECONDS", 0.2)
     with pytest.raises(UnreachableError, match=r"no answer from the server at http://127.0.0.1:9 .*is it running"):
         await model_at(NOBODY).get_step()
 

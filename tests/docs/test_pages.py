@@ -36,3 +36,8 @@ def test_an_app_is_wrapped_as_the_pages_tell_and_every_call_is_captured(tmp_path
     assert float(told[2]) >= float(told[1])
     observed = printed.strip().splitlines()[-1]
     assert "where is box 4821?" in observed and "On shelf 7." in observed
+
+
+@pytest.mark.slow("whole trainings")
+def test_an_agent_of_another_library_is_trained_as_the_page_tells(tmp_path: Path) -> None:
+    assert run("\n".join(code_of("frameworks.md")), tmp_path).splitlines()[-1] == "1 0.0"

@@ -17,6 +17,7 @@ from understudy.config import EngineOptions
 from understudy.doctor.examine import Report, choose, device_checks, disk_check, examine, torch_checks
 from understudy.doctor.facts import Broken, Device, TorchFacts, ask
 from understudy.doctor.packages import KNOWN, Check, Installed, package_checks
+from understudy.extras import install_command
 
 AUTO = EngineOptions()
 ON_CPU = TorchFacts(version="2.13.0+cpu", build="CPU", threads=2)
@@ -131,7 +132,7 @@ def test_a_missing_engine_is_named_with_the_command_that_installs_it(tmp_path: P
     report = examine(EngineOptions(engine="vllm"), tmp_path, without("vllm"))
     (check,) = [check for check in report.checks if check.status == "broken"]
     assert (check.name, check.found) == ("sampler", "vllm is not installed")
-    assert check.fix == 'pip install "understudy[vllm]", or --engine embedded'
+    assert check.fix == f"{install_command('vllm')}, or --engine embedded"
 
 
 def test_an_unknown_engine_is_refused(tmp_path: Path) -> None:
@@ -176,9 +177,18 @@ def test_other_versions_are_named_with_those_known_to_work_and_are_no_fault() ->
     assert lines["langgraph"].status == "ok"
 
 
+@pytest.mark.parametrize("number", KNOWN["unsloth"])
+def test_unsloths_line_says_why_its_pins_differ_with_a_gpu_and_without(number: str) -> None:
+    line = {check.name: check for check in package_checks(with_all(unsloth=number, unsloth_zoo=number))}["unsloth"]
+    assert line.status == "ok" and line.found.startswith(f"unsloth {number}, unsloth_zoo {number}")
+    assert "2026.10.7 is pinned with a GPU" in line.found and "2026.10.9 without one" in line.found
+    assert f"unsloth=={KNOWN['unsloth'][0]};" in (ROOT / "pyproject.toml").read_text()
+    assert f"unsloth=={KNOWN['unsloth'][1]};" in (ROOT / "requirements/engines-nodeps.txt").read_text()
+
+
 def test_what_is_missing_is_named_by_its_extra() -> None:
     lines = {check.name: check for check in package_checks(without("mcp", "langchain-openai"))}
-    assert lines["mcp"] == Check("packages", "mcp", "missing", "not installed", 'pip install "understudy[mcp]"')
+    assert lines["mcp"] == Check("packages", "mcp", "missing", "not installed", install_command("mcp"))
     assert (lines["langgraph"].status, lines["langgraph"].found) == ("warn", "without langchain-openai")
 
 

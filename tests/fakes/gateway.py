@@ -19,6 +19,7 @@ from understudy.server.models.model_services import open_models
 from understudy.server.records.store import Store
 from understudy.server.sampler.choice import EngineChoice
 from understudy.server.services import Services
+from understudy.server.training.archives import Archives
 from understudy.server.training.history import TrainHistory
 from understudy.server.training.job_folders import JobFolders
 from understudy.server.training.queue import TrainQueue
@@ -64,6 +65,7 @@ async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator
         learner=None,
         training=TrainQueue(history, jobs, None),
         train_history=history,
+        archives=Archives(folder / "exports"),
     )
 
     async with (

@@ -73,7 +73,9 @@ class ScriptedTraining:
         applied = number not in self.without_signal
         self.steps[name] += applied
         done = {"model": name, "step": self.steps[name], "applied": applied, "request_id": request.body["id"]}
-        done["reason"] = "trained" if applied else "no_signal"
+        if not applied:
+            why = "all rewards of each group are equal"
+            done |= {"reason": "no_signal", "no_signal": "equal_rewards", "why": why}
         return Reply(events=({"kind": "result", "result": done},))
 
 

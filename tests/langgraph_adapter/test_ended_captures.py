@@ -150,5 +150,5 @@ def test_a_failing_reward_is_named_with_its_line(stand_in: TrainableModel, own: 
     def reward(scenario: Any, output: Any) -> float:
         return {}["missing"]
 
-    with pytest.raises(RolloutError, match=r"KeyError: 'missing' \(test_ended_captures\.py:\d+ in reward\)"):
+    with pytest.raises(RolloutError, match=r"KeyError: 'missing' at test_ended_captures\.py:\d+"):
         trainable(own, model=stand_in, reward=reward).evaluate(["hi"])

@@ -20,10 +20,8 @@ from understudy.types import new_id
 from understudy_langgraph import ChatUnderstudy
 
 pytestmark = [
-    # Both are langchain-openai's own, and come with a plain ChatOpenAI too: it says that it changes the method for a schema
-    # of pydantic 1, and it dumps parsed objects through the SDK's types, which have no place for them.
+    # langchain-openai's own, which comes with a plain ChatOpenAI too: it changes the method for a schema of pydantic 1.
     pytest.mark.filterwarnings("ignore:Received a Pydantic BaseModel V1 schema:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),
 ]
 
 NEEDS_SKILL = {

@@ -53,7 +53,7 @@ def test_an_async_function_is_trained_and_every_call_is_recorded(model: Trainabl
     seen: dict[str, int] = {}
     app = make_app()
 
-    @trainable(model=model)
+    @trainable(model=model, temperature=1.5)  # at 1 all rollouts may sample the same, which trains nothing
     async def agent(scenario: dict[str, str]) -> float:
         """Answers."""
         state = await app.ainvoke({"messages": [("user", scenario["question"])]})

@@ -1,4 +1,4 @@
-"""`pip install "understudy[...]"` has a solution: a resolver reads the index's metadata, and downloads no wheel."""
+"""`pip install ".[...]"` has a solution: a resolver reads the index's metadata, and downloads no wheel."""
 
 from __future__ import annotations
 

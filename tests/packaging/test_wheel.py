@@ -46,7 +46,8 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         sizes = {item.filename: item.file_size for item in archive.infolist()}
     assert "understudy/py.typed" in sizes
-    assert {"understudy_langgraph/__init__.py", "understudy_langgraph/py.typed"} <= set(sizes)
+    for package in ("understudy_langgraph", "understudy_mcp"):
+        assert {f"{package}/__init__.py", f"{package}/py.typed"} <= set(sizes)
     policy = {name: size for name, size in sizes.items() if name.startswith("understudy/tiny/policy/")}
     names = {name.rsplit("/", 1)[1] for name in policy}
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from understudy.errors import ConfigError, MissingExtraError
+from understudy.extras import install_command
 from understudy.scenarios.loading import load_scenarios
 
 datasets: Any
@@ -23,7 +25,7 @@ except ModuleNotFoundError:
 
 @pytest.fixture(autouse=True)
 def library(require: Callable[[bool, str], None]) -> None:
-    require(datasets is not None, 'pip install "understudy[hf]"')
+    require(datasets is not None, install_command("hf"))
     datasets.disable_progress_bars()
 
 
@@ -107,5 +109,5 @@ def test_datasets_is_imported_for_a_folder_only_and_named_when_it_is_absent(
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
     folder = saved(tmp_path / "data", [{"prompt": "a"}])
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingExtraError, match=r'datasets is not installed: pip install "understudy\[hf\]"'):
+    with pytest.raises(MissingExtraError, match=re.escape(f"datasets is not installed: {install_command('hf')}")):
         load_scenarios(folder)

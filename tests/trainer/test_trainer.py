@@ -90,7 +90,28 @@ def test_equal_rewards_train_nothing_and_end_the_run(model: TrainableModel, rewa
     report = trainer.train(5)
     assert (report.step, report.stopped, len(report.iterations)) == (0, verdict, 2)
     assert report.checkpoint is None
-    assert "no signal" in out.getvalue()
+    assert "no signal: all rewards of each group are equal" in out.getvalue()
+
+
+def test_a_gradient_of_zero_is_no_step_and_the_run_says_which_kind_of_no_signal_it_was(model: TrainableModel) -> None:
+    async def certain(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        """The sampler has one token to choose from."""
+        trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": scenario["prompt"]}])
+        answer = await model.openai_client().chat.completions.create(
+            model=model.name, messages=trajectory.messages(), max_tokens=8, extra_body={"top_k": 1}
+        )
+        trajectory.messages_and_choices.append(answer.choices[0])
+        trajectory.reward = float(next(REWARDS))
+        return trajectory
+
+    progress, out = quiet()
+    report = Trainer(model, certain, SCENARIOS, patience=2, target_reward=1e9, progress=progress, **SMALL).train(5)
+    assert (report.step, report.stopped, report.checkpoint) == (0, Stopped.NO_SIGNAL, None)
+    assert [each.applied for each in report.iterations] == [False, False]
+    assert {each.models[model.name].no_signal for each in report.iterations} == {"zero_gradient"}
+    first, _, closing = out.getvalue().splitlines()
+    assert first.startswith("step 0/9") and "no signal: the gradient is exactly zero: each of the" in first
+    assert "stopped: for 2 iterations the gradient was exactly zero. Let the policy choose" in closing
 
 
 def test_failed_rollouts_stay_unscored_and_the_others_train(model: TrainableModel) -> None:
@@ -101,9 +122,11 @@ def test_failed_rollouts_stay_unscored_and_the_others_train(model: TrainableMode
             raise ValueError("the tool is away")
         return await varied(model, scenario)
 
-    report = Trainer(model, flaky, SCENARIOS, progress=quiet()[0], **SMALL).train(1)
+    progress, out = quiet()
+    report = Trainer(model, flaky, SCENARIOS, progress=progress, **SMALL).train(1)
     assert report.step == 1
     assert report.iterations[0].failed == 2
+    assert "2 rollouts failed: 2 x ValueError: the tool is away at test_trainer.py:" in out.getvalue()
 
 
 def test_a_failed_rollout_is_run_again_when_asked_whether_it_raises_or_returns_its_exception(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from ..config import ELSEWHERE, TrainConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, TrainError
 from ..types import TrainResult, TrajectoryGroup, new_id
 from ..wire import TrainEvent, TrainRequest
+from .failures import details, failure_kinds
 from .http import Api, checked_url
+from .other_trainers import groups_of
 from .progress import TrainBar
 from .records import group_wires, require_calls
 from .train_stream import train
@@ -31,6 +33,12 @@ class BackendModel(Protocol):
 class Backend(ABC):
     """A server that samples and trains. `LocalBackend` starts one here, `RemoteBackend` uses one elsewhere."""
 
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Raises ConfigError for `Backend(base_url=...)`, as other trainers have it."""
+        if cls is Backend:
+            raise ConfigError("Backend is what backends have in common: use RemoteBackend(url), or LocalBackend()")
+        return super().__new__(cls)
+
     @abstractmethod
     async def connect(self, base_model: str | None = None) -> Api:
         """The server, up and answering; `base_model` is what it loads when it has to be started."""
@@ -46,7 +54,7 @@ class Backend(ABC):
     async def train(
         self,
         model: BackendModel,
-        groups: Iterable[TrajectoryGroup],
+        groups: Iterable[TrajectoryGroup] | None = None,
         config: TrainConfig | Mapping[str, object] | None = None,
         *,
         request_id: str | None = None,
@@ -55,17 +63,19 @@ class Backend(ABC):
         timeout: float | None = None,
         **options: object,
     ) -> TrainResult:
-        """One step of the model on these groups. `options` are TrainConfig's fields, instead of `config`.
+        """One step of the model on these groups. `options` are TrainConfig's fields, instead of `config`; `groups` may be
+        called `trajectory_groups`, and `verbose` is taken and changes nothing.
 
         The same `request_id` is applied once. `on_event` sees progress; `pbar_desc=None` shows no bar. Raises
         ConfigError, TrainError, ServerError, TimeoutError (after `timeout` seconds).
         """
+        chosen = groups_of(groups, options)
         settings = train_config(config, options)
         await model.register(self)
         return await train_groups(
             await model.api(),
             model.name,
-            groups,
+            chosen,
             settings,
             request_id=request_id,
             on_event=on_event,
@@ -116,7 +126,8 @@ async def train_groups(
     """Finish every rollout, then train on the groups in one request."""
     request_id = request_id or new_id("train")
     wires = group_wires(groups, model, request_id)
-    recorded = await api.finish([record for records, _ in wires for record in records])
+    rollouts = [record for records, _ in wires for record in records]
+    recorded = await api.finish(rollouts)
     require_calls(wires, recorded)
     request = TrainRequest(id=request_id, model=model, groups=tuple(record for _, record in wires), config=config)
     with TrainBar(pbar_desc) as bar:
@@ -126,4 +137,10 @@ async def train_groups(
             if on_event is not None:
                 on_event(event)
 
-        return await train(api, request, on_event=seen, timeout=timeout)
+        try:
+            return await train(api, request, on_event=seen, timeout=timeout)
+        except TrainError as error:
+            kinds = failure_kinds(rollout.exception for rollout in rollouts if rollout.exception is not None)
+            if error.reason != "no_scored_groups" or not kinds:
+                raise
+            raise TrainError(f"{error}\nWhy rollouts failed: {details(kinds)}", reason=error.reason) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, overload
@@ -19,14 +19,28 @@ from .http import Api
 class Capture:
     """A trajectory, and the servers that recorded calls for it."""
 
-    def __init__(self, trajectory: Trajectory) -> None:
+    def __init__(self, trajectory: Trajectory, outer: Capture | None = None) -> None:
         self.trajectory = trajectory
         self.seen_by: list[Api] = []
+        self._outer = outer if outer is not None and outer.trajectory is trajectory else None
+        self._at_end: list[Callable[[], object]] = []
 
     def sent_through(self, api: Api) -> None:
         """Note that a call of this trajectory goes to this server."""
         if api not in self.seen_by:
             self.seen_by.append(api)
+
+    def at_end(self, callback: Callable[[], object]) -> None:
+        """Call this when the outermost capture of the same trajectory ends."""
+        if self._outer is not None:
+            self._outer.at_end(callback)
+        else:
+            self._at_end.append(callback)
+
+    def end(self) -> None:
+        """Call what waits for the end."""
+        while self._at_end:
+            self._at_end.pop()()
 
 
 _capture: ContextVar[Capture | None] = ContextVar("understudy_capture", default=None)
@@ -53,7 +67,7 @@ def capturing(trajectory: Trajectory, *, process: bool = False) -> Generator[Tra
     """Calls to our endpoints made inside belong to `trajectory`: those of this context and of tasks started from it, or
     (`process`) also those of threads and loops that were there before."""
     trajectory.captured = True
-    capture = Capture(trajectory)
+    capture = Capture(trajectory, active_capture())
     if process:
         _of_process.append(capture)
     before = _capture.get()
@@ -65,6 +79,15 @@ def capturing(trajectory: Trajectory, *, process: bool = False) -> Generator[Tra
             _of_process.remove(capture)
         if _capture.get() is capture:  # a block inside a generator may end in another context
             _capture.set(before)
+        capture.end()
+
+
+def on_capture_end(callback: Callable[[], object]) -> None:
+    """Call this when the rollout that runs here has ended: what it needs of its own can be given back then. The callback may
+    run in another thread than this one, and must not raise. Outside a capture it is never called."""
+    capture = active_capture()
+    if capture is not None:
+        capture.at_end(callback)
 
 
 def log_reward(value: float, key: str = "logged") -> None:
@@ -130,14 +153,19 @@ async def capture_auto_trajectory(rollout: Awaitable[object]) -> Trajectory:
     with capturing(trajectory):
         capture = active_capture()
         await rollout
+    await show_calls(trajectory, capture.seen_by if capture else [])
+    return trajectory.finish()
+
+
+async def show_calls(trajectory: Trajectory, servers: Iterable[Api]) -> None:
+    """Give a captured trajectory the conversations of the calls that these servers recorded under its id."""
     calls: list[Call] = []
-    for api in capture.seen_by if capture else []:
+    for api in servers:
         calls += await recorded_calls(api, trajectory.id)
     histories = histories_of([call for call in calls if call.outputs])
     if histories:
         trajectory.messages_and_choices, trajectory.tools = histories[0].messages_and_choices, histories[0].tools
         trajectory.additional_histories = histories[1:]
-    return trajectory.finish()
 
 
 async def recorded_calls(api: Api, trajectory_id: str) -> tuple[Call, ...]:
@@ -165,6 +193,11 @@ def histories_of(calls: list[Call], *, marked: bool = True) -> list[History]:
             histories[at].messages_and_choices += call.messages[len(histories[at].messages_and_choices) :]
         histories[at].messages_and_choices.append(_choice(call, marked))
     return histories
+
+
+def continues(whole: History, part: History) -> bool:
+    """Whether a conversation begins with the messages of another."""
+    return _begins([_plain(dict(message)) for message in whole.messages()], part)
 
 
 def _begins(sent: list[Message], history: History) -> bool:

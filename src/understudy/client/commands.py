@@ -1,4 +1,4 @@
-"""What the command line asks of a server: to run, or to answer about its models."""
+"""What the command line asks of a server, or of a directory on which none runs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import asyncio
 import json
 import os
 import shlex
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar, cast, get_args
 
 import httpx
+from pydantic import TypeAdapter
 
 from ..config import default_dir
-from ..errors import ConfigError
+from ..errors import BackendError, ConfigError
 from ..types import Json
-from ..wire import CheckpointState, ExportFormat, ExportRequest
+from ..wire import CheckpointState, ExportFormat, ExportRequest, ExportResult
 from .backend import RemoteBackend
-from .http import Api
-from .local import LocalBackend
+from .download import download_export
+from .http import Api, checked_name
 
 T = TypeVar("T")
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
+WRONG_INPUT = 2
+_STATES = TypeAdapter(list[CheckpointState])
 
 
 def run_server(argv: Sequence[str]) -> NoReturn:
@@ -32,23 +36,34 @@ def run_server(argv: Sequence[str]) -> NoReturn:
 
 def list_checkpoints(model: str, url: str | None, folder: Path | None) -> list[CheckpointState]:
     """The model's checkpoints, by step."""
-    return asyncio.run(_ask(model, url, folder, lambda api: api.checkpoints(model)))
+    api = _server(url, folder)
+    if api is None:
+        return _STATES.validate_json(_directory("checkpoints", model, folder))
+    return asyncio.run(api.checkpoints(model))
 
 
 def export_model(model: str, output: Path, format: str, step: int | None, url: str | None, folder: Path | None) -> str:
-    """Write a step (None: the newest) to a new folder; its path."""
+    """Write a step (None: the newest) to a new folder on this machine; its path."""
     if format not in FORMATS:
         raise ConfigError(f"--format: {format!r} must be one of {', '.join(FORMATS)}")
+    chosen = cast(ExportFormat, format)
+    api = _server(url, folder)
+    if api is None:
+        words = ["--output", str(output.absolute()), "--format", format]
+        words += ["--step", str(step)] if step is not None else []
+        return ExportResult.model_validate_json(_directory("export", model, folder, *words)).path
 
     async def export(api: Api) -> str:
         newest = (await api.model(model)).step
         if newest == 0:
             raise ConfigError(f"model {model!r} is at step 0: nothing has been trained yet, so there is no LoRA")
-        target = str(output if url else output.absolute())
-        request = ExportRequest(format=cast(ExportFormat, format), output=target)
-        return (await api.export(model, newest if step is None else step, request)).path
+        at = newest if step is None else step
+        if url is not None:
+            return str(await download_export(api, model, at, chosen, output))
+        request = ExportRequest(format=chosen, output=str(output.absolute()))
+        return (await api.export(model, at, request)).path
 
-    return asyncio.run(_ask(model, url, folder, export))
+    return asyncio.run(export(api))
 
 
 def convert_command(folder: str) -> str:
@@ -56,19 +71,15 @@ def convert_command(folder: str) -> str:
     return shlex.join(["python", "llama.cpp/convert_hf_to_gguf.py", folder, "--outfile", f"{folder}.gguf"])
 
 
-async def _ask(model: str, url: str | None, folder: Path | None, question: Callable[[Api], Awaitable[T]]) -> T:
-    """Ask the server at `url`, or the one that runs on the directory, or one started there for this question."""
+def _server(url: str | None, folder: Path | None) -> Api | None:
+    """The server at `url`, else the one that runs on the directory; None where none does."""
     if url is not None:
-        return await question(await RemoteBackend(url).connect())
-    root = (folder or default_dir()).expanduser().absolute()
-    running = running_server(root)
-    if running is not None:
-        return await question(running)
-    backend = LocalBackend(dir=root)
-    try:
-        return await question(await backend.connect(base_model_of(model, root)))
-    finally:
-        backend.close()
+        return asyncio.run(RemoteBackend(url).connect())
+    return running_server(_root(folder))
+
+
+def _root(folder: Path | None) -> Path:
+    return (folder or default_dir()).expanduser().absolute()
 
 
 def running_server(folder: Path) -> Api | None:
@@ -86,11 +97,19 @@ def running_server(folder: Path) -> Api | None:
     return Api(facts["url"], facts.get("key") or os.environ.get("UNDERSTUDY_API_KEY") or made)
 
 
-def base_model_of(model: str, folder: Path) -> str:
-    """The base of a model that the directory holds. Raises ConfigError listing those it has."""
-    found = {path.parent.name: path for path in folder.glob("*/models/*/model.json")}
-    if model not in found:
-        names = ", ".join(sorted(found)) or "none"
-        raise ConfigError(f"there is no model {model!r} in {folder} (it holds: {names}); see --dir")
-    facts: Json = json.loads(found[model].read_text(encoding="utf-8"))
-    return str(facts["base_model"])
+def _directory(command: str, model: str, folder: Path | None, *words: str) -> str:
+    """What the server's package answers about a directory, as JSON; its warnings are shown. Raises ConfigError and
+    BackendError with its own words."""
+    argv = [command, "--dir", str(_root(folder)), *words, "--", checked_name(model, "model")]
+    done = subprocess.run(
+        [sys.executable, "-m", "understudy.server", *argv],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode == 0:
+        sys.stderr.write(done.stderr)
+        return done.stdout
+    message = done.stderr.strip().removeprefix("understudy: ")
+    raise (ConfigError if done.returncode == WRONG_INPUT else BackendError)(message)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import islice
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast, overload
 
-from ..errors import CaptureError, ConfigError, RolloutError
+from pydantic import BaseModel
+
+from ..errors import BudgetExceeded, CaptureError, ConfigError, RolloutError
 from ..types import (
     PendingRollout,
     RolloutException,
@@ -21,11 +23,16 @@ from ..types import (
     as_rollout_exception,
     new_id,
 )
+from .failures import details, failure_kinds, summary
 from .progress import RolloutBar
 from .records import as_numbers
 
+log = logging.getLogger("understudy")
+
 AfterEach: TypeAlias = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
 PendingGroup: TypeAlias = TrajectoryGroup | Awaitable[TrajectoryGroup]
+PendingGame: TypeAlias = Awaitable[Iterable[Trajectory]] | Callable[[], Awaitable[Iterable[Trajectory]]]
+"""A rollout of several players that has not run."""
 Result = TypeVar("Result")
 
 
@@ -45,8 +52,9 @@ async def gather_trajectory_groups(
     A failed rollout leaves its exception in `group.exceptions`; the others go on. More than `max_exceptions` of them (a
     count, or below 1 a fraction of all) end everything with a RolloutError that lists the causes; a CaptureError ends
     everything at once, since every other rollout has the same fault. `after_each` may replace a finished group, split it,
-    or drop it (None). At most `concurrency` rollouts run at once, each for at most `timeout` seconds; one that fails is
-    run again up to `retries` times, for which it must be a callable.
+    or drop it (None), which is counted in the log; so are failures, unless `pbar_desc` is None. At most `concurrency`
+    rollouts run at once, each for at most `timeout` seconds; one that fails is run again up to `retries` times, for which
+    it must be a callable.
     """
     found = list(groups)
     for at, group in enumerate(found):
@@ -63,9 +71,13 @@ async def gather_trajectory_groups(
     finally:
         runner.close()
     runner.check_fraction()
+    runner.tell(pbar_desc)
+    if runner.dropped:
+        log.warning("after_each dropped %d of %d groups: it returned nothing for them", runner.dropped, len(found))
     return [group for kept in gathered for group in kept]
 
 
+@overload
 async def gather_trajectories(
     rollouts: Iterable[PendingRollout],
     *,
@@ -75,22 +87,44 @@ async def gather_trajectories(
     concurrency: int | None = None,
     timeout: float | None = None,
     retries: int = 0,
-) -> list[Trajectory]:
-    """Run rollouts and return the trajectories of those that succeeded, in order; options as for groups."""
-    group = TrajectoryGroup(rollouts)
-    [gathered] = await gather_trajectory_groups(
-        [group],
-        pbar_desc=pbar_desc,
-        max_exceptions=max_exceptions,
-        max_metrics=max_metrics,
-        concurrency=concurrency,
-        timeout=timeout,
-        retries=retries,
+) -> list[Trajectory]: ...
+@overload
+async def gather_trajectories(
+    rollouts: Iterable[PendingGame],
+    *,
+    pbar_desc: str | None = "gather",
+    max_exceptions: float = 0,
+    max_metrics: int | None = None,
+    concurrency: int | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+) -> list[list[Trajectory]]: ...
+async def gather_trajectories(
+    rollouts: Iterable[PendingRollout] | Iterable[PendingGame],
+    *,
+    pbar_desc: str | None = "gather",
+    max_exceptions: float = 0,
+    max_metrics: int | None = None,
+    concurrency: int | None = None,
+    timeout: float | None = None,
+    retries: int = 0,
+) -> list[Trajectory] | list[list[Trajectory]]:
+    """Run rollouts and return what those that succeeded left, in order: each its trajectory, or the trajectories of its
+    players as a list; options as for groups."""
+    group = TrajectoryGroup(cast(Iterable[PendingRollout], rollouts))
+    runner = _Runner(
+        len(group.pending), pbar_desc, max_exceptions, max_metrics, concurrency, timeout, retries, several=True
     )
-    for trajectory in gathered.trajectories:  # side by side, and yet compared with nothing
-        if trajectory.place.group == gathered.place.group:
-            trajectory.place = trajectory.place.model_copy(update={"group": None, "index": None})
-    return gathered.trajectories
+    try:
+        runner.adopt(group.pending)
+        with runner.bar:
+            results = await _all([runner.run(rollout) for rollout in group.take_pending()])
+    finally:
+        runner.close()
+    runner.check_fraction()
+    runner.tell(pbar_desc)
+    gathered = [result for result in results if not isinstance(result, RolloutException)]
+    return cast(list[Trajectory], [*group.trajectories, *gathered])
 
 
 async def trajectory_group_batches(
@@ -147,7 +181,10 @@ class _Runner:
         concurrency: int | None,
         timeout: float | None,
         retries: int,
+        *,
+        several: bool = False,
     ) -> None:
+        """`several`: a rollout may return the trajectories of several players."""
         if max_exceptions < 0 or retries < 0 or (concurrency is not None and concurrency < 1):
             raise ConfigError(
                 "max_exceptions and retries must be at least 0, concurrency at least 1 or None; got "
@@ -160,11 +197,13 @@ class _Runner:
         self._max_exceptions = max_exceptions
         self._timeout = timeout
         self._retries = retries
+        self._several = several
         self._places: AbstractAsyncContextManager[object] = (
             nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
         )
         self._adopted: list[PendingRollout] = []
         self._failures: list[RolloutException] = []
+        self.dropped = 0  # groups for which `after_each` returned nothing
 
     def adopt(self, pending: Sequence[PendingRollout]) -> None:
         """Take rollouts over; refuses retries of what can run only once."""
@@ -186,22 +225,24 @@ class _Runner:
         self._total += more
         self.bar.expect(more)
 
-    async def run(self, rollout: PendingRollout) -> Trajectory | RolloutException:
+    async def run(self, rollout: PendingRollout) -> Trajectory | list[Trajectory] | RolloutException:
         """Run one rollout, again when it fails and may be; its exception is a value."""
         async with self._places:
             for attempt in range(self._retries + 1):
                 result = await self._once(rollout)
-                if isinstance(result, Trajectory):
-                    if result.ended_at is None:
-                        result.finish()
-                    self.bar.succeeded(result)
+                if not isinstance(result, RolloutException):
+                    trajectories = [result] if isinstance(result, Trajectory) else result
+                    for trajectory in trajectories:
+                        if trajectory.ended_at is None:
+                            trajectory.finish()
+                    self.bar.succeeded(trajectories)
                     return result
                 if attempt == self._retries:
                     self.failed(result)
                     return result
         raise AssertionError("unreachable")
 
-    async def _once(self, rollout: PendingRollout) -> Trajectory | RolloutException:
+    async def _once(self, rollout: PendingRollout) -> Trajectory | list[Trajectory] | RolloutException:
         task = asyncio.current_task()
         limit = asyncio.timeout(self._timeout)
         try:
@@ -219,17 +260,24 @@ class _Runner:
             late.__cause__ = error
             return as_rollout_exception(late)
         except Exception as error:  # noqa: BLE001  # a bad rollout is data, not a crash
-            raise_capture_fault(error)
+            raise_common_fault(error)
             return as_rollout_exception(error)
-        if not isinstance(result, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
-            return as_rollout_exception(
-                RolloutError(f"the rollout returned {result!r:.200}; it must return a Trajectory")
-            )
-        try:  # before the bar or a mean would stumble over them
-            _make_plain(result)
-        except ConfigError as error:
-            return as_rollout_exception(RolloutError(f"the rollout returned a trajectory of which {error}"))
-        return result
+        return self._checked(result)
+
+    def _checked(self, result: object) -> Trajectory | list[Trajectory] | RolloutException:
+        """What a rollout returned, its numbers plain, or why it is no result."""
+        trajectories = [result]
+        if self._several and isinstance(result, Iterable) and not isinstance(result, BaseModel | str):
+            trajectories = list(cast(Iterable[object], result))
+        for trajectory in trajectories:
+            if not isinstance(trajectory, Trajectory):
+                message = f"the rollout returned {result!r:.200}; it must return a Trajectory"
+                return as_rollout_exception(RolloutError(message))
+            try:  # before the bar or a mean would stumble over them
+                _make_plain(trajectory)
+            except ConfigError as error:
+                return as_rollout_exception(RolloutError(f"the rollout returned a trajectory of which {error}"))
+        return result if isinstance(result, Trajectory) else cast(list[Trajectory], trajectories)
 
     def failed(self, error: RolloutException) -> None:
         """Count a failure; raises RolloutError beyond the limit."""
@@ -237,6 +285,12 @@ class _Runner:
         self.bar.failed()
         if self._max_exceptions >= 1 or self._max_exceptions == 0:
             self._check_limit(self._max_exceptions)
+
+    def tell(self, pbar_desc: str | None) -> None:
+        """Log why rollouts failed, for a reader of the bar."""
+        if self._failures and pbar_desc is not None:
+            kinds = failure_kinds(self._failures)
+            log.warning("%s: %d of %d rollouts failed: %s", pbar_desc, len(self._failures), self._total, summary(kinds))
 
     def check_fraction(self) -> None:
         """Hold the limit that is a fraction of all, when all are known."""
@@ -246,11 +300,9 @@ class _Runner:
     def _check_limit(self, limit: float) -> None:
         if len(self._failures) <= limit:
             return
-        causes = Counter(f"{error.type}: {error.message}"[:500] for error in self._failures)
-        lines = [f"  {count} x {cause}" for cause, count in causes.most_common(10)]
         raise RolloutError(
             f"{len(self._failures)} of {self._total or 'the'} rollouts failed, more than "
-            f"max_exceptions={self._max_exceptions!r} allows:\n" + "\n".join(lines) + f"\n{self._failures[0].traceback}"
+            f"max_exceptions={self._max_exceptions!r} allows: {details(failure_kinds(self._failures))}"
         )
 
 
@@ -261,7 +313,7 @@ async def _group(source: PendingGroup, runner: _Runner, after_each: AfterEach | 
         try:
             group = await source
         except Exception as error:  # noqa: BLE001  # counted like a failed rollout
-            raise_capture_fault(error)
+            raise_common_fault(error)
             runner.failed(as_rollout_exception(error))
             return []
         if not isinstance(group, TrajectoryGroup):  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
@@ -277,17 +329,19 @@ async def _group(source: PendingGroup, runner: _Runner, after_each: AfterEach | 
         if isinstance(result, Trajectory):
             result.place = result.place.filled(group.place, number)
             group.trajectories.append(result)
-        else:
+        elif isinstance(result, RolloutException):
             group.exceptions.append(result)
     if after_each is None:
         return [group]
     try:
         kept = await after_each(group)
     except Exception as error:  # noqa: BLE001  # a judge that fails drops its group, counted like a failed rollout
-        raise_capture_fault(error)
+        raise_common_fault(error)
         runner.failed(as_rollout_exception(error))
         return []
-    return [] if kept is None else [kept] if isinstance(kept, TrajectoryGroup) else list(kept)
+    groups = [] if kept is None else [kept] if isinstance(kept, TrajectoryGroup) else list(kept)
+    runner.dropped += not groups
+    return groups
 
 
 def _make_plain(trajectory: Trajectory) -> None:
@@ -307,12 +361,13 @@ def _check_finite(value: float, where: str) -> None:
         raise ConfigError(f"{where} must be a finite number, got {value!r}")
 
 
-def raise_capture_fault(error: Exception) -> None:
-    """Raise the CaptureError that this is, or that a task group hands on; return for any other exception."""
+def raise_common_fault(error: Exception) -> None:
+    """Raise what every rollout would meet, a CaptureError or BudgetExceeded, also where a task group hands it on; return for
+    any other exception."""
     if isinstance(error, ExceptionGroup):
         for inner in cast("ExceptionGroup[Exception]", error).exceptions:
-            raise_capture_fault(inner)
-    if isinstance(error, CaptureError):
+            raise_common_fault(inner)
+    if isinstance(error, CaptureError | BudgetExceeded):
         raise error
 
 

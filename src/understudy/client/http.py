@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -14,6 +15,8 @@ from ..config import Name
 from ..errors import ConfigError, ServerError, UnreachableError
 from ..types import Json
 from ..wire import (
+    ArchiveRequest,
+    ArchiveState,
     CheckpointState,
     ExportRequest,
     ExportResult,
@@ -36,9 +39,12 @@ from .transport import LoopTransport
 Answer = TypeVar("Answer")
 BATCH_BYTES = 4 * 2**20
 """Finished trajectories are sent in bodies of about this size, well below the server's limit."""
-TIMEOUT = httpx.Timeout(120.0, connect=30.0)
+TIMEOUT_SECONDS = 120.0
+CONNECT_SECONDS = 30.0
 RETRY_SECONDS = 20.0
-"""How long a request that is safe to repeat is repeated while the server gives no answer."""
+"""How long a request that is safe to repeat is repeated while the server gives no answer: it may be starting anew."""
+FIRST_SECONDS = 4.0
+"""Both limits for a server that has never answered: its URL may be wrong."""
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 _MODELS = TypeAdapter(list[ModelState])
@@ -57,8 +63,16 @@ class Api:
         self.key = key or None
         self.transport = LoopTransport(secure=self.url.startswith("https"))
         self.alive = alive or (lambda: None)
+        self.answered = False  # once, to anything
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=TIMEOUT, transport=self.transport)
+        self.http = httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=TIMEOUT_SECONDS, transport=self.transport
+        )
+
+    @property
+    def connect_seconds(self) -> float:
+        """How long a connection may take to come about."""
+        return CONNECT_SECONDS if self.answered else FIRST_SECONDS
 
     async def health(self) -> Health:
         """What runs there; raises ServerError."""
@@ -110,6 +124,15 @@ class Api:
         path = f"{_path(name)}/checkpoints/{step}/export"
         return ExportResult.model_validate(await self._ask("POST", path, request, repeat=False, timeout=3600))
 
+    async def archive(self, name: str, step: int, request: ArchiveRequest) -> ArchiveState:
+        """Have the server make an export that can be downloaded, or find it."""
+        path = f"{_path(name)}/checkpoints/{step}/archive"
+        return ArchiveState.model_validate(await self._ask("POST", path, request, timeout=3600))
+
+    async def delete_archive(self, archive_id: str) -> None:
+        """Remove an archive from the server's disk."""
+        await self._ask("DELETE", archive_path(archive_id), repeat=False)
+
     async def finish(self, records: Sequence[TrajectoryRecord]) -> dict[str, int]:
         """Finish trajectories, in bodies below the server's limit -> recorded calls per trajectory id."""
         calls: dict[str, int] = {}
@@ -143,11 +166,14 @@ class Api:
         """Send, repeat while nothing answers (when that is safe), and give the answer's JSON or raise ServerError."""
         content = body.model_dump_json().encode() if body is not None else None
         headers = {"content-type": "application/json"} if content else {}
-        wait = TIMEOUT if timeout is None else httpx.Timeout(timeout, connect=30.0)
-        deadline, pause = time.monotonic() + RETRY_SECONDS, 0.1
+        deadline, pause = time.monotonic() + (RETRY_SECONDS if self.answered else FIRST_SECONDS), 0.1
         while True:
+            wait = httpx.Timeout(
+                timeout or TIMEOUT_SECONDS, connect=max(min(self.connect_seconds, deadline - time.monotonic()), 0.5)
+            )
             try:
                 answer = await self.http.request(method, path, content=content, headers=headers, timeout=wait)
+                self.answered = True
             except httpx.TransportError as error:
                 self.alive()
                 if not repeat or time.monotonic() + pause > deadline:
@@ -193,6 +219,11 @@ def server_error(url: str, answer: httpx.Response) -> ServerError:
     if answer.status_code == 401:
         message += " (pass api_key=, or set UNDERSTUDY_API_KEY)"
     return ServerError(message, status=answer.status_code, code=code, param=param)
+
+
+def archive_path(archive_id: str) -> str:
+    """Where an archive is downloaded."""
+    return f"/api/exports/{quote(archive_id)}"
 
 
 def _path(name: str) -> str:

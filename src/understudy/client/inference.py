@@ -52,9 +52,12 @@ class LabellingTransport(httpx.AsyncBaseTransport):
             return _refusal(request, error)
         sent = await self._rewritten(request, api)
         label(sent, api)
+        sent.extensions["timeout"] = {**sent.extensions.get("timeout", {}), "connect": api.connect_seconds}
         try:
-            return await api.transport.handle_async_request(sent)
-        except httpx.ConnectError as error:
+            answer = await api.transport.handle_async_request(sent)
+            api.answered = True
+            return answer
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             try:
                 api.alive()
             except UnderstudyError as gone:

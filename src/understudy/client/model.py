@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
-from typing import Any, cast, get_args
+from typing import Any, Generic, NoReturn, cast, get_args
 
 from openai import AsyncOpenAI
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+from typing_extensions import TypeVar
 
 from ..config import LoraOptions, TrainConfig
 from ..errors import ConfigError
 from ..types import Json, Metric, RolloutPlace, TrainResult, Trajectory, TrajectoryGroup, new_id
 from ..wire import (
+    OPEN,
     RECORD_HEADER,
     TRAJECTORY_HEADER,
     CheckpointState,
@@ -26,11 +30,11 @@ from ..wire import (
 )
 from .backend import Backend, RemoteBackend
 from .best_checkpoint import best_step
-from .capture import current_trajectory
+from .capture import active_capture
 from .http import Api, checked_name
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
-from .other_trainers import MODEL_OPTIONS, refuse_foreign
+from .other_trainers import MODEL_OPTIONS, NO_SFT, refuse_foreign
 from .records import as_json, rollout_records
 from .registration import Registration
 from .sampling import forced_temperature
@@ -39,14 +43,18 @@ from .transport import LoopTransport
 Rollouts = Iterable[Trajectory | TrajectoryGroup]
 
 
-class Model:
-    """Any model that agents can call, to compare with. `config` is the user's own."""
+ConfigT = TypeVar("ConfigT", default=Any)
+
+
+class Model(Generic[ConfigT]):
+    """Any model that agents can call, to compare with. `config` is the user's own; `Model[Config]` is its type for
+    annotations. In a pydantic model a field of this type takes any model, and is its name in JSON."""
 
     def __init__(
         self,
         name: str,
         project: str = "default",
-        config: Any = None,
+        config: ConfigT | None = None,
         *,
         inference_api_key: str | None = None,
         inference_base_url: str | None = None,
@@ -54,13 +62,23 @@ class Model:
     ) -> None:
         self.name = name
         self.project = project
-        self.config = config
+        self.config = cast(ConfigT, config)
         self.inference_model_name = inference_model_name
         self._inference_api_key = inference_api_key
         self._inference_base_url = inference_base_url
         self._backend: Backend | None = None
 
     trainable = False
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        del source, handler
+
+        def name(model: Model[Any]) -> str:
+            return model.name
+
+        written = core_schema.plain_serializer_function_ser_schema(name, when_used="json")
+        return core_schema.is_instance_schema(cls, serialization=written)
 
     @property
     def inference_base_url(self) -> str | None:
@@ -154,7 +172,7 @@ class Model:
         return f"{type(self).__name__}({self.name!r}, project={self.project!r})"
 
 
-class TrainableModel(Model):
+class TrainableModel(Model[ConfigT]):
     """A base model plus the newest LoRA of this name. Made without `await`; the first use registers it, with `backend`,
     else the server at UNDERSTUDY_URL, else a LocalBackend. `lora=None` takes what the model has, or the defaults."""
 
@@ -167,7 +185,7 @@ class TrainableModel(Model):
         base_model: str = "",
         backend: Backend | None = None,
         lora: LoraOptions | Mapping[str, object] | None = None,
-        config: Any = None,
+        config: ConfigT | None = None,
         **foreign: object,
     ) -> None:
         refuse_foreign(foreign, MODEL_OPTIONS, "TrainableModel")
@@ -183,7 +201,7 @@ class TrainableModel(Model):
         self.base_model = base_model
         self.lora = LoraOptions.parse(**lora) if isinstance(lora, Mapping) else lora
         self._registration = None if backend is None else self._registration_on(backend)
-        self._recording = new_id("open")
+        self._recording = new_id(OPEN)
 
     @property
     def backend(self) -> Backend:
@@ -224,11 +242,14 @@ class TrainableModel(Model):
 
     def litellm_completion_params(self, step: int | None = None) -> dict[str, Json]:
         """What `litellm.acompletion` needs to call this model, recorded, without retries, at an evaluation's temperature."""
-        trajectory, temperature = current_trajectory(), forced_temperature()
-        label = {RECORD_HEADER: "1"} if trajectory is None else {TRAJECTORY_HEADER: trajectory.id}
+        api, capture, temperature = self._known_api(), active_capture(), forced_temperature()
+        label = {RECORD_HEADER: "1"}
+        if capture is not None:
+            capture.sent_through(api)
+            label = {TRAJECTORY_HEADER: capture.trajectory.id}
         params: dict[str, Json] = {
             "model": f"hosted_vllm/{self.inference_name(step)}",
-            "base_url": f"{self._known_api().url}/v1",
+            "base_url": f"{api.url}/v1",
             "api_key": self.inference_api_key,
             "extra_headers": label,
             "num_retries": 0,
@@ -241,7 +262,7 @@ class TrainableModel(Model):
 
     async def train(
         self,
-        groups: Iterable[TrajectoryGroup],
+        groups: Iterable[TrajectoryGroup] | None = None,
         config: TrainConfig | Mapping[str, object] | None = None,
         *,
         request_id: str | None = None,
@@ -261,6 +282,10 @@ class TrainableModel(Model):
             timeout=timeout,
             **options,
         )
+
+    async def train_sft(self, *trajectories: object, **options: object) -> NoReturn:
+        """Supervised training is not in this version: raises ConfigError, which says what to do instead."""
+        raise ConfigError(NO_SFT)
 
     async def checkpoints(self) -> list[CheckpointState]:
         """The checkpoints that exist, by step. Step 0, the base, has none."""
@@ -284,7 +309,7 @@ class TrainableModel(Model):
             await api.delete_checkpoint(self.name, step)
         return deleted
 
-    async def fork(self, name: str, *, from_step: int | None = None, project: str | None = None) -> TrainableModel:
+    async def fork(self, name: str, *, from_step: int | None = None, project: str | None = None) -> TrainableModel[Any]:
         """A new model that starts from a step of this one (default: the newest)."""
         request = ForkRequest(name=name, project=project, from_step=from_step)
         state = await (await self.api()).fork(self.name, request)

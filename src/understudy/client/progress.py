@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -64,14 +65,15 @@ class RolloutBar(Bar):
         """Rollouts that became known after the start."""
         self._total = (self._total or 0) + more
 
-    def succeeded(self, trajectory: Trajectory) -> None:
-        """One more rollout has ended."""
-        found = {name: float(value) for name, value in trajectory.metrics.items()}
-        if trajectory.reward is not None:
-            found = {"reward": float(trajectory.reward), **found}
-        for name, value in found.items():
-            total, count = self._sums.get(name, (0.0, 0))
-            self._sums[name] = (total + value, count + 1)
+    def succeeded(self, trajectories: Sequence[Trajectory]) -> None:
+        """One more rollout has ended, and left these."""
+        for trajectory in trajectories:
+            found = {name: float(value) for name, value in trajectory.metrics.items()}
+            if trajectory.reward is not None:
+                found = {"reward": float(trajectory.reward), **found}
+            for name, value in found.items():
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = (total + value, count + 1)
         self._done += 1
         self._show()
 

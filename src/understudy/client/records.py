@@ -37,11 +37,13 @@ GroupWire = tuple[tuple[TrajectoryRecord, ...], GroupRecord]
 def group_wires(groups: Iterable[TrajectoryGroup], model: str, request_id: str) -> list[GroupWire]:
     """Every group as its finished trajectories and its record; the same each time for the same request.
 
-    Raises ConfigError naming group and trajectory for a rollout that cannot be trained: no call, a reward that is no
-    finite number, the same rollout twice, a group that has not been gathered.
+    Raises ConfigError naming group and trajectory for a rollout that cannot be trained: a reward that is no finite number,
+    the same rollout twice, a group that has not been gathered; or where no rollout has a call. Single ones may have none,
+    an opponent that never moved say: their rewards count in the group's mean, and the learner warns.
     """
     wires: list[GroupWire] = []
     seen: dict[str, str] = {}
+    silent: list[str] = []
     for at, group in enumerate(checked_groups(groups)):
         if group.pending:
             raise ConfigError(f"group {at} has rollouts that have not run: pass it to gather_trajectory_groups first")
@@ -53,14 +55,16 @@ def group_wires(groups: Iterable[TrajectoryGroup], model: str, request_id: str) 
                 raise ConfigError(f"{where} is the same rollout as {seen[trajectory.id]}: each may be trained once")
             seen[trajectory.id] = f"group {at}, rollout {number}"
             if not _can_be_trained(records[number]):
-                raise ConfigError(
-                    f"{where} has no model call: append `completion.choices[0]` to messages_and_choices (plain "
-                    "assistant messages are context, not targets), or make the calls inside a capture"
-                )
+                silent.append(where)
         ids = tuple(record.id for record in records)
         metrics = _metrics(group.metrics, f"group {at}")
         metadata = as_json(group.metadata, f"group {at}: metadata")
         wires.append((tuple(records), GroupRecord(trajectory_ids=ids, metadata=metadata, metrics=metrics)))
+    if silent and len(silent) == len(seen):
+        raise ConfigError(
+            f"{silent[0]} has no model call, and neither has any other: append `completion.choices[0]` to "
+            "messages_and_choices (plain assistant messages are context, not targets), or make the calls inside a capture"
+        )
     return wires
 
 
@@ -167,9 +171,7 @@ def _failed_record(error: RolloutException, model: str, place: RolloutPlace) -> 
 
 def _rendered(history: History) -> RenderedHistory | None:
     targets = tuple(
-        at
-        for at, item in enumerate(history.messages_and_choices)
-        if isinstance(item, Choice) and call_ref(item) is None
+        at for at, item in enumerate(history.entries()) if isinstance(item, Choice) and call_ref(item) is None
     )
     if not targets:
         return None

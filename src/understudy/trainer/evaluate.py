@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from understudy.client.failures import FailureKind, failure_kinds, failures, merged
 from understudy.types import TrajectoryGroup
 
 
@@ -25,6 +27,7 @@ class Evaluation:
     reward_error: float
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     steps: dict[str, int] = field(default_factory=dict[str, int])
+    failures: tuple[FailureKind, ...] = ()  # why `failed` rollouts have no reward
 
     @property
     def success(self) -> float | None:
@@ -65,7 +68,18 @@ def summarise(groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], tempe
         reward_error=spread / math.sqrt(len(rewards)) if rewards else 0.0,
         metrics={name: mean(values) for name, values in sorted(metrics.items())},
         steps=dict(steps),
+        failures=unscored_kinds(groups),
     )
+
+
+def unscored_kinds(groups: Sequence[TrajectoryGroup]) -> tuple[FailureKind, ...]:
+    """Why rollouts are unscored: their exceptions by kind, and those that ended well and have no reward."""
+    silent: Counter[str] = Counter()
+    for group in groups:
+        dropped = next((line for line in group.logs if line.startswith("the judge ")), "no reward was set")
+        silent[dropped] += sum(each.reward is None and each.exception is None for each in group)
+    without = (FailureKind("", why, count=count) for why, count in silent.items() if count)
+    return merged([*failure_kinds(failures(groups)), *without])
 
 
 def mean(values: Sequence[float]) -> float:

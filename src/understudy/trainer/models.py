@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import cast
+from typing import TypeGuard, cast
 
 from openai.types.chat.chat_completion import Choice
 
@@ -24,14 +24,15 @@ Models = tuple[TrainableModel, ...]
 
 class StepOutcome(StrEnum):
     TRAINED = "trained"
-    NO_SIGNAL = "no_signal"  # the rewards of each group were equal
+    NO_SIGNAL = "no_signal"  # nothing to learn from: `no_signal` is the kind, `why` the words
     NO_CALLS = "no_calls"  # none of its calls was in a rollout that counts
     DONE = "done"  # it had made its steps before, and was not asked
 
 
 @dataclass(frozen=True)
 class ModelStep:
-    """What one iteration did for one model. `step` is the model's step afterwards, `why` the reason of NO_CALLS."""
+    """What one iteration did for one model. `step` is the model's step afterwards, `why` the reason of NO_CALLS and
+    NO_SIGNAL, `no_signal` the kind of the latter as TrainResult has it."""
 
     step: int
     outcome: StepOutcome
@@ -39,14 +40,15 @@ class ModelStep:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     warnings: tuple[str, ...] = ()
     why: str = ""
+    no_signal: str | None = None
 
 
 def checked_models(given: object) -> Models:
     """One model, or a sequence of them, as a tuple; raises ConfigError."""
-    if isinstance(given, TrainableModel):
+    if _is_model(given):
         return (given,)
     found = cast(Sequence[object], given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else ()
-    models = tuple(each for each in found if isinstance(each, TrainableModel))
+    models = tuple(each for each in found if _is_model(each))
     if not models or len(models) != len(found):
         raise ConfigError(f"model: a TrainableModel, or a sequence of them, is needed, got {given!r:.200}")
     names = [model.name for model in models]
@@ -54,6 +56,10 @@ def checked_models(given: object) -> Models:
     if twice:
         raise ConfigError(f"model: each needs a name of its own; {', '.join(twice)} comes twice")
     return models
+
+
+def _is_model(value: object) -> TypeGuard[TrainableModel]:
+    return isinstance(value, TrainableModel)
 
 
 async def steps_of(models: Models) -> dict[str, int]:
@@ -132,7 +138,15 @@ async def _train(
             raise
         return ModelStep(step, StepOutcome.NO_CALLS, time.monotonic() - began, why=str(error))
     outcome = StepOutcome.TRAINED if result.applied else StepOutcome.NO_SIGNAL
-    return ModelStep(result.step, outcome, time.monotonic() - began, result.metrics, result.warnings)
+    return ModelStep(
+        result.step,
+        outcome,
+        time.monotonic() - began,
+        result.metrics,
+        result.warnings,
+        why=result.why,
+        no_signal=result.no_signal,
+    )
 
 
 async def _why_not_called(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> str | None:
@@ -196,7 +210,7 @@ async def log_to_each(
 
 def _choices(trajectory: Trajectory) -> Iterator[Choice]:
     for history in (trajectory, *trajectory.additional_histories):
-        yield from (item for item in history.messages_and_choices if isinstance(item, Choice))
+        yield from (item for item in history.entries() if isinstance(item, Choice))
 
 
 def _names(models: Models) -> str:

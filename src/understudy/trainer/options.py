@@ -13,6 +13,7 @@ from understudy.client.sampling import MAX_COMPLETION_TOKENS
 from understudy.config import TrainConfig
 from understudy.contracts import Judge, TraceSink
 from understudy.errors import ConfigError
+from understudy.llms.ledger import check_max_cost
 from understudy.types import PlaceName, Trajectory
 
 from .judging import check_judge
@@ -53,6 +54,7 @@ class TrainerOptions(TypedDict, total=False):
     config: TrainConfig | Schedule
     patience: int
     target_reward: float
+    max_cost: float | None
     seed: int
     run: str | None
     sinks: Sequence[TraceSink]
@@ -76,6 +78,7 @@ class RunOptions:
     config: TrainConfig | Schedule = field(default_factory=TrainConfig)  # or what it is for each step
     patience: int = 10  # iterations in a row in which nothing was trained, after which the run stops
     target_reward: float = 1.0  # a run that stops so is solved when its mean reward has reached this
+    max_cost: float | None = None  # USD for other LLMs (judges, say) in one run, which then ends; None: no limit
     seed: int = 0  # of the order of scenarios
     run: str | None = None  # the id that the server lists rollouts by; None: a new one for each train() and evaluate()
     sinks: Sequence[TraceSink] = ()
@@ -99,6 +102,8 @@ class RunOptions:
             raise ConfigError(f"timeout: seconds above 0 are needed, got {self.timeout!r}")
         if not (is_number(self.target_reward) and math.isfinite(self.target_reward)):
             raise ConfigError(f"target_reward: a finite number is needed, got {self.target_reward!r}")
+        if self.max_cost is not None:
+            check_max_cost(self.max_cost)
         if self.run is not None:
             check_place("run", self.run)
         if self.eval_every and self.eval is None:

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import re
-import sysconfig
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
-from understudy.types import RolloutException, TrajectoryGroup
+from understudy.client.failures import FailureKind, failure_kinds, failures, merged, summary
+from understudy.llms.ledger import SpendingTotals
+from understudy.types import TrajectoryGroup
 
 from .evaluate import Evaluation, mean
 from .models import ModelStep, StepOutcome
-
-_INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-LIBRARY_FOLDERS = tuple(
-    str(Path(path).resolve()) + os.sep
-    for path in (*_INSTALLED, Path(__file__).parents[1], Path(__file__).parents[3] / "integrations")
-)
-"""Code that is not the user's."""
-OUR_OWN = frozenset({"RolloutError", "TimeoutError"})
-"""Errors whose message says what to do, wherever they were raised."""
 
 
 class Stopped(StrEnum):
     FINISHED = "finished"  # every model has reached `steps`
     NOTHING_LEFT = "nothing_left"  # every model had reached `steps` before
     SOLVED = "solved"  # no signal, and the mean reward has reached the target
-    NO_SIGNAL = "no_signal"  # no signal for `patience` iterations, below the target
+    NO_SIGNAL = "no_signal"  # no signal of any kind for `patience` iterations, below the target
+    BUDGET = "budget"  # `max_cost` for other LLMs was spent
     NO_CALLS = "no_calls"  # for `patience` iterations nothing was trained, and one of several models was never called
 
 
@@ -48,6 +37,7 @@ class Iteration:
     train_seconds: float
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     models: dict[str, ModelStep] = field(default_factory=dict[str, ModelStep])
+    failures: tuple[FailureKind, ...] = ()  # why `failed` rollouts did
 
     @property
     def steps(self) -> dict[str, int]:
@@ -72,7 +62,8 @@ class ModelReport:
 @dataclass(frozen=True, repr=False)
 class TrainReport:
     """`model`, `started`, `step` and `checkpoint` (the newest LoRA's folder) are the first model's; `models` has those of
-    each, by name. `run` is the id that the server lists its rollouts by."""
+    each, by name. `run` is the id that the server lists its rollouts by. `spending` is what other LLMs were asked, by
+    purpose, and what that cost."""
 
     model: str
     started: int
@@ -83,25 +74,38 @@ class TrainReport:
     checkpoint: str | None
     models: dict[str, ModelReport] = field(default_factory=dict[str, ModelReport])
     run: str = ""
+    spending: dict[str, SpendingTotals] = field(default_factory=dict[str, SpendingTotals])
 
     @property
     def rewards(self) -> list[float]:
         """The mean reward of each iteration."""
         return [iteration.reward for iteration in self.iterations]
 
+    @property
+    def failures(self) -> tuple[FailureKind, ...]:
+        """Why rollouts failed, those of evaluations included, the commonest kind first."""
+        return merged(kind for part in (*self.iterations, *self.evaluations) for kind in part.failures)
+
     def __repr__(self) -> str:
         rewards = f"reward {self.rewards[0]:.3f} -> {self.rewards[-1]:.3f}, " if self.rewards else ""
         models = ", ".join(f"{name}: step {each.started} -> {each.step}" for name, each in self.models.items())
         saved = {name: each.checkpoint for name, each in self.models.items()}
         where = f"checkpoint={self.checkpoint!r}" if len(saved) < 2 else f"checkpoints={saved!r}"
-        return f"TrainReport({models}, {rewards}{self.stopped}, {where})"
+        failed = f", failures: {summary(self.failures)}" if self.failures else ""
+        return f"TrainReport({models}, {rewards}{self.stopped}, {where}{failed})"
 
 
 def make_iteration(
-    groups: Sequence[TrajectoryGroup], models: Mapping[str, ModelStep], rollout_seconds: float, train_seconds: float
+    groups: Sequence[TrajectoryGroup],
+    models: Mapping[str, ModelStep],
+    rollout_seconds: float,
+    train_seconds: float,
+    spent: Mapping[str, float],
 ) -> Iteration:
-    """An iteration from its groups, at least one rollout of which is scored, and what was done for each model."""
+    """An iteration from its groups, at least one rollout of which is scored, what was done for each model, and the metrics
+    of what other LLMs were asked for it."""
     scored = [trajectory for group in groups for trajectory in group if trajectory.reward is not None]
+    failed = failures(groups)
     successes = [float(trajectory.metrics["success"]) for trajectory in scored if "success" in trajectory.metrics]
     first = next(iter(models.values()))
     return Iteration(
@@ -109,12 +113,21 @@ def make_iteration(
         applied=first.outcome == StepOutcome.TRAINED,
         reward=mean([float(trajectory.reward or 0.0) for trajectory in scored]),
         success=mean(successes) if successes else None,
-        failed=len(failures(groups)),
+        failed=len(failed),
         rollout_seconds=rollout_seconds,
         train_seconds=train_seconds,
-        metrics=first.metrics,
+        failures=failure_kinds(failed),
+        metrics=first.metrics | judge_metrics(groups) | dict(spent),
         models=dict(models),
     )
+
+
+def judge_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """The mean of what the judge logged of each group, as `judge/...`; of flags, such as `judge/dropped`, their share."""
+    names = {name for group in groups for name in group.metrics if name.startswith("judge/")}
+    return {
+        name: mean([float(group.metrics[name]) for group in groups if name in group.metrics]) for name in sorted(names)
+    }
 
 
 def verdict(iterations: Sequence[Iteration], patience: int, target_reward: float) -> Stopped | None:
@@ -134,29 +147,3 @@ def never_called(iterations: Sequence[Iteration]) -> list[str]:
         for iteration in iterations
     ]
     return sorted(set[str].intersection(*without)) if without else []
-
-
-def failures(groups: Sequence[TrajectoryGroup]) -> list[RolloutException]:
-    """The exceptions that ended rollouts."""
-    found = [error for group in groups for error in group.exceptions]
-    return found + [each.exception for group in groups for each in group if each.exception is not None]
-
-
-def causes(groups: Sequence[TrajectoryGroup]) -> str:
-    """Why rollouts are unscored, the commonest first: `30 x TimeoutError: ...; 2 x no reward was set`."""
-    counts = Counter(f"{error.type}: {error.message}".strip() + _place(error) for error in failures(groups))
-    for group in groups:
-        dropped = next((line for line in group.logs if line.startswith("the judge ")), "no reward was set")
-        silent = sum(each.reward is None and each.exception is None for each in group)
-        counts.update({dropped: silent} if silent else {})
-    return "; ".join(f"{times} x {cause}" for cause, times in counts.most_common(5)) or "no rollout was made"
-
-
-def _place(error: RolloutException) -> str:
-    """The innermost line of the user's own in a traceback, as ` (app.py:12 in node)`; empty where there is none."""
-    lines = re.findall(r'File "([^"<]+)", line (\d+), in (\S+)', error.traceback)
-    own = [(file, line, name) for file, line, name in lines if not file.startswith(LIBRARY_FOLDERS)]
-    if error.type in OUR_OWN or not own:
-        return ""
-    file, line, name = own[-1]
-    return f" ({Path(file).name}:{line} in {name})"

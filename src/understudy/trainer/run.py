@@ -7,7 +7,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from understudy.client.failures import FailureKind
 from understudy.config import TrainConfig
+from understudy.llms.ledger import Spending
 from understudy.types import TrajectoryGroup
 
 from .evaluate import Evaluation, mean
@@ -30,6 +32,7 @@ class RolloutBatch:
     began: Mapping[str, Steps]
     seconds: float
     waited: float  # seconds, for an update, before they could begin
+    spent: Mapping[str, float] = field(default_factory=dict[str, float])  # metrics of other LLMs that were asked
 
     @property
     def has_signal(self) -> bool:
@@ -82,12 +85,14 @@ class Run:
     at: Steps
     progress: TrainerProgress
     id: str
+    spending: Spending = field(default_factory=Spending)
     iterations: list[Iteration] = field(default_factory=list[Iteration])
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
     under_way: list[RolloutBatch] = field(default_factory=list[RolloutBatch])
     rolling: Stopwatch = field(default_factory=Stopwatch)
     waiting: Stopwatch = field(default_factory=Stopwatch)
     _configs: dict[int, TrainConfig] = field(default_factory=dict[int, TrainConfig])
+    _known_failures: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
     _considered: int = 0  # the furthest model's step when an evaluation was last considered
 
     def __post_init__(self) -> None:
@@ -163,6 +168,12 @@ class Run:
         self.under_way.pop(0)
         self.iterations.append(iteration)
         self.at = iteration.steps
+
+    def new_failures(self, kinds: Sequence[FailureKind]) -> list[FailureKind]:
+        """Those that were not seen before in this run: their tracebacks are shown once."""
+        new = [kind for kind in kinds if kind.key not in self._known_failures]
+        self._known_failures |= {kind.key for kind in kinds}
+        return new
 
     def _allowed_staleness(self, step: int) -> int:
         config = self.config_of(step)

@@ -15,7 +15,8 @@ from understudy.client.gather import gather_trajectory_groups
 from understudy.client.model import TrainableModel
 from understudy.client.sampling import at_temperature, completions_limited
 from understudy.contracts import Judge
-from understudy.errors import ConfigError, RolloutError, WrongLoopError
+from understudy.errors import BudgetExceeded, ConfigError, RolloutError, WrongLoopError
+from understudy.llms.ledger import budget
 from understudy.rewards.outcome import as_reward
 from understudy.scenarios.identity import scenario_id
 from understudy.scenarios.ordering import batch
@@ -27,17 +28,19 @@ from .judging import judged
 from .messages import (
     closing_line,
     evaluation_line,
+    failure_lines,
     interrupted_line,
     overlap_line,
     steps_line,
     table_row,
+    unscored_causes,
     untrained_line,
     warnings_of,
 )
 from .models import check_choices, checked_models, keep, keep_beside, log_to_each, steps_of, train_each
 from .options import RunOptions, TrainerOptions, check_place, is_number
 from .progress import make_progress
-from .report import Iteration, ModelReport, Stopped, TrainReport, causes, make_iteration
+from .report import Iteration, ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps
 from .updates import Updates
 
@@ -101,7 +104,7 @@ class Trainer:
         if run.stopped() is Stopped.FINISHED:
             self._sinks.close()
             return await self._ended(run, Stopped.NOTHING_LEFT)
-        with run.progress:
+        with run.progress, budget(self.options.max_cost) as run.spending:
             try:
                 stopped = await self._iterate(run)
             except (asyncio.CancelledError, KeyboardInterrupt):
@@ -127,7 +130,8 @@ class Trainer:
         chosen = checked_scenarios(scenarios, "scenarios") if scenarios is not None else self._eval
         if not chosen:
             raise ConfigError("eval: no scenarios to evaluate on; pass some, or give the Trainer eval=")
-        return await self._evaluate(chosen, temperature, rollouts, self._run_id())
+        with budget(self.options.max_cost):
+            return await self._evaluate(chosen, temperature, rollouts, self._run_id())
 
     async def _evaluate(
         self, scenarios: Sequence[object], temperature: float | None, rollouts: int, run: str
@@ -143,7 +147,9 @@ class Trainer:
             groups = await self._judged(groups, self.options.judge)
         evaluation = summarise(groups, steps, temperature)
         if not evaluation.scored:
-            unscored = RolloutError(f"evaluation at {steps_line(steps)}: no rollout was scored: {causes(groups)}")
+            unscored = RolloutError(
+                f"evaluation at {steps_line(steps)}: no rollout was scored: {unscored_causes(groups)}"
+            )
             await keep_beside(unscored, self.models, groups)
             raise unscored
         self._sinks.groups_finished(groups, evaluation.step, split)
@@ -183,6 +189,10 @@ class Trainer:
                 updates.add(partial(self._update, run, scored))
             await self._evaluate_new(run)
             return stopped
+        except BudgetExceeded as error:
+            run.progress.say(f"{error}. Rollouts without rewards are kept on the server")
+            await updates.all_ended()
+            return run.stopped() or Stopped.BUDGET
         except Exception as error:
             if updates.under_way:
                 run.progress.say(f"an error ends the run, when the update under way has ended: {error}")
@@ -196,6 +206,7 @@ class Trainer:
     async def _rollouts(self, run: Run) -> RolloutBatch:
         """The rollouts of the next iteration, with their rewards."""
         scenarios = batch(self._scenarios, self.options.scenarios_per_step, run.number, self.options.seed)
+        asked = run.spending.by_purpose()
         at, began, started = run.at, dict[str, Steps](), time.monotonic()
 
         async def noted(model: Any, scenario: Any) -> Trajectory:
@@ -216,14 +227,16 @@ class Trainer:
                     groups = await self._judged(groups, self.options.judge)
         if not any(trajectory.reward is not None for group in groups for trajectory in group):
             unscored = RolloutError(
-                f"after {steps_line(at)}: no rollout was scored, so nothing can be trained: {causes(groups)}"
+                f"after {steps_line(at)}: no rollout was scored, so nothing can be trained: {unscored_causes(groups)}"
             )
             await keep_beside(unscored, self.models, groups)
             raise unscored
         self._sinks.groups_finished(groups, at[self.model.name], "train")
         if run.under_way:
             await keep(self.models, groups)
-        return RolloutBatch(groups, at, began, time.monotonic() - started, run.waiting.taken())
+        return RolloutBatch(
+            groups, at, began, time.monotonic() - started, run.waiting.taken(), run.spending.metrics(asked)
+        )
 
     async def _update(self, run: Run, scored: RolloutBatch) -> None:
         """One train request for each model that has not made its steps."""
@@ -233,12 +246,14 @@ class Trainer:
             made = await train_each(self.models, scored.groups, run.at, configs)
         if any(config.overlap for config in configs.values()):
             made = run.overlapped(scored, made, run.rolling.seconds - rolled)
-        iteration = make_iteration(scored.groups, made, scored.seconds, time.monotonic() - began)
+        iteration = make_iteration(scored.groups, made, scored.seconds, time.monotonic() - began, scored.spent)
         for warning in warnings_of(made):
             run.progress.say(warning)
         self._sinks.step_finished(iteration.step, sink_metrics(iteration))
         run.applied(iteration)
         run.progress.finished(table_row(iteration))
+        for line in failure_lines(run.new_failures(iteration.failures)):
+            run.progress.say(line)
 
     async def _judged(self, groups: list[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:
         """The groups with the judge's rewards. The rollouts are kept before: a judge takes long, fails, and drops some."""
@@ -302,6 +317,8 @@ class Trainer:
             with run.doing(f"evaluating {steps_line(run.at)} on {len(self._eval)} scenarios"):
                 run.evaluations.append(await self._evaluate(self._eval, 0.0, 1, run.id))
             run.progress.say(evaluation_line(run.evaluations[-1]))
+            for line in failure_lines(run.new_failures(run.evaluations[-1].failures)):
+                run.progress.say(line)
 
     async def _ended(self, run: Run, stopped: Stopped) -> TrainReport:
         """The report, whose last line is said."""
@@ -322,7 +339,10 @@ class Trainer:
             checkpoint=first.checkpoint,
             models=models,
             run=run.id,
+            spending=run.spending.by_purpose(),
         )
+        for line in run.spending.lines():
+            run.progress.say(line)
         run.progress.say(closing_line(report, self.options.patience, self.options.target_reward))
         return report
 

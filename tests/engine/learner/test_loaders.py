@@ -25,6 +25,7 @@ from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.unsloth_loader import choose
 from understudy.engine.protocol import MergeCommand, Merged, TrainCommand, Trained
 from understudy.errors import ConfigError
+from understudy.extras import install_command
 from understudy.server.models.base_model import find
 from understudy.server.training.learner_client import LearnerClient
 
@@ -34,7 +35,7 @@ BASE = Path(tiny.path())
 
 @pytest.fixture
 def unsloth(require) -> None:
-    require(importlib.util.find_spec("unsloth") is not None, 'pip install "understudy[unsloth]"')
+    require(importlib.util.find_spec("unsloth") is not None, install_command("unsloth"))
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def test_auto_takes_unsloth_beside_cuda_where_it_is_installed(monkeypatch: pytes
 
 def test_unsloth_that_is_not_installed_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "unsloth")
-    with pytest.raises(ConfigError, match=r'pip install "understudy\[unsloth\]"'):
+    with pytest.raises(ConfigError, match=re.escape(install_command("unsloth"))):
         Policy.load(BASE, LORA, loader="unsloth")
     with pytest.raises(ConfigError, match="allowed: auto, peft, unsloth"):
         Policy.load(BASE, LORA, loader="fast")  # type: ignore[arg-type]

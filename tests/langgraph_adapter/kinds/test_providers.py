@@ -199,7 +199,6 @@ async def test_an_agent_on_the_responses_api(policy: Policy) -> None:
     assert names_of(made.requests[0]["tools"]) == ["add"]
 
 
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # langchain-openai's own, with its own models too
 def test_a_streamed_object_on_the_responses_api(policy: Policy) -> None:
     with policy.rollout() as made:
         model = responses_model().with_structured_output(City, method="json_schema", strict=True)
@@ -258,11 +257,13 @@ PICTURES: list[Any] = [
 
 
 @pytest.mark.parametrize(("make", "picture"), PICTURES)
-def test_a_picture_reaches_the_model_which_says_that_it_cannot_see(policy: Policy, make: Any, picture: Any) -> None:
-    with policy.rollout() as made, pytest.raises(BadRequestError, match="not a multimodal model"):
-        make().invoke([HumanMessage([{"type": "text", "text": "what is this?"}, picture])])
-    made.recorded(1)
-    assert made.requests[0]["messages"][0]["content"][1]["image_url"]["url"] == "data:image/png;base64,AAAA"
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+def test_a_picture_is_refused_with_its_place(policy: Policy, make: Any, picture: Any, way: str) -> None:
+    named = rf"messages\[1\]\.content\[1\]: a block of type '{picture['type']}' in a human message"
+    with pytest.raises(CaptureError, match=named), policy.rollout() as made:
+        messages = [("system", "look"), HumanMessage([{"type": "text", "text": "what is this?"}, picture])]
+        make().invoke(messages) if way == "invoke" else list(make().stream(messages))
+    made.recorded(0)
 
 
 def test_azures_model(policy: Policy) -> None:

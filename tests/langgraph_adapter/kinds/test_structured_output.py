@@ -98,6 +98,16 @@ async def test_a_streamed_object(policy: Policy) -> None:
     made.calls(1)
 
 
+@pytest.mark.parametrize("include_raw", [False, True])
+async def test_a_streamed_object_by_json_schema_comes_without_a_warning(policy: Policy, include_raw: bool) -> None:
+    model = own_model().with_structured_output(City, method="json_schema", include_raw=include_raw)
+    async with policy.rollout() as made:  # every warning is an error here
+        streams = [list(model.stream("which city?")), [item async for item in model.astream("which city?")]]
+    parsed = [item.get("parsed") if include_raw else item for items in streams for item in items]
+    assert [each for each in parsed if each is not None] == [TEAL, TEAL]
+    made.calls(2)
+
+
 def test_an_agent_that_ends_with_an_object_by_a_tool(policy: Policy) -> None:
     app = create_agent(own_model(), [add], response_format=ToolStrategy(City))
     with policy.rollout() as made:

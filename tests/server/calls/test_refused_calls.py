@@ -77,7 +77,8 @@ class Connection:
     ) -> tuple[int, Any]:
         """Status and JSON of the answer."""
         content = b"" if body is None else json.dumps(body).encode()
-        lines = {"host": "localhost", "content-length": str(len(content))} | (headers or {})
+        lines = {"host": "localhost", "content-type": "application/json", "content-length": str(len(content))}
+        lines |= headers or {}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
         async with asyncio.timeout(10):

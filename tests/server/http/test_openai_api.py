@@ -335,6 +335,14 @@ async def test_a_constrained_call_says_why(gateway: Gateway) -> None:
         assert (call.constrained and ", ".join(sorted(call.constrained.split(", ")))) == reason, fields
 
 
+async def test_guided_fields_of_earlier_versions_reach_the_engine_as_it_takes_them_today(gateway: Gateway) -> None:
+    cases: list[dict[str, Any]] = [{"guided_choice": ["a", "b"]}, {"structured_outputs": {"choice": ["a", "b"]}}]
+    for fields in cases:
+        assert (await gateway.chat(T1, **fields)).status_code == 200
+        sent = gateway.sampler.received[-1]
+        assert sent["structured_outputs"] == {"choice": ["a", "b"]} and "guided_choice" not in sent
+
+
 # ---- the same call twice
 
 
@@ -481,6 +489,20 @@ async def test_the_clients_fault_found_by_the_engine_stays_the_clients(gateway: 
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("param", ["input_tokens", "input_text"])
+async def test_a_prompt_that_vllm_finds_too_long_has_openais_code(gateway: Gateway, stream: bool, param: str) -> None:
+    """vLLM 0.32 names the field so, and has no code of its own."""
+    message = "This model's maximum context length is 512 tokens. However, your prompt contains 600 input tokens."
+    refusal = {"error": {"message": message, "type": "BadRequestError", "param": param, "code": 400}}
+    gateway.sampler.turns.append(Turn(status=400, error=refusal))
+    with pytest.raises(BadRequestError, match="maximum context length is 512") as caught:
+        await sdk(gateway).chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "hi"}], stream=stream
+        )
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_that_cannot_be_recorded_is_an_error_and_never_looks_recorded(
     gateway: Gateway, stream: bool
 ) -> None:
@@ -505,6 +527,33 @@ async def test_a_call_that_cannot_be_recorded_is_an_error_and_never_looks_record
 
 def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_only_the_allowed_tools_reach_the_policy(gateway: Gateway) -> None:
+    offered = [tool("f"), tool("g") | {"function": tool("g")["function"] | {"strict": True}}, tool("h")]
+    for mode in ("auto", "required"):
+        response = await gateway.chat(T1, tools=offered, tool_choice=allowed(mode, "h", "f"))
+        assert response.status_code == 200, response.text
+        sent = gateway.sampler.received[-1]
+        assert (sent["tools"], sent["tool_choice"]) == ([tool("f"), tool("h")], mode)
+    free, forced = await gateway.calls("t1")
+    assert free.tools == forced.tools == (tool("f"), tool("h"))
+    assert (free.constrained, forced.constrained) == (None, "tool_choice")
+
+
+async def test_an_allowed_tool_that_is_not_offered_is_refused_by_name(gateway: Gateway) -> None:
+    for offered in ([tool("f")], None):
+        response = await gateway.chat(tools=offered, tool_choice=allowed("auto", "f", "nowhere"))
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "tool_choice")
+        assert "'nowhere'" in error["message"]
+    assert (await gateway.chat(tools=[tool("f")], tool_choice=allowed("none", "f"))).status_code == 400
+    assert (await gateway.chat(tools=[tool("f")], tool_choice=allowed("auto"))).status_code == 400
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -548,7 +597,9 @@ async def test_a_misspelt_field_is_refused_with_the_right_spelling(gateway: Gate
 
 async def test_a_body_that_is_no_json_object_is_refused(gateway: Gateway) -> None:
     for raw in (b"", b"{", b"[1]", b"\xff", b'{"model": NaN}', b'{"model": "\\ud800"}'):
-        response = await gateway.http.post("/v1/chat/completions", content=raw)
+        response = await gateway.http.post(
+            "/v1/chat/completions", content=raw, headers={"content-type": "application/json"}
+        )
         assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json"), raw
 
 
@@ -590,12 +641,31 @@ async def test_all_known_fields_of_openai_and_vllm_are_accepted(gateway: Gateway
 
 async def test_models_are_listed_and_found_by_name(gateway: Gateway) -> None:
     client = sdk(gateway, "/t/t1/v1")
-    assert [model.id async for model in await client.models.list()] == ["default", "default@0"]
+    assert [model.id async for model in await client.models.list()] == ["default", "default@0", "tiny"]
     assert (await client.models.retrieve("lora:latest")).id == "lora:latest"
     with pytest.raises(NotFoundError, match="nope"):
         await client.models.retrieve("nope")
     with pytest.raises(BadRequestError):
         await client.chat.completions.create(model="default", messages=[])
+
+
+async def test_a_base_model_is_called_by_its_own_name_and_recorded_only_when_asked(gateway: Gateway) -> None:
+    hello: list[Any] = [{"role": "user", "content": "hi"}]
+    answer = await sdk(gateway).chat.completions.create(model="tiny", messages=hello)
+    assert (answer.model, gateway.sampler.received[-1]["model"]) == ("tiny", "base")
+    assert "understudy" not in answer.choices[0].model_dump()
+    answer = await sdk(gateway, headers=T1).chat.completions.create(model="tiny", messages=hello)
+    (call,) = await gateway.calls("t1")
+    assert (call.model, call.step) == ("tiny", 0)
+    assert answer.choices[0].model_dump()["understudy"]["call_id"] == call.id
+    assert (await sdk(gateway).models.retrieve("tiny")).id == "tiny"
+
+
+async def test_a_slash_behind_the_path_changes_nothing(gateway: Gateway) -> None:
+    body = {"model": "default", "messages": [{"role": "user", "content": "hi"}]}
+    for path in ("/v1/chat/completions/", "/t/t1/v1/chat/completions/"):
+        assert (await gateway.http.post(path, json=body)).status_code == 200
+    assert len(await gateway.calls("t1")) == 1
 
 
 async def test_clients_that_vanish_at_any_moment_leave_no_lease_and_no_unrecorded_call(gateway: Gateway) -> None:

@@ -11,6 +11,8 @@ from tests.fakes.gateway import Gateway
 from tests.fakes.scripted_sampler import Choice, Turn
 from understudy.wire import RECORD_HEADER, TRAJECTORY_HEADER, TrajectoryWithCalls
 
+JSON = {"content-type": "application/json"}
+
 
 def a_record(trajectory_id: str, **changed: Any) -> dict[str, Any]:
     times = {"started_at": 1.0, "ended_at": 2.0}
@@ -45,7 +47,7 @@ async def test_numbers_that_json_cannot_give_back_are_refused_wherever_they_are_
     gateway: Gateway, number: str
 ) -> None:
     body = json.dumps({"trajectories": [a_record("t", metadata={"a": 1, "b": [0, {"c": "HERE"}]})]})
-    raw = await gateway.http.post("/api/trajectories", content=body.replace('"HERE"', number))
+    raw = await gateway.http.post("/api/trajectories", content=body.replace('"HERE"', number), headers=JSON)
     assert raw.status_code == 400, raw.text
     fault = raw.json()["error"]
     assert fault["param"] == "trajectories.0.metadata.b"
@@ -96,10 +98,12 @@ async def test_bad_trajectories_are_refused_with_the_fields_name(gateway: Gatewa
     for record, status, says in cases:
         found, body = await finish(gateway, record)
         assert (found, says in body["error"]["message"]) == (status, True), body
-    raw = await gateway.http.post("/api/trajectories", content=b'{"trajectories": [{"id": "t", "reward": NaN}]}')
+    raw = await gateway.http.post(
+        "/api/trajectories", content=b'{"trajectories": [{"id": "t", "reward": NaN}]}', headers=JSON
+    )
     assert raw.status_code == 400 and "reward" in raw.text
     raw = await gateway.http.post(
-        "/api/trajectories", content=b'{"trajectories": [{"id": "t", "weights": {"c": NaN}}]}'
+        "/api/trajectories", content=b'{"trajectories": [{"id": "t", "weights": {"c": NaN}}]}', headers=JSON
     )
     assert raw.status_code == 400 and "weights.c" in raw.text
     assert (await gateway.http.get("/api/trajectories")).json() == {"trajectories": [], "next": None}

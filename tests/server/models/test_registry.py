@@ -86,7 +86,7 @@ async def test_a_name_means_its_newest_step_and_a_number_a_fixed_one(tmp_path: P
     assert models.registry.resolve("default") == ModelRoute("default", 3, "default@3")
     assert models.registry.resolve("default@1") == ModelRoute("default", 1, "default@1")
     assert models.registry.resolve("default@0") == ModelRoute("default", 0, "base")
-    assert models.registry.names() == ["default", "default@0", "default@1", "default@3"]
+    assert models.registry.names() == ["default", "default@0", "default@1", "default@3", "tiny"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,28 @@ async def test_unknown_names_are_refused(tmp_path: Path, client: ConnectedSample
     opened(tmp_path, client)
     put_checkpoint(tmp_path, 1)
     assert (await refusal(opened(tmp_path, client), name)).status == 404
+
+
+async def test_the_bases_own_name_means_the_base_and_no_model(tmp_path: Path, client: ConnectedSampler) -> None:
+    opened(tmp_path, client)
+    put_checkpoint(tmp_path, 1)
+    models = opened(tmp_path, client)
+    assert models.registry.resolve("tiny") == ModelRoute("tiny", 0, "base")
+    for name in ("tiny@0", "tiny@1"):
+        assert "'tiny' can be called, and is never trained" in str(await refusal(models, name))
+    with pytest.raises(ApiError, match="never trained"):
+        models.registry.model("tiny")
+
+
+async def test_a_model_that_has_the_bases_name_takes_precedence(tmp_path: Path, client: ConnectedSampler) -> None:
+    models = opened(tmp_path, client)
+    models.registration.register(RegisterRequest(name="tiny", base_model="tiny"))
+    put_checkpoint(tmp_path, 1, name="tiny")
+    models = opened(tmp_path, client)
+    assert models.registry.resolve("tiny") == ModelRoute("tiny", 1, "tiny@1")
+    assert models.registry.names() == ["default", "default@0", "tiny", "tiny@0", "tiny@1"]
+    elsewhere = opened(tmp_path, client, base="other")
+    assert "--model tiny" in str(await refusal(elsewhere, "tiny"))
 
 
 async def test_lora_latest_is_the_only_other_model_else_the_default(tmp_path: Path, client: ConnectedSampler) -> None:
@@ -121,7 +143,7 @@ async def test_scratch_and_broken_folders_are_no_checkpoints(
     (good.parent / ".scratch-0004").mkdir()
     with caplog.at_level(logging.ERROR):
         models = opened(tmp_path, client)
-    assert models.registry.names() == ["default", "default@0", "default@1"]
+    assert models.registry.names() == ["default", "default@0", "default@1", "tiny"]
     assert "0002 has no adapter_model.safetensors" in caplog.text
     assert "has 19 bytes, 999 were written" in caplog.text
     assert sorted(path.name for path in good.parent.iterdir()) == [
@@ -139,18 +161,18 @@ async def test_a_deletion_that_a_crash_cut_short_is_finished_at_the_next_start(
     put_checkpoint(tmp_path, 2)
     doomed = put_checkpoint(tmp_path, 1)
     doomed.rename(doomed.with_name(".deleting-0001"))
-    assert opened(tmp_path, client).registry.names() == ["default", "default@0", "default@2"]
+    assert opened(tmp_path, client).registry.names() == ["default", "default@0", "default@2", "tiny"]
     assert [path.name for path in doomed.parent.iterdir()] == ["0002"]
 
 
 async def test_models_of_another_base_are_known_and_not_served(tmp_path: Path, client: ConnectedSampler) -> None:
     models = opened(tmp_path, client)
     models.registration.register(RegisterRequest(name="mine", base_model="tiny", lora=LoraOptions(r=4)))
-    assert opened(tmp_path, client, base="other").registry.names() == []
+    assert opened(tmp_path, client, base="other").registry.names() == ["other"]
     with pytest.raises(ConfigError, match=r"--name mine.*'tiny'"):
         open_models(tmp_path, BaseModelPath("other", tmp_path, "other"), "mine", "default", client.adapters)
     other = open_models(tmp_path, BaseModelPath("other", tmp_path, "other"), "second", "default", client.adapters)
-    assert other.registry.names() == ["second", "second@0"]
+    assert other.registry.names() == ["second", "second@0", "other"]
     assert "--model tiny" in str(await refusal(other, "mine"))
     with pytest.raises(ApiError, match="'tiny'") as caught:
         other.registration.register(RegisterRequest(name="mine", base_model="other"))

@@ -156,6 +156,17 @@ def test_equal_rewards_change_nothing_and_say_so(server: RunningServer) -> None:
     assert server.http.get("/api/models/flat/checkpoints").json() == []
 
 
+def test_a_gradient_of_zero_changes_nothing_and_the_request_sent_again_says_the_same(server: RunningServer) -> None:
+    """Real rollouts with one token to choose from, and a reward that differs all the same."""
+    register(server, "certain")
+    ids = server.rollouts(3, "certain", rewards=[0.0, 1.0, 1.0], model="certain", top_k=1)
+    first, again = (server.train("certain-step", [ids], model="certain")[-1]["result"] for _ in range(2))
+    assert (first["applied"], first["reason"], first["no_signal"]) == (False, "no_signal", "zero_gradient")
+    assert "top-k" in first["why"] and first["step"] == 0
+    assert again == first
+    assert server.http.get("/api/models/certain/checkpoints").json() == []
+
+
 def test_a_group_of_one_is_dropped_and_the_error_says_why(server: RunningServer) -> None:
     ids = server.rollouts(1, "alone", rewards=[1.0])
     last = server.train("alone-step", [ids])[-1]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...errors import ConfigError
+from ..protocol import TOO_LONG
 from .chat.answer_shape import Shapes, shape_of
 from .chat.grammar import Grammars
 from .chat.requests import NOT_FOUND, ChatCompletionRequest, DialectError, read_chat, shortened
@@ -184,6 +185,7 @@ class SamplingService:
                     else f"shorten the prompt by {prompt + 1 - limit}"
                 ),
                 param=field if prompt < limit else "messages",
+                code=TOO_LONG,
             )
         most = wanted or limit - prompt
         if request.min_tokens > most:

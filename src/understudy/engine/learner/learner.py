@@ -23,6 +23,7 @@ from .checkpoints import Draft, OptimizerState
 from .forks import Cause, count_forks
 from .loss_scale import LossScale
 from .metrics import batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
+from .no_signal import NoSignal, equal_rewards, no_gradient
 from .policy import Policy
 from .render import render_trajectory
 from .step import Step, StepTotals
@@ -132,10 +133,16 @@ class Learner:
         if self._policy.tree_difference is not None:
             metrics["layout/probe_difference"] = self._policy.tree_difference
         if advantages.trained_groups == 0:
-            return self._no_signal(command, metrics)
+            return self._no_signal(command, metrics, equal_rewards(advantages))
         batch = make_batch(groups, advantages)
         self._check_batch(batch, command.request_id)
         metrics |= batch_metrics(batch, command.step) | fork_metrics(self._forks(groups, advantages))
+        if metrics["calls/rendered_share"] > config.rendered_warn:
+            self._warner(command.request_id)(
+                f"{metrics['calls/rendered_share']:.0%} of the calls were rendered from messages, as their choices name no "
+                "call that was recorded here: keep `completion.choices[0]` of this server's answers. If they are another "
+                "endpoint's, and meant to be trained on, rendered_warn=1 says so"
+            )
         assert self._optimizer is not None  # brought before the step
         for group in self._optimizer.param_groups:
             group.update(betas=config.betas, weight_decay=config.weight_decay)
@@ -160,6 +167,9 @@ class Learner:
                 f"kl_warn={config.kl_warn:g} (largest logprob difference {mismatch.max_difference:.3g}; "
                 f"{metrics['calls/stale_share']:.0%} of the calls are from earlier steps): {_same_precision(self._policy)}"
             )
+        if not outcome.updates:
+            self._state = None  # generators and loss scale have moved: the next job begins at the checkpoint again
+            return self._no_signal(command, metrics, no_gradient(batch, outcome, half=self._scale is not None))
         return self._save(command, job, metrics, started, report)
 
     def _rendered(self, job: TrainJob, advantages: Advantages, step: int) -> Groups:
@@ -176,12 +186,14 @@ class Learner:
             for group, values in zip(job.groups, advantages.values, strict=True)
         )
 
-    def _no_signal(self, command: TrainCommand, metrics: dict[str, float]) -> TrainResult:
+    def _no_signal(self, command: TrainCommand, metrics: dict[str, float], signal: NoSignal) -> TrainResult:
         return TrainResult(
             model=command.model,
             step=command.step,
             applied=False,
             reason="no_signal",
+            no_signal=signal.kind,
+            why=signal.why,
             metrics=metrics,
             request_id=command.request_id,
             warnings=tuple(self._warnings),

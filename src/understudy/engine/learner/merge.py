@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ...errors import ConfigError
+from ..precision import device_name, dtype_of
 
 
 def merge(base: Path, adapter: Path, output: Path, dtype: torch.dtype) -> Path:
@@ -30,3 +33,21 @@ def merge(base: Path, adapter: Path, output: Path, dtype: torch.dtype) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)  # already renamed, or half written and of no use
     return output
+
+
+def main() -> int:
+    """`python -m understudy.engine.learner.merge`, in the precision that a learner would have here; see MERGE_MODULE."""
+    parser = argparse.ArgumentParser(prog="python -m understudy.engine.learner.merge", description="Base plus adapter.")
+    for name in ("--base", "--adapter", "--output"):
+        parser.add_argument(name, type=Path, required=True)
+    arguments = parser.parse_args()
+    try:
+        merge(arguments.base, arguments.adapter, arguments.output, dtype_of("auto", device_name("auto")))
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -280,13 +280,16 @@ class Step:
             outcome.kl_sum += float(gradient.kl.sum())
 
     def _apply(self, loss: float, outcome: StepTotals) -> None:
-        """Clip the gradient's norm and update, at the rate that warm-up allows; nothing without a gradient."""
+        """Clip the gradient's norm and update, at the rate that warm-up allows. A gradient of exactly zero is no update:
+        AdamW would still follow its momentum and decay the weights."""
         parameters = list(self._policy.trainable_parameters().values())
         if all(parameter.grad is None for parameter in parameters):
             return
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
         for name, value in (("loss", loss), ("gradient norm", norm)):
             self._check_finite(name, value, outcome)
+        if norm == 0:
+            return
         warmup = self._config.warmup_updates
         count = self._updates_before + outcome.updates + 1
         outcome.learning_rate = self._config.learning_rate * (min(1.0, count / warmup) if warmup else 1.0)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from ...errors import ConfigError
+from ...extras import install_command
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 CACHE = "UNSLOTH_COMPILE_LOCATION"
 """Unsloth's variable: the folder of the modules that it generates and imports; its default is in the working directory."""
-INSTALL = 'pip install "understudy[unsloth]"'
 FUSED = frozenset({"llama", "mistral", "gemma", "gemma2", "qwen2", "qwen3"})
 """Architectures whose layers Unsloth rewrites by hand; it compiles the others as they are."""
 _SETTINGS = {
@@ -43,7 +43,7 @@ def choose(asked: str, device: str) -> Literal["peft", "unsloth"]:
     if asked == "peft" or (asked == "auto" and (not device.startswith("cuda") or not _installed())):
         return "peft"
     if not _installed():
-        raise ConfigError(f"loader: unsloth is not installed: {INSTALL}, or take --loader peft")
+        raise ConfigError(f"loader: unsloth is not installed: {install_command('unsloth')}, or take --loader peft")
     if device == "mps":
         raise ConfigError("loader: unsloth does not serve device 'mps': take --loader peft")
     return "unsloth"
@@ -61,7 +61,7 @@ def import_first() -> Any:
         return importlib.import_module("unsloth")
     except (ImportError, NotImplementedError, RuntimeError, OSError) as error:
         raise ConfigError(
-            f"loader: unsloth cannot be imported ({type(error).__name__}: {error}): {INSTALL}, or take --loader peft"
+            f"loader: unsloth cannot be imported ({type(error).__name__}: {error}): {install_command('unsloth')}, or take --loader peft"
         ) from error
 
 

@@ -17,6 +17,7 @@ import orjson
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from ...engine.protocol import TOO_LONG
 from ...errors import EngineError, StoreError, UnderstudyError
 from ...types import Call, Json
 from ...wire import TRAJECTORY_HEADER
@@ -35,6 +36,8 @@ R = TypeVar("R")
 
 CALL_HEADER = "x-understudy-call"
 _DONE = b"data: [DONE]\n\n"
+_PROMPT_LENGTHS = frozenset({"input_tokens", "input_text"})
+"""What vLLM calls the field of a prompt that is too long."""
 
 
 class ChatExchange(Response):
@@ -278,6 +281,8 @@ def _engine_error(answer: Answer, status: int | None = None) -> ApiError | Engin
     error = cast(dict[str, Json], content) if isinstance(content, dict) else {"message": str(content)}
     message, code = str(error.get("message")), error.get("code")
     status = status or (code if isinstance(code, int) else 500)
+    if status in (400, 413, 422, 429) and error.get("param") in _PROMPT_LENGTHS:
+        return ApiError(status, message, "messages", TOO_LONG)
     if status in (400, 413, 422, 429):
         return ApiError(status, message, error.get("param"), code if isinstance(code, str) else None)
     return EngineError(f"the sampler answered with status {status}: {message}")

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ...config import MAX_TEMPERATURE
 from ...types import Json
 
 Object = dict[str, Json]
@@ -63,6 +64,18 @@ class NamedTool(_Checked):
     function: NamedFunction
 
 
+class AllowedTools(_Checked):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedToolChoice(_Checked):
+    """OpenAI's way to offer only some of `tools` in a call."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class ResponseFormat(_Checked):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
 
@@ -91,7 +104,7 @@ class ChatFields(BaseModel):
     model: str = Field(min_length=1)
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[ChatTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     stream: bool | None = None
@@ -101,7 +114,7 @@ class ChatFields(BaseModel):
     stop: str | list[str] | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=100)
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -171,6 +184,14 @@ class ChatFields(BaseModel):
 
 OURS = frozenset({"understudy", "art"})
 """Read here, not sent on."""
+
+GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+"""Fields of earlier versions of vLLM, which today's passes over in silence -> their names in `structured_outputs`."""
 
 WITHOUT_EFFECT = frozenset(
     {

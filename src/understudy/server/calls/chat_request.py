@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from ...engine.protocol import FLAT_LOGPROBS
 from ...types import GREEDY_BELOW, CallOrigin, Json, Message, Sampling, Tool, new_id
-from ...wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
+from ...wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, OPEN, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 from ..errors import ApiError, bad_request, shortened
 from ..sampler.quirks import Quirks
-from .chat_fields import CONSTRAINTS, OURS, REFUSED, WITHOUT_EFFECT, ChatFields, Named
+from .chat_fields import CONSTRAINTS, GUIDED, OURS, REFUSED, WITHOUT_EFFECT, AllowedToolChoice, ChatFields, Named
 
 V = TypeVar("V")
 
@@ -41,7 +41,8 @@ _SHAPES = (
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A request that may be sampled. `trajectory_id=None`: answered, not recorded. `fit`: see `LENGTH_HEADER`."""
+    """A request that may be sampled. `trajectory_id=None`: answered, not recorded. `fit`: see `LENGTH_HEADER`.
+    A `tool_choice` of allowed tools is resolved: `tools` are those, and `tool_choice` is its mode."""
 
     body: dict[str, Json]
     fields: ChatFields
@@ -63,6 +64,7 @@ class ChatRequest:
             fields = ChatFields.model_validate(body)
         except ValidationError as error:
             raise bad_request(error, "body") from error
+        body, fields = _narrowed(body, fields)
         if fields.top_logprobs and not fields.logprobs:
             raise ApiError(400, "top_logprobs needs `logprobs: true`", "top_logprobs", "invalid_value")
         if fields.stream_options is not None and not fields.stream:
@@ -149,6 +151,9 @@ class ChatRequest:
         sent = {name: value for name, value in self.body.items() if name not in OURS and name not in WITHOUT_EFFECT}
         sent |= {"model": adapter, "repetition_penalty": _or(self.fields.repetition_penalty, 1.0)}
         sent |= dict(self.sampling)
+        guided = {name: sent.pop(old) for old, name in GUIDED.items() if sent.get(old) is not None}
+        if guided:
+            sent["structured_outputs"] = {**(sent.get("structured_outputs") or {}), **guided}
         if self.quirks.no_seed:
             sent.pop("seed", None)
         if self.fields.stream_options is not None:
@@ -205,6 +210,22 @@ def _bounded(body: dict[str, Json], size: int) -> None:
             )
 
 
+def _narrowed(body: dict[str, Json], fields: ChatFields) -> tuple[dict[str, Json], ChatFields]:
+    """A request in which only the allowed tools are offered: no engine knows `allowed_tools`, and the policy shall not
+    see what it may not call. Raises ApiError for a name that is not among the tools."""
+    choice = fields.tool_choice
+    if not isinstance(choice, AllowedToolChoice):
+        return body, fields
+    allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+    if unknown := sorted(allowed - {tool.function.name for tool in fields.tools or ()}):
+        message = f"tool_choice.allowed_tools names {', '.join(map(repr, unknown))}, not among the tools"
+        raise ApiError(400, message, "tool_choice", "invalid_value")
+    mode = choice.allowed_tools.mode
+    tools = [tool for tool in fields.tools or () if tool.function.name in allowed]
+    sent = [tool for tool in body["tools"] if tool["function"]["name"] in allowed]
+    return body | {"tools": sent, "tool_choice": mode}, fields.model_copy(update={"tools": tools, "tool_choice": mode})
+
+
 def _trajectory(
     fields: ChatFields, headers: Mapping[str, str], url_trajectory: str | None, key: str | None
 ) -> str | None:
@@ -234,7 +255,7 @@ def _trajectory(
     if record == "0":
         return None
     # A retry of the same call must find the trajectory that the call opened.
-    return f"traj-{uuid.uuid5(uuid.NAMESPACE_URL, key).hex}" if key is not None else new_id("traj")
+    return f"{OPEN}-{uuid.uuid5(uuid.NAMESPACE_URL, key).hex}" if key is not None else new_id(OPEN)
 
 
 def _origin(headers: Mapping[str, str]) -> CallOrigin | None:

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import understudy
@@ -20,7 +21,7 @@ from ...errors import UnderstudyError
 from ...wire import Health
 from ..errors import ApiError, internal_error, refused, shortened
 from ..services import Services, ServicesDep
-from . import openai_api, status_page, training_api, trajectory_api
+from . import cross_site, openai_api, status_page, training_api, trajectory_api
 from .auth import Guard
 
 DISCARD_SECONDS = 10.0
@@ -41,7 +42,10 @@ def build(services: Services, guard: Guard) -> FastAPI:
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_exception_handler(OSError, _refuse_disk)
     app.add_middleware(openai_api.Chats, services=services)
-    app.add_middleware(Gate, guard=guard, max_body=services.options.max_body)
+    origins = services.options.allow_origin
+    app.add_middleware(Gate, guard=guard, max_body=services.options.max_body, origins=frozenset(origins))
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(LastResort)
     return app
 
@@ -95,18 +99,20 @@ class LastResort:
 
 
 class Gate:
-    """Before any route: the key or the Host header, and the body's size."""
+    """Before any route: the key or the Host header, the page that a browser acts for, and the body's size."""
 
-    def __init__(self, app: ASGIApp, guard: Guard, max_body: int) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard, max_body: int, origins: frozenset[str]) -> None:
         self._app = app
         self._guard = guard
         self._max_body = max_body
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         refusal = self._guard.refusal(scope["path"], headers)
+        refusal = refusal or cross_site.refusal(scope["method"], headers, self._origins)
         if refusal is not None:
             status, code, message = refusal
             challenge = (
@@ -189,6 +195,8 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         message = f"There is no {request.method} {request.url.path} here"
+        if request.url.path.endswith("/v1/responses"):
+            message += ": only the Chat Completions API is served. Let the client use that one (/v1/chat/completions)"
     elif error.status_code == 405:
         message = f"{request.method} is not allowed for {request.url.path}"
     else:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 router = APIRouter()
 
-_CHATS = re.compile(r"(/t/(?P<trajectory>[^/]+))?/v1/chat/completions")
+_CHATS = re.compile(r"(/t/(?P<trajectory>[^/]+))?/v1/chat/completions/?")
 
 
 class ModelCard(BaseModel):
@@ -74,7 +74,7 @@ class Chats:
 @router.get("/v1/models")
 @router.get("/t/{trajectory_id}/v1/models")
 async def list_models(services: ServicesDep) -> ModelCards:
-    """Every model, and `name@step` for every step that can be called."""
+    """Every model, `name@step` for every step that can be called, and the base model."""
     return ModelCards(data=[ModelCard(id=name) for name in services.models.registry.names()])
 
 

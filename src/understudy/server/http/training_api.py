@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from fastapi import APIRouter
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse, StreamingResponse
 
 from ...config import Name
 from ...wire import (
+    ArchiveRequest,
+    ArchiveState,
     CheckpointState,
     ExportRequest,
     ExportResult,
@@ -99,6 +101,24 @@ async def delete_checkpoint(services: ServicesDep, name: str, step: int) -> dict
 @router.post("/models/{name}/checkpoints/{step}/export")
 async def export_checkpoint(services: ServicesDep, name: str, step: int, body: ExportRequest) -> ExportResult:
     return await exports.export(services, name, step, body)
+
+
+@router.post("/models/{name}/checkpoints/{step}/archive")
+async def archive_checkpoint(services: ServicesDep, name: str, step: int, body: ArchiveRequest) -> ArchiveState:
+    """Make an export for clients elsewhere; the same request again finds it, or makes the same bytes."""
+    return await exports.archive(services, name, step, body)
+
+
+@router.get("/exports/{archive_id}")
+async def download(services: ServicesDep, archive_id: str) -> FileResponse:
+    path, state = services.archives.get(archive_id)
+    return FileResponse(path, media_type="application/x-tar", headers={"etag": f'"{state.sha256}"'})
+
+
+@router.delete("/exports/{archive_id}")
+async def delete_archive(services: ServicesDep, archive_id: str) -> dict[str, str]:
+    services.archives.remove(archive_id)
+    return {}
 
 
 @router.post("/train")

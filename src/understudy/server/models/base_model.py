@@ -39,20 +39,27 @@ class BaseModelPath:
         return frozenset(int(token["id"]) for token in added if token.get("content") in texts)
 
 
+def reference(name: str) -> str:
+    """What a PEFT folder names as its base when the base is called `name`; the base need not be here."""
+    if name == "tiny":
+        return str(tiny.path())
+    folder = Path(name).expanduser()
+    return str(folder.resolve()) if folder.exists() else name
+
+
 def find(name: str) -> BaseModelPath:
     """The base model called `name`, downloaded from the hub when it is not here. Raises ConfigError."""
     if name == "tiny":
-        return BaseModelPath(name, _checked(tiny.path(), name), str(tiny.path()))
+        return BaseModelPath(name, _checked(tiny.path(), name), reference(name))
     folder = Path(name).expanduser()
     if folder.exists():
-        folder = _checked(folder.resolve(), name)
-        return BaseModelPath(name, folder, str(folder))
+        return BaseModelPath(name, _checked(folder.resolve(), name), reference(name))
     if not _HUB_NAME.match(name):
         raise ConfigError(
             f"--model {name}: there is no such folder, and it is no Hugging Face name. "
             "Give `tiny`, a folder with config.json and weights, or a name such as Qwen/Qwen2.5-0.5B-Instruct"
         )
-    return BaseModelPath(name, _checked(_from_hub(name), name), name)
+    return BaseModelPath(name, _checked(_from_hub(name), name), reference(name))
 
 
 def _checked(folder: Path, name: str) -> Path:

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import secrets
 import shutil
 from pathlib import Path
 
@@ -83,13 +84,16 @@ def write_facts(folder: Path, facts: ModelFacts) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file, whole or not at all. Raises OSError."""
-    scratch = path.with_name(f".{path.name}.part")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    """Replace a file, whole or not at all, also for several writers at once: the last one's text stays. Raises OSError."""
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with scratch.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
     sync(path.parent)
 
 

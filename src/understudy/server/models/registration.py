@@ -16,7 +16,7 @@ from .registry import ModelRegistry
 
 MAX_RANK = 512
 """Of LoraOptions; vLLM has a limit of its own."""
-RESERVED_PROJECTS = frozenset({"jobs", "key", "logs", "records.db", "server.json", "server.lock"})
+RESERVED_PROJECTS = frozenset({"exports", "jobs", "key", "logs", "records.db", "server.json", "server.lock"})
 
 
 class ModelRegistration:

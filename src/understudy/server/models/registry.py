@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...errors import ConfigError
 from ..errors import ApiError
+from ..sampler.transport import SERVED_NAME
 from . import checkpoints
 from .base_model import BaseModelPath
 from .checkpoints import ModelFacts
@@ -58,12 +59,14 @@ class ModelRegistry:
         return [self._models[name] for name in sorted(self._models)]
 
     def names(self) -> list[str]:
-        """What `/v1/models` lists: each model, and `name@step` for the base and for every checkpoint."""
-        return [
+        """What `/v1/models` lists: each model, `name@step` for the base and for every checkpoint; last, the base's own
+        name, unless a model has it."""
+        names = [
             name
             for model in self.models()
             for name in (model.facts.name, *(model.adapter(step) for step in sorted({0, *model.checkpoints})))
         ]
+        return [*names, self.base.name] if self._is_base(self.base.name) else names
 
     def model(self, name: str) -> ServedModel:
         """A model by its own name. Raises ApiError 404, which lists the names."""
@@ -79,12 +82,16 @@ class ModelRegistry:
                 "model_not_found",
             )
         known = ", ".join(sorted(self._models))
-        raise ApiError(404, f"There is no model {name!r} here. Registered: {known}", "model", "model_not_found")
+        base = f"; its base model {self.base.name!r} can be called, and is never trained"
+        raise ApiError(404, f"There is no model {name!r} here. Registered: {known}{base}", "model", "model_not_found")
 
     def resolve(self, name: str) -> ModelRoute:
-        """What a call's `model` means now. Raises ApiError: 404 unknown, 400 ambiguous; both list the names."""
+        """What a call's `model` means now. The base's own name means the base, as in vLLM, and belongs to no model: what
+        is recorded of such calls trains none. Raises ApiError: 404 unknown, 400 ambiguous; both list the names."""
         if name == LATEST:
             return self._latest().route()
+        if self._is_base(name):
+            return ModelRoute(name, 0, SERVED_NAME)
         plain, at, number = name.partition("@")
         model = self.model(plain)
         if not at:
@@ -97,6 +104,10 @@ class ModelRegistry:
                 "model_not_found",
             )
         return model.route(int(number))
+
+    def _is_base(self, name: str) -> bool:
+        """Whether a name is the base's own; a model of that name takes precedence."""
+        return name == self.base.name and name not in self._models and name not in self._elsewhere
 
     def _latest(self) -> ServedModel:
         others = [model for name, model in sorted(self._models.items()) if name != self._default]

@@ -25,6 +25,7 @@ from ...types import CallRef, Json
 from ...wire import TrajectoryRecord
 from ..errors import ApiError
 from .tables import calls, outputs, trajectories, trajectory_models
+from .unnamed_choices import named_by_content
 
 CHUNK = 500
 _SHOWN = 10
@@ -44,11 +45,12 @@ def finish(connection: Connection, batch: Sequence[Finish]) -> list[dict[str, in
     """Seal the trajectories of each request and claim their calls; recorded calls per trajectory id.
 
     Refused whole, before any write: calls that are unknown, or no call of the trajectory that names their weight or
-    marks them as unused (404), a choice in two trajectories (409).
+    marks them as unused (404), a choice in two trajectories, or one without a name that several calls could be (409).
     """
     results: list[dict[str, int] | UnderstudyError] = []
     for records in batch:
         try:
+            records = named_by_content(connection, records)
             claims = _checked(connection, records)
         except ApiError as refusal:
             results.append(refusal)

@@ -15,6 +15,7 @@ from ...config import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
 from ...devices import Gpu, chosen, gpus
 from ...engine.protocol import SAMPLER_MODULES
 from ...errors import ConfigError
+from ...extras import install_command
 from ..models.registration import MAX_RANK
 from .child import ChildSampler
 from .pool import SamplerPool
@@ -145,7 +146,7 @@ def _automatic(found: tuple[Gpu, ...]) -> EngineName:
         return "embedded"
     if find_spec("vllm") is None:
         log.warning(
-            'A GPU is here and vLLM is not: the embedded engine samples, which is slower. pip install "understudy[vllm]"'
+            "A GPU is here and vLLM is not: the embedded engine samples, which is slower. %s", install_command("vllm")
         )
         return "embedded"
     return "vllm"

@@ -66,6 +66,12 @@ def test_an_answer_in_a_schema_is_json_of_that_schema(http: httpx.Client) -> Non
     assert answer["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("texts", [["<move>A1</move>"], ["yes", "no", "it is {not} known"]])
+def test_an_answer_is_one_of_the_texts_to_choose_from(http: httpx.Client, texts: list[str]) -> None:
+    answer = chat(http, structured_outputs={"choice": texts}, max_tokens=60)["choices"][0]
+    assert answer["message"]["content"] in texts and answer["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize("forced", [False, True])
 def test_under_a_grammar_control_tokens_only_begin_and_end_calls(
     http: httpx.Client, policy: ModelRunner, forced: bool

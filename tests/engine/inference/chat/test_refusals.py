@@ -55,10 +55,15 @@ def test_a_token_that_the_model_does_not_know_is_refused_alone(
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"]}, "tools": TOOLS, "tool_choice": "required"}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"]}, "min_tokens": 2}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"] * 501}}, "structured_outputs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
-        ({"max_tokens": CONTEXT}, "max_tokens"),
-        ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, "messages"),
     ],
 )
 def test_a_bad_request_is_refused_by_the_name_of_its_field(
@@ -144,6 +149,19 @@ def test_a_schema_with_a_part_that_nothing_follows_fails_its_own_call_only(
         assert json.loads(list(lines)[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     until_idle(http)
     assert chat(http)["choices"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": CONTEXT}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 1000 * CONTEXT}]}, "messages"),
+    ],
+)
+def test_what_exceeds_the_context_has_openais_code(http: httpx.Client, fields: dict[str, Json], param: str) -> None:
+    error = refused(http, **fields)
+    assert (error["param"], error["code"], error["type"]) == (param, "context_length_exceeded", "BadRequestError")
 
 
 def test_an_overlong_context_says_what_to_lower(http: httpx.Client) -> None:

@@ -63,6 +63,13 @@ def test_on_gpus_it_may_sleep_where_they_are_shared_and_takes_the_share_that_was
     assert "--enable-sleep-mode" not in made(place=place)
 
 
+def test_a_call_may_have_16_stop_strings_as_in_the_embedded_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place("bfloat16", (0,))
+    assert environment(place, None)["VLLM_MAX_STOP_STRINGS"] == "16"
+    monkeypatch.setenv("VLLM_MAX_STOP_STRINGS", "32")
+    assert environment(place, None)["VLLM_MAX_STOP_STRINGS"] == "32"
+
+
 def test_on_a_cpu_it_computes_in_one_process_on_all_cores_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = environment(Place("float32", cache_bytes=1), 3)
     assert (variables["VLLM_ENABLE_V1_MULTIPROCESSING"], variables["OMP_NUM_THREADS"]) == ("0", "3")

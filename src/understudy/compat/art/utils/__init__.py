@@ -3,5 +3,6 @@
 from .iterate_dataset import iterate_dataset
 from .limit_concurrency import limit_concurrency
 from .retry import retry
+from .strip_logprobs import strip_logprobs
 
-__all__ = ["iterate_dataset", "limit_concurrency", "retry"]
+__all__ = ["iterate_dataset", "limit_concurrency", "retry", "strip_logprobs"]

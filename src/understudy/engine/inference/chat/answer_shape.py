@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ....types import Json, Tool
-from .grammar import SCHEMA_PARAM, TOOLS_PARAM, GrammarError, GrammarMask, Grammars
+from .grammar import SCHEMA_PARAM, TEXTS_PARAM, TOOLS_PARAM, GrammarError, GrammarMask, Grammars
 from .requests import ChatCompletionRequest, DialectError, shortened
 from .time_limit import Aside
 
@@ -23,13 +23,19 @@ _LARGE = 16 * 2**10
 class AnswerShape:
     """What an answer must look like. `tools`, by their places, may be called; `schema`: a JSON schema to follow otherwise.
 
-    `forced`: one of `tools` must be called.
+    `forced`: one of `tools` must be called. `texts`: the answer is one of these, and nothing else.
     """
 
     tools: dict[str, Tool]
     forced: bool
     schema: Json
     parallel: bool
+    texts: tuple[str, ...] = ()
+
+    @property
+    def field(self) -> str:
+        """The request's field that shapes the answer."""
+        return TEXTS_PARAM if self.texts else TOOLS_PARAM if self.forced else SCHEMA_PARAM
 
 
 def shape_of(request: ChatCompletionRequest) -> AnswerShape | None:
@@ -38,13 +44,19 @@ def shape_of(request: ChatCompletionRequest) -> AnswerShape | None:
     tools = _forced(request)
     wanted = request.response_format
     kind = None if wanted is None or wanted.type == "text" else wanted.type
-    if not tools and not kind:
+    texts = request.structured_outputs.choice if request.structured_outputs else []
+    if texts and (tools or kind):
+        raise DialectError(f"{TEXTS_PARAM} stands alone: no response_format, no forced tool_choice", param=TEXTS_PARAM)
+    if not tools and not kind and not texts:
         return None
-    param = "tool_choice" if tools else "response_format"
+    param = TEXTS_PARAM if texts else "tool_choice" if tools else "response_format"
     if tools and kind:
         raise DialectError("response_format cannot be combined with a forced tool_choice", param=param)
     if request.min_tokens or request.ignore_eos:
         raise DialectError(f"min_tokens and ignore_eos cannot be combined with {param}", param=param)
+    if texts:
+        _bounded(TEXTS_PARAM, texts)
+        return AnswerShape({}, False, None, request.parallel_tool_calls, tuple(texts))
     schema: Json = {"type": "object"}
     if kind == "json_schema":
         schema = wanted.json_schema.schema_ if wanted and wanted.json_schema else None
@@ -64,10 +76,9 @@ class Shapes:
         self._small, self._large = Aside(4), Aside(1)
 
     async def masks(self, shape: AnswerShape, count: int) -> list[GrammarMask]:
-        """One mask per choice. Raises DialectError naming `tools` or `response_format`."""
-        compile_mask = self._compiling(shape)
-        field = TOOLS_PARAM if shape.forced else SCHEMA_PARAM
-        size = len(json.dumps([shape.tools, shape.schema]))
+        """One mask per choice. Raises DialectError naming the field that shapes the answer."""
+        compile_mask, field = self._compiling(shape), shape.field
+        size = len(json.dumps([shape.tools, shape.schema, shape.texts]))
         try:
             return await (self._large if size > _LARGE else self._small).run(
                 lambda: [compile_mask() for _ in range(count)],
@@ -79,6 +90,8 @@ class Shapes:
 
     def _compiling(self, shape: AnswerShape) -> Callable[[], GrammarMask]:
         grammars, parallel = self._grammars, shape.parallel
+        if shape.texts:
+            return lambda: grammars.one_of(shape.texts)
         if shape.forced:
             return lambda: grammars.tool_calls(shape.tools, parallel=parallel)
         if shape.tools:
@@ -90,7 +103,8 @@ def _bounded(field: str, value: Json) -> None:
     """Refuse what would keep the compiler busy for minutes."""
     if isinstance(value, list) and len(cast(list[Json], value)) > MAX_TOOLS:
         count = len(cast(list[Json], value))
-        raise DialectError(f"{field}: a grammar takes at most {MAX_TOOLS} tools (got {count})", param=field)
+        items = "texts" if field == TEXTS_PARAM else "tools"
+        raise DialectError(f"{field}: a grammar takes at most {MAX_TOOLS} {items} (got {count})", param=field)
     size = len(json.dumps(value))
     if size > MAX_BYTES:
         raise DialectError(f"{field}: a grammar takes at most {MAX_BYTES} bytes of JSON (got {size})", param=field)

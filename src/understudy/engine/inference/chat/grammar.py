@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import xgrammar
@@ -20,6 +20,7 @@ from .json_bounds import BoundedJson, JsonBounds
 
 SCHEMA_PARAM = "response_format"
 TOOLS_PARAM = "tools"
+TEXTS_PARAM = "structured_outputs"
 _CALL_SPACES = 2
 _JSON_SPACES = 40
 """White space in a row: enough for indented JSON, and no endless run of it."""
@@ -114,6 +115,11 @@ class Grammars:
     def json_schema(self, schema: Json) -> GrammarMask:
         """JSON that follows a schema."""
         return self._mask(self._sound(schema, SCHEMA_PARAM), SCHEMA_PARAM)
+
+    def one_of(self, texts: Sequence[str]) -> GrammarMask:
+        """One of these texts."""
+        constants = [{"type": "const_string", "value": text} for text in texts]
+        return self._structure({"type": "or", "elements": constants}, TEXTS_PARAM)
 
     def tool_calls(self, tools: Mapping[str, Tool], *, parallel: bool) -> GrammarMask:
         """One call of one of these tools, or several when `parallel`. The keys name them in errors."""

@@ -91,6 +91,10 @@ class AnswerFormat(Part):
     json_schema: JsonSchema | None = None
 
 
+class StructuredOutputs(Part):
+    choice: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+
+
 class ToolChoiceFunction(Part):
     name: str
 
@@ -111,6 +115,8 @@ class ChatCompletionRequest(BaseModel):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool = True
     response_format: AnswerFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Json] = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False

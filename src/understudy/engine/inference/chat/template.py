@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ....errors import ConfigError
 from ....types import Json, Message
+from ...protocol import TOO_LONG
 from .least_tokens import LeastTokens
 from .requests import ChatCompletionRequest, DialectError, shortened
 
@@ -37,6 +38,7 @@ class ChatRenderer:
             raise ConfigError("the model's folder has no chat template (chat_template.jinja or tokenizer_config.json)")
         self._tokenizer = tokenizer
         self._raw_arguments = bool(_TELLS_STRINGS.search(template))
+        self._variables = frozenset(re.findall(r"\w+", template))
         self._limit = limit
         self._least = LeastTokens(tokenizer)
         self._lock = threading.Lock()
@@ -52,7 +54,7 @@ class ChatRenderer:
         }
         if clash := _RESERVED & request.chat_template_kwargs.keys():
             raise DialectError(f"chat_template_kwargs may not set {sorted(clash)}", param="chat_template_kwargs")
-        options |= request.chat_template_kwargs
+        options |= self._effort(request) | request.chat_template_kwargs
         key = json.dumps([request.messages, request.tools or None, options])
         with self._lock:
             if key in self._prompts:
@@ -62,6 +64,20 @@ class ChatRenderer:
         found = self._rendered(messages, request.tools or None, options)
         self._keep(key, found)
         return found
+
+    def _effort(self, request: ChatCompletionRequest) -> dict[str, Json]:
+        """`reasoning_effort` as the template's variables, as in vLLM; raises DialectError where the template has none."""
+        effort = request.reasoning_effort
+        if effort is None:
+            return {}
+        variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        if not self._variables.intersection(variables):
+            raise DialectError(
+                "reasoning_effort is not supported by this model: its chat template knows no effort, and no thinking to "
+                "switch on or off; leave it out",
+                param="reasoning_effort",
+            )
+        return {name: value for name, value in variables.items() if name in self._variables}
 
     def _keep(self, key: str, prompt_ids: tuple[int, ...]) -> None:
         with self._lock:
@@ -82,6 +98,7 @@ class ChatRenderer:
                 f"the context is at most {self._limit} tokens (--max-model-len); the prompt has {len(text)} characters, "
                 f"which are at least {least} tokens: shorten the prompt",
                 param="messages",
+                code=TOO_LONG,
             )
         return tuple(self._tokenizer.encode(str(text), add_special_tokens=False))
 

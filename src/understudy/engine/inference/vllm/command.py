@@ -122,6 +122,7 @@ def environment(place: Place, threads: int | None) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         SWITCH: "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
+        "VLLM_MAX_STOP_STRINGS": os.environ.get("VLLM_MAX_STOP_STRINGS", "16"),  # vLLM's default is 4
         "HF_HUB_OFFLINE": "1",  # the base is a folder here
     }
     if place.gpus:

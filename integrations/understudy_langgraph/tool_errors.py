@@ -1,0 +1,37 @@
+"""A tool that raises ends its rollout unscored: the exception says how the policy could learn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FrameType
+from typing import cast
+
+from langchain_core.tools import BaseTool
+from langgraph.errors import GraphBubbleUp
+
+from understudy import UnderstudyError
+
+
+def explain(error: BaseException | None) -> None:
+    """Add to an exception that a LangChain tool raised a note with the tool, its arguments and the ways to a low reward."""
+    if not isinstance(error, Exception) or isinstance(error, UnderstudyError | GraphBubbleUp):
+        return
+    inside = [frame.f_locals for frame in _frames(error) if frame.f_globals.get("__name__") == BaseTool.__module__]
+    runs = [values for values in inside if "tool_input" in values and isinstance(values.get("self"), BaseTool)]
+    if not runs or any("the policy's arguments" in note for note in getattr(error, "__notes__", ())):
+        return
+    tool, arguments = cast(BaseTool, runs[-1]["self"]), runs[-1]["tool_input"]
+    error.add_note(
+        f"The tool {tool.name!r} raised on the policy's arguments {arguments!r:.300}. "
+        "This rollout is unscored, so the policy does not learn from it. If the arguments are to blame, show the model the "
+        "error: create_agent(..., middleware=[ToolErrorMiddleware(lambda error, request: repr(error))]) or ToolNode(tools, "
+        "handle_tool_errors=True). Or give a low reward: wrap a function that runs the graph in `try:` and ends with "
+        f"`except {type(error).__name__}: return 0.0`"
+    )
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next

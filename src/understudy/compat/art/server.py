@@ -1,0 +1,13 @@
+"""Stands for `python -m art.server`: says how a server is started."""
+
+import sys
+
+from .names import ELSEWHERE, missing_name
+
+
+def __getattr__(name: str) -> object:
+    raise missing_name(__name__, name, ELSEWHERE["server"])
+
+
+if __name__ == "__main__":
+    sys.exit(f"understudy.compat.art.server: {ELSEWHERE['server']}")

@@ -1,0 +1,45 @@
+"""Why a job with scored groups leaves the policy as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .advantage import Advantages
+from .batch import TrainBatch
+from .step import StepTotals
+
+
+@dataclass(frozen=True)
+class NoSignal:
+    """One of the kinds that `TrainResult.no_signal` has, and the same in words."""
+
+    kind: Literal["equal_rewards", "no_advantage", "zero_gradient"]
+    why: str
+
+
+def equal_rewards(advantages: Advantages) -> NoSignal:
+    """No group has rewards that differ."""
+    more = f", and {advantages.too_few} more have too few scored rollouts" if advantages.too_few else ""
+    return NoSignal("equal_rewards", f"all rewards of each group are equal{more}")
+
+
+def no_gradient(batch: TrainBatch, outcome: StepTotals, *, half: bool = False) -> NoSignal:
+    """Every update of a step had a gradient of exactly zero; `half`: it was computed in float16."""
+    if not batch.advantages.any():
+        return NoSignal(
+            "no_advantage",
+            f"the advantage is 0 for all {len(batch)} tokens that could be trained; {len(batch.without_targets)} rollouts "
+            "with another reward have none",
+        )
+    if not outcome.first.entropy[outcome.first.kept].any():
+        return NoSignal(
+            "zero_gradient",
+            f"the gradient is exactly zero: each of the {len(batch)} sampled tokens was the only one that the call's "
+            "top-k, top-p, min-p and temperature left",
+        )
+    return NoSignal(
+        "zero_gradient",
+        f"the gradient is exactly zero over {len(batch)} sampled tokens: rollouts with different rewards sampled the same, "
+        f"or the policy is certain of each{', or their gradients vanished in float16' * half}",
+    )

@@ -1,0 +1,101 @@
+"""`python -m understudy.server checkpoints|export`: a directory on which no server runs. Reads its folders; no torch.
+
+Nothing is locked and nothing changed: checkpoint folders are renamed into place whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from pydantic import TypeAdapter
+
+from ..engine import checkpoint_files
+from ..engine.checkpoint_files import Checkpoint
+from ..engine.protocol import MERGE_MODULE
+from ..errors import ConfigError, EngineError
+from ..wire import CheckpointState, ExportFormat, ExportResult
+from .models.base_model import find, reference
+from .models.checkpoints import ModelFacts, scan_models, state_of
+from .training.export_folders import new_folder, write_export
+
+log = logging.getLogger(__name__)
+
+_STATES = TypeAdapter(list[CheckpointState])
+
+
+def answer(argv: Sequence[str]) -> str:
+    """The JSON that a command answers: `checkpoints` list[CheckpointState], `export` ExportResult. Raises ConfigError,
+    EngineError, ApiError, OSError."""
+    arguments = _parse(argv)
+    folder, facts = find_model(arguments.dir, arguments.model)
+    checkpoints = {checkpoint.step: checkpoint for checkpoint in checkpoint_files.whole(folder / "checkpoints", _warn)}
+    if arguments.command == "checkpoints":
+        return _STATES.dump_json([state_of(checkpoints[step]) for step in sorted(checkpoints)]).decode()
+    if not checkpoints:
+        raise ConfigError(
+            f"model {facts.name!r} is at step 0: nothing has been trained yet, so there is no LoRA to export"
+        )
+    step = max(checkpoints) if arguments.step is None else arguments.step
+    if step not in checkpoints:
+        steps = ", ".join(str(number) for number in sorted(checkpoints))
+        raise ConfigError(f"--step: model {facts.name!r} has no step {step}; it has {steps}")
+    return asyncio.run(_export(facts, checkpoints[step], arguments.format, arguments.output)).model_dump_json()
+
+
+def find_model(root: Path, name: str) -> tuple[Path, ModelFacts]:
+    """A model's folder and facts. Raises ConfigError listing the models that the directory holds."""
+    models = {facts.name: (folder, facts) for folder, facts in scan_models(root)}
+    if name not in models:
+        names = ", ".join(sorted(models)) or "none"
+        raise ConfigError(f"there is no model {name!r} in {root} (it holds: {names}); see --dir")
+    return models[name]
+
+
+async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportFormat, output: str) -> ExportResult:
+    folder = new_folder(output)
+    base = find(facts.base_model).path if format != "peft" else checkpoint.path  # a LoRA is written without its base
+
+    async def merge(checkpoint: Checkpoint, output: Path) -> None:
+        words = ["--base", str(base), "--adapter", str(checkpoint.path), "--output", str(output)]
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", MERGE_MODULE, *words],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode != 0:
+            why = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            raise EngineError(f"{checkpoint.path} was not merged: {why[0]}")
+
+    try:
+        await write_export(checkpoint, format, folder, base=base, reference=reference(facts.base_model), merge=merge)
+    except OSError as error:
+        raise ConfigError(f"--output: {folder} cannot be written: {error.strerror or error}") from error
+    return ExportResult(path=str(folder), format=format, step=checkpoint.step)
+
+
+def _warn(path: Path, error: EngineError) -> None:
+    log.warning("%s is passed over: %s", path.name, error)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m understudy.server", allow_abbrev=False)
+    parser.add_argument("command", choices=("checkpoints", "export"))
+    parser.add_argument("model")
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--output")
+    parser.add_argument("--format", choices=get_args(ExportFormat), default="peft")
+    parser.add_argument("--step", type=int)
+    arguments = parser.parse_args(argv)
+    if arguments.command == "export" and arguments.output is None:
+        parser.error("export needs --output")
+    return arguments

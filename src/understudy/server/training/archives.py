@@ -1,0 +1,109 @@
+"""Exports as tar files that clients elsewhere download: `{dir}/exports/{id}.tar`, and its size and digest in `{id}.json`.
+
+Equal files make equal archives, so that a download goes on where it broke off, also after the archive was made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import tarfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ...engine.checkpoint_files import NOTE, Checkpoint, digest
+from ...wire import ArchiveState, ExportFormat, name_at
+from ..errors import ApiError
+from ..models.checkpoints import write_text
+
+KEPT = 3
+"""Archives that wait for their download; the oldest ones go. A client removes its own when it has it."""
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
+
+
+def archive_id(checkpoint: Checkpoint, format: ExportFormat) -> str:
+    """The name of a checkpoint's archive: another one for a checkpoint that was made anew under the same step."""
+    which = digest(checkpoint.path / NOTE)[:12]
+    return f"{name_at(checkpoint.note.model, checkpoint.step)}-{format}-{which}"
+
+
+class Archives:
+    """The archives in a folder, made one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._turn = asyncio.Lock()
+
+    async def make(self, name: str, write: Callable[[Path], Awaitable[None]]) -> ArchiveState:
+        """The archive `name`, made of what `write` writes to a new folder if it is not there. Raises OSError."""
+        async with self._turn:
+            state = self._read(name)
+            if state is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._clear()
+                scratch = self._folder / f".{name}"
+                try:
+                    await write(scratch)
+                    state = await asyncio.to_thread(self._pack, name, scratch)
+                finally:
+                    shutil.rmtree(scratch, ignore_errors=True)  # it is in the archive, or of no use
+            return state
+
+    def get(self, name: str) -> tuple[Path, ArchiveState]:
+        """An archive and its state. Raises ApiError 404."""
+        state = self._read(name) if _ID.fullmatch(name) else None
+        if state is None:
+            raise ApiError(404, f"There is no archive {name!r}; ask for the export again", "id", "unknown_archive")
+        return self._tar(name), state
+
+    def remove(self, name: str) -> None:
+        """Remove an archive; downloads that run go on. Raises ApiError 404."""
+        self.get(name)
+        self._remove(name)
+
+    def _read(self, name: str) -> ArchiveState | None:
+        """The state of a whole archive; None for what is not there or was cut short."""
+        try:
+            state = ArchiveState.model_validate_json((self._folder / f"{name}.json").read_text("utf-8"))
+            return state if self._tar(name).stat().st_size == state.size else None
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def _pack(self, name: str, folder: Path) -> ArchiveState:
+        target = self._tar(name)
+        try:
+            with target.open("wb") as file, tarfile.open(fileobj=file, mode="w") as tar:
+                for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                    _add(tar, path, str(path.relative_to(folder)))
+            state = ArchiveState(id=name, size=target.stat().st_size, sha256=digest(target))
+            write_text(self._folder / f"{name}.json", state.model_dump_json())
+        except OSError:
+            target.unlink(missing_ok=True)
+            raise
+        return state
+
+    def _clear(self) -> None:
+        """Make room for one more archive; remove what a crash left."""
+        for leftover in self._folder.glob(".*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        states = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in states[KEPT - 1 :]:
+            self._remove(path.stem)
+
+    def _remove(self, name: str) -> None:
+        for path in (self._folder / f"{name}.json", self._tar(name)):
+            path.unlink(missing_ok=True)
+
+    def _tar(self, name: str) -> Path:
+        return self._folder / f"{name}.tar"
+
+
+def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
+    """A regular file without owner and time, which would differ from run to run."""
+    entry = tarfile.TarInfo(name)
+    entry.size = path.stat().st_size
+    with path.open("rb") as file:
+        tar.addfile(entry, file)

@@ -1,0 +1,56 @@
+"""Checkpoints as folders that other programs load: the LoRA alone, merged into its base, or that for llama.cpp."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from ...engine.checkpoint_files import Checkpoint
+from ...types import new_id
+from ...wire import ExportFormat
+from ..errors import ApiError
+from ..models.checkpoints import export_adapter
+from .gguf import make_ready
+
+Merge = Callable[[Checkpoint, Path], Awaitable[None]]
+"""Writes base plus LoRA as one model to a new folder. Raises EngineError."""
+
+
+async def write_export(
+    checkpoint: Checkpoint, format: ExportFormat, output: Path, *, base: Path, reference: str, merge: Merge
+) -> None:
+    """Write a checkpoint to a new folder, which appears whole. `base`: the base's folder; `reference`: what a LoRA names
+    as its base. Raises ApiError, EngineError, OSError."""
+    if format == "peft":
+        await asyncio.to_thread(export_adapter, checkpoint, output, reference)
+    elif format == "merged":
+        await merge(checkpoint, output)
+    else:
+        await _gguf_ready(checkpoint, output, base, merge)
+
+
+def new_folder(output: str) -> Path:
+    """The folder that a request names. Raises ApiError for a relative path, and for one that exists."""
+    path = Path(output)
+    if output.startswith("~/"):
+        path = path.expanduser()
+    if not path.is_absolute() or "\0" in output:
+        raise ApiError(400, f"output must be an absolute path on the server's machine, not {output!r}", "output")
+    if path.exists():
+        raise ApiError(409, f"output {path} exists already; name a new folder", "output", "output_exists")
+    return path
+
+
+async def _gguf_ready(checkpoint: Checkpoint, output: Path, base: Path, merge: Merge) -> None:
+    """Merged beside `output`, made ready, and renamed: it appears whole."""
+    scratch = output.with_name(f".{output.name}.{new_id('gguf')}")
+    try:
+        await merge(checkpoint, scratch)
+        await asyncio.to_thread(make_ready, scratch, base)
+        scratch.rename(output)
+    except ValueError as error:
+        raise ApiError(409, f"{checkpoint.path} was not exported: {error}", "format", "beyond_float16") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # already renamed, or half written and of no use

@@ -1,0 +1,48 @@
+"""litellm, in a captured rollout. `tests/compat` has the rollouts that keep its choices."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from understudy import TrainableModel
+
+from .rollouts import trained
+
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "box_size",
+        "parameters": {"type": "object", "properties": {"box": {"type": "string"}}, "required": ["box"]},
+    },
+}
+
+
+async def answer(litellm: Any, streamed: bool, **request: Any) -> Any:
+    """The message of one call."""
+    response = await litellm.acompletion(**request, stream=streamed)
+    if streamed:
+        response = litellm.stream_chunk_builder([chunk async for chunk in response])
+    return response.choices[0].message
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_agent_on_litellm_is_trained_on_its_own_tokens(
+    litellm: Any, model: TrainableModel, streamed: bool
+) -> None:
+    async def run(question: str) -> int:
+        messages: list[Any] = [{"role": "user", "content": question}]
+        for turn in range(1, 4):
+            request = model.litellm_completion_params() | {"messages": messages, "tools": [TOOL], "max_tokens": 48}
+            message = await answer(litellm, streamed, **request)
+            messages.append(message.model_dump(exclude_none=True))
+            for call in message.tool_calls or ():
+                text = json.loads(call.function.arguments).get("box", "")[::-1]
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
+            if not message.tool_calls:
+                return turn
+        return 3
+
+    await trained(model, run)

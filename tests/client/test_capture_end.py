@@ -1,0 +1,30 @@
+"""What a rollout has for itself is given back when its capture ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from understudy import Trajectory
+from understudy.integration import capturing, on_capture_end
+
+
+def test_a_callback_runs_when_the_outermost_capture_of_its_trajectory_ends() -> None:
+    ended: list[str] = []
+    outer, other = Trajectory(), Trajectory()
+    with capturing(outer):
+        with capturing(outer):
+            on_capture_end(lambda: ended.append("outer"))
+        assert ended == []
+        with capturing(other):
+            on_capture_end(lambda: ended.append("other"))
+        assert ended == ["other"]
+    assert ended == ["other", "outer"]
+
+
+def test_it_runs_when_the_rollout_fails_and_never_outside_of_one() -> None:
+    ended: list[str] = []
+    on_capture_end(lambda: ended.append("outside"))
+    with pytest.raises(ValueError, match="failed"), capturing(Trajectory()):
+        on_capture_end(lambda: ended.append("inside"))
+        raise ValueError("failed")
+    assert ended == ["inside"]

@@ -1,0 +1,139 @@
+"""Names of OpenPipe ART: those that exist here, and what the others are answered with."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion
+
+import understudy
+import understudy.compat.art as compat
+from understudy.compat.art.guided_completion import get_guided_completion_params
+from understudy.compat.art.names import ELSEWHERE, NAMES
+from understudy.errors import ConfigError, RolloutError
+
+art: Any = understudy  # names of another library have no static type
+
+OLD = {
+    "understudy": sorted(set(ELSEWHERE) - {"server"}),  # folders of ours, once imported
+    "understudy.compat.art": ["dev", "serverless", "remote_server_url", "UnslothBackend"],
+    "understudy.compat.art.mcp": ["generate_scenarios"],
+    "understudy.compat.art.server": ["app"],
+}
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in OLD.items() for name in names])
+def test_an_old_name_says_what_to_use_as_an_attribute_and_in_a_from_import(module: str, name: str) -> None:
+    hint = ELSEWHERE.get(name) or ELSEWHERE[module.rpartition(".")[2]]
+    with pytest.raises(AttributeError) as attribute:
+        getattr(importlib.import_module(module), name)
+    with pytest.raises(ImportError) as imported:
+        exec(f"from {module} import {name}", {})
+    assert str(attribute.value) == str(imported.value) == f"{module!r} has no {name!r}: {hint}"
+
+
+def test_a_name_of_nobodys_is_answered_as_ever() -> None:
+    with pytest.raises(AttributeError, match=r"module 'understudy' has no attribute 'nothing'$"):
+        art.nothing  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'nothing' from 'understudy'"):
+        from understudy import nothing  # type: ignore[attr-defined]  # noqa: F401
+    assert not hasattr(understudy.rewards, "nothing")
+
+
+def test_submodules_of_ours_can_be_imported_though_their_names_were_anothers() -> None:
+    from understudy import rewards, server
+
+    assert rewards.__name__ == "understudy.rewards" and server.__name__ == "understudy.server"
+
+
+def test_names_of_the_other_library_stand_for_ours() -> None:
+    lazy: Any = compat
+    for name in NAMES:
+        assert getattr(art, name) is getattr(compat, name)
+    assert lazy.LocalTrainResult is art.TrainResult and issubclass(art.LocalBackend, lazy.Backend)
+    assert lazy.rewards.__name__ == "understudy.compat.art.rewards" and lazy.mcp.__name__.endswith(".mcp")
+
+
+def test_rulers_functions_are_where_users_of_the_other_library_import_them() -> None:
+    from understudy import ruler, ruler_score_group
+    from understudy.compat.art.rewards import ruler as theirs
+    from understudy.compat.art.rewards import ruler_score_group as their_group
+    from understudy.rewards import ruler_score_group as ours
+
+    assert theirs is ruler and their_group is ours is ruler_score_group
+    assert art.rewards.ruler is ruler and compat.rewards.ruler_score_group is ruler_score_group
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (lambda: art.TrainSFTConfig(learning_rate=1e-5), "supervised fine-tuning is not in this version: train by reward"),
+        (lambda: art.ServerlessBackend(api_key="k"), r"use RemoteBackend\(url, api_key\) with a server of your own"),
+        (lambda: art.Backend(base_url="http://x:7999"), r"use RemoteBackend\(url\), or LocalBackend\(\)"),
+        (lambda: art.LocalBackend(remote_server_url="http://x"), r"no argument 'remote_server_url': use RemoteBackend\(url\)"),
+        (lambda: art.TrainableModel("a", base_model="tiny", remote_server_url="x"), r"use backend=RemoteBackend\(url\)"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_here_says_so_when_it_is_used(use: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        use()
+
+
+async def test_supervised_training_says_what_to_do_instead() -> None:
+    model = art.TrainableModel("agent", base_model="tiny")
+    with pytest.raises(ConfigError, match="supervised fine-tuning is not in this version"):
+        await model.train_sft([art.Trajectory()], config=None)
+
+
+@pytest.mark.parametrize(("groups", "named"), [(None, None), ([], [])])
+async def test_the_groups_of_a_step_are_given_once(groups: Any, named: Any) -> None:
+    model = art.TrainableModel("agent", base_model="tiny", backend=art.RemoteBackend("http://127.0.0.1:9"))
+    with pytest.raises(ConfigError, match=r"^groups: "):
+        await model.train(groups, trajectory_groups=named)
+
+
+def test_the_server_module_says_how_a_server_is_started() -> None:
+    command = [sys.executable, "-m", "understudy.compat.art.server", "--port", "7999"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "start one with `understudy serve --base-model ...`" in done.stderr
+
+
+async def test_a_yielded_trajectory_is_captured_and_outside_nothing_happens() -> None:
+    async def answer(text: str) -> str:
+        art.yield_trajectory(art.Trajectory(reward=len(text)))
+        return text
+
+    assert await answer("for the user") == "for the user"
+    first, second = await art.gather_trajectories(art.capture_yielded_trajectory(answer(text)) for text in ("a", "abc"))
+    assert (first.reward, second.reward) == (1, 3)
+
+    async def silent() -> None: ...
+
+    with pytest.raises(RolloutError, match="no trajectory was yielded"):
+        await art.capture_yielded_trajectory(silent())
+
+
+def completion(message: dict[str, Any]) -> ChatCompletion:
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **message}}
+    body = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    return ChatCompletion.model_validate(body)
+
+
+def test_a_teachers_answer_becomes_what_a_student_must_say() -> None:
+    schema = {"type": "object", "properties": {"to": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("stay", "move")]
+    assert get_guided_completion_params(completion({"content": "A1"})) == (["A1"], None, None)
+    call = {"id": "c", "type": "function", "function": {"name": "move", "arguments": '{"to": "A1"}'}}
+    choice, tool_choice, fixed = get_guided_completion_params(
+        completion({"content": None, "tool_calls": [call]}), tools
+    )
+    assert choice is None and tool_choice == {"type": "function", "function": {"name": "move"}} and fixed is not None
+    assert fixed[0]["function"]["parameters"]["properties"] == {"to": {"enum": ["A1"]}}
+    with pytest.raises(ConfigError, match="base_tools: the completion calls 'move'"):
+        get_guided_completion_params(completion({"content": None, "tool_calls": [call]}))
+    with pytest.raises(ConfigError, match="no text and no tool call"):
+        get_guided_completion_params(completion({"content": None}))

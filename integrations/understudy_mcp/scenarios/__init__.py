@@ -1,0 +1,1 @@
+"""Scenarios for the tools of a server: generated, validated by execution, split, saved."""

@@ -10,6 +10,7 @@ import typer
 
 from .limits import Limits
 from .pool import ServerPool
+from .scenarios import commands as scenario_commands
 from .target import Target
 from .target_options import (
     Bind,
@@ -33,11 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-@app.callback()
-def mcp() -> None:
-    """Keep `tools` a command of its own while it is the only one."""
 
 
 @app.command()
@@ -74,3 +70,7 @@ async def listing(target: Target, json: bool) -> str:
     """The page of `understudy mcp tools`."""
     async with ServerPool(target, ahead=0) as pool:
         return json_format.dumps(as_json(pool), indent=1) if json else "\n".join(lines(pool))
+
+
+app.command("explore")(scenario_commands.explore)
+app.command("scenarios")(scenario_commands.scenarios)

@@ -8,6 +8,7 @@
   `continues` tells which of them a graph's state continues.
 - Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
   reward with `as_reward`; keep what it raised with `as_rollout_exception`.
+- Other LLMs: ask one with `Llm`, inside `budget(max_cost)`, whose `Spending` is the ledger.
 - Training: options, results and the judge of `understudy.Trainer`, for signatures; the errors that an adapter raises.
 """
 
@@ -15,7 +16,18 @@ from .client.capture import capturing, continues, histories_of, logged_reward, o
 from .client.sampling import MAX_COMPLETION_TOKENS, completion_limit, forced_temperature
 from .client.transport import LoopTransport
 from .contracts import Judge
-from .errors import CaptureError, ConfigError, LeakError, MissingExtraError, RolloutError, SharedStateError
+from .errors import (
+    BudgetExceeded,
+    CaptureError,
+    ConfigError,
+    LeakError,
+    LlmError,
+    MissingExtraError,
+    RolloutError,
+    SharedStateError,
+)
+from .llms.ledger import Spending, budget
+from .llms.llm import Llm
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
 from .trainer.evaluate import Evaluation
@@ -36,6 +48,7 @@ from .wire import call_headers, is_labelled
 
 __all__ = [
     "MAX_COMPLETION_TOKENS",
+    "BudgetExceeded",
     "Call",
     "CallOrigin",
     "CallOutput",
@@ -45,17 +58,21 @@ __all__ = [
     "Evaluation",
     "Judge",
     "LeakError",
+    "Llm",
+    "LlmError",
     "LoopTransport",
     "Message",
     "MissingExtraError",
     "RolloutError",
     "Sampling",
     "SharedStateError",
+    "Spending",
     "Tool",
     "TrainReport",
     "TrainerOptions",
     "as_reward",
     "as_rollout_exception",
+    "budget",
     "call_headers",
     "capturing",
     "completion_limit",

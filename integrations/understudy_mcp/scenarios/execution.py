@@ -19,6 +19,7 @@ from .scenario import ReferenceCall
 
 APART_SECONDS = 1.2
 """Between the two runs: clocks with a resolution of a second were seen to give equal answers."""
+SERVER_FAILED = "the server failed"
 _AT_ONCE = 2
 _SNAPSHOT_CALLS = 6
 
@@ -80,7 +81,7 @@ class Executor:
         async def all_of(tools: RolloutTools) -> Run:
             while waiting:
                 number = waiting[0]
-                runs[number] = Run(fault="the server failed")
+                runs[number] = Run(fault=SERVER_FAILED)
                 runs[number] = await self._calls(tools, plans[number].calls)
                 waiting.pop(0)
             return Run()
@@ -101,7 +102,7 @@ class Executor:
         except McpToolsChangedError:
             raise
         except McpServerError:
-            return Run(fault="the server failed")
+            return Run(fault=SERVER_FAILED)
 
     async def _with_effect(self, tools: RolloutTools, calls: Sequence[ReferenceCall]) -> Run:
         looks = self._looks(calls)
@@ -121,7 +122,7 @@ class Executor:
                 return Run(fault=f"a call took more than {CALL_SECONDS:g} s")
             if result.is_error:
                 return Run(fault="a tool reported an error")
-            if call.tool in self._reading and self._found.is_empty(call.tool, result, text):
+            if call.tool in self._reading and self._found.is_empty(call.tool, call.arguments, result, text):
                 return Run(fault="an answer was empty")
             answers.append(Answered(call.tool, call.arguments, result, text))
         return Run(tuple(answers))

@@ -60,7 +60,7 @@ class Plan:
             return 4
         if self.kind is PlanKind.SEVERAL:
             return 3
-        values = len(self.drafts[0].picks)
+        values = sum(len(draft.picks) for draft in self.drafts)
         return 1 if values < 2 else 2 if values < 5 else 3
 
 
@@ -137,7 +137,7 @@ class Planner:
         return self._rng.choice(choices) if choices else None
 
     def _effect(self, tool: ModelTool) -> Plan | None:
-        """A call that writes, and one that reads something with the same values."""
+        """A call that writes, and one with the same values that reads, or writes where that needs the first."""
         writers = [each for each in self.tools if each.tool.kind is not ToolKind.READ]
         if not writers or not self.readers:
             return None
@@ -145,7 +145,12 @@ class Planner:
         for _ in range(_TRIES):
             first = self._draw(writer)
             near = tuple(Leaf(pick.value, f"{writer.name}: {pick.slot.path}", pick.slot.words) for pick in first.picks)
-            reader = self._rng.choice(self.readers) if tool is writer else tool
+            others = (
+                self.readers
+                if self._rng.random() < 0.7 or len(writers) < 2
+                else [w for w in writers if w is not writer]
+            )
+            reader = self._rng.choice(others) if tool is writer else tool
             second = self.found.sampler.draw(reader, near)
             if any(pick.leaf in near for pick in second.picks) or (not second.picks and self._rng.random() < 0.3):
                 return Plan(PlanKind.EFFECT, (first, second))

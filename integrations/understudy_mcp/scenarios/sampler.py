@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,12 +12,14 @@ from typing import cast
 from ..tools import Schema
 from ..toolset import ModelTool
 from .harvest import Leaf, Scalar, words_of
+from .moments import is_dated
 from .slots import Slot, properties_of, slot_of
 
-_PRIOR = {"enum": 9.0, "boolean": 9.0, "numbers": 5.0, "examples": 6.0, "quoted": 4.0, "default": 2.0, "words": 0.6}
-_MEANING, _MATCHING, _OTHER = 5.0, 6.0, 0.6
-_OPEN = {"words", "quoted", "default", "paths", "revisions", "patterns", "phrases", "cities"}
+_PRIOR = {"enum": 9.0, "boolean": 9.0, "numbers": 5.0, "examples": 6.0, "quoted": 4.0, "default": 2.0, "words": 1.5}
+_MEANING, _MATCHING, _OTHERS = 5.0, 6.0, 3.0
+_OPEN = {"words", "quoted", "default", "paths", "here", "revisions", "patterns", "phrases", "cities"}
 """Suggestions that may all be wrong: values of any place are tried beside them."""
+_NO_NAME = re.compile(r"true|false|null|none|-?\d+(\.\d+)?", re.IGNORECASE)
 _DEEPEST = 4
 _OPTIONAL = 0.25
 
@@ -54,6 +57,8 @@ class Sampler:
     def add(self, leaves: Iterable[Leaf]) -> None:
         """Values that a tool answered with."""
         for leaf in leaves:
+            if isinstance(leaf.value, str) and (_NO_NAME.fullmatch(leaf.value) or is_dated(leaf.value)):
+                continue
             values = self.places.setdefault(leaf.place, {})
             if len(values) < 200:
                 values.setdefault(leaf.value, leaf)
@@ -89,6 +94,7 @@ class Sampler:
         if slot.closed:
             return weights
         is_open = set(slot.told) <= _OPEN
+        others: list[str] = []
         for place, values in self.places.items():
             leaf = next(iter(values.values()))
             if not fits(slot, leaf):
@@ -97,7 +103,8 @@ class Sampler:
             if closeness:
                 weights[place] = _MATCHING * closeness
             elif is_open and slot.kind == "string":
-                weights[place] = _OTHER
+                others.append(place)
+        weights |= {place: _OTHERS / len(others) for place in others}
         return {source: prior * self._rate(slot.key, source) for source, prior in weights.items()}
 
     def record(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, list[Leaf]] | None:

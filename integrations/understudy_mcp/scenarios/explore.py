@@ -23,7 +23,7 @@ from ..rollout_tools import RolloutTools
 from ..tools import Schema, ToolKind
 from ..toolset import ModelTool
 from .harvest import Leaf, is_empty, leaves_of, strings_of, words_of
-from .sampler import Draft, Sampler
+from .sampler import ArgumentSampler, DraftCall
 from .scenario import ReferenceCall
 from .split import combination
 
@@ -42,6 +42,8 @@ _PRIVATE = {"env", "environment", "secret", "credential", "password", "token", "
 
 
 _NONE = re.compile(r"(there (are|is) )?(no|none|nothing)\b.{0,80}", re.IGNORECASE)
+_ERRNO = re.compile(r"\bE(NOENT|ISDIR|NOTDIR|ACCES|PERM|EXIST|INVAL)\b")
+"""An error of a file system that a server reports as a text."""
 _COMPLAINT = re.compile(r"error|not found|no such|unknown|invalid|does not exist|missing", re.IGNORECASE)
 
 
@@ -65,7 +67,7 @@ class Observation:
 class Exploration:
     """All that exploring found. `left_out`: tool -> why it is not used."""
 
-    sampler: Sampler
+    sampler: ArgumentSampler
     observations: list[Observation] = field(default_factory=list[Observation])
     resources: dict[str, str] = field(default_factory=dict[str, str])
     left_out: dict[str, str] = field(default_factory=dict[str, str])
@@ -80,10 +82,12 @@ class Exploration:
         """Whether an answer tells nothing: it is empty, says so, or complains as the tool does about nonsense."""
         if is_empty(result, text) or _NONE.fullmatch(text.strip()) or text == self.nothing.get(tool):
             return True
+        if _ERRNO.search(text):
+            return True
         complaints = {line for line in _masked(self.nothing.get(tool, ""), [_NONSENSE]) if _COMPLAINT.search(line)}
         return not complaints.isdisjoint(_masked(text, list(strings_of(arguments))))
 
-    def keep(self, draft: Draft, result: ToolResult, text: str, *, harvest: bool = True) -> None:
+    def keep(self, draft: DraftCall, result: ToolResult, text: str, *, harvest: bool = True) -> None:
         """Note an answer, and what it teaches."""
         name = draft.tool.name
         empty = self.is_empty(name, draft.arguments, result, text)
@@ -98,7 +102,7 @@ async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False
     """Call the reading tools with all that is known, round by round, as each answer may hold values for others.
 
     Tools that write are called only with `allow_writes`, each call in a rollout of its own."""
-    found = Exploration(Sampler(random.Random(seed)))
+    found = Exploration(ArgumentSampler(random.Random(seed)))
     readers: list[ModelTool] = []
     writers: list[ModelTool] = []
     for tool in pool.toolset.tools:
@@ -179,7 +183,7 @@ class _Reading:
                 self.seen.add(key)
                 await self._call(tools, draft)
 
-    async def _call(self, tools: RolloutTools, draft: Draft) -> None:
+    async def _call(self, tools: RolloutTools, draft: DraftCall) -> None:
         try:
             result, text = await answered(tools, draft.tool.name, draft.arguments)
         except TimeoutError:
@@ -238,7 +242,7 @@ async def _explore_writers(pool: ServerPool, found: Exploration, writers: list[M
             await asyncio.gather(*(_write(pool, found, draft) for draft in drafts[start : start + _WRITERS_AT_ONCE]))
 
 
-async def _write(pool: ServerPool, found: Exploration, draft: Draft) -> None:
+async def _write(pool: ServerPool, found: Exploration, draft: DraftCall) -> None:
     name = draft.tool.name
     try:
         async with pool.rollout() as tools:

@@ -12,8 +12,8 @@ from understudy.integration import ConfigError, Llm, LlmError
 
 from ..toolset import ModelTool
 from .answers import Answered
-from .execution import Run
-from .generation import Generation
+from .execution import ReferenceRun
+from .generation import ScenarioGeneration
 from .harvest import LONGEST_VALUE, strings_of, usable_value
 from .moments import is_dated
 from .scenario import ReferenceCall
@@ -47,7 +47,7 @@ class _Written:
     calls: tuple[ReferenceCall, ...]
 
 
-async def from_llm(work: Generation, llm: Llm) -> None:
+async def from_llm(work: ScenarioGeneration, llm: Llm) -> None:
     """Ask for scenarios until there are enough. Raises LlmError where it gives none, BudgetExceeded, ConfigError."""
     writing = _Writing(work, llm)
     fruitless = 0
@@ -63,7 +63,7 @@ async def from_llm(work: Generation, llm: Llm) -> None:
 class _Writing:
     """One question after the other, each with what was wrong before."""
 
-    def __init__(self, work: Generation, llm: Llm) -> None:
+    def __init__(self, work: ScenarioGeneration, llm: Llm) -> None:
         self.work = work
         self.failure: LlmError | None = None
         self._llm = llm
@@ -171,7 +171,9 @@ class _Writing:
             self.work.dropped[fault] += 1
         return bool(fault)
 
-    async def _answers(self, pairs: Sequence[tuple[_Written, Run, Run]]) -> dict[int, tuple[str, ...]]:
+    async def _answers(
+        self, pairs: Sequence[tuple[_Written, ReferenceRun, ReferenceRun]]
+    ) -> dict[int, tuple[str, ...]]:
         """What final answers must contain, for the scenarios whose tools answered the same twice. Asked of the model, and
         kept where it stands in the answers and not in the task."""
         open_world = {tool.name for tool in self._tools.values() if tool.tool.open_world}

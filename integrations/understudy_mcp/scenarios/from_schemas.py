@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from .answers import Expected, expected
-from .execution import SERVER_FAILED, Run
-from .generation import Generation
+from .execution import SERVER_FAILED, ReferenceRun
+from .generation import ScenarioGeneration
 from .harvest import strings_of
 from .plans import Plan, PlanKind, Planner
 from .wording import task_of, tells_its_calls
@@ -21,7 +21,7 @@ _SAME_ANSWER = 3
 """Scenarios of one call whose answers are the same text."""
 
 
-async def from_schemas(work: Generation) -> None:
+async def from_schemas(work: ScenarioGeneration) -> None:
     """Waves of plans, those tools first that have few valid scenarios yet."""
     planner = Planner(work.found, work.pool.toolset.tools, work.rng)
     drawing = _Drawing(work, planner)
@@ -40,7 +40,7 @@ async def from_schemas(work: Generation) -> None:
 class _Drawing:
     """Plans, run and put into words."""
 
-    work: Generation
+    work: ScenarioGeneration
     planner: Planner
     effective: set[str] = field(default_factory=set[str])
     """Tools that write, of which a change was seen."""
@@ -74,14 +74,14 @@ class _Drawing:
                 break
         return plans
 
-    def _learn(self, plan: Plan, run: Run) -> None:
+    def _learn(self, plan: Plan, run: ReferenceRun) -> None:
         """A single call teaches which values its tool takes, and whether what it writes can be seen."""
         if plan.kind is PlanKind.SINGLE and run.fault != SERVER_FAILED:
             self.work.found.sampler.learn(plan.drafts[0], not run.fault and run.effect is not False)
             if run.effect:
                 self.effective.add(plan.drafts[0].tool.name)
 
-    def _may_stay(self, plan: Plan, run: Run) -> bool:
+    def _may_stay(self, plan: Plan, run: ReferenceRun) -> bool:
         fault = run.fault
         if not fault and plan.link is not None and str(plan.link.pick.value) not in run.answers[0].text:
             fault = "the value for the next call was not in the answer"
@@ -95,7 +95,7 @@ class _Drawing:
             self.work.dropped[fault] += 1
         return not fault
 
-    def _keep(self, plan: Plan, first: Run, second: Run) -> None:
+    def _keep(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> None:
         answers = [] if self.work.executor.writes(plan.calls[-1:]) else self._expected(plan, first, second)
         task = task_of(plan, [each.ask for each in answers], self.work.rng)
         if not tells_its_calls(task, plan):
@@ -104,7 +104,7 @@ class _Drawing:
         values = tuple(dict.fromkeys(value for each in answers for value in each.values if value not in task))
         self.work.keep(task, plan.calls, values, difficulty=plan.difficulty, source="schemas", recipe=plan.kind.value)
 
-    def _expected(self, plan: Plan, first: Run, second: Run) -> list[Expected]:
+    def _expected(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> list[Expected]:
         """What the answers are asked for: of all calls that are independent, else of the last. Where a name tells what is
         asked for, all that is asked for has one."""
         pairs = list(zip(first.answers, second.answers, strict=True))

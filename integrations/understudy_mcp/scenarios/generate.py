@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
 from understudy.integration import ConfigError, Llm
 
 from ..pool import ServerPool
@@ -11,7 +14,7 @@ from .explore import Exploration, explore
 from .files import ScenarioSet
 from .from_llm import from_llm
 from .from_schemas import from_schemas
-from .generation import Generation, Progress
+from .generation import Progress, ScenarioGeneration
 
 
 async def generate_scenarios(
@@ -37,31 +40,30 @@ async def generate_scenarios(
             "scenarios: count >= 1, 1 <= max_difficulty <= 5 and 0 <= held_out < 1 are needed, got "
             f"{count}, {max_difficulty} and {held_out}"
         )
-    if not isinstance(pool_or_target, ServerPool):
-        async with ServerPool(Target.parse(pool_or_target), ahead=1) as pool:
-            return await generate_scenarios(
-                pool,
-                count=count,
-                seed=seed,
-                llm=llm,
-                allow_writes=allow_writes,
-                max_difficulty=max_difficulty,
-                held_out=held_out,
-                exploration=exploration,
-                progress=progress,
-            )
-    pool = pool_or_target
-    found = exploration or await explore(pool, seed=seed, allow_writes=allow_writes)
-    work = Generation(pool, found, count, seed, max_difficulty, progress)
-    if llm is None:
-        await from_schemas(work)
-    else:
-        await from_llm(work, llm if isinstance(llm, Llm) else Llm(llm))
+    async with _opened(pool_or_target) as pool:
+        found = exploration or await explore(pool, seed=seed, allow_writes=allow_writes)
+        work = ScenarioGeneration(pool, found, count, seed, max_difficulty, progress)
+        if llm is None:
+            await from_schemas(work)
+        else:
+            await from_llm(work, llm if isinstance(llm, Llm) else Llm(llm))
     if not work.valid:
-        reasons = "; ".join(f"{number} {reason}" for reason, number in work.dropped.most_common())
-        left_out = "; ".join(f"{name}: {why}" for name, why in found.left_out.items())
-        raise ConfigError(
-            f"scenarios: none could be made for {pool.target.shown()}: "
-            + (one_line("; ".join(filter(None, [reasons, left_out])), 600) or "nothing was tried")
-        )
+        raise ConfigError(f"scenarios: none could be made for {pool.target.shown()}: {_reasons(work)}")
     return work.result(held_out)
+
+
+@asynccontextmanager
+async def _opened(pool_or_target: ServerPool | TargetLike) -> AsyncGenerator[ServerPool]:
+    """The pool, or a new one for the target."""
+    if isinstance(pool_or_target, ServerPool):
+        yield pool_or_target
+        return
+    async with ServerPool(Target.parse(pool_or_target), ahead=1) as pool:
+        yield pool
+
+
+def _reasons(work: ScenarioGeneration) -> str:
+    """Why nothing is valid, in one line."""
+    reasons = [f"{number} {reason}" for reason, number in work.dropped.most_common()]
+    reasons += [f"{name}: {why}" for name, why in work.found.left_out.items()]
+    return one_line("; ".join(reasons), 600) or "nothing was tried"

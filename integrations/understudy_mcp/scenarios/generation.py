@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass
-class Generation:
+class ScenarioGeneration:
     """The work of one `generate_scenarios`."""
 
     pool: ServerPool

@@ -63,7 +63,7 @@ def leaves_of(tool: str, arguments: Mapping[str, object], result: ToolResult, ne
         usable = usable_value(value)
         if usable is None or usable in context or len(found) >= _MOST_LEAVES:
             continue
-        if place.startswith("[") and isinstance(usable, str) and folder:
+        if place[:1] == "[" and place[1:2].isalpha() and isinstance(usable, str) and folder:
             usable = f"{folder}/{usable}"
         words = words or (singular(tool.lower()),)
         found.append(Leaf(usable, f"{tool}: {place}", words, record, context))
@@ -113,7 +113,11 @@ def json_of(result: ToolResult, neutral: str) -> object:
         value = cast(object, json.loads(neutral))
     except (ValueError, RecursionError):
         return None
-    return cast(object, value) if isinstance(value, dict | list) and not result.cut else None
+    return value if not result.cut and _is_structure(value) else None
+
+
+def _is_structure(value: object) -> bool:
+    return isinstance(value, dict | list)
 
 
 def is_empty(result: ToolResult, neutral: str) -> bool:

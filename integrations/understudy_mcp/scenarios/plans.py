@@ -11,7 +11,7 @@ from ..tools import ToolKind
 from ..toolset import ModelTool
 from .explore import Exploration, Observation
 from .harvest import SHORT, Leaf
-from .sampler import Draft, Pick
+from .sampler import DraftCall, Pick
 from .scenario import ReferenceCall
 
 _TRIES = 6
@@ -25,7 +25,7 @@ class PlanKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Link:
+class ValueLink:
     """An argument that the task does not tell: `pick` is the `words` in the answer before, the only ones or the `first`."""
 
     pick: Pick
@@ -38,8 +38,8 @@ class Plan:
     """Calls, in order."""
 
     kind: PlanKind
-    drafts: tuple[Draft, ...] = field(hash=False)
-    link: Link | None = field(default=None, hash=False)
+    drafts: tuple[DraftCall, ...] = field(hash=False)
+    link: ValueLink | None = field(default=None, hash=False)
 
     @property
     def calls(self) -> tuple[ReferenceCall, ...]:
@@ -116,11 +116,11 @@ class Planner:
                 if first is not None:
                     observation, is_first = first
                     reader = next(each for each in self.readers if each.name == observation.tool)
-                    link = Link(pick, leaf.words, is_first)
-                    return Plan(PlanKind.FLOW, (Draft(reader, observation.arguments, ()), draft), link)
+                    link = ValueLink(pick, leaf.words, is_first)
+                    return Plan(PlanKind.FLOW, (DraftCall(reader, observation.arguments, ()), draft), link)
         return None
 
-    def _first_call(self, leaf: Leaf, draft: Draft) -> tuple[Observation, bool] | None:
+    def _first_call(self, leaf: Leaf, draft: DraftCall) -> tuple[Observation, bool] | None:
         """An observed call with a named value that is this leaf's, the only one of its place or the first of several."""
         tool = leaf.place.split(":")[0]
         if (
@@ -158,5 +158,5 @@ class Planner:
                 return None
         return None
 
-    def _draw(self, tool: ModelTool) -> Draft:
+    def _draw(self, tool: ModelTool) -> DraftCall:
         return self.found.sampler.draw(tool)

@@ -35,7 +35,7 @@ class Pick:
 
 
 @dataclass(frozen=True)
-class Draft:
+class DraftCall:
     """A call that may work."""
 
     tool: ModelTool
@@ -43,7 +43,7 @@ class Draft:
     picks: tuple[Pick, ...] = field(hash=False)
 
 
-class Sampler:
+class ArgumentSampler:
     """Draws calls. `learn` tells it which worked; `add` gives it values that were found."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -65,7 +65,7 @@ class Sampler:
             if leaf.record:
                 self._records.setdefault((leaf.place.split(":")[0], leaf.record), []).append(leaf)
 
-    def learn(self, draft: Draft, worked: bool) -> None:
+    def learn(self, draft: DraftCall, worked: bool) -> None:
         """Whether a drawn call worked: each of its sources gains or loses."""
         for key in {(pick.slot.key, pick.source) for pick in draft.picks}:
             self._tried[key] += 1
@@ -75,11 +75,11 @@ class Sampler:
         """How often this source has worked for this slot."""
         return self._worked[slot.key, source]
 
-    def draw(self, tool: ModelTool, near: tuple[Leaf, ...] = ()) -> Draft:
+    def draw(self, tool: ModelTool, near: tuple[Leaf, ...] = ()) -> DraftCall:
         """A call of the tool. `near`: values that are taken where they fit, as another call of the same task has them."""
         drawing = _Drawing(self, tool, near)
         arguments = drawing.object(tool.parameters, "", 0)
-        return Draft(tool, arguments, tuple(drawing.picks))
+        return DraftCall(tool, arguments, tuple(drawing.picks))
 
     def slot(self, tool: ModelTool, path: str, schema: Schema) -> Slot:
         """The slot, made once."""
@@ -145,7 +145,7 @@ def fits(slot: Slot, leaf: Leaf) -> bool:
 class _Drawing:
     """One call while it is drawn."""
 
-    sampler: Sampler
+    sampler: ArgumentSampler
     tool: ModelTool
     near: tuple[Leaf, ...]
     picks: list[Pick] = field(default_factory=list[Pick])

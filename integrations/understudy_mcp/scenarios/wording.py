@@ -13,7 +13,7 @@ from ..tools import ToolKind, is_verb
 from ..toolset import ModelTool
 from .harvest import singular, strings_of
 from .plans import Plan
-from .sampler import Draft
+from .sampler import DraftCall
 
 MOST_WORDS = 59
 """Tasks stay below 60 words."""
@@ -129,7 +129,7 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if '"' not in text else f"'{text}'"
 
 
-def _clause(draft: Draft, rng: random.Random, linked: tuple[str, str] | None) -> str:
+def _clause(draft: DraftCall, rng: random.Random, linked: tuple[str, str] | None) -> str:
     action = rng.choice(actions(draft.tool))
     arguments = dict(draft.arguments)
     parts = _parts(arguments, rng, linked)

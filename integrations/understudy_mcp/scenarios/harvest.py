@@ -113,11 +113,7 @@ def json_of(result: ToolResult, neutral: str) -> object:
         value = cast(object, json.loads(neutral))
     except (ValueError, RecursionError):
         return None
-    return value if not result.cut and _is_structure(value) else None
-
-
-def _is_structure(value: object) -> bool:
-    return isinstance(value, dict | list)
+    return None if result.cut or not isinstance(value, dict | list) else cast(dict[str, object] | list[object], value)
 
 
 def is_empty(result: ToolResult, neutral: str) -> bool:

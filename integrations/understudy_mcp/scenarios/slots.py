@@ -188,6 +188,8 @@ def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
         told[meaning[0]] = list(meaning[1])
         if meaning[0] == "paths":
             told["here"] = ["."]
+            if {"directory", "folder", "dir"} & set(words_of(tool.name)):
+                told["paths"] = list(_WORDS)
     if quoted := _texts([text for text in _QUOTED.findall(about) if not text.endswith((".", ":"))]):
         told["quoted"] = quoted
     if default := _texts([schema.get("default")]):

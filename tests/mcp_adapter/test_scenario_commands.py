@@ -71,7 +71,7 @@ def test_a_dry_run_calls_and_writes_nothing(called: Called, tmp_path: Path) -> N
     ("words", "code", "message"),
     [
         (["scenarios", "library_server:make", "--max-cost", "1"], 2, "they are for --llm, which is not given"),
-        (["scenarios", "library_server:make", "--count", "0"], 2, "0 is not in the range"),
+        (["scenarios", "library_server:make", "--count", "0"], 2, "greater than or equal to 1"),
         (["scenarios", "library_server:make", "--only", "add_book"], 2, "none could be made"),
         (["explore", "library_server:nothing"], 2, "library_server has no 'nothing'"),
     ],

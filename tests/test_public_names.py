@@ -68,6 +68,7 @@ DOOR = [
     "TrainerOptions",
     "as_reward",
     "as_rollout_exception",
+    "call_answered",
     "call_headers",
     "capturing",
     "completion_limit",

@@ -60,7 +60,7 @@ def served_gateway(policy: Policy, folder: Path) -> Generator[ServedGateway]:
                 urls.append(url)
                 ready.set()
                 await asyncio.to_thread(over.wait)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
             failures.append(error)
         finally:
             ready.set()

@@ -154,7 +154,7 @@ def test_a_reward_that_is_logged_in_a_node_belongs_to_the_call_before_it(
     for before, after in (("ask0", "check0"), ("check0", "ask1"), ("ask1", "check1")):
         graph.add_edge(before, after)
     with capture(stand_in) as trajectory:
-        final = graph.compile().invoke({"messages": [("user", "hi")]})
+        final = graph.compile().invoke({"messages": [("user", "hi")]})  # type: ignore[arg-type]
     calls = [message.response_metadata["understudy"]["call_id"] for message in final["messages"][1:]]
     assert trajectory.call_rewards == dict(zip(calls, (pytest.approx(0.2), pytest.approx(0.3)), strict=True))
 

@@ -35,7 +35,8 @@ def graph(tmp_path: Path) -> Path:
     lines: list[dict[str, object]] = []
     for name, (kind, fact) in ENTITIES.items():
         lines.append({"type": "entity", "name": name, "entityType": kind, "observations": [fact]})
-    lines += [{"type": "relation", "from": one, "to": other, "relationType": kind} for one, other, kind in RELATIONS]
+    for one, other, kind in RELATIONS:
+        lines.append({"type": "relation", "from": one, "to": other, "relationType": kind})
     (tmp_path / "memory.json").write_text("\n".join(json.dumps(line) for line in lines))
     return tmp_path
 

@@ -78,6 +78,7 @@ DOOR = [
     "logged_reward",
     "new_id",
     "on_capture_end",
+    "refuse_running_loop",
     "scenario_fields",
     "scenario_id",
     "scenario_text",

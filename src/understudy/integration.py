@@ -8,7 +8,8 @@
   `continues` tells which of them a graph's state continues.
 - Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
   reward with `as_reward`; keep what it raised with `as_rollout_exception`.
-- Training: options, results and the judge of `understudy.Trainer`, for signatures; the errors that an adapter raises.
+- Training: options, results and the judge of `understudy.Trainer`, for signatures; `refuse_running_loop` for
+  sync twins of async methods; the errors that an adapter raises.
 """
 
 from .client.capture import capturing, continues, histories_of, logged_reward, on_capture_end
@@ -21,6 +22,7 @@ from .scenarios.identity import scenario_fields, scenario_id, scenario_text
 from .trainer.evaluate import Evaluation
 from .trainer.options import TrainerOptions
 from .trainer.report import TrainReport
+from .trainer.trainer import refuse_running_loop
 from .types import (
     Call,
     CallOrigin,
@@ -66,6 +68,7 @@ __all__ = [
     "logged_reward",
     "new_id",
     "on_capture_end",
+    "refuse_running_loop",
     "scenario_fields",
     "scenario_id",
     "scenario_text",

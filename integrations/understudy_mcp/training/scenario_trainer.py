@@ -19,7 +19,7 @@ from .training_state import Measured, TrainingState
 
 
 class ScenarioTrainer(Trainer):
-    """`curriculum` is None where all scenarios are open from the start. `after` is the newest measurement."""
+    """`curriculum` is None where all scenarios are open from the start."""
 
     def __init__(
         self,
@@ -33,7 +33,6 @@ class ScenarioTrainer(Trainer):
     ) -> None:
         super().__init__(model, rollout, scenarios, **options)
         self.state = state
-        self.after: Measured | None = None
         self.curriculum: Curriculum | None = None
         if follow_curriculum:
             self.curriculum = Curriculum.start(scenarios, self.options.scenarios_per_step, state.curriculum)
@@ -63,14 +62,14 @@ class ScenarioTrainer(Trainer):
         return f"difficulty {now.level} is open from the next iteration on{known}"
 
     def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Note what was measured; the first time, as what was before training."""
+        """Note what was measured; the first time also as what was before training."""
         step = next((each.place.step for group in groups for each in group if each.place.step is not None), 0)
-        self.after = Measured(step=step, rates=rates(groups))
+        self.state.after = Measured(step=step, rates=rates(groups))
         if self.state.before is None:
-            self.state.before = self.after
+            self.state.before = self.state.after
 
     async def keep_state(self) -> None:
-        """Keep curriculum and first measurement with the model, where they have changed."""
+        """Keep curriculum and measurements with the model, where they have changed."""
         if self.curriculum is not None:
             self.state.curriculum = self.curriculum.state
         if self.state != self._kept:

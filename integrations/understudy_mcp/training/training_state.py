@@ -27,6 +27,7 @@ class TrainingState(BaseModel):
     scenarios: str
     curriculum: CurriculumState | None = None
     before: Measured | None = None
+    after: Measured | None = None
 
     @classmethod
     async def of(cls, model: TrainableModel, scenarios: str) -> TrainingState:

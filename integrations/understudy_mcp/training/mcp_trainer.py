@@ -1,0 +1,179 @@
+"""Point at a server: scenarios, rollouts, rewards, training, and what it changed on held-out scenarios."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import cast
+
+from typing_extensions import Unpack
+
+from understudy import TrainableModel
+from understudy.integration import ConfigError, Evaluation, Judge, TrainerOptions, TrainReport, refuse_running_loop
+
+from ..pool import ServerPool
+from ..scenarios.files import ScenarioSet
+from ..target import Target, TargetLike
+from .agent_loop import LoopOptions
+from .comparison import Comparison
+from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
+from .plan import plan_lines
+from .rollout import McpRollout
+from .scenario_judge import ScenarioJudge
+from .scenario_source import ScenariosLike, as_set, check_usable, scenario_file
+from .scenario_trainer import ScenarioTrainer
+from .training_state import TrainingState
+
+
+class MCPTrainerOptions(TrainerOptions, total=False):
+    """The options of an MCPTrainer: those of `ToolOptions`, and of `understudy.Trainer` but `reward` and `eval`."""
+
+    max_turns: int
+    max_tools: int | None
+    temperature: float
+    result_chars: int | None
+    curriculum: bool
+    judge_all: bool
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ToolOptions:
+    """What is special to tools of MCP servers; each option once. None: see `defaults_for`."""
+
+    max_turns: int = 8  # how often the model is asked in a rollout
+    max_tools: int | None = None  # shown to the model: the expected ones and others; None: all, 8 for `tiny`
+    temperature: float = 1.0  # of rollouts that are trained on
+    result_chars: int | None = None  # of a tool's result as the model reads it; None: the target's, 1,500 for `tiny`
+    curriculum: bool = True  # easier scenarios first
+    judge_all: bool = False  # the judge has half of every reward, not only of scenarios that cannot be executed
+    say: Callable[[str], None] = print  # what happens beside the steps, a line at a time
+
+
+class MCPTrainer:
+    """Trains `model` to use the tools of `target`. `scenarios`: a ScenarioSet, McpScenarios, their file, or None: the file
+    that is kept for this model. Held-out scenarios are evaluated before and after; `comparison` then has both."""
+
+    def __init__(
+        self,
+        target: TargetLike,
+        model: TrainableModel,
+        scenarios: ScenariosLike = None,
+        **options: Unpack[MCPTrainerOptions],
+    ) -> None:
+        self.target = Target.parse(target)
+        self.model = model
+        self.comparison: Comparison | None = None
+        own = {field.name for field in fields(ToolOptions)}
+        self.options = ToolOptions(**{name: value for name, value in options.items() if name in own})  # type: ignore[arg-type]
+        self._training = cast(TrainerOptions, {name: value for name, value in options.items() if name not in own})
+        for name in ("reward", "eval"):
+            if name in self._training:
+                raise ConfigError(f"{name}: an MCPTrainer takes it from the scenarios: their check, their split")
+        self._defaults = defaults_for(model.base_model)
+        self._scenarios = scenarios
+
+    def train(self, steps: int) -> TrainReport:
+        """`atrain`, outside an event loop."""
+        refuse_running_loop("train", "atrain")
+        return asyncio.run(self.atrain(steps))
+
+    async def atrain(self, steps: int) -> TrainReport:
+        """Train until the model has made `steps` steps in all; run again, it goes on where it was. Raises ConfigError,
+        McpStartError, and what a Trainer raises."""
+        async with self._prepared(steps) as (trainer, scenarios):
+            try:
+                report = await trainer.atrain(steps)
+            finally:
+                await trainer.keep_state()
+            state = trainer.state
+            self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after)
+            return report
+
+    def evaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
+        """`aevaluate`, outside an event loop."""
+        refuse_running_loop("evaluate", "aevaluate")
+        return asyncio.run(self.aevaluate(temperature=temperature, rollouts=rollouts, step=step))
+
+    async def aevaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
+        """Score the newest step, or `step`, on the held-out scenarios; on all where none is held out."""
+        async with self._prepared(1, step) as (trainer, scenarios):
+            chosen = scenarios.eval or scenarios.scenarios
+            return await trainer.aevaluate(chosen, temperature=temperature, rollouts=rollouts)
+
+    async def aplan(self, steps: int) -> list[str]:
+        """What `atrain` would do, a line each. The servers are started; no model is called and nothing is written."""
+        async with self._pool() as pool:
+            scenarios = self._existing()
+            if scenarios is not None:
+                check_usable(scenarios, pool, self._max_tools, self._judge is not None)
+            return plan_lines(pool, self.model, scenarios, steps, self._trainer_options(scenarios, steps), self._loop())
+
+    @property
+    def _judge(self) -> Judge | None:
+        return self._training.get("judge")
+
+    @property
+    def _max_tools(self) -> int | None:
+        return self.options.max_tools if self.options.max_tools is not None else self._defaults.max_tools
+
+    @property
+    def _concurrency(self) -> int:
+        return self._training.get("concurrency", default_concurrency(self.target))
+
+    def _pool(self) -> ServerPool:
+        return ServerPool(self.target, max_rollouts=self._concurrency)
+
+    @asynccontextmanager
+    async def _prepared(
+        self, steps: int, step: int | None = None
+    ) -> AsyncGenerator[tuple[ScenarioTrainer, ScenarioSet]]:
+        """The servers started, and the Trainer for the scenarios."""
+        async with self._pool() as pool:
+            scenarios = await self._chosen(pool)
+            if changed := scenarios.server_change(pool.fingerprint):
+                self.options.say(changed)
+            check_usable(scenarios, pool, self._max_tools, self._judge is not None)
+            state = await TrainingState.of(self.model, scenarios.digest)
+            rollout = McpRollout(
+                pool, self._loop(), self._max_tools, self.options.result_chars or self._defaults.result_chars, step
+            )
+            options = self._trainer_options(scenarios, steps)
+            follow = self.options.curriculum
+            yield (
+                ScenarioTrainer(self.model, rollout, scenarios.train, state, follow_curriculum=follow, **options),
+                scenarios,
+            )
+
+    def _existing(self) -> ScenarioSet | None:
+        """The scenarios, where they need not be made."""
+        if self._scenarios is not None:
+            return as_set(self._scenarios)
+        file = scenario_file(self.model)
+        return as_set(file) if file.exists() else None
+
+    async def _chosen(self, pool: ServerPool) -> ScenarioSet:
+        existing = self._existing()
+        if existing is None:
+            raise ConfigError(f"scenarios: none were named, and {scenario_file(self.model)} does not exist")
+        return existing
+
+    def _loop(self) -> LoopOptions:
+        return LoopOptions(self.options.max_turns, self.options.temperature)
+
+    def _trainer_options(self, scenarios: ScenarioSet | None, steps: int) -> TrainerOptions:
+        usual: TrainerOptions = {
+            "concurrency": self._concurrency,
+            "config": default_config(self.model.base_model, steps),
+            "group_size": GROUP_SIZE,
+            "max_completion_tokens": self._defaults.max_completion_tokens,
+            "scenarios_per_step": self._defaults.scenarios_per_step,
+        }
+        options: TrainerOptions = {**usual, **self._training}
+        if scenarios is not None and scenarios.eval:
+            options["eval"] = scenarios.eval
+        if scenarios is not None and self._judge is not None:
+            options["judge"] = ScenarioJudge(self._judge, scenarios.scenarios, judge_all=self.options.judge_all)
+        return options

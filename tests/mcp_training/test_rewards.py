@@ -8,7 +8,7 @@ from understudy_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceC
 from understudy_mcp.tools import Schema, ServerDescription, ServerTool, ToolKind
 from understudy_mcp.toolset import Toolset, make_toolset
 from understudy_mcp.training.answers import LONGEST_ANSWER, answer_score, contains
-from understudy_mcp.training.episode import Episode, EpisodeEnd, MadeCall
+from understudy_mcp.training.episode import ToolEpisode, EpisodeEnd, MadeCall
 from understudy_mcp.training.equivalence import argument_score, same_value, value_score
 from understudy_mcp.training.rewards import score
 
@@ -50,7 +50,7 @@ RIGHT = MadeCall("convert", CONVERSION)
 
 
 def test_the_right_call_and_answer_are_worth_one() -> None:
-    result = score(CONVERT, Episode((RIGHT,), "It is 7:30.", turns=2), toolset())
+    result = score(CONVERT, ToolEpisode((RIGHT,), "It is 7:30.", turns=2), toolset())
     assert result.reward == pytest.approx(1.0)
     assert result.metrics == {
         "success": 1.0,
@@ -81,32 +81,32 @@ def test_the_right_call_and_answer_are_worth_one() -> None:
     ],
 )
 def test_partial_credit_grows_with_what_is_right(calls: tuple[MadeCall, ...], answer: str, reward: float) -> None:
-    assert score(CONVERT, Episode(calls, answer), toolset()).reward == pytest.approx(reward)
+    assert score(CONVERT, ToolEpisode(calls, answer), toolset()).reward == pytest.approx(reward)
 
 
 def test_an_answer_counts_only_where_the_rollout_ended_with_it() -> None:
-    cut = score(CONVERT, Episode((RIGHT,), "7:30", EpisodeEnd.TURN_LIMIT), toolset())
+    cut = score(CONVERT, ToolEpisode((RIGHT,), "7:30", EpisodeEnd.TURN_LIMIT), toolset())
     assert (cut.reward, cut.metrics["success"]) == (pytest.approx(0.6), 0.0)
 
 
 def test_a_volatile_answer_is_checked_by_its_calls_and_must_be_given() -> None:
     volatile = scenario(ReferenceCall(tool="now"), check=CheckKind.CALLS, answer=())
-    assert score(volatile, Episode((MadeCall("now", {}),), "noon"), toolset()).reward == pytest.approx(1.0)
-    silent = score(volatile, Episode((MadeCall("now", {}),), " "), toolset())
+    assert score(volatile, ToolEpisode((MadeCall("now", {}),), "noon"), toolset()).reward == pytest.approx(1.0)
+    silent = score(volatile, ToolEpisode((MadeCall("now", {}),), " "), toolset())
     assert (silent.reward, silent.metrics["success"]) == (pytest.approx(0.6), 0.0)
 
 
 def test_an_answer_without_reference_calls_is_worth_its_values() -> None:
     bare = McpScenario(id="a", task="do", difficulty=1, tools=("now",), check=CheckKind.ANSWER, answer=("7:30",))
-    assert score(bare, Episode((MadeCall("now", {}),), "7:30"), toolset()).reward == pytest.approx(1.0)
+    assert score(bare, ToolEpisode((MadeCall("now", {}),), "7:30"), toolset()).reward == pytest.approx(1.0)
 
 
 def test_calls_are_matched_best_pairs_first_whatever_their_order() -> None:
     other = {**CONVERSION, "target": "Europe/Paris"}
     both = scenario(ReferenceCall(tool="convert", arguments=CONVERSION), ReferenceCall(tool="convert", arguments=other))
-    turned = score(both, Episode((MadeCall("convert", other), RIGHT), "7:30"), toolset())
+    turned = score(both, ToolEpisode((MadeCall("convert", other), RIGHT), "7:30"), toolset())
     assert turned.reward == pytest.approx(1.0)
-    half = score(both, Episode((RIGHT,), "7:30"), toolset())
+    half = score(both, ToolEpisode((RIGHT,), "7:30"), toolset())
     assert half.metrics["tool_match"] == half.metrics["argument_match"] == 0.5
     assert half.reward == pytest.approx(0.2 * 0.5 + 0.4 * 0.5 + 0.4 * 0.5)
 
@@ -115,24 +115,24 @@ def test_another_call_that_may_write_is_no_success_one_that_reads_is() -> None:
     note: dict[str, object] = {"name": "a", "text": "b"}
     task = scenario(ReferenceCall(tool="write", arguments=note), check=CheckKind.CALLS, answer=())
     written = MadeCall("write", note)
-    assert score(task, Episode((written, MadeCall("now", {})), "done"), toolset()).metrics["success"] == 1.0
-    assert score(task, Episode((written, written), "done"), toolset()).metrics["success"] == 0.0
+    assert score(task, ToolEpisode((written, MadeCall("now", {})), "done"), toolset()).metrics["success"] == 1.0
+    assert score(task, ToolEpisode((written, written), "done"), toolset()).metrics["success"] == 0.0
 
 
 def test_what_the_server_reports_as_an_error_is_counted_and_not_scored() -> None:
-    failed = score(CONVERT, Episode((MadeCall("convert", CONVERSION, failed=True),), "7:30"), toolset())
+    failed = score(CONVERT, ToolEpisode((MadeCall("convert", CONVERSION, failed=True),), "7:30"), toolset())
     assert (failed.reward, failed.metrics["errors"]) == (pytest.approx(1.0), 1.0)
 
 
 def test_arguments_that_are_bound_do_not_count() -> None:
     made = MadeCall("write", {"name": "anything", "text": "b"})
     task = scenario(ReferenceCall(tool="write", arguments={"text": "b"}), check=CheckKind.CALLS, answer=())
-    assert score(task, Episode((made,), "done"), toolset({"name": "fixed"})).reward == pytest.approx(1.0)
+    assert score(task, ToolEpisode((made,), "done"), toolset({"name": "fixed"})).reward == pytest.approx(1.0)
 
 
 def test_a_scenario_for_a_judge_has_no_success_and_costs_for_malformed_calls() -> None:
     open_task = McpScenario(id="a", task="do", difficulty=1, tools=("now",), check=CheckKind.JUDGE)
-    result = score(open_task, Episode((MadeCall("now", None),), "x"), toolset())
+    result = score(open_task, ToolEpisode((MadeCall("now", None),), "x"), toolset())
     assert result.reward == pytest.approx(-0.05)
     assert "success" not in result.metrics
 

@@ -18,7 +18,7 @@ from understudy.integration import ConfigError
 
 from ..results import ToolResult, bounded_text
 from ..rollout_tools import RolloutTools
-from .episode import Arguments, Episode, EpisodeEnd, MadeCall
+from .episode import Arguments, ToolEpisode, EpisodeEnd, MadeCall
 
 T = TypeVar("T")
 SYSTEM = "Use the tools for what the user asks. Then answer in one short sentence."
@@ -70,25 +70,25 @@ class AgentLoop:
     options: LoopOptions = field(default_factory=LoopOptions)
     records: list[ToolRecord] = field(default_factory=list[ToolRecord])
 
-    async def run(self, history: History) -> Episode:
+    async def run(self, history: History) -> ToolEpisode:
         """Go on from the conversation, which ends with the user's message, until the model answers or its turns are used up.
         All that is said is appended. Raises McpServerError, and the OpenAI SDK's errors."""
         made: list[MadeCall] = []
         for turn in range(1, self.options.max_turns + 1):
             choice = await self._sampled(history)
             if choice is None:
-                return Episode(tuple(made), "", EpisodeEnd.CONTEXT_FULL, turn - 1)
+                return ToolEpisode(tuple(made), "", EpisodeEnd.CONTEXT_FULL, turn - 1)
             history.messages_and_choices.append(choice)
             calls = choice.message.tool_calls or []
             if not calls:
                 answer = self.tools.neutral(choice.message.content or "")
-                return Episode(tuple(made), answer, EpisodeEnd.ANSWERED, turn)
+                return ToolEpisode(tuple(made), answer, EpisodeEnd.ANSWERED, turn)
             for call, record in zip(calls, await self._made(calls, turn), strict=True):
                 self.records.append(record)
                 made.append(self._as_made(record))
                 answered = {"role": "tool", "tool_call_id": call.id, "content": record.result.text}
                 history.messages_and_choices.append(cast(Any, answered))
-        return Episode(tuple(made), "", EpisodeEnd.TURN_LIMIT, self.options.max_turns)
+        return ToolEpisode(tuple(made), "", EpisodeEnd.TURN_LIMIT, self.options.max_turns)
 
     async def _sampled(self, history: History) -> Choice | None:
         """The model's next message; None where the conversation fills its context."""

@@ -28,7 +28,7 @@ class MadeCall:
 
 
 @dataclass(frozen=True)
-class Episode:
+class ToolEpisode:
     """The calls in the order in which they were written, and the final answer."""
 
     calls: tuple[MadeCall, ...] = ()

@@ -24,14 +24,14 @@ from ..scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 from ..tools import ToolKind
 from ..toolset import Toolset
 from .answers import answer_score
-from .episode import Episode, EpisodeEnd, MadeCall
+from .episode import ToolEpisode, EpisodeEnd, MadeCall
 from .equivalence import argument_score
 
 TOOLS, ARGUMENTS, ANSWER = 0.2, 0.4, 0.4
 NEEDLESS, MOST_NEEDLESS = 0.05, 0.2
 
 
-def score(scenario: McpScenario, episode: Episode, toolset: Toolset) -> RewardResult:
+def score(scenario: McpScenario, episode: ToolEpisode, toolset: Toolset) -> RewardResult:
     """The reward and its parts as metrics. A scenario of CheckKind.JUDGE has no reference: its reward, 0 less the needless
     calls, is for its judge to replace."""
     made = [call for call in episode.calls if call.arguments is not None]

@@ -16,7 +16,7 @@ from ..scenarios.scenario import McpScenario
 from ..servers import ROLLOUT_DIR
 from ..toolset import Toolset
 from .agent_loop import SYSTEM, AgentLoop, LoopOptions
-from .episode import Episode
+from .episode import ToolEpisode
 from .rewards import score
 
 
@@ -69,7 +69,7 @@ class McpRollout:
         own = self.pool.target.limits.result_chars
         return own if self.result_chars is None else min(own, self.result_chars)
 
-    def _scored(self, scenario: McpScenario, episode: Episode, shown: Toolset, trajectory: Trajectory) -> None:
+    def _scored(self, scenario: McpScenario, episode: ToolEpisode, shown: Toolset, trajectory: Trajectory) -> None:
         result = score(scenario, episode, shown)
         trajectory.reward = result.reward
         trajectory.metrics |= result.metrics

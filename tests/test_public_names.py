@@ -72,6 +72,7 @@ DOOR = [
     "capturing",
     "completion_limit",
     "continues",
+    "evaluation_line",
     "forced_temperature",
     "histories_of",
     "is_labelled",

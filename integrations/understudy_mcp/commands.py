@@ -25,6 +25,7 @@ from .target_options import (
     target_from,
 )
 from .tools_page import as_json, lines
+from .training.commands import add_training_commands
 
 app = typer.Typer(
     help="Point at an MCP server: see its tools, and train a model to use them.",
@@ -33,11 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-@app.callback()
-def mcp() -> None:
-    """Keep `tools` a command of its own while it is the only one."""
 
 
 @app.command()
@@ -74,3 +70,6 @@ async def listing(target: Target, json: bool) -> str:
     """The page of `understudy mcp tools`."""
     async with ServerPool(target, ahead=0) as pool:
         return json_format.dumps(as_json(pool), indent=1) if json else "\n".join(lines(pool))
+
+
+add_training_commands(app)

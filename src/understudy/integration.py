@@ -8,7 +8,7 @@
   `continues` tells which of them a graph's state continues.
 - Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
   reward with `as_reward`; keep what it raised with `as_rollout_exception`.
-- Training: options, results and the judge of `understudy.Trainer`, for signatures; `refuse_running_loop` for
+- Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page; `refuse_running_loop` for
   sync twins of async methods; the errors that an adapter raises.
 """
 
@@ -20,6 +20,7 @@ from .errors import CaptureError, ConfigError, LeakError, MissingExtraError, Rol
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
 from .trainer.evaluate import Evaluation
+from .trainer.messages import evaluation_line
 from .trainer.options import TrainerOptions
 from .trainer.report import TrainReport
 from .trainer.trainer import refuse_running_loop
@@ -62,6 +63,7 @@ __all__ = [
     "capturing",
     "completion_limit",
     "continues",
+    "evaluation_line",
     "forced_temperature",
     "histories_of",
     "is_labelled",

@@ -8,7 +8,7 @@ from understudy_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceC
 from understudy_mcp.tools import Schema, ServerDescription, ServerTool, ToolKind
 from understudy_mcp.toolset import Toolset, make_toolset
 from understudy_mcp.training.answers import LONGEST_ANSWER, answer_score, contains
-from understudy_mcp.training.episode import ToolEpisode, EpisodeEnd, MadeCall
+from understudy_mcp.training.episode import EpisodeEnd, MadeCall, ToolEpisode
 from understudy_mcp.training.equivalence import argument_score, same_value, value_score
 from understudy_mcp.training.rewards import score
 

@@ -18,7 +18,7 @@ from understudy.integration import ConfigError
 
 from ..results import ToolResult, bounded_text
 from ..rollout_tools import RolloutTools
-from .episode import Arguments, ToolEpisode, EpisodeEnd, MadeCall
+from .episode import Arguments, EpisodeEnd, MadeCall, ToolEpisode
 
 T = TypeVar("T")
 SYSTEM = "Use the tools for what the user asks. Then answer in one short sentence."

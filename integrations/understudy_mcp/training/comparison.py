@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..printable import one_line
@@ -32,6 +32,15 @@ class Comparison:
         yield f"{'':{width}}  {f'step {self.before.step}':>9}  {f'step {self.after.step}':>9}"
         for label, name in rows:
             yield f"{label:{width}}  {_percent(self.before.rates.get(name)):>9}  {_percent(self.after.rates.get(name)):>9}"
+
+
+def tool_lines(metrics: Mapping[str, float]) -> Iterator[str]:
+    """Success for each tool, from the metrics of an evaluation."""
+    names = sorted(name for name in metrics if name.startswith(_BY_TOOL))
+    labels = [one_line(name.removeprefix(_BY_TOOL), 64) for name in names]
+    width = max((len(label) for label in labels), default=0)
+    for label, name in zip(labels, names, strict=True):
+        yield f"  {label:{width}}  {_percent(metrics[name]):>4}"
 
 
 def _percent(rate: float | None) -> str:

@@ -14,11 +14,14 @@ from understudy import TrainableModel
 from understudy.integration import ConfigError, Evaluation, Judge, TrainerOptions, TrainReport, refuse_running_loop
 
 from ..pool import ServerPool
-from ..scenarios.files import ScenarioSet
+from ..printable import one_line
+from ..scenarios.files import ScenarioSet, save_scenarios
+from ..scenarios.generate import generate_scenarios
 from ..target import Target, TargetLike
 from .agent_loop import LoopOptions
 from .comparison import Comparison
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
+from .model_at_step import ModelAtStep
 from .plan import plan_lines
 from .rollout import McpRollout
 from .scenario_judge import ScenarioJudge
@@ -36,12 +39,15 @@ class MCPTrainerOptions(TrainerOptions, total=False):
     result_chars: int | None
     curriculum: bool
     judge_all: bool
+    count: int
+    llm: str | None
+    allow_writes: bool
     say: Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ToolOptions:
-    """What is special to tools of MCP servers; each option once. None: see `defaults_for`."""
+    """What is special to tools of MCP servers; each option once. None of max_tools and result_chars: see `defaults_for`."""
 
     max_turns: int = 8  # how often the model is asked in a rollout
     max_tools: int | None = None  # shown to the model: the expected ones and others; None: all, 8 for `tiny`
@@ -49,12 +55,15 @@ class ToolOptions:
     result_chars: int | None = None  # of a tool's result as the model reads it; None: the target's, 1,500 for `tiny`
     curriculum: bool = True  # easier scenarios first
     judge_all: bool = False  # the judge has half of every reward, not only of scenarios that cannot be executed
+    count: int = 48  # scenarios to make where there are none
+    llm: str | None = None  # that writes them, such as "openai/gpt-4.1"; None: they are made from schemas and answers
+    allow_writes: bool = False  # tools that write or delete may be called, and so be learned
     say: Callable[[str], None] = print  # what happens beside the steps, a line at a time
 
 
 class MCPTrainer:
     """Trains `model` to use the tools of `target`. `scenarios`: a ScenarioSet, McpScenarios, their file, or None: the file
-    that is kept for this model. Held-out scenarios are evaluated before and after; `comparison` then has both."""
+    that is kept for this model, made at the first use. Held-out scenarios are evaluated before and after; `comparison` then has both."""
 
     def __init__(
         self,
@@ -130,20 +139,20 @@ class MCPTrainer:
     async def _prepared(
         self, steps: int, step: int | None = None
     ) -> AsyncGenerator[tuple[ScenarioTrainer, ScenarioSet]]:
-        """The servers started, and the Trainer for the scenarios."""
+        """The servers started, and the Trainer for the scenarios, of the model or of one of its steps."""
         async with self._pool() as pool:
             scenarios = await self._chosen(pool)
             if changed := scenarios.server_change(pool.fingerprint):
                 self.options.say(changed)
             check_usable(scenarios, pool, self._max_tools, self._judge is not None)
-            state = await TrainingState.of(self.model, scenarios.digest)
-            rollout = McpRollout(
-                pool, self._loop(), self._max_tools, self.options.result_chars or self._defaults.result_chars, step
-            )
+            model = self.model if step is None else ModelAtStep(self.model, step)
+            state = await TrainingState.of(model, scenarios.digest)
+            chars = self.options.result_chars or self._defaults.result_chars
+            rollout = McpRollout(pool, self._loop(), self._max_tools, chars)
             options = self._trainer_options(scenarios, steps)
             follow = self.options.curriculum
             yield (
-                ScenarioTrainer(self.model, rollout, scenarios.train, state, follow_curriculum=follow, **options),
+                ScenarioTrainer(model, rollout, scenarios.train, state, follow_curriculum=follow, **options),
                 scenarios,
             )
 
@@ -156,9 +165,22 @@ class MCPTrainer:
 
     async def _chosen(self, pool: ServerPool) -> ScenarioSet:
         existing = self._existing()
-        if existing is None:
-            raise ConfigError(f"scenarios: none were named, and {scenario_file(self.model)} does not exist")
-        return existing
+        if existing is not None:
+            return existing
+        say = self.options.say
+        say(f"making scenarios for {one_line(self.target.shown())}")
+        made = await generate_scenarios(
+            pool,
+            count=self.options.count,
+            seed=self._training.get("seed", 0),
+            llm=self.options.llm,
+            allow_writes=self.options.allow_writes,
+            progress=say,
+        )
+        file = scenario_file(self.model)
+        save_scenarios(made, file)
+        say(f"{len(made.train)} scenarios to train on, {len(made.eval)} held out, kept in {file}")
+        return made
 
     def _loop(self) -> LoopOptions:
         return LoopOptions(self.options.max_turns, self.options.temperature)

@@ -24,7 +24,7 @@ from ..scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 from ..tools import ToolKind
 from ..toolset import Toolset
 from .answers import answer_score
-from .episode import ToolEpisode, EpisodeEnd, MadeCall
+from .episode import EpisodeEnd, MadeCall, ToolEpisode
 from .equivalence import argument_score
 
 TOOLS, ARGUMENTS, ANSWER = 0.2, 0.4, 0.4

@@ -23,14 +23,12 @@ from .rewards import score
 @dataclass(frozen=True)
 class McpRollout:
     """`await rollout(model, scenario)` for a Trainer. max_tools: how many tools the model is shown, the expected ones and
-    others drawn by `seed`; None: all. result_chars: the longest tool result, where the target allows longer ones. step: of
-    the model; None: the newest."""
+    others drawn by `seed`; None: all. result_chars: the longest tool result, where the target allows longer ones."""
 
     pool: ServerPool
     loop: LoopOptions = field(default_factory=LoopOptions)
     max_tools: int | None = None
     result_chars: int | None = None
-    step: int | None = None
     seed: int = 0
 
     async def __call__(self, model: TrainableModel, scenario: McpScenario) -> Trajectory:
@@ -58,7 +56,7 @@ class McpRollout:
         async with self.pool.rollout() as leased:
             tools = restricted(leased, shown, self._limit())
             trajectory.messages_and_choices = cast(Any, opening(scenario, tools))
-            loop = AgentLoop(model.openai_client(), model.inference_name(self.step), tools, self.loop)
+            loop = AgentLoop(model.openai_client(), model.inference_name(), tools, self.loop)
             try:
                 episode = await loop.run(trajectory)
             finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,17 +16,6 @@ from .rollout import check_scenarios
 
 ScenariosLike: TypeAlias = ScenarioSet | Sequence[McpScenario] | Path | str | None
 """Scenarios, the file that holds them, or None: those of the model's file, which is made where there is none."""
-
-
-@dataclass(frozen=True)
-class MakeOptions:
-    """How scenarios are made where there are none. llm: the LLM that writes them; None: from the schemas alone.
-    allow_writes: tools that write may be called for it."""
-
-    count: int = 48
-    seed: int = 0
-    llm: str | None = None
-    allow_writes: bool = False
 
 
 def scenario_file(model: TrainableModel) -> Path:

@@ -62,13 +62,16 @@ class ToolRecord:
 
 @dataclass
 class AgentLoop:
-    """The loop over one model's endpoint and one rollout's tools. `records` has each call that it made."""
+    """The loop over one model's endpoint and one rollout's tools. `records` has each call that it made; the tokens are those
+    of all requests, as the endpoint counts them."""
 
     client: AsyncOpenAI
     model: str
     tools: RolloutTools
     options: LoopOptions = field(default_factory=LoopOptions)
     records: list[ToolRecord] = field(default_factory=list[ToolRecord])
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
     async def run(self, history: History) -> ToolEpisode:
         """Go on from the conversation, which ends with the user's message, until the model answers or its turns are used up.
@@ -105,6 +108,9 @@ class AgentLoop:
             if error.code == _CONTEXT_FULL and len(history.messages_and_choices) > 2:
                 return None
             raise
+        if completion.usage is not None:
+            self.prompt_tokens += completion.usage.prompt_tokens
+            self.completion_tokens += completion.usage.completion_tokens
         return completion.choices[0]
 
     async def _made(self, calls: Sequence[ChatCompletionMessageToolCallUnion], turn: int) -> list[ToolRecord]:

@@ -15,6 +15,7 @@ from understudy.integration import ConfigError, TrainReport, evaluation_line
 
 from ..target import Target
 from ..target_command import on_target
+from .chat_command import talk
 from .comparison import tool_lines
 from .defaults import GROUP_SIZE
 from .mcp_trainer import MCPTrainer, MCPTrainerOptions, ToolOptions
@@ -155,3 +156,4 @@ def add_training_commands(app: typer.Typer) -> None:
     """Add them to `understudy mcp`."""
     app.command("train")(on_target(train))
     app.command("eval")(on_target(evaluate))
+    app.command("chat")(on_target(talk))

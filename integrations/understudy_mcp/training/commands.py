@@ -20,6 +20,7 @@ from .comparison import tool_lines
 from .defaults import GROUP_SIZE
 from .mcp_trainer import MCPTrainer, MCPTrainerOptions, ToolOptions
 from .model_options import DEFAULT_BASE, BaseModel, ModelName, ScenarioFile, ServerDir, ServerUrl, model_from
+from .serve_command import serve
 
 STEPS = 20
 Llm = Annotated[str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1; none: made offline")]
@@ -157,3 +158,4 @@ def add_training_commands(app: typer.Typer) -> None:
     app.command("train")(on_target(train))
     app.command("eval")(on_target(evaluate))
     app.command("chat")(on_target(talk))
+    app.command("serve")(on_target(serve))

@@ -10,6 +10,7 @@ import typer
 
 from .limits import Limits
 from .pool import ServerPool
+from .scenarios import commands as scenario_commands
 from .target import Target
 from .target_options import (
     Bind,
@@ -72,4 +73,6 @@ async def listing(target: Target, json: bool) -> str:
         return json_format.dumps(as_json(pool), indent=1) if json else "\n".join(lines(pool))
 
 
+app.command("explore")(scenario_commands.explore)
+app.command("scenarios")(scenario_commands.scenarios)
 add_training_commands(app)

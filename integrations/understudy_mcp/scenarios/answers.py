@@ -8,16 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 from ..results import ToolResult
 from .harvest import SHORT, Leaf, leaves_of, strings_of
+from .moments import is_dated
 
-_DAYS = 2
 _MOST_LISTED = 5
 _LONGEST_LINE = 48
-_DATE = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d(?!\d)")
-_SPOKEN = re.compile(r"\b[A-Z][a-z]{2} \d{1,2} \d{4}\b")
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\w)")
 
 
@@ -49,20 +46,11 @@ def expected(first: Answered, second: Answered, rng: random.Random) -> Expected 
         return line
     if named := _named(leaves, first):
         leaf = rng.choice(named)
-        return Expected((_shown(leaf),), " ".join(leaf.words))
+        return Expected((_shown(leaf),), " ".join(dict.fromkeys(leaf.words)))
     listed = _listed(leaves)
     if first.text == second.text and listed:
         return Expected(tuple(_shown(leaf) for leaf in listed))
     return None
-
-
-def is_dated(text: str, now: datetime | None = None) -> bool:
-    """Whether a text has a date within two days of now: then it is probably another one tomorrow."""
-    today = (now or datetime.now(UTC)).date()
-    near = {today + timedelta(days=days) for days in range(-_DAYS, _DAYS + 1)}
-    if any(f"{day:%Y-%m-%d}" == match[0] for match in _DATE.finditer(text) for day in near):
-        return True
-    return any(f"{day:%b} {day.day} {day.year}" == match[0] for match in _SPOKEN.finditer(text) for day in near)
 
 
 def _leaves(answered: Answered) -> tuple[Leaf, ...]:
@@ -94,7 +82,7 @@ def _listed(leaves: Sequence[Leaf]) -> list[Leaf]:
 def _line(answered: Answered) -> Expected | None:
     """Of a short sentence its new numbers, else all of it."""
     text = answered.text.strip()
-    if text[:1] in "{[" or not text:
+    if text[:1] in "{[" or not text or text.endswith(":"):
         return None
     given = {match for each in strings_of(answered.arguments) for match in _NUMBER.findall(each)}
     given |= {json.dumps(value) for value in answered.arguments.values() if isinstance(value, int | float)}

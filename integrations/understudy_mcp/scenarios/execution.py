@@ -19,6 +19,7 @@ from .scenario import ReferenceCall
 
 APART_SECONDS = 1.2
 """Between the two runs: clocks with a resolution of a second were seen to give equal answers."""
+SERVER_FAILED = "the server failed"
 _AT_ONCE = 2
 _SNAPSHOT_CALLS = 6
 
@@ -31,7 +32,7 @@ class Runnable(Protocol):
 
 
 @dataclass(frozen=True)
-class Run:
+class ReferenceRun:
     """What the calls answered; `fault` is why they make no scenario, "" where they do. `effect`: what the server shows has
     changed (None where nothing was written)."""
 
@@ -54,9 +55,9 @@ class Executor:
         """Whether a call may change something."""
         return any(call.tool not in self._reading for call in calls)
 
-    async def run(self, plans: Sequence[Runnable]) -> list[Run]:
+    async def run(self, plans: Sequence[Runnable]) -> list[ReferenceRun]:
         """One run of each, in their order."""
-        runs: dict[int, Run] = {}
+        runs: dict[int, ReferenceRun] = {}
         reading = [number for number, plan in enumerate(plans) if not self.writes(plan.calls)]
         writing = [number for number, plan in enumerate(plans) if self.writes(plan.calls)]
 
@@ -68,22 +69,22 @@ class Executor:
         self.ended = time.monotonic()
         return [runs[number] for number in range(len(plans))]
 
-    async def again(self, plans: Sequence[Runnable]) -> list[Run]:
+    async def again(self, plans: Sequence[Runnable]) -> list[ReferenceRun]:
         """A second run, at a later moment."""
         await asyncio.sleep(max(0.0, self.ended + APART_SECONDS - time.monotonic()))
         return await self.run(plans)
 
-    async def _reading_runs(self, plans: Sequence[Runnable], numbers: list[int], runs: dict[int, Run]) -> None:
+    async def _reading_runs(self, plans: Sequence[Runnable], numbers: list[int], runs: dict[int, ReferenceRun]) -> None:
         """All in one rollout; a fresh one follows where a server failed."""
         waiting = list(numbers)
 
-        async def all_of(tools: RolloutTools) -> Run:
+        async def all_of(tools: RolloutTools) -> ReferenceRun:
             while waiting:
                 number = waiting[0]
-                runs[number] = Run(fault="the server failed")
+                runs[number] = ReferenceRun(fault=SERVER_FAILED)
                 runs[number] = await self._calls(tools, plans[number].calls)
                 waiting.pop(0)
-            return Run()
+            return ReferenceRun()
 
         while waiting:
             before = len(waiting)
@@ -94,37 +95,37 @@ class Executor:
             elif len(waiting) == before:
                 return
 
-    async def _in_rollout(self, work: Callable[[RolloutTools], Awaitable[Run]]) -> Run:
+    async def _in_rollout(self, work: Callable[[RolloutTools], Awaitable[ReferenceRun]]) -> ReferenceRun:
         try:
             async with self._pool.rollout() as tools:
                 return await work(tools)
         except McpToolsChangedError:
             raise
         except McpServerError:
-            return Run(fault="the server failed")
+            return ReferenceRun(fault=SERVER_FAILED)
 
-    async def _with_effect(self, tools: RolloutTools, calls: Sequence[ReferenceCall]) -> Run:
+    async def _with_effect(self, tools: RolloutTools, calls: Sequence[ReferenceCall]) -> ReferenceRun:
         looks = self._looks(calls)
         before = [await self._look(tools, look) for look in looks]
         run = await self._calls(tools, calls)
         if run.fault:
             return run
         after = [await self._look(tools, look) for look in looks]
-        return Run(run.answers, effect=before != after)
+        return ReferenceRun(run.answers, effect=before != after)
 
-    async def _calls(self, tools: RolloutTools, calls: Sequence[ReferenceCall]) -> Run:
+    async def _calls(self, tools: RolloutTools, calls: Sequence[ReferenceCall]) -> ReferenceRun:
         answers: list[Answered] = []
         for call in calls:
             try:
                 result, text = await answered(tools, call.tool, call.arguments)
             except TimeoutError:
-                return Run(fault=f"a call took more than {CALL_SECONDS:g} s")
+                return ReferenceRun(fault=f"a call took more than {CALL_SECONDS:g} s")
             if result.is_error:
-                return Run(fault="a tool reported an error")
-            if call.tool in self._reading and self._found.is_empty(call.tool, result, text):
-                return Run(fault="an answer was empty")
+                return ReferenceRun(fault="a tool reported an error")
+            if call.tool in self._reading and self._found.is_empty(call.tool, call.arguments, result, text):
+                return ReferenceRun(fault="an answer was empty")
             answers.append(Answered(call.tool, call.arguments, result, text))
-        return Run(tuple(answers))
+        return ReferenceRun(tuple(answers))
 
     def _looks(self, calls: Sequence[ReferenceCall]) -> list[Observation]:
         """Observed calls that read, to see what a call that writes has changed: those with the same values first."""

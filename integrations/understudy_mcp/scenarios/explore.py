@@ -22,8 +22,8 @@ from ..results import ToolResult, resource_text
 from ..rollout_tools import RolloutTools
 from ..tools import Schema, ToolKind
 from ..toolset import ModelTool
-from .harvest import Leaf, is_empty, leaves_of, words_of
-from .sampler import Draft, Sampler
+from .harvest import Leaf, is_empty, leaves_of, strings_of, words_of
+from .sampler import ArgumentSampler, DraftCall
 from .scenario import ReferenceCall
 from .split import combination
 
@@ -31,13 +31,20 @@ CALL_SECONDS = 5.0
 """A tool that takes longer is left out of exploring and of scenarios from schemas."""
 _ROUNDS = 4
 _CALLS_PER_ROUND = 10
-_CALLS_PER_WRITER = 4
+_CALLS_PER_WRITER = 3
+_WRITERS_AT_ONCE = 2
 _MOST_ROLLOUTS = 4
 _MOST_RESOURCES = 8
 _TEXT_KEPT = 2_000
 _SLOW = f"a call took more than {CALL_SECONDS:g} s"
 _NONSENSE = "zq-nothing-has-this-name"
 _PRIVATE = {"env", "environment", "secret", "credential", "password", "token", "apikey"}
+
+
+_NONE = re.compile(r"(there (are|is) )?(no|none|nothing)\b.{0,80}", re.IGNORECASE)
+_ERRNO = re.compile(r"\bE(NOENT|ISDIR|NOTDIR|ACCES|PERM|EXIST|INVAL)\b")
+"""An error of a file system that a server reports as a text."""
+_COMPLAINT = re.compile(r"error|not found|no such|unknown|invalid|does not exist|missing", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Observation:
 class Exploration:
     """All that exploring found. `left_out`: tool -> why it is not used."""
 
-    sampler: Sampler
+    sampler: ArgumentSampler
     observations: list[Observation] = field(default_factory=list[Observation])
     resources: dict[str, str] = field(default_factory=dict[str, str])
     left_out: dict[str, str] = field(default_factory=dict[str, str])
@@ -71,14 +78,19 @@ class Exploration:
         """The observations of one tool."""
         return [each for each in self.observations if each.tool == tool]
 
-    def is_empty(self, tool: str, result: ToolResult, text: str) -> bool:
-        """Whether an answer tells nothing: it is empty, or what the tool answers to nonsense."""
-        return is_empty(result, text) or text == self.nothing.get(tool)
+    def is_empty(self, tool: str, arguments: Mapping[str, object], result: ToolResult, text: str) -> bool:
+        """Whether an answer tells nothing: it is empty, says so, or complains as the tool does about nonsense."""
+        if is_empty(result, text) or _NONE.fullmatch(text.strip()) or text == self.nothing.get(tool):
+            return True
+        if _ERRNO.search(text):
+            return True
+        complaints = {line for line in _masked(self.nothing.get(tool, ""), [_NONSENSE]) if _COMPLAINT.search(line)}
+        return not complaints.isdisjoint(_masked(text, list(strings_of(arguments))))
 
-    def keep(self, draft: Draft, result: ToolResult, text: str, *, harvest: bool = True) -> None:
+    def keep(self, draft: DraftCall, result: ToolResult, text: str, *, harvest: bool = True) -> None:
         """Note an answer, and what it teaches."""
         name = draft.tool.name
-        empty = self.is_empty(name, result, text)
+        empty = self.is_empty(name, draft.arguments, result, text)
         leaves = () if result.is_error or empty else leaves_of(name, draft.arguments, result, text)
         self.sampler.learn(draft, not result.is_error and not empty)
         if harvest:
@@ -90,11 +102,11 @@ async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False
     """Call the reading tools with all that is known, round by round, as each answer may hold values for others.
 
     Tools that write are called only with `allow_writes`, each call in a rollout of its own."""
-    found = Exploration(Sampler(random.Random(seed)))
+    found = Exploration(ArgumentSampler(random.Random(seed)))
     readers: list[ModelTool] = []
     writers: list[ModelTool] = []
     for tool in pool.toolset.tools:
-        if why := _left_out(tool, allow_writes):
+        if why := left_out(tool, allow_writes):
             found.left_out[tool.name] = why
         else:
             (readers if tool.tool.kind is ToolKind.READ else writers).append(tool)
@@ -103,7 +115,15 @@ async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False
     return found
 
 
-def _left_out(tool: ModelTool, allow_writes: bool) -> str | None:
+def _masked(text: str, values: list[str]) -> list[str]:
+    """The lines of an answer without what they repeat of the arguments."""
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, "*") if value.strip(". ") else text
+    return text.splitlines()
+
+
+def left_out(tool: ModelTool, allow_writes: bool) -> str | None:
+    """Why a tool is not used; None where it is."""
     if _PRIVATE & set(words_of(tool.name)):
         return "it may show secrets"
     if re.match(r"\W*deprecated\b", tool.tool.description, re.IGNORECASE) or "DEPRECATED" in tool.tool.description:
@@ -163,7 +183,7 @@ class _Reading:
                 self.seen.add(key)
                 await self._call(tools, draft)
 
-    async def _call(self, tools: RolloutTools, draft: Draft) -> None:
+    async def _call(self, tools: RolloutTools, draft: DraftCall) -> None:
         try:
             result, text = await answered(tools, draft.tool.name, draft.arguments)
         except TimeoutError:
@@ -216,19 +236,22 @@ def _replaced(value: object, texts: set[str]) -> object:
 
 async def _explore_writers(pool: ServerPool, found: Exploration, writers: list[ModelTool]) -> None:
     """A few calls of each tool that writes, each in a rollout of its own, to learn which values it takes."""
-    for tool in writers:
-        for _ in range(_CALLS_PER_WRITER):
-            if tool.name in found.left_out:
-                break
-            draft = found.sampler.draw(tool)
-            try:
-                async with pool.rollout() as tools:
-                    result, text = await answered(tools, tool.name, draft.arguments)
-            except TimeoutError:
-                found.left_out[tool.name] = _SLOW
-            except McpToolsChangedError:
-                raise
-            except McpServerError as error:
-                found.left_out[tool.name] = f"the server failed: {error}"
-            else:
-                found.keep(draft, result, text, harvest=False)
+    for _ in range(_CALLS_PER_WRITER):
+        drafts = [found.sampler.draw(tool) for tool in writers if tool.name not in found.left_out]
+        for start in range(0, len(drafts), _WRITERS_AT_ONCE):
+            await asyncio.gather(*(_write(pool, found, draft) for draft in drafts[start : start + _WRITERS_AT_ONCE]))
+
+
+async def _write(pool: ServerPool, found: Exploration, draft: DraftCall) -> None:
+    name = draft.tool.name
+    try:
+        async with pool.rollout() as tools:
+            result, text = await answered(tools, name, draft.arguments)
+    except TimeoutError:
+        found.left_out[name] = _SLOW
+    except McpToolsChangedError:
+        raise
+    except McpServerError as error:
+        found.left_out[name] = f"the server failed: {error}"
+    else:
+        found.keep(draft, result, text, harvest=False)

@@ -57,16 +57,27 @@ def leaves_of(tool: str, arguments: Mapping[str, object], result: ToolResult, ne
     """The values of an answer that could be arguments of other calls. `neutral` is its text with the rollout's folder as
     `{rollout_dir}`. What only repeats an argument is left out; of a long hash its first 8 digits are a value too."""
     context = frozenset(text for text in strings_of(arguments) if text)
+    folder = _folder(arguments)
     found: list[Leaf] = []
     for value, place, words, record in _values(result, neutral):
         usable = usable_value(value)
         if usable is None or usable in context or len(found) >= _MOST_LEAVES:
             continue
+        if place[:1] == "[" and place[1:2].isalpha() and isinstance(usable, str) and folder:
+            usable = f"{folder}/{usable}"
         words = words or (singular(tool.lower()),)
         found.append(Leaf(usable, f"{tool}: {place}", words, record, context))
         if isinstance(usable, str) and _HASH.fullmatch(usable):
             found.append(Leaf(usable[:8], f"{tool}: {place}{SHORT}", words, record, context))
     return tuple(dict.fromkeys(found))
+
+
+def _folder(arguments: Mapping[str, object]) -> str:
+    """The folder that was listed, where an argument names one: `[FILE] name` in the answer is below it."""
+    for name, value in arguments.items():
+        if isinstance(value, str) and {"path", "directory", "folder", "dir"} & set(words_of(name)):
+            return "" if value in (".", "/") else value.strip("/")
+    return ""
 
 
 def usable_value(value: object) -> Scalar | None:
@@ -77,6 +88,8 @@ def usable_value(value: object) -> Scalar | None:
         return None
     text = value.strip().removeprefix(f"{ROLLOUT_DIR}/")
     if not text or len(text) > LONGEST_VALUE or ROLLOUT_DIR in text:
+        return None
+    if text.endswith(":") or not any(char.isalnum() for char in text):
         return None
     plain = all(not unicodedata.category(char).startswith("C") for char in text)
     return text if plain and "\u2028" not in text and "\u2029" not in text else None
@@ -100,7 +113,7 @@ def json_of(result: ToolResult, neutral: str) -> object:
         value = cast(object, json.loads(neutral))
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict | list) and not result.cut else None
+    return None if result.cut or not isinstance(value, dict | list) else cast(dict[str, object] | list[object], value)
 
 
 def is_empty(result: ToolResult, neutral: str) -> bool:

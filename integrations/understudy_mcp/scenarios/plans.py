@@ -11,7 +11,7 @@ from ..tools import ToolKind
 from ..toolset import ModelTool
 from .explore import Exploration, Observation
 from .harvest import SHORT, Leaf
-from .sampler import Draft, Pick
+from .sampler import DraftCall, Pick
 from .scenario import ReferenceCall
 
 _TRIES = 6
@@ -25,7 +25,7 @@ class PlanKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Link:
+class ValueLink:
     """An argument that the task does not tell: `pick` is the `words` in the answer before, the only ones or the `first`."""
 
     pick: Pick
@@ -38,8 +38,8 @@ class Plan:
     """Calls, in order."""
 
     kind: PlanKind
-    drafts: tuple[Draft, ...] = field(hash=False)
-    link: Link | None = field(default=None, hash=False)
+    drafts: tuple[DraftCall, ...] = field(hash=False)
+    link: ValueLink | None = field(default=None, hash=False)
 
     @property
     def calls(self) -> tuple[ReferenceCall, ...]:
@@ -60,7 +60,7 @@ class Plan:
             return 4
         if self.kind is PlanKind.SEVERAL:
             return 3
-        values = len(self.drafts[0].picks)
+        values = sum(len(draft.picks) for draft in self.drafts)
         return 1 if values < 2 else 2 if values < 5 else 3
 
 
@@ -116,11 +116,11 @@ class Planner:
                 if first is not None:
                     observation, is_first = first
                     reader = next(each for each in self.readers if each.name == observation.tool)
-                    link = Link(pick, leaf.words, is_first)
-                    return Plan(PlanKind.FLOW, (Draft(reader, observation.arguments, ()), draft), link)
+                    link = ValueLink(pick, leaf.words, is_first)
+                    return Plan(PlanKind.FLOW, (DraftCall(reader, observation.arguments, ()), draft), link)
         return None
 
-    def _first_call(self, leaf: Leaf, draft: Draft) -> tuple[Observation, bool] | None:
+    def _first_call(self, leaf: Leaf, draft: DraftCall) -> tuple[Observation, bool] | None:
         """An observed call with a named value that is this leaf's, the only one of its place or the first of several."""
         tool = leaf.place.split(":")[0]
         if (
@@ -137,7 +137,7 @@ class Planner:
         return self._rng.choice(choices) if choices else None
 
     def _effect(self, tool: ModelTool) -> Plan | None:
-        """A call that writes, and one that reads something with the same values."""
+        """A call that writes, and one with the same values that reads, or writes where that needs the first."""
         writers = [each for each in self.tools if each.tool.kind is not ToolKind.READ]
         if not writers or not self.readers:
             return None
@@ -145,7 +145,12 @@ class Planner:
         for _ in range(_TRIES):
             first = self._draw(writer)
             near = tuple(Leaf(pick.value, f"{writer.name}: {pick.slot.path}", pick.slot.words) for pick in first.picks)
-            reader = self._rng.choice(self.readers) if tool is writer else tool
+            others = (
+                self.readers
+                if self._rng.random() < 0.7 or len(writers) < 2
+                else [w for w in writers if w is not writer]
+            )
+            reader = self._rng.choice(others) if tool is writer else tool
             second = self.found.sampler.draw(reader, near)
             if any(pick.leaf in near for pick in second.picks) or (not second.picks and self._rng.random() < 0.3):
                 return Plan(PlanKind.EFFECT, (first, second))
@@ -153,5 +158,5 @@ class Planner:
                 return None
         return None
 
-    def _draw(self, tool: ModelTool) -> Draft:
+    def _draw(self, tool: ModelTool) -> DraftCall:
         return self.found.sampler.draw(tool)

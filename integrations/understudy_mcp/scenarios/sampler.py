@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,12 +12,14 @@ from typing import cast
 from ..tools import Schema
 from ..toolset import ModelTool
 from .harvest import Leaf, Scalar, words_of
+from .moments import is_dated
 from .slots import Slot, properties_of, slot_of
 
-_PRIOR = {"enum": 9.0, "boolean": 9.0, "numbers": 5.0, "examples": 6.0, "quoted": 4.0, "default": 2.0, "words": 0.6}
-_MEANING, _MATCHING, _OTHER = 5.0, 6.0, 0.6
-_OPEN = {"words", "quoted", "default", "paths", "revisions", "patterns", "phrases", "cities"}
+_PRIOR = {"enum": 9.0, "boolean": 9.0, "numbers": 5.0, "examples": 6.0, "quoted": 4.0, "default": 2.0, "words": 1.5}
+_MEANING, _MATCHING, _OTHERS = 5.0, 6.0, 3.0
+_OPEN = {"words", "quoted", "default", "paths", "here", "revisions", "patterns", "phrases", "cities"}
 """Suggestions that may all be wrong: values of any place are tried beside them."""
+_NO_NAME = re.compile(r"true|false|null|none|-?\d+(\.\d+)?", re.IGNORECASE)
 _DEEPEST = 4
 _OPTIONAL = 0.25
 
@@ -32,7 +35,7 @@ class Pick:
 
 
 @dataclass(frozen=True)
-class Draft:
+class DraftCall:
     """A call that may work."""
 
     tool: ModelTool
@@ -40,7 +43,7 @@ class Draft:
     picks: tuple[Pick, ...] = field(hash=False)
 
 
-class Sampler:
+class ArgumentSampler:
     """Draws calls. `learn` tells it which worked; `add` gives it values that were found."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -54,13 +57,15 @@ class Sampler:
     def add(self, leaves: Iterable[Leaf]) -> None:
         """Values that a tool answered with."""
         for leaf in leaves:
+            if isinstance(leaf.value, str) and (_NO_NAME.fullmatch(leaf.value) or is_dated(leaf.value)):
+                continue
             values = self.places.setdefault(leaf.place, {})
             if len(values) < 200:
                 values.setdefault(leaf.value, leaf)
             if leaf.record:
                 self._records.setdefault((leaf.place.split(":")[0], leaf.record), []).append(leaf)
 
-    def learn(self, draft: Draft, worked: bool) -> None:
+    def learn(self, draft: DraftCall, worked: bool) -> None:
         """Whether a drawn call worked: each of its sources gains or loses."""
         for key in {(pick.slot.key, pick.source) for pick in draft.picks}:
             self._tried[key] += 1
@@ -70,11 +75,11 @@ class Sampler:
         """How often this source has worked for this slot."""
         return self._worked[slot.key, source]
 
-    def draw(self, tool: ModelTool, near: tuple[Leaf, ...] = ()) -> Draft:
+    def draw(self, tool: ModelTool, near: tuple[Leaf, ...] = ()) -> DraftCall:
         """A call of the tool. `near`: values that are taken where they fit, as another call of the same task has them."""
         drawing = _Drawing(self, tool, near)
         arguments = drawing.object(tool.parameters, "", 0)
-        return Draft(tool, arguments, tuple(drawing.picks))
+        return DraftCall(tool, arguments, tuple(drawing.picks))
 
     def slot(self, tool: ModelTool, path: str, schema: Schema) -> Slot:
         """The slot, made once."""
@@ -89,6 +94,7 @@ class Sampler:
         if slot.closed:
             return weights
         is_open = set(slot.told) <= _OPEN
+        others: list[str] = []
         for place, values in self.places.items():
             leaf = next(iter(values.values()))
             if not fits(slot, leaf):
@@ -97,7 +103,8 @@ class Sampler:
             if closeness:
                 weights[place] = _MATCHING * closeness
             elif is_open and slot.kind == "string":
-                weights[place] = _OTHER
+                others.append(place)
+        weights |= {place: _OTHERS / len(others) for place in others}
         return {source: prior * self._rate(slot.key, source) for source, prior in weights.items()}
 
     def record(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, list[Leaf]] | None:
@@ -138,7 +145,7 @@ def fits(slot: Slot, leaf: Leaf) -> bool:
 class _Drawing:
     """One call while it is drawn."""
 
-    sampler: Sampler
+    sampler: ArgumentSampler
     tool: ModelTool
     near: tuple[Leaf, ...]
     picks: list[Pick] = field(default_factory=list[Pick])

@@ -118,7 +118,7 @@ _MEANINGS: tuple[tuple[frozenset[str], tuple[str, list[str]]], ...] = (
     (frozenset(["language", "lang", "locale"]), ("languages", ["en", "fr", "de", "ja", "es", "pt"])),
     (
         frozenset(["path", "file", "filename", "directory", "folder", "dir"]),
-        ("paths", [".", *(f"{w}.txt" for w in _WORDS)]),
+        ("paths", [f"{word}.txt" for word in _WORDS]),
     ),
     (
         frozenset(["pattern", "glob"]),
@@ -186,6 +186,10 @@ def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
         told[_FORMATS[form][0]] = list(_FORMATS[form][1])
     elif meaning := meaning_of(words_of(name)):
         told[meaning[0]] = list(meaning[1])
+        if meaning[0] == "paths":
+            told["here"] = ["."]
+            if {"directory", "folder", "dir"} & set(words_of(tool.name)):
+                told["paths"] = list(_WORDS)
     if quoted := _texts([text for text in _QUOTED.findall(about) if not text.endswith((".", ":"))]):
         told["quoted"] = quoted
     if default := _texts([schema.get("default")]):

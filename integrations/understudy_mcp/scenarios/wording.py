@@ -13,7 +13,7 @@ from ..tools import ToolKind, is_verb
 from ..toolset import ModelTool
 from .harvest import singular, strings_of
 from .plans import Plan
-from .sampler import Draft
+from .sampler import DraftCall
 
 MOST_WORDS = 59
 """Tasks stay below 60 words."""
@@ -46,6 +46,13 @@ _TRIPLES = (
     "Three things: {c1}; {c2}; {c3}.",
 )
 _ASKS = ("Tell me the {key}.", "What is the {key}?", "Report the {key}.", "I want to know the {key}.")
+_RESULTS = (
+    "Tell me the result.",
+    "What is the result?",
+    "Report the result.",
+    "Show me the answer.",
+    "What do you get?",
+)
 _ROLES = {
     "source": "from",
     "from": "from",
@@ -61,7 +68,7 @@ _SAFE = re.compile(r"[A-Za-z][A-Za-z0-9 ,'/-]*")
 
 
 def task_of(plan: Plan, asks: Sequence[str], rng: random.Random) -> str:
-    """The plan as a task. `asks`: names of what the answer is to tell."""
+    """The plan as a task. `asks`: names of what the answer is to tell; "" for all of it."""
     clauses = [
         _clause(draft, rng, _linked(plan) if plan.link is not None and number == len(plan.drafts) - 1 else None)
         for number, draft in enumerate(plan.drafts)
@@ -70,9 +77,10 @@ def task_of(plan: Plan, asks: Sequence[str], rng: random.Random) -> str:
     words = {f"c{number}": clause for number, clause in enumerate(clauses, 1)}
     words |= {name.upper(): _capital(clause) for name, clause in words.items()}
     text = rng.choice(frames).format(c=clauses[0], C=_capital(clauses[0]), **words)
-    if asks:
-        text += " " + rng.choice(_ASKS).format(key=" and the ".join(asks))
-    return text
+    names = list(dict.fromkeys(name for name in asks if name))
+    if names:
+        return f"{text} {rng.choice(_ASKS).format(key=' and the '.join(names))}"
+    return f"{text} {rng.choice(_RESULTS)}" if asks else text
 
 
 def tells_its_calls(task: str, plan: Plan) -> bool:
@@ -85,15 +93,15 @@ def tells_its_calls(task: str, plan: Plan) -> bool:
 def actions(tool: ModelTool) -> list[str]:
     """What the tool does, as imperatives: from its name, and from its description where that has the name's words."""
     words = spaced(tool.name).split()
+    reads = tool.tool.kind is ToolKind.READ
     if is_verb(words[0]):
         phrases = [" ".join(words)]
-    elif tool.tool.kind is not ToolKind.READ and len(words) > 1 and is_verb(words[1]):
+    elif len(words) > 2 and is_verb(words[1]) and not reads:
         phrases = [f"{' '.join(words[1:])} in {words[0]}"]
+    elif len(words) > 1 and is_verb(words[1]):
+        phrases = [f"run {' '.join(words)}"]
     else:
-        phrases = [
-            f"{verb} the {' '.join(words)}"
-            for verb in (["show", "get"] if tool.tool.kind is ToolKind.READ else ["run"])
-        ]
+        phrases = [f"{verb} the {' '.join(words)}" for verb in (["show", "get"] if reads else ["run"])]
     described = _described(tool, words)
     return [*phrases, described] if described else phrases
 
@@ -121,7 +129,7 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if '"' not in text else f"'{text}'"
 
 
-def _clause(draft: Draft, rng: random.Random, linked: tuple[str, str] | None) -> str:
+def _clause(draft: DraftCall, rng: random.Random, linked: tuple[str, str] | None) -> str:
     action = rng.choice(actions(draft.tool))
     arguments = dict(draft.arguments)
     parts = _parts(arguments, rng, linked)
@@ -145,7 +153,8 @@ def _linked(plan: Plan) -> tuple[str, str]:
     """The argument that is taken from an answer, and the words for that."""
     link = plan.link
     assert link is not None
-    which = f"{'first ' if link.first else ''}{' '.join(link.words)}"
+    one = " one" if link.words[-1].endswith("ed") else ""
+    which = f"{'first ' if link.first else ''}{' '.join(dict.fromkeys(link.words))}{one}"
     return link.pick.slot.argument, f"the {which} from the answer as {spaced(link.pick.slot.path.rpartition('.')[2])}"
 
 
@@ -156,7 +165,8 @@ def _described(tool: ModelTool, words: list[str]) -> str | None:
     if not 2 <= len(spoken) <= 12 or not _SAFE.fullmatch(first):
         return None
     said = {singular(word.lower()) for word in spoken}
-    needed = {singular(word) for word in words if word not in ("get", "the")}
+    own = words if is_verb(words[0]) or len(words) == 1 else words[1:]  # `git_log`: the server's name is not needed
+    needed = {singular(word) for word in own if word not in ("get", "the")}
     stems = said | {re.sub(r"(e?s|ing)$", "", word) for word in said}
     if not needed <= stems | {f"{stem}e" for stem in stems}:
         return None

@@ -12,7 +12,7 @@ from tests.fakes.acting_sampler import Act, Body
 from tests.fakes.served_gateway import served_gateway
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.conftest import told
-from tests.mcp_training.order_server import make_server, scenarios
+from tests.mcp_training.order_server import READS, make_server, scenarios
 from understudy import RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup, UnderstudyError
 from understudy.integration import ConfigError, RolloutError
 from understudy_mcp import Limits
@@ -181,3 +181,46 @@ def test_kept_state_of_other_scenarios_or_of_another_version_is_dropped() -> Non
         found = asyncio.run(TrainingState.of(Kept(kept), name))  # type: ignore[arg-type]
         assert (found.before is not None) is same
         assert found.scenarios == name
+
+
+async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(body: Body) -> Act:
+        """Calls what the task names, of orders with an even number."""
+        said = body["messages"][-1]
+        text = said["content"] if isinstance(said["content"], str) else said["content"][0]["text"]
+        if said["role"] == "tool":
+            return Act(text)
+        order = "".join(char for char in text if char.isdigit())
+        even = order.isdigit() and int(order) % 2 == 0
+        return (
+            Act(calls=(("order_status" if "status" in text else "order_owner", f'{{"order": "{order}"}}'),))
+            if even
+            else Act("?")
+        )
+
+    server = make_server()
+
+    @server.tool(annotations=READS)
+    def list_orders() -> list[str]:
+        """The numbers of all orders."""
+        return [str(4_000 + 37 * number) for number in range(40)]
+
+    monkeypatch.chdir(tmp_path)
+    with served_gateway(half, tmp_path) as running:
+        model = TrainableModel("half", base_model="tiny", backend=RemoteBackend(running.url))
+        said: list[str] = []
+        chosen = MCPTrainer(server, model, count=20, probe=2, say=said.append, group_size=2)
+        with pytest.raises(ConfigError, match="none teaches this model anything"):
+            await chosen.aevaluate()
+        chosen = MCPTrainer(server, model, count=20, say=said.append)
+        first = await chosen.aevaluate()
+        again = await MCPTrainer(server, model, say=said.append).aevaluate()
+    assert first.metrics == again.metrics | {
+        "duration": first.metrics["duration"],
+        "tool_seconds": first.metrics["tool_seconds"],
+    }
+    assert (tmp_path / ".understudy/mcp/half.jsonl").is_file()
+    assert sum(line.startswith("making scenarios for orders") for line in said) == 2
+    assert "held out, kept in " in said[-1]

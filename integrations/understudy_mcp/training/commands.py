@@ -26,6 +26,7 @@ STEPS = 20
 Llm = Annotated[str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1; none: made offline")]
 Count = Annotated[int, typer.Option(min=1, help="scenarios to make where there are none")]
 AllowWrites = Annotated[bool, typer.Option("--allow-writes", help="use tools that write or delete")]
+Probe = Annotated[int, typer.Option(min=0, help="rollouts that sort out new scenarios that teach nothing; 0: none")]
 JudgeModel = Annotated[str | None, typer.Option("--judge", help="LLM that scores what cannot be executed, by RULER")]
 JudgeAll = Annotated[bool, typer.Option("--judge-all", help="give the judge half of every reward")]
 MaxCost = Annotated[float | None, typer.Option(help="USD for other LLMs; then the run ends")]
@@ -45,6 +46,7 @@ def train(
     count: Count = ToolOptions.count,
     llm: Llm = None,
     allow_writes: AllowWrites = False,
+    probe: Probe = ToolOptions.probe,
     judge: JudgeModel = None,
     judge_all: JudgeAll = False,
     max_cost: MaxCost = None,
@@ -65,6 +67,7 @@ def train(
         "count": count,
         "llm": llm,
         "allow_writes": allow_writes,
+        "probe": probe,
         "judge_all": judge_all,
         "curriculum": curriculum,
         "group_size": group_size,

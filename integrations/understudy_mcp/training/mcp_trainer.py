@@ -11,7 +11,15 @@ from typing import cast
 from typing_extensions import Unpack
 
 from understudy import TrainableModel
-from understudy.integration import ConfigError, Evaluation, Judge, TrainerOptions, TrainReport, refuse_running_loop
+from understudy.integration import (
+    ConfigError,
+    Evaluation,
+    Judge,
+    TrainerOptions,
+    TrainReport,
+    budget,
+    refuse_running_loop,
+)
 
 from ..pool import ServerPool
 from ..printable import one_line
@@ -23,6 +31,7 @@ from .comparison import Comparison
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
 from .model_at_step import ModelAtStep
 from .plan import plan_lines
+from .probe import probed
 from .rollout import McpRollout
 from .scenario_judge import ScenarioJudge
 from .scenario_source import ScenariosLike, as_set, check_usable, scenario_file
@@ -42,6 +51,7 @@ class MCPTrainerOptions(TrainerOptions, total=False):
     count: int
     llm: str | None
     allow_writes: bool
+    probe: int
     say: Callable[[str], None]
 
 
@@ -58,6 +68,7 @@ class ToolOptions:
     count: int = 48  # scenarios to make where there are none
     llm: str | None = None  # that writes them, such as "openai/gpt-4.1"; None: they are made from schemas and answers
     allow_writes: bool = False  # tools that write or delete may be called, and so be learned
+    probe: int = 0  # rollouts of each scenario that was made: what all or none of them solve is set aside; 0: none
     say: Callable[[str], None] = print  # what happens beside the steps, a line at a time
 
 
@@ -92,14 +103,19 @@ class MCPTrainer:
     async def atrain(self, steps: int) -> TrainReport:
         """Train until the model has made `steps` steps in all; run again, it goes on where it was. Raises ConfigError,
         McpStartError, and what a Trainer raises."""
-        async with self._prepared(steps) as (trainer, scenarios):
-            try:
-                report = await trainer.atrain(steps)
-            finally:
-                await trainer.keep_state()
-            state = trainer.state
-            self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after)
-            return report
+        # The Trainer has a budget of its own within this one, which has also paid for the scenarios.
+        with budget(self._training.get("max_cost")):
+            async with self._prepared(steps) as (trainer, scenarios):
+                return await self._trained(trainer, scenarios, steps)
+
+    async def _trained(self, trainer: ScenarioTrainer, scenarios: ScenarioSet, steps: int) -> TrainReport:
+        try:
+            report = await trainer.atrain(steps)
+        finally:
+            await trainer.keep_state()
+        state = trainer.state
+        self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after)
+        return report
 
     def evaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
         """`aevaluate`, outside an event loop."""
@@ -147,8 +163,7 @@ class MCPTrainer:
             check_usable(scenarios, pool, self._max_tools, self._judge is not None)
             model = self.model if step is None else ModelAtStep(self.model, step)
             state = await TrainingState.of(model, scenarios.digest)
-            chars = self.options.result_chars or self._defaults.result_chars
-            rollout = McpRollout(pool, self._loop(), self._max_tools, chars)
+            rollout = self._rollout(pool)
             options = self._trainer_options(scenarios, steps)
             follow = self.options.curriculum
             yield (
@@ -177,10 +192,19 @@ class MCPTrainer:
             allow_writes=self.options.allow_writes,
             progress=say,
         )
+        if self.options.probe:
+            check_usable(made, pool, self._max_tools, self._judge is not None)
+            rollout, before = self._rollout(pool), len(made.scenarios)
+            made = await probed(made, rollout, self.model, self.options.probe, self._concurrency)
+            say(f"{before - len(made.scenarios)} scenarios are set aside: every or no probing rollout solved them")
         file = scenario_file(self.model)
         save_scenarios(made, file)
         say(f"{len(made.train)} scenarios to train on, {len(made.eval)} held out, kept in {file}")
         return made
+
+    def _rollout(self, pool: ServerPool) -> McpRollout:
+        chars = self.options.result_chars or self._defaults.result_chars
+        return McpRollout(pool, self._loop(), self._max_tools, chars)
 
     def _loop(self) -> LoopOptions:
         return LoopOptions(self.options.max_turns, self.options.temperature)

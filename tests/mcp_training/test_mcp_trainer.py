@@ -15,7 +15,7 @@ from tests.mcp_training.conftest import told
 from tests.mcp_training.order_server import READS, make_server, scenarios
 from understudy import RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup, UnderstudyError
 from understudy.integration import ConfigError, RolloutError
-from understudy_mcp import Limits
+from understudy_mcp import Limits, McpStartError
 from understudy_mcp.scenarios.files import save_scenarios
 from understudy_mcp.scenarios.scenario import CheckKind, McpScenario
 from understudy_mcp.training.comparison import Comparison
@@ -224,3 +224,16 @@ async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_n
     assert (tmp_path / ".understudy/mcp/half.jsonl").is_file()
     assert sum(line.startswith("making scenarios for orders") for line in said) == 2
     assert "held out, kept in " in said[-1]
+
+
+async def test_a_server_that_never_starts_is_named_before_anything_else(stand_in: TrainableModel) -> None:
+    with pytest.raises(McpStartError, match="'nowhere-at-all': cannot be started"):
+        await MCPTrainer("nowhere-at-all --now", stand_in, scenarios()).atrain(1)
+
+
+def test_training_in_a_running_loop_names_its_twin(stand_in: TrainableModel) -> None:
+    async def inside() -> None:
+        trainer(stand_in)[0].train(1)
+
+    with pytest.raises(UnderstudyError, match=r"use `await atrain\(\.\.\.\)`"):
+        asyncio.run(inside())

@@ -250,3 +250,17 @@ def test_arguments_are_an_object_or_nothing() -> None:
     assert parsed('{"a": 1}') == {"a": 1}
     assert parsed("[1]") is None
     assert parsed("[" * 100_000) is None
+
+
+async def test_a_conversation_that_fills_the_context_is_scored_by_what_was_done(tmp_path: Path) -> None:
+    with served_gateway(lambda _: Act(calls=(("left", "{}"),)), tmp_path) as running:
+
+        def once(_: Body) -> Act:
+            running.sampler.refusals.append((400, "the prompt is longer than the context"))
+            return Act(calls=(("left", "{}"),))
+
+        running.sampler.policy, running.sampler.refused_field = once, "input_tokens"
+        model = TrainableModel("full", base_model="tiny", backend=RemoteBackend(running.url))
+        trajectory = await rolled_out(Target.parse(counting_server([])), model, told("go", ("left", {})))
+    assert trajectory.exception is None
+    assert (trajectory.metadata["ended"], trajectory.reward) == ("context_full", pytest.approx(0.6))

@@ -10,7 +10,7 @@ from typing import cast
 
 from typing_extensions import Unpack
 
-from understudy import TrainableModel
+from understudy import TrainableModel, UnderstudyError
 from understudy.integration import (
     ConfigError,
     Evaluation,
@@ -111,8 +111,10 @@ class MCPTrainer:
     async def _trained(self, trainer: ScenarioTrainer, scenarios: ScenarioSet, steps: int) -> TrainReport:
         try:
             report = await trainer.atrain(steps)
-        finally:
-            await trainer.keep_state()
+        except BaseException as error:
+            await keep_beside(error, trainer)
+            raise
+        await trainer.keep_state()
         state = trainer.state
         self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after)
         return report
@@ -223,3 +225,11 @@ class MCPTrainer:
         if scenarios is not None and self._judge is not None:
             options["judge"] = ScenarioJudge(self._judge, scenarios.scenarios, judge_all=self.options.judge_all)
         return options
+
+
+async def keep_beside(error: BaseException, trainer: ScenarioTrainer) -> None:
+    """Keep what was learned of the scenarios before an error ends the run; it gets a note where that fails."""
+    try:
+        await trainer.keep_state()
+    except UnderstudyError as also:
+        error.add_note(f"The state of the curriculum could not be kept: {also}")

@@ -17,11 +17,14 @@ from .slots import Slot, properties_of, slot_of
 
 _PRIOR = {"enum": 9.0, "boolean": 9.0, "numbers": 5.0, "examples": 6.0, "quoted": 4.0, "default": 2.0, "words": 1.5}
 _MEANING, _MATCHING, _OTHERS = 5.0, 6.0, 3.0
+_OTHERS_OF_WRITERS = 0.5
 _OPEN = {"words", "quoted", "default", "paths", "here", "revisions", "patterns", "phrases", "cities"}
 """Suggestions that may all be wrong: values of any place are tried beside them."""
-_NO_NAME = re.compile(r"true|false|null|none|-?\d+(\.\d+)?", re.IGNORECASE)
+_CONSTANT = re.compile(r"true|false|null|none", re.IGNORECASE)
+_FIGURE = re.compile(r"-?\d+(\.\d+)?")
 _DEEPEST = 4
 _OPTIONAL = 0.25
+_OPTIONAL_ONLY = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class ArgumentSampler:
     def add(self, leaves: Iterable[Leaf]) -> None:
         """Values that a tool answered with."""
         for leaf in leaves:
-            if isinstance(leaf.value, str) and (_NO_NAME.fullmatch(leaf.value) or is_dated(leaf.value)):
+            if isinstance(leaf.value, str) and (_no_name(leaf) or is_dated(leaf.value)):
                 continue
             values = self.places.setdefault(leaf.place, {})
             if len(values) < 200:
@@ -104,7 +107,8 @@ class ArgumentSampler:
                 weights[place] = _MATCHING * closeness
             elif is_open and slot.kind == "string":
                 others.append(place)
-        weights |= {place: _OTHERS / len(others) for place in others}
+        share = _OTHERS_OF_WRITERS if slot.writes else _OTHERS
+        weights |= {place: share / len(others) for place in others}
         return {source: prior * self._rate(slot.key, source) for source, prior in weights.items()}
 
     def record(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, list[Leaf]] | None:
@@ -123,6 +127,13 @@ class ArgumentSampler:
         """Untested sources count as half good; one that never works fades."""
         tried, worked = self._tried[key, source], self._worked[key, source]
         return ((worked + 0.5) / (tried + 1)) ** 2
+
+
+def _no_name(leaf: Leaf) -> bool:
+    """Whether a text names nothing: a constant, or a figure in running text."""
+    text = str(leaf.value)
+    in_text = leaf.place.endswith((":", "lines"))
+    return bool(_CONSTANT.fullmatch(text) or (in_text and _FIGURE.fullmatch(text)))
 
 
 def affinity(slot: tuple[str, ...], leaf: tuple[str, ...]) -> int:
@@ -151,7 +162,9 @@ class _Drawing:
     picks: list[Pick] = field(default_factory=list[Pick])
 
     def object(self, schema: Schema, path: str, depth: int) -> dict[str, object]:
-        properties = [each for each in properties_of(schema) if each[2] or self._wanted(each[1], depth)]
+        listed = list(properties_of(schema))
+        free = not any(required for _, _, required in listed)
+        properties = [each for each in listed if each[2] or self._wanted(each[1], depth, free)]
         known = self._record(properties, path) if depth else {}
         drawn: dict[str, object] = {}
         for name, each, _ in properties:
@@ -209,10 +222,12 @@ class _Drawing:
         leaf = rng.choice([leaf for leaf in leaves if fits(slot, leaf)] or leaves)
         return Pick(slot, source, leaf.value, leaf)
 
-    def _wanted(self, schema: Schema, depth: int) -> bool:
-        """Whether an optional argument is drawn: rarely, and only where the schema tells what it may be."""
+    def _wanted(self, schema: Schema, depth: int, free: bool) -> bool:
+        """Whether an optional argument is drawn: rarely, and only where the schema tells what it may be; more often where
+        no argument is required."""
         known = schema.get("type") in ("boolean", "integer", "number") or "enum" in schema or "format" in schema
-        return known and depth < 2 and self.sampler.rng.random() < _OPTIONAL
+        usable = known or (free and schema.get("type") == "string")
+        return usable and depth < 2 and self.sampler.rng.random() < (_OPTIONAL_ONLY if free else _OPTIONAL)
 
     def _record(self, properties: list[tuple[str, Schema, bool]], path: str) -> dict[str, object]:
         """Values of one found object for an object's properties, half of the time: they belong together."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
-from ..tools import Schema
+from ..tools import Schema, ToolKind
 from ..toolset import ModelTool
 from .harvest import Scalar, usable_value, words_of
 
@@ -155,6 +155,7 @@ class Slot:
     words: tuple[str, ...]
     told: dict[str, list[Scalar]] = field(hash=False)
     closed: bool = False
+    writes: bool = False
 
     @property
     def argument(self) -> str:
@@ -195,7 +196,7 @@ def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
     if default := _texts([schema.get("default")]):
         told["default"] = default
     told["words"] = list(_WORDS)
-    return Slot(tool.name, path, kind, words, told)
+    return Slot(tool.name, path, kind, words, told, writes=tool.tool.kind is not ToolKind.READ)
 
 
 def meaning_of(words: tuple[str, ...]) -> tuple[str, list[str]] | None:

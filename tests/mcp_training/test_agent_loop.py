@@ -173,17 +173,16 @@ async def test_the_folder_of_a_rollout_is_in_its_task_and_not_in_what_is_compare
         ("die", "McpConnectionError"),
         ("hang", "McpTimeoutError"),
         ("flood-answer", "McpOverflowError"),
-        ("garbled", "McpConnectionError|McpProtocolError|McpTimeoutError"),
     ],
 )
 async def test_a_server_that_fails_in_a_call_leaves_a_recorded_unscored_rollout(
     mode: str, error: str, stand_in: TrainableModel
 ) -> None:
-    target = misbehaving(mode, limits=Limits(start_seconds=20, call_seconds=2))
+    target = misbehaving(mode, limits=Limits(start_seconds=30, call_seconds=1 if mode == "hang" else 30))
     trajectory = await rolled_out(target, stand_in, told("goad()", ("goad", {})))
     assert trajectory.reward is None
     assert trajectory.exception is not None
-    assert trajectory.exception.type in error.split("|")
+    assert trajectory.exception.type == error
     assert [message["role"] for message in messages(trajectory)] == ["system", "user", "assistant"]
     assert children() == set()
 

@@ -36,7 +36,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Gate:
+class KeyGate:
     """ASGI: the application behind the key; without a key, for requests that name this machine (DNS rebinding)."""
 
     app: ASGIApp

@@ -18,7 +18,7 @@ from understudy import TrainableModel
 from ..errors import McpServerError
 from ..pool import ServerPool
 from ..printable import one_line
-from .access import OPEN_PATH, Gate, fault
+from .access import OPEN_PATH, KeyGate, fault
 from .agent_loop import AgentLoop, LoopOptions
 from .rollout import restricted
 from .served_completion import ServedRequest, chunks, completion
@@ -43,7 +43,7 @@ class ToolEndpoint:
             Route("/v1/models", self.models),
             Route(OPEN_PATH, self.health),
         ]
-        return Gate(Starlette(routes=routes), key)
+        return KeyGate(Starlette(routes=routes), key)
 
     async def models(self, _: Request) -> Response:
         card = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "understudy"}

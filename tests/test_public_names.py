@@ -73,6 +73,7 @@ DOOR = [
     "as_reward",
     "as_rollout_exception",
     "budget",
+    "call_answered",
     "call_headers",
     "capturing",
     "completion_limit",

@@ -226,8 +226,8 @@ class Trajectory(History):
     exception: RolloutException | None = None
     captured: bool = False  # its calls carry its id: every call recorded under it belongs to it
     weights: dict[str, float] = Field(default_factory=dict[str, float])
-    """Call id -> weight of its tokens in training: 0 leaves the call out, a call that is missing has 1. Calls that
-    failed or were cancelled are never trained and need none."""
+    """Call id -> weight of its tokens in training: 0 leaves the call out, calls that it does not name have weight 1."""
+    call_rewards: dict[str, float] = Field(default_factory=dict[str, float])  # call id -> what was earned after it
     unused: list[str] = Field(default_factory=list[str])  # ids of calls whose output was thrown away
     started_at: float = Field(default_factory=time.time)
     ended_at: float | None = None

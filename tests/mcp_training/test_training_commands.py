@@ -71,7 +71,7 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(called: Called, tmp_path: P
 def test_without_scenarios_the_plan_tells_where_they_will_be_kept(called: Called) -> None:
     code, page, _ = called("train", "orders:server", "--dry-run", "--dir", "here")
     assert code == 0
-    assert "none yet: they are made and kept in " in page
+    assert "none yet: 48 are made from the tools' schemas and what they answer, and kept in " in page
     assert "here/mcp/orders.jsonl" in page
 
 
@@ -91,6 +91,8 @@ def test_evaluation_prints_success_for_each_tool_and_writes_json(
     [
         ("train orders:server --scenarios nowhere.jsonl", 2, "understudy: scenarios: 'nowhere.jsonl' cannot be read"),
         ("train orders:server --dir a --url http://127.0.0.1:9", 2, "--dir, --url: either a directory"),
+        ("train orders:server --llm-api-base http://a", 2, "--llm-api-base needs --llm too"),
+        ("eval orders:server --judge-api-base http://a", 2, "--judge-api-base needs --judge too"),
         ("train orders:nothing", 2, "target: orders has no 'nothing'"),
         ("eval orders:server --json nowhere/a.json", 2, "--json: nowhere/a.json cannot be written"),
         ("train orders:server --learning-rate 7 --scenarios s.jsonl", 2, "learning_rate"),

@@ -16,7 +16,9 @@ def test_the_page_runs_top_to_bottom(tmp_path: Path) -> None:
     printed = run("\n".join(code_of("mcp_training.md")), tmp_path).splitlines()
     assert printed[0] == "target     shop (in this process)"
     assert printed[1] == "tools      2; rollouts share one session (every tool is annotated read-only)"
-    assert printed[2].startswith("scenarios  none yet: they are made and kept in ")
+    assert printed[2].startswith(
+        "scenarios  none yet: 12 are made from the tools' schemas and what they answer, and kept in "
+    )
     assert not (tmp_path / "shop-records").exists()
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from understudy import Ruler, TrainConfig
-from understudy.integration import ConfigError, TrainReport, evaluation_line
+from understudy.integration import ConfigError, Llm, TrainReport, evaluation_line
 
 from ..target import Target
 from ..target_command import on_target
@@ -23,11 +23,15 @@ from .model_options import DEFAULT_BASE, BaseModel, ModelName, ScenarioFile, Ser
 from .serve_command import serve
 
 STEPS = 20
-Llm = Annotated[str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1; none: made offline")]
+Writer = Annotated[
+    str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1; none: made offline")
+]
 Count = Annotated[int, typer.Option(min=1, help="scenarios to make where there are none")]
 AllowWrites = Annotated[bool, typer.Option("--allow-writes", help="use tools that write or delete")]
 Probe = Annotated[int, typer.Option(min=0, help="rollouts that sort out new scenarios that teach nothing; 0: none")]
 JudgeModel = Annotated[str | None, typer.Option("--judge", help="LLM that scores what cannot be executed, by RULER")]
+JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint; none: the provider's own")]
+LlmBase = Annotated[str | None, typer.Option(help="URL of the endpoint of --llm; none: the provider's own")]
 JudgeAll = Annotated[bool, typer.Option("--judge-all", help="give the judge half of every reward")]
 MaxCost = Annotated[float | None, typer.Option(help="USD for other LLMs; then the run ends")]
 PerStep = Annotated[int | None, typer.Option(min=1, help="scenarios per step; none: 4, 8 for tiny")]
@@ -44,10 +48,12 @@ def train(
     steps: Annotated[int, typer.Option(min=1, help="steps in all; run again, it goes on")] = STEPS,
     scenarios: ScenarioFile = None,
     count: Count = ToolOptions.count,
-    llm: Llm = None,
+    llm: Writer = None,
+    llm_api_base: LlmBase = None,
     allow_writes: AllowWrites = False,
     probe: Probe = ToolOptions.probe,
     judge: JudgeModel = None,
+    judge_api_base: JudgeBase = None,
     judge_all: JudgeAll = False,
     max_cost: MaxCost = None,
     curriculum: Annotated[bool, typer.Option(help="easier scenarios first")] = ToolOptions.curriculum,
@@ -65,7 +71,7 @@ def train(
     """Train a model to use the server's tools: make scenarios, roll them out, score them, train a LoRA, and compare."""
     options: MCPTrainerOptions = {
         "count": count,
-        "llm": llm,
+        "llm": writer_at(llm, llm_api_base),
         "allow_writes": allow_writes,
         "probe": probe,
         "judge_all": judge_all,
@@ -74,7 +80,7 @@ def train(
         "max_turns": max_turns,
         "seed": seed,
         "say": typer.echo,
-        **_chosen(judge, max_cost, scenarios_per_step, max_tools, concurrency, learning_rate),
+        **_chosen(judge, judge_api_base, max_cost, scenarios_per_step, max_tools, concurrency, learning_rate),
     }
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
     if dry_run:
@@ -93,6 +99,7 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
     judge: JudgeModel = None,
+    judge_api_base: JudgeBase = None,
     judge_all: JudgeAll = False,
     max_cost: MaxCost = None,
     max_turns: MaxTurns = ToolOptions.max_turns,
@@ -109,7 +116,7 @@ def evaluate(
         "judge_all": judge_all,
         "max_turns": max_turns,
         "say": typer.echo,
-        **_chosen(judge, max_cost, None, max_tools, concurrency, None),
+        **_chosen(judge, judge_api_base, max_cost, None, max_tools, concurrency, None),
     }
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
     measured = trainer.evaluate(temperature=temperature, rollouts=rollouts, step=step)
@@ -131,8 +138,16 @@ def show(trainer: MCPTrainer, report: TrainReport, dir: Path | None) -> None:
         typer.echo(f"export  understudy export {report.model} --output {report.model}-lora{where}")
 
 
+def writer_at(llm: str | None, api_base: str | None) -> Llm | None:
+    """The LLM that writes scenarios. Raises ConfigError for an endpoint without a name."""
+    if llm is None and api_base is not None:
+        raise ConfigError("--llm-api-base needs --llm too, as in --llm openai/gpt-4.1")
+    return None if llm is None else Llm(llm, **({"api_base": api_base} if api_base else {}))
+
+
 def _chosen(
     judge: str | None,
+    judge_api_base: str | None,
     max_cost: float | None,
     scenarios_per_step: int | None,
     max_tools: int | None,
@@ -141,8 +156,10 @@ def _chosen(
 ) -> MCPTrainerOptions:
     """The options that were given; the others keep their defaults."""
     options: MCPTrainerOptions = {}
+    if judge is None and judge_api_base is not None:
+        raise ConfigError("--judge-api-base needs --judge too, as in --judge openai/o3")
     if judge is not None:
-        options["judge"] = Ruler(judge)
+        options["judge"] = Ruler(judge, api_base=judge_api_base)
     if max_cost is not None:
         options["max_cost"] = max_cost
     if scenarios_per_step is not None:

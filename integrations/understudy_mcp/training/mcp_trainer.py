@@ -15,6 +15,7 @@ from understudy.integration import (
     ConfigError,
     Evaluation,
     Judge,
+    Llm,
     TrainerOptions,
     TrainReport,
     budget,
@@ -49,7 +50,7 @@ class MCPTrainerOptions(TrainerOptions, total=False):
     curriculum: bool
     judge_all: bool
     count: int
-    llm: str | None
+    llm: str | Llm | None
     allow_writes: bool
     probe: int
     say: Callable[[str], None]
@@ -66,7 +67,9 @@ class ToolOptions:
     curriculum: bool = True  # easier scenarios first
     judge_all: bool = False  # the judge has half of every reward, not only of scenarios that cannot be executed
     count: int = 48  # scenarios to make where there are none
-    llm: str | None = None  # that writes them, such as "openai/gpt-4.1"; None: they are made from schemas and answers
+    llm: str | Llm | None = (
+        None  # that writes them, such as "openai/gpt-4.1"; None: they are made from schemas and answers
+    )
     allow_writes: bool = False  # tools that write or delete may be called, and so be learned
     probe: int = 0  # rollouts of each scenario that was made: what all or none of them solve is set aside; 0: none
     say: Callable[[str], None] = print  # what happens beside the steps, a line at a time
@@ -136,7 +139,12 @@ class MCPTrainer:
             scenarios = self._existing()
             if scenarios is not None:
                 check_usable(scenarios, pool, self._max_tools, self._judge is not None)
-            return plan_lines(pool, self.model, scenarios, steps, self._trainer_options(scenarios, steps), self._loop())
+            writer = self.options.llm or "the tools' schemas and what they answer"
+            known = (
+                scenarios
+                or f"none yet: {self.options.count} are made from {writer}, and kept in {scenario_file(self.model)}"
+            )
+            return plan_lines(pool, self.model, known, steps, self._trainer_options(scenarios, steps), self._loop())
 
     @property
     def _judge(self) -> Judge | None:

@@ -13,29 +13,28 @@ from ..printable import one_line
 from ..scenarios.files import ScenarioSet
 from ..tools_page import sharing
 from .agent_loop import LoopOptions
-from .scenario_source import scenario_file
 
 
 def plan_lines(
     pool: ServerPool,
     model: TrainableModel,
-    scenarios: ScenarioSet | None,
+    scenarios: ScenarioSet | str,
     steps: int,
     options: TrainerOptions,
     loop: LoopOptions,
 ) -> list[str]:
-    """A line for each stage."""
+    """A line for each stage. `scenarios`: a sentence where there are none yet."""
     group, per_step = options.get("group_size"), options.get("scenarios_per_step")
     lines = [
         f"target     {one_line(pool.target.shown())}",
         f"tools      {len(pool.toolset.tools)}; {sharing(pool)}",
-        f"scenarios  {_scenarios(scenarios, model)}",
+        f"scenarios  {scenarios if isinstance(scenarios, str) else _scenarios(scenarios)}",
         f"model      {model.name} on {model.base_model}, {model.backend!r}",
         f"steps      {steps}, each {per_step} scenarios x {group} rollouts, {options.get('concurrency')} at once, "
         f"at most {loop.max_turns} turns",
         f"judge      {(options.get('judge') and 'an LLM') or 'none: rewards come from execution'}",
     ]
-    if scenarios is not None:
+    if not isinstance(scenarios, str):
         lines.insert(3, f"           by tool: {_counts(tool for each in scenarios.scenarios for tool in each.tools)}")
         lines.insert(4, f"           by difficulty: {_counts(str(each.difficulty) for each in scenarios.scenarios)}")
         if change := scenarios.server_change(pool.fingerprint):
@@ -43,9 +42,7 @@ def plan_lines(
     return lines
 
 
-def _scenarios(scenarios: ScenarioSet | None, model: TrainableModel) -> str:
-    if scenarios is None:
-        return f"none yet: they are made and kept in {scenario_file(model)}"
+def _scenarios(scenarios: ScenarioSet) -> str:
     return f"{len(scenarios.train)} to train on, {len(scenarios.eval)} held out, hash {scenarios.digest[:16]}"
 
 

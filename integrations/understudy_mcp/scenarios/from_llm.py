@@ -17,6 +17,7 @@ from .generation import ScenarioGeneration
 from .harvest import LONGEST_VALUE, strings_of, usable_value
 from .moments import is_dated
 from .scenario import ReferenceCall
+from .wording import is_short
 from .writer_prompt import (
     MOST_CALLS,
     WrittenAnswers,
@@ -141,6 +142,9 @@ class _Writing:
             return None
         if usable_value(task[:LONGEST_VALUE]) is None:
             self._dropped("a task with characters that are not shown")
+            return None
+        if not is_short(task):
+            self._dropped("the task was too long")
             return None
         difficulty = min(max(written.difficulty, 1), 5)
         if difficulty > self.work.max_difficulty:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from ..tools import ToolKind
 from .answers import Expected, expected
 from .execution import SERVER_FAILED, ReferenceRun
 from .generation import ScenarioGeneration
@@ -85,7 +86,7 @@ class _Drawing:
         fault = run.fault
         if not fault and plan.link is not None and str(plan.link.pick.value) not in run.answers[0].text:
             fault = "the value for the next call was not in the answer"
-        if not fault and run.effect is False and {draft.tool.name for draft in plan.drafts} & self.effective:
+        if not fault and run.effect is False and self._would_show(plan):
             fault = "nothing was changed"
         if not fault and plan.kind is PlanKind.SINGLE and not plan.writes:
             key = f"{plan.drafts[0].tool.name}\n{run.answers[0].text}"
@@ -94,6 +95,12 @@ class _Drawing:
         if fault:
             self.work.dropped[fault] += 1
         return not fault
+
+    def _would_show(self, plan: Plan) -> bool:
+        """Whether a change would have been seen: one of this tool was before, or the tool deletes and one of another was."""
+        tools = [draft.tool for draft in plan.drafts]
+        deletes = any(tool.tool.kind is ToolKind.DELETE for tool in tools)
+        return bool(self.effective) and (deletes or any(tool.name in self.effective for tool in tools))
 
     def _keep(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> None:
         answers = [] if self.work.executor.writes(plan.calls[-1:]) else self._expected(plan, first, second)

@@ -9,19 +9,34 @@
   `continues` tells which of them a graph's state continues.
 - Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
   reward with `as_reward`; keep what it raised with `as_rollout_exception`.
-- Training: options, results and the judge of `understudy.Trainer`, for signatures; the errors that an adapter raises.
+- Other LLMs: ask one with `Llm`, inside `budget(max_cost)`, whose `Spending` is the ledger.
+- Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page;
+  `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
 """
 
 from .client.capture import call_answered, capturing, continues, histories_of, logged_reward, on_capture_end
 from .client.sampling import MAX_COMPLETION_TOKENS, completion_limit, forced_temperature
 from .client.transport import LoopTransport
 from .contracts import Judge
-from .errors import CaptureError, ConfigError, LeakError, MissingExtraError, RolloutError, SharedStateError
+from .errors import (
+    BudgetExceeded,
+    CaptureError,
+    ConfigError,
+    LeakError,
+    LlmError,
+    MissingExtraError,
+    RolloutError,
+    SharedStateError,
+)
+from .llms.ledger import Spending, budget
+from .llms.llm import Llm
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
 from .trainer.evaluate import Evaluation
+from .trainer.messages import evaluation_line
 from .trainer.options import TrainerOptions
 from .trainer.report import TrainReport
+from .trainer.trainer import refuse_running_loop
 from .types import (
     Call,
     CallOrigin,
@@ -37,6 +52,7 @@ from .wire import call_headers, is_labelled
 
 __all__ = [
     "MAX_COMPLETION_TOKENS",
+    "BudgetExceeded",
     "Call",
     "CallOrigin",
     "CallOutput",
@@ -46,28 +62,34 @@ __all__ = [
     "Evaluation",
     "Judge",
     "LeakError",
+    "Llm",
+    "LlmError",
     "LoopTransport",
     "Message",
     "MissingExtraError",
     "RolloutError",
     "Sampling",
     "SharedStateError",
+    "Spending",
     "Tool",
     "TrainReport",
     "TrainerOptions",
     "as_reward",
     "as_rollout_exception",
+    "budget",
     "call_answered",
     "call_headers",
     "capturing",
     "completion_limit",
     "continues",
+    "evaluation_line",
     "forced_temperature",
     "histories_of",
     "is_labelled",
     "logged_reward",
     "new_id",
     "on_capture_end",
+    "refuse_running_loop",
     "scenario_fields",
     "scenario_id",
     "scenario_text",

@@ -26,6 +26,7 @@ try:
     from .target import Target
     from .tools import ServerDescription, ServerTool, ToolKind
     from .toolset import ModelTool, Toolset
+    from .training.mcp_trainer import MCPTrainer
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("understudy"):
         raise
@@ -35,6 +36,7 @@ __all__ = [
     "HttpServer",
     "InProcessServer",
     "Limits",
+    "MCPTrainer",
     "McpConnectionError",
     "McpOverflowError",
     "McpProtocolError",

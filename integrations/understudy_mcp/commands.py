@@ -26,6 +26,7 @@ from .target_options import (
     target_from,
 )
 from .tools_page import as_json, lines
+from .training.commands import add_training_commands
 
 app = typer.Typer(
     help="Point at an MCP server: see its tools, and train a model to use them.",
@@ -74,3 +75,4 @@ async def listing(target: Target, json: bool) -> str:
 
 app.command("explore")(scenario_commands.explore)
 app.command("scenarios")(scenario_commands.scenarios)
+add_training_commands(app)

@@ -10,7 +10,8 @@
 - Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
   reward with `as_reward`; keep what it raised with `as_rollout_exception`.
 - Other LLMs: ask one with `Llm`, inside `budget(max_cost)`, whose `Spending` is the ledger.
-- Training: options, results and the judge of `understudy.Trainer`, for signatures; the errors that an adapter raises.
+- Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page;
+  `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
 """
 
 from .client.capture import call_answered, capturing, continues, histories_of, logged_reward, on_capture_end
@@ -32,8 +33,10 @@ from .llms.llm import Llm
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
 from .trainer.evaluate import Evaluation
+from .trainer.messages import evaluation_line
 from .trainer.options import TrainerOptions
 from .trainer.report import TrainReport
+from .trainer.trainer import refuse_running_loop
 from .types import (
     Call,
     CallOrigin,
@@ -79,12 +82,14 @@ __all__ = [
     "capturing",
     "completion_limit",
     "continues",
+    "evaluation_line",
     "forced_temperature",
     "histories_of",
     "is_labelled",
     "logged_reward",
     "new_id",
     "on_capture_end",
+    "refuse_running_loop",
     "scenario_fields",
     "scenario_id",
     "scenario_text",

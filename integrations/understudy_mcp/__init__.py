@@ -18,6 +18,10 @@ try:
     from .pool import ServerPool
     from .results import ToolResult
     from .rollout_tools import RolloutTools
+    from .scenarios.files import ScenarioSet, load_scenarios, save_scenarios
+    from .scenarios.generate import generate_scenarios
+    from .scenarios.probing import set_aside
+    from .scenarios.scenario import McpScenario
     from .servers import HttpServer, InProcessServer, StdioServer
     from .target import Target
     from .tools import ServerDescription, ServerTool, ToolKind
@@ -36,12 +40,14 @@ __all__ = [
     "McpConnectionError",
     "McpOverflowError",
     "McpProtocolError",
+    "McpScenario",
     "McpServerError",
     "McpStartError",
     "McpTimeoutError",
     "McpToolsChangedError",
     "ModelTool",
     "RolloutTools",
+    "ScenarioSet",
     "ServerDescription",
     "ServerPool",
     "ServerTool",
@@ -51,5 +57,9 @@ __all__ = [
     "ToolResult",
     "Toolset",
     "client_credentials",
+    "generate_scenarios",
+    "load_scenarios",
     "mcp_tools",
+    "save_scenarios",
+    "set_aside",
 ]

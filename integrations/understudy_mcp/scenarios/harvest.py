@@ -148,7 +148,8 @@ def _walk(value: object, path: str, words: tuple[str, ...], record: str, depth: 
             yield from _walk(each, inner, named, record, depth + 1)
     elif isinstance(value, list):
         for number, each in enumerate(cast(list[object], value)):
-            inner = f"{record}/{path}{number}" if isinstance(each, dict) else record
+            item: object = each
+            inner = f"{record}/{path}{number}" if isinstance(item, dict) else record
             yield from _walk(each, f"{path}[]", words, inner, depth + 1)
     elif isinstance(value, str) and "\n" in value:
         for line, place, line_words, _ in _lines(value):

@@ -86,6 +86,7 @@ async def test_what_is_wrong_is_dropped_with_its_reason_and_the_rest_topped_up()
         answers((1, ["Sea Birds", "9700", "not in the answer"]), (7, ["x"])),
         written(GOOD, WEST, find("9702"), *(find(f"970{n}") for n in range(10))),
         answers((1, ["2 books"])),
+        written(),
     ]
     scenarios, requests = await made(replies, count=3 + 9)
     by_task = {each.task: each for each in scenarios.scenarios}

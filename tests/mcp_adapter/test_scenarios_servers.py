@@ -32,11 +32,11 @@ def tools_of(scenarios: ScenarioSet) -> set[str]:
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
-    lines: list[dict[str, object]] = [
-        {"type": "entity", "name": name, "entityType": kind, "observations": [fact]}
-        for name, (kind, fact) in ENTITIES.items()
-    ]
-    lines += [{"type": "relation", "from": one, "to": other, "relationType": kind} for one, other, kind in RELATIONS]
+    lines: list[dict[str, object]] = []
+    for name, (kind, fact) in ENTITIES.items():
+        lines.append({"type": "entity", "name": name, "entityType": kind, "observations": [fact]})
+    for one, other, kind in RELATIONS:
+        lines.append({"type": "relation", "from": one, "to": other, "relationType": kind})
     (tmp_path / "memory.json").write_text("\n".join(json.dumps(line) for line in lines))
     return tmp_path
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..errors import McpServerError, McpToolsChangedError
+from ..errors import McpServerError, McpStartError, McpToolsChangedError
 from ..pool import ServerPool
 from ..rollout_tools import RolloutTools
 from ..tools import ToolKind
@@ -99,8 +99,8 @@ class Executor:
         try:
             async with self._pool.rollout() as tools:
                 return await work(tools)
-        except McpToolsChangedError:
-            raise
+        except (McpStartError, McpToolsChangedError):
+            raise  # no later plan would fare better
         except McpServerError:
             return ReferenceRun(fault=SERVER_FAILED)
 

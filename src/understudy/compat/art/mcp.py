@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from openai.types.chat import ChatCompletionToolParam
 from pydantic import BaseModel
@@ -122,10 +122,11 @@ class GeneratedScenarioCollection:
     @classmethod
     def from_json(cls, json_str: str) -> GeneratedScenarioCollection:
         """A list of scenarios, or an object with one under `scenarios` or its first key."""
-        data = json.loads(json_str)
-        if isinstance(data, dict):
-            data = data["scenarios"] if "scenarios" in data else next(iter(data.values()))
-        return cls.from_dicts(data)
+        read = json.loads(json_str)
+        if isinstance(read, dict):
+            named = cast(dict[str, Any], read)
+            read = named["scenarios"] if "scenarios" in named else next(iter(named.values()))
+        return cls.from_dicts(cast(list[dict[str, Any]], read))
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A dict for each scenario."""

@@ -54,10 +54,10 @@ async def test_the_tiny_policy_is_trained_on_a_server_and_goes_on_where_it_was(m
     assert lines[3].startswith("order_status")
 
 
-async def test_evaluation_leaves_the_model_as_it_is(model: TrainableModel) -> None:
-    evaluated = await trainer(model)[0].aevaluate(rollouts=2, temperature=1.0)
+async def test_evaluation_leaves_the_model_as_it_is(stand_in: TrainableModel) -> None:
+    evaluated = await trainer(stand_in)[0].aevaluate(rollouts=2, temperature=1.0)
     assert (evaluated.scenarios, evaluated.scored, evaluated.failed) == (3, 3, 0)
-    assert await model.get_step() == 0
+    assert await stand_in.get_step() == 0
 
 
 async def test_the_curriculum_opens_difficulties_and_its_state_is_kept(tmp_path: Path) -> None:
@@ -79,10 +79,12 @@ async def test_the_curriculum_opens_difficulties_and_its_state_is_kept(tmp_path:
     assert kept["curriculum"] == {"level": 2, "opened_at": 1, "success": {"1": 1.0}}
 
 
-async def test_scenarios_come_from_a_file_and_a_changed_server_is_told(model: TrainableModel, tmp_path: Path) -> None:
+async def test_scenarios_come_from_a_file_and_a_changed_server_is_told(
+    stand_in: TrainableModel, tmp_path: Path
+) -> None:
     made = [each.model_copy(update={"server": "of-old"}) for each in scenarios().scenarios]
     save_scenarios(type(scenarios())(tuple(made), "of-old"), tmp_path / "s.jsonl")
-    chosen, said = trainer(model, scenarios=tmp_path / "s.jsonl")
+    chosen, said = trainer(stand_in, scenarios=tmp_path / "s.jsonl")
     await chosen.aevaluate()
     assert "its fingerprint was of-old" in said[0]
 

@@ -8,16 +8,30 @@
   `continues` tells which of them a graph's state continues.
 - Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
   reward with `as_reward`; keep what it raised with `as_rollout_exception`.
+- Trace sinks: the events that `understudy.TraceSink` is given, rollouts with their calls, and the same as spans with fixed
+  ids and times (`rollout_spans`), sent by `OtlpSender`; `DeliveryError` says that a tool did not take an event.
 - Training: options, results and the judge of `understudy.Trainer`, for signatures; the errors that an adapter raises.
 """
 
 from .client.capture import capturing, continues, histories_of, logged_reward, on_capture_end
 from .client.sampling import MAX_COMPLETION_TOKENS, completion_limit, forced_temperature
 from .client.transport import LoopTransport
-from .contracts import Judge
+from .contracts import (
+    Alert,
+    CheckpointSaved,
+    EvaluationFinished,
+    GroupsFinished,
+    Judge,
+    RunStarted,
+    StepFinished,
+    digest,
+)
 from .errors import CaptureError, ConfigError, LeakError, MissingExtraError, RolloutError, SharedStateError
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
+from .tracing.otlp import Attribute, DeliveryError, OtlpSender, OtlpSpan
+from .tracing.sampling_rate import checked_rate, is_sampled
+from .tracing.spans import SpanKind, TraceSpan, rollout_spans, span_id, trace_id
 from .trainer.evaluate import Evaluation
 from .trainer.options import TrainerOptions
 from .trainer.report import TrainReport
@@ -26,47 +40,69 @@ from .types import (
     CallOrigin,
     CallOutput,
     CallStatus,
+    Json,
     Message,
     Sampling,
     Tool,
     as_rollout_exception,
     new_id,
 )
-from .wire import call_headers, is_labelled
+from .wire import CallTrace, RolloutTrace, call_headers, is_labelled
 
 __all__ = [
     "MAX_COMPLETION_TOKENS",
+    "Alert",
+    "Attribute",
     "Call",
     "CallOrigin",
     "CallOutput",
     "CallStatus",
+    "CallTrace",
     "CaptureError",
+    "CheckpointSaved",
     "ConfigError",
+    "DeliveryError",
     "Evaluation",
+    "EvaluationFinished",
+    "GroupsFinished",
+    "Json",
     "Judge",
     "LeakError",
     "LoopTransport",
     "Message",
     "MissingExtraError",
+    "OtlpSender",
+    "OtlpSpan",
     "RolloutError",
+    "RolloutTrace",
+    "RunStarted",
     "Sampling",
     "SharedStateError",
+    "SpanKind",
+    "StepFinished",
     "Tool",
+    "TraceSpan",
     "TrainReport",
     "TrainerOptions",
     "as_reward",
     "as_rollout_exception",
     "call_headers",
     "capturing",
+    "checked_rate",
     "completion_limit",
     "continues",
+    "digest",
     "forced_temperature",
     "histories_of",
     "is_labelled",
+    "is_sampled",
     "logged_reward",
     "new_id",
     "on_capture_end",
+    "rollout_spans",
     "scenario_fields",
     "scenario_id",
     "scenario_text",
+    "span_id",
+    "trace_id",
 ]

@@ -20,7 +20,7 @@ EXPLANATION: Final = "RULER explanation: "
 
 
 @dataclass(frozen=True)
-class Score:
+class LangfuseScore:
     """A number on a trace or a session."""
 
     id: str
@@ -47,7 +47,7 @@ class Score:
         return body | ({"comment": self.comment} if self.comment else {})
 
 
-def rollout_scores(rollout: RolloutTrace, environment: str, mask: Callable[[Json], Json]) -> list[Score]:
+def rollout_scores(rollout: RolloutTrace, environment: str, mask: Callable[[Json], Json]) -> list[LangfuseScore]:
     """The scores of one rollout. The judge's explanation is the comment of the reward and of its own score."""
     record, trace = rollout.record, f"{trace_id(rollout):032x}"
     told = [line.removeprefix(EXPLANATION) for line in record.logs if line.startswith(EXPLANATION)]
@@ -55,7 +55,7 @@ def rollout_scores(rollout: RolloutTrace, environment: str, mask: Callable[[Json
     values = ({"reward": record.reward} if record.reward is not None else {}) | record.metrics
     explained = {"reward", "ruler_score"}
     return [
-        Score(
+        LangfuseScore(
             digest(record.id, name), name, float(value), comment if name in explained else None, trace,
             environment=environment,
         )
@@ -70,7 +70,7 @@ class ScoreSender:
         self._connection = connection
         self._timeout = timeout
 
-    def send(self, scores: Sequence[Score]) -> None:
+    def send(self, scores: Sequence[LangfuseScore]) -> None:
         """Raises DeliveryError naming the first that was not taken. Values that are no finite number are left out: the
         API refuses them."""
         finite = [score for score in scores if math.isfinite(score.value)]
@@ -81,7 +81,7 @@ class ScoreSender:
         if refused:
             raise DeliveryError(f"{len(refused)} of {len(finite)} scores were not taken, such as {refused[0]}")
 
-    def _bulk(self, http: httpx.Client, scores: Sequence[Score]) -> list[str]:
+    def _bulk(self, http: httpx.Client, scores: Sequence[LangfuseScore]) -> list[str]:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         batch = [{"id": each.id, "timestamp": now, "type": "score-create", "body": each.body()} for each in scores]
         answer = _posted(http, "/api/public/ingestion", {"batch": batch})
@@ -94,7 +94,7 @@ class ScoreSender:
         again = [each for each in scores if each.id in failed]
         return [line for each in again if (line := self._single(http, each)) is not None]
 
-    def _single(self, http: httpx.Client, score: Score) -> str | None:
+    def _single(self, http: httpx.Client, score: LangfuseScore) -> str | None:
         """Send one; None, or why it was not taken."""
         answer = _posted(http, "/api/public/scores", score.body())
         if answer.status_code == 400:  # newer servers take a list

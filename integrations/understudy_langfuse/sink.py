@@ -29,7 +29,7 @@ from understudy.integration import (
 from .attributes import Experiment, TraceFacts, environment_name, run_attributes, session_id, span_attributes
 from .connection import REQUEST_SECONDS, LangfuseConnection
 from .datasets import dataset_items
-from .scores import Score, ScoreSender, rollout_scores
+from .scores import LangfuseScore, ScoreSender, rollout_scores
 
 Mask = Callable[[Json], Json]
 OTLP_PATH: Final = "/api/public/otel/v1/traces"
@@ -94,7 +94,7 @@ class LangfuseSink(TraceSink):
 
     def alert(self, event: Alert) -> None:
         session = session_id(event.run, event.step)
-        score = Score(digest(event.id), f"alert/{event.kind}", event.value, event.message, session=session,
+        score = LangfuseScore(digest(event.id), f"alert/{event.kind}", event.value, event.message, session=session,
                       environment=self._environment_of("train"))  # fmt: skip
         self._scores.send([score])
 
@@ -103,7 +103,7 @@ class LangfuseSink(TraceSink):
     ) -> None:
         session, environment = session_id(run, step), self._environment_of(split)
         scores = [
-            Score(
+            LangfuseScore(
                 digest(id, name),
                 name,
                 float(value),

@@ -149,6 +149,7 @@ class RolloutException(Frozen):
     type: str
     message: str
     traceback: str
+    at: float | None = None  # unix seconds
 
 
 PlaceName = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
@@ -226,8 +227,7 @@ class Trajectory(History):
     exception: RolloutException | None = None
     captured: bool = False  # its calls carry its id: every call recorded under it belongs to it
     weights: dict[str, float] = Field(default_factory=dict[str, float])
-    """Call id -> weight of its tokens in training: 0 leaves the call out, a call that is missing has 1. Calls that
-    failed or were cancelled are never trained and need none."""
+    """Call id -> weight of its tokens in training: 0 leaves the call out, a missing one has 1. Failed calls need none."""
     unused: list[str] = Field(default_factory=list[str])  # ids of calls whose output was thrown away
     started_at: float = Field(default_factory=time.time)
     ended_at: float | None = None
@@ -353,7 +353,7 @@ class TrajectoryGroup(BaseModel):
 def as_rollout_exception(error: BaseException) -> RolloutException:
     """An exception as a trajectory keeps it."""
     text = "".join(traceback.format_exception(error))
-    return RolloutException(type=type(error).__name__, message=str(error), traceback=text)
+    return RolloutException(type=type(error).__name__, message=str(error), traceback=text, at=time.time())
 
 
 class Scenario(BaseModel):

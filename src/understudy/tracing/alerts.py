@@ -88,6 +88,6 @@ def entropy_collapse(history: Sequence[Metrics], share: float | None) -> Sign | 
 def above(step: Metrics, name: str, limit: float | None, kind: AlertKind, advice: str) -> Sign | None:
     """A metric is above its limit."""
     value = step.get(name)
-    if value is None or limit is None or value <= limit:
+    if value is None or limit is None or not value > limit:
         return None
     return Sign(kind, f"{name} is {value:.4g}, above {limit:g}: {advice}", value, limit)

@@ -14,7 +14,7 @@ from understudy.wire import TrajectoryQuery
 from .export import export_run
 from .names import resolve_sinks
 from .reading import PAGE, pages
-from .usage import Price, UsageRow, usage_rows
+from .usage import TokenPrice, UsageRow, usage_rows
 
 DAY = 86_400.0
 
@@ -42,16 +42,16 @@ def server_usage(
     return asyncio.run(usage_rows(pages(api, query.model_copy(update={"limit": PAGE})), since))
 
 
-def prices(texts: Sequence[str]) -> dict[str, Price]:
+def prices(texts: Sequence[str]) -> dict[str, TokenPrice]:
     """`model=input/output` in USD per million tokens. Raises ConfigError."""
-    found: dict[str, Price] = {}
+    found: dict[str, TokenPrice] = {}
     for text in texts:
         model, equals, numbers = text.rpartition("=")
         first, slash, second = numbers.partition("/")
         try:
             if not (model and equals and slash):
                 raise ValueError(text)
-            found[model] = Price(float(first), float(second))
+            found[model] = TokenPrice(float(first), float(second))
         except ValueError as error:
             raise ConfigError(
                 f"--price: {text!r} is not of the form MODEL=INPUT/OUTPUT, such as agent=0.15/0.60"

@@ -12,7 +12,6 @@ from understudy.contracts import (
     CheckpointSaved,
     EvaluationFinished,
     GroupsFinished,
-    RunStarted,
     StepFinished,
     TraceEvent,
     TraceSink,
@@ -25,6 +24,8 @@ from .fanout import notes_folder, show, sink_name
 from .notes import DeliveryNotes
 from .reading import read_run
 
+LOG_ONLY = "exception_rate"
+"""What `model.log` adds to the metrics of an evaluation."""
 CHUNK = 16
 """Groups of one event."""
 
@@ -58,9 +59,6 @@ async def read_records(api: Api, run: str) -> RunRecords:
 def run_events(records: RunRecords) -> Iterator[TraceEvent]:
     """The events of a run in order of their steps, with the ids that they had when it was live. What a step that trained
     nothing showed is not in the records, nor are settings and alerts."""
-    first = records.rollouts[0].record
-    started = min(each.record.started_at for each in records.rollouts)
-    yield RunStarted(records.run, first.model, min(_step(each) for each in records.rollouts), started)
     keyed: dict[tuple[int, str], list[RolloutTrace]] = {}
     for rollout in records.rollouts:
         keyed.setdefault((_step(rollout), rollout.record.place.split or "train"), []).append(rollout)
@@ -112,7 +110,8 @@ def _evaluations(
     for model, logs in records.logs.items():
         for entry in logs:
             if entry.split == split and ids & set(entry.trajectory_ids):
-                metrics = {name.removeprefix(f"{split}/"): value for name, value in entry.metrics.items()}
+                named = {name.removeprefix(f"{split}/"): value for name, value in entry.metrics.items()}
+                metrics = {name: value for name, value in named.items() if name != LOG_ONLY}
                 at = max(each.record.ended_at for each in rollouts)
                 yield EvaluationFinished(records.run, model, split, step, at, metrics, groups, tuple(rollouts))
 

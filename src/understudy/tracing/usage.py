@@ -14,7 +14,7 @@ UNKNOWN = "-"
 
 
 @dataclass(frozen=True)
-class Price:
+class TokenPrice:
     """USD per million tokens."""
 
     input: float
@@ -39,7 +39,7 @@ class UsageRow:
         ordered = sorted(self.latencies)
         return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else math.nan
 
-    def cost(self, price: Price | None) -> float | None:
+    def cost(self, price: TokenPrice | None) -> float | None:
         """USD, where a price is known."""
         return None if price is None else (self.input_tokens * price.input + self.output_tokens * price.output) / 1e6
 
@@ -67,7 +67,7 @@ async def usage_rows(rollouts: AsyncIterable[RolloutTrace], since: float = 0.0) 
     return [rows[key] for key in sorted(rows)]
 
 
-def as_json(rows: Sequence[UsageRow], prices: Mapping[str, Price]) -> list[dict[str, object]]:
+def as_json(rows: Sequence[UsageRow], prices: Mapping[str, TokenPrice]) -> list[dict[str, object]]:
     """The rows as JSON objects; NaN as null."""
     return [
         {
@@ -86,7 +86,7 @@ def as_json(rows: Sequence[UsageRow], prices: Mapping[str, Price]) -> list[dict[
     ]
 
 
-def table(rows: Sequence[UsageRow], prices: Mapping[str, Price]) -> list[str]:
+def table(rows: Sequence[UsageRow], prices: Mapping[str, TokenPrice]) -> list[str]:
     """The rows for a terminal."""
     wide = max((len(row.app) for row in rows), default=3), max((len(row.model) for row in rows), default=5)
     head = f"{'day':10}  {'app':{wide[0]}}  {'model':{wide[1]}}  {'calls':>7}  {'failed':>6}  {'in':>10}  {'out':>10}  {'p50 s':>7}  {'p95 s':>7}  {'USD':>9}"

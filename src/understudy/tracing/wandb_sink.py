@@ -100,9 +100,9 @@ class WandbSink(TraceSink):
         self._log(event.run, event.step, {f"alert/{event.kind}": event.value})
 
     def closed(self) -> None:
-        if self._open is not None:
-            self._open.finish(quiet=True)
-            self._open = None
+        run, self._open = self._open, None
+        if run is not None:
+            run.finish()
 
     def _run(self, run: str) -> Any:
         """The W&B run, which is begun or resumed under a name made of the run's id."""

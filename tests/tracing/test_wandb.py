@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.trace_server import until
 from understudy.contracts import TraceSink
 from understudy.errors import ConfigError
 from understudy.tracing.conformance import RUN, check_sink, sample_events
@@ -20,12 +21,13 @@ wandb = pytest.importorskip("wandb", reason="pip install -r requirements/test.tx
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, value in {"MODE": "offline", "DIR": str(tmp_path), "SILENT": "true", "CACHE_DIR": str(tmp_path / "cache"),
                         "DATA_DIR": str(tmp_path / "data"), "CONFIG_DIR": str(tmp_path / "config")}.items():  # fmt: skip
         monkeypatch.setenv(f"WANDB_{name}", value)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    return tmp_path
+    yield tmp_path
+    wandb.teardown()  # W&B reads its variables once per process
 
 
 def frames(data: bytes) -> Iterator[bytes]:
@@ -46,9 +48,16 @@ def frames(data: bytes) -> Iterator[bytes]:
 
 
 def records(folder: Path) -> Iterator[tuple[str, Any]]:
-    """(file, record) of every offline run."""
+    """(file, record) of every offline run, once all are written: `finish()` returns a little earlier."""
     from wandb.proto import wandb_internal_pb2
 
+    def written(file: Path) -> bool:
+        kinds = [
+            wandb_internal_pb2.Record.FromString(data).WhichOneof("record_type") for data in frames(file.read_bytes())
+        ]
+        return kinds[-1:] == ["exit"]
+
+    assert until(lambda: all(map(written, folder.glob("wandb/offline-run-*/run-*.wandb"))), 30)
     for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
         for data in frames(file.read_bytes()):
             record = wandb_internal_pb2.Record()
@@ -57,11 +66,19 @@ def records(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    return [
-        {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
-        for _, record in records(folder)
-        if record.HasField("history")
-    ]
+    rows: list[dict[str, Any]] = []
+    for _, record in records(folder):
+        if not record.HasField("history"):
+            continue
+        row: dict[str, Any] = {}
+        for item in record.history.item:
+            *outer, last = list(item.nested_key) or [item.key]
+            place = row
+            for key in outer:
+                place = place.setdefault(key, {})
+            place[last] = json.loads(item.value_json)
+        rows.append(row)
+    return rows
 
 
 def shown(sink: TraceSink, checkpoint: str) -> None:

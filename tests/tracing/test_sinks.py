@@ -248,7 +248,9 @@ def test_parallel_tool_calls_and_nested_nodes_keep_their_order() -> None:
 
 
 def test_unknown_names_and_objects_that_are_no_sinks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"there is no sink 'langfus'; there are .*langfuse, mlflow, otlp"):
+    with pytest.raises(
+        ConfigError, match=r"there is no sink 'langfus'; there are .*langfuse, otlp, tensorboard, wandb"
+    ):
         resolve_sinks(["langfus"])
     with pytest.raises(ConfigError, match="no trace sink: it has no run_started"):
         resolve_sinks([object()])  # type: ignore[list-item]
@@ -256,3 +258,28 @@ def test_unknown_names_and_objects_that_are_no_sinks_are_refused() -> None:
         resolve_sinks([JsonlSink])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="a list of names"):
         resolve_sinks("langfuse")
+
+
+def test_the_tensorboard_sink_writes_files_that_its_own_messages_read(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="pip install -r requirements/test.txt")
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter
+
+    assert RecordWriter
+    from understudy.tracing.tensorboard_sink import TensorboardSink
+
+    def scalars() -> dict[tuple[str, int], float]:
+        found: dict[tuple[str, int], float] = {}
+        for file in sorted(tmp_path.rglob("events.out.*")):
+            data, at = file.read_bytes(), 0
+            while at < len(data):  # TFRecord: length, its CRC, the message, its CRC
+                length = int.from_bytes(data[at : at + 8], "little")
+                event = Event.FromString(data[at + 12 : at + 12 + length])
+                at += 16 + length
+                found |= {(value.tag, event.step): value.simple_value for value in event.summary.value
+                          if value.WhichOneof("value") == "simple_value"}  # fmt: skip
+        return found
+
+    check_sink(lambda: TensorboardSink(tmp_path), lambda: [f"{tag} {step}" for tag, step in scalars()])
+    assert scalars()["train/reward", 2] == 1.25 and scalars()["val/success", 0] == 0.25
+    assert ("train/not/finite", 1) not in scalars()

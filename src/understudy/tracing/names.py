@@ -17,9 +17,7 @@ BUILT_IN: Final = {
     "langfuse": "understudy_langfuse:LangfuseSink",
     "otlp": "understudy.tracing.otlp_sink:OtlpSink",
     "wandb": "understudy.tracing.wandb_sink:WandbSink",
-    "mlflow": "understudy.tracing.mlflow_sink:MlflowSink",
     "tensorboard": "understudy.tracing.tensorboard_sink:TensorboardSink",
-    "trackio": "understudy.tracing.trackio_sink:TrackioSink",
 }
 """Name -> what makes the sink from the tool's own environment variables."""
 JSONL: Final = "jsonl:"

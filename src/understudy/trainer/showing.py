@@ -1,4 +1,27 @@
-"""What a Trainer shows to its trace sinks, and the alerts of its steps."""
+"""What a Trainer shows to its trace sinks, and the alerts of its steps.
+
+Beside the learner's metrics a step has these; an evaluation has the second part. W&B and TensorBoard put `train/` before
+those of steps, and `val/` or `val-sampled/` before those of evaluations.
+
+| name | meaning |
+|---|---|
+| reward, success | means over the step's scored rollouts; success where the reward reports it |
+| failed | rollouts without a reward because they raised or timed out |
+| seconds/rollouts, seconds/training | wall time of the rollouts with their rewards; of the train request |
+| judge/dropped, tie, cut | share of groups that the judge did not score; whose rewards are all equal; whose texts were shortened |
+| judge/disagreement, gate | mean standard deviation of several judges' scores; share of rollouts that passed the gate |
+| costs/{purpose} | USD for other LLMs, by what they were asked for |
+| tokens/{purpose}/prompt, completion | tokens of the same |
+| staleness/mean, max | with overlap: steps made since each rollout began |
+| overlap/seconds, waited_seconds | with overlap: of the update in which rollouts ran; for which rollouts waited |
+| {model}/{metric} | with several models: the same of each model after the first |
+
+| name | meaning |
+|---|---|
+| reward, reward_spread, reward_error | mean over scenarios; standard deviation over scenarios; standard error of the mean |
+| scenarios, failed | evaluated scenarios; rollouts without a reward |
+| {metric} | mean over scenarios of each metric that a rollout reported |
+"""
 
 from __future__ import annotations
 

@@ -107,12 +107,12 @@ class Outcome:
     judge: dict[str, int] = field(default_factory=dict)
 
 
-async def run(folder: Path, seed: int, steps: int, by_ruler: bool) -> Outcome:
+async def run(folder: Path, seed: int, steps: int, by_ruler: bool, threads: int | None) -> Outcome:
     """One training of the quickstart's agent on its requests; rates are by its reward in either case."""
     desk, transcripts = Desk(folder / "desk.db"), Transcripts()
     train, test = desk.requests("train", TRAIN_REQUESTS, seed), desk.requests("test", TEST_REQUESTS)
     model = TrainableModel(name="order-desk", project="ruler", base_model="tiny")
-    backend = LocalBackend(dir=folder / "server")
+    backend = LocalBackend(dir=folder / "server", threads=threads)
     await model.register(backend)
     agent = trainable_agent(desk, model)
     judge = NoisyJudge({request.question: request for request in train}, seed)
@@ -172,6 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--threads", type=int, help="of sampler and learner each; 1 where other work runs beside")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     console, rows = Console(), list[tuple[int, Outcome, Outcome]]()
@@ -179,7 +180,7 @@ def main() -> None:
         outcomes: list[Outcome] = []
         for by_ruler in (False, True):
             with tempfile.TemporaryDirectory(prefix="ruler-quickstart-") as folder:
-                outcomes.append(asyncio.run(run(Path(folder), seed, options.steps, by_ruler)))
+                outcomes.append(asyncio.run(run(Path(folder), seed, options.steps, by_ruler, options.threads)))
             console.print(f"seed {seed}, {'RULER' if by_ruler else 'reward'}: {outcomes[-1]}", highlight=False)
         rows.append((seed, outcomes[0], outcomes[1]))
         options.results.write_text(page(rows, options.steps), encoding="utf-8")

@@ -83,6 +83,7 @@ DOOR = [
     "TrainerOptions",
     "as_reward",
     "as_rollout_exception",
+    "call_answered",
     "call_headers",
     "capturing",
     "checked_rate",

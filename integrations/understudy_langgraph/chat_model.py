@@ -16,7 +16,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from understudy.integration import CallOrigin, ConfigError, LoopTransport, Message, call_headers
+from understudy.integration import CallOrigin, ConfigError, LoopTransport, Message, call_answered, call_headers
 
 from .parsed_streams import plain_streams
 
@@ -169,6 +169,7 @@ class ChatUnderstudy(ChatOpenAI):
         mark = choice.get(MARK)
         if mark:
             message.response_metadata[MARK] = mark
+            call_answered(mark["trajectory_id"], mark["call_id"])
             if self._recorded is not None:
                 self._recorded(mark["call_id"])
 

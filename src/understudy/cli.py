@@ -28,6 +28,7 @@ from .trace_commands import Dir, Server, traces, usage
 from .tracing.commands import named_sinks
 from .tracing.jsonl import JsonlSink
 from .tracing.names import resolve_sinks
+from .trainer.evaluation_report import RegressionGate, interval_lines, report_json
 from .trainer.judge_check import check_judge_on, read_ranked
 from .trainer.messages import evaluation_line, failure_lines
 from .trainer.options import RunOptions
@@ -160,12 +161,19 @@ def evaluate(
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
+    success_at: Annotated[float | None, typer.Option(help="a rollout succeeds from this reward on")] = None,
+    fail_below: Annotated[
+        float | None, typer.Option(help="exit code 1 where the mean success or reward is below")
+    ] = None,
+    fail_if_worse_than: Annotated[
+        Path | None, typer.Option(help="exit code 1 where it is worse, with 95 % confidence, than this file of --json")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
     trace: Trace = None,
     model: ModelName = None,
     base_model: BaseModel = None,
 ) -> None:
-    """Score the newest step on scenarios."""
+    """Score the newest step on scenarios, with intervals; exit codes for continuous integration."""
     options: TargetOptions = {
         "concurrency": concurrency,
         "timeout": timeout,
@@ -178,12 +186,17 @@ def evaluate(
     if json is not None and (json.is_dir() or not json.absolute().parent.is_dir()):
         raise ConfigError(f"--json: {json} cannot be written: a file in a folder that exists is needed")
     loaded = load_scenarios(scenarios)
+    gate = RegressionGate(fail_below, fail_if_worse_than, success_at)
     found = load_target(target).evaluate(loaded, temperature=temperature, rollouts=rollouts, **options)
-    typer.echo(evaluation_line(found))
-    for line in failure_lines(found.failures):
-        typer.echo(line)
     if json is not None:
-        json.write_text(dumps(asdict(found) | {"success": found.success}, indent=1) + "\n", encoding="utf-8")
+        json.write_text(report_json(found), encoding="utf-8")
+    comparison, faults = gate.examine(found)
+    shown = [evaluation_line(found), *interval_lines(found, success_at), *comparison, *failure_lines(found.failures)]
+    typer.echo("\n".join(shown))
+    for fault in faults:
+        typer.echo(fault, err=True)
+    if faults:
+        raise typer.Exit(1)
 
 
 @app.command("judge-check")

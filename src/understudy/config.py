@@ -97,6 +97,10 @@ class TrainConfig(Options):
     scale_rewards: bool = Field(
         default=True, description="divide advantages by the group's standard deviation (never in dr_grpo)"
     )
+    call_rewards: bool = Field(
+        default=False,
+        description="advantages per call, from what log_reward added after each (2402.03300, section 4.1.3)",
+    )
     sequence: Literal["trajectory", "call"] = Field(
         default="trajectory", description="whose ratio gspo takes: the trajectory's or each call's"
     )

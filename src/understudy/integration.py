@@ -1,7 +1,8 @@
 """The door for integrations: the names that an adapter to an agent framework may import, beside those of `understudy`.
 
 - Capture: run the agent inside `capturing(trajectory)`; send each model call with `call_headers(...)`, at the temperature of
-  `forced_temperature()` and within `completion_limit()`; read what the agent logged with `logged_reward`. `LoopTransport`
+  `forced_temperature()` and within `completion_limit()`; read what the agent logged with `logged_reward`. `call_answered` tells
+  after which call rewards are logged. `LoopTransport`
   is the httpx transport of a client that several event loops share. `is_labelled` tells a recorded call from a request to
   another LLM. What a rollout has for itself is given back by `on_capture_end`.
 - Observation: describe calls of the app's own models as `Call`s, and turn them into conversations with `histories_of`;
@@ -13,7 +14,7 @@
 - Training: options, results and the judge of `understudy.Trainer`, for signatures; the errors that an adapter raises.
 """
 
-from .client.capture import capturing, continues, histories_of, logged_reward, on_capture_end
+from .client.capture import call_answered, capturing, continues, histories_of, logged_reward, on_capture_end
 from .client.sampling import MAX_COMPLETION_TOKENS, completion_limit, forced_temperature
 from .client.transport import LoopTransport
 from .contracts import (
@@ -86,6 +87,7 @@ __all__ = [
     "TrainerOptions",
     "as_reward",
     "as_rollout_exception",
+    "call_answered",
     "call_headers",
     "capturing",
     "checked_rate",

@@ -227,7 +227,8 @@ class Trajectory(History):
     exception: RolloutException | None = None
     captured: bool = False  # its calls carry its id: every call recorded under it belongs to it
     weights: dict[str, float] = Field(default_factory=dict[str, float])
-    """Call id -> weight of its tokens in training: 0 leaves the call out, a missing one has 1. Failed calls need none."""
+    """Call id -> weight of its tokens in training: 0 leaves the call out, calls that it does not name have weight 1."""
+    call_rewards: dict[str, float] = Field(default_factory=dict[str, float])  # call id -> what was earned after it
     unused: list[str] = Field(default_factory=list[str])  # ids of calls whose output was thrown away
     started_at: float = Field(default_factory=time.time)
     ended_at: float | None = None
@@ -357,8 +358,7 @@ def as_rollout_exception(error: BaseException) -> RolloutException:
 
 
 class Scenario(BaseModel):
-    """One task for the agent: an input, and what is needed to judge it. Extra fields are kept; `scenario["question"]`
-    is `scenario.question`, so that a function written for dicts takes both."""
+    """One task, and what is needed to judge it. Extra fields are kept; `scenario["key"]` is `scenario.key`, as of a dict."""
 
     model_config = ConfigDict(extra="allow")
 

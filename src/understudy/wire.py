@@ -54,6 +54,8 @@ from .types import (
 )
 
 TRAJECTORY_HEADER = "x-understudy-trajectory"
+CALL_HEADER = "x-understudy-call"
+"""In an answer: the id of the recorded call."""
 RECORD_HEADER = "x-understudy-record"
 OPEN = "open"
 """Prefix of the ids under which calls are recorded that no capture owns: the trajectory that keeps a choice claims it."""
@@ -220,6 +222,9 @@ class TrajectoryRecord(Wire):
     logs: tuple[str, ...] = ()
     exception: RolloutException | None = None
     weights: dict[str, CallWeight] = Field(default_factory=dict)  # by call id; 0: not trained; missing: 1
+    call_rewards: dict[str, FiniteFloat] = Field(
+        default_factory=dict
+    )  # by call id: the part of `reward` earned after it
     unused: tuple[str, ...] = ()  # ids of calls whose output was thrown away
     started_at: FiniteFloat
     ended_at: FiniteFloat

@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,8 +123,14 @@ def test_a_download_that_was_given_up_goes_on_with_the_next_command(
     assert files(tmp_path / "lora") == served.lora and [path.name for path in tmp_path.iterdir()] == ["lora"]
 
 
-async def interrupted(_: float) -> None:
-    raise KeyboardInterrupt
+SLEEP = asyncio.sleep
+
+
+async def interrupted(seconds: float) -> None:
+    """Ctrl-C for the command, not for the event loops of other tests' servers, which share asyncio."""
+    if threading.current_thread() is threading.main_thread():
+        raise KeyboardInterrupt
+    await SLEEP(seconds)
 
 
 def test_a_damaged_download_is_refused_and_removed(

@@ -47,6 +47,7 @@ def served_gateway(policy: Policy, folder: Path) -> Generator[ServedGateway]:
     """Serve on a free port until the block ends."""
     sampler = ActingSampler(policy)
     urls: list[str] = []
+    failures: list[BaseException] = []
     ready, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
@@ -59,6 +60,8 @@ def served_gateway(policy: Policy, folder: Path) -> Generator[ServedGateway]:
                 urls.append(url)
                 ready.set()
                 await asyncio.to_thread(over.wait)
+        except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
+            failures.append(error)
         finally:
             ready.set()
 
@@ -66,11 +69,14 @@ def served_gateway(policy: Policy, folder: Path) -> Generator[ServedGateway]:
     thread.start()
     try:
         assert ready.wait(60), "the server did not start within 60 s"
+        assert urls, f"the server did not start: {failures!r}"
         with httpx.Client(base_url=urls[0], timeout=60, trust_env=False) as http:
             yield ServedGateway(urls[0], sampler, http)
     finally:
         over.set()
         thread.join(30)
+    if failures:
+        raise failures[0]
 
 
 @asynccontextmanager

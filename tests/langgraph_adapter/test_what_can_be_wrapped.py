@@ -24,14 +24,14 @@ from pydantic import BaseModel, SecretStr
 import understudy as us
 from understudy import TrainableModel, TrajectoryGroup
 from understudy.errors import ConfigError, RolloutError
-from understudy_langgraph import trainable
+from understudy_langgraph import capture, trainable
 
 OWN = {"model": "own", "api_key": "unused", "base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
 SCENARIOS = [{"id": "a", "question": "hi"}]
 
 
-def chat() -> ChatOpenAI:
-    return ChatOpenAI(**OWN)
+def chat(**options: Any) -> ChatOpenAI:
+    return ChatOpenAI(**OWN, **options)
 
 
 def chat_graph(**options: Any) -> Any:
@@ -133,6 +133,30 @@ def test_a_function_returns_its_reward(returned: object, expected: float, stand_
         return returned
 
     assert agent.evaluate(SCENARIOS).reward == expected
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_reward_that_is_logged_in_a_node_belongs_to_the_call_before_it(
+    streaming: bool, stand_in: TrainableModel
+) -> None:
+    def ask(state: Any) -> Any:
+        model = chat(streaming=streaming)
+        return {"messages": [model.invoke(state["messages"])]}
+
+    def check(state: Any) -> None:
+        us.log_reward(0.1 * len(state["messages"]))
+
+    graph = StateGraph(MessagesState)
+    for number in range(2):
+        graph.add_node(f"ask{number}", ask)
+        graph.add_node(f"check{number}", check)
+    graph.add_edge(START, "ask0")
+    for before, after in (("ask0", "check0"), ("check0", "ask1"), ("ask1", "check1")):
+        graph.add_edge(before, after)
+    with capture(stand_in) as trajectory:
+        final = graph.compile().invoke({"messages": [("user", "hi")]})  # type: ignore[arg-type]
+    calls = [message.response_metadata["understudy"]["call_id"] for message in final["messages"][1:]]
+    assert trajectory.call_rewards == dict(zip(calls, (pytest.approx(0.2), pytest.approx(0.3)), strict=True))
 
 
 def test_a_reward_can_be_logged_from_inside_and_is_added_to_what_is_returned(stand_in: TrainableModel) -> None:

@@ -50,7 +50,9 @@ async def test_a_directory_of_schema_1_opens_lists_its_trajectories_resumes_and_
     assert [checkpoint.step for checkpoint in await model.checkpoints()] == [1, 2]
 
     async def rollout(reward: float) -> us.Trajectory:
-        trajectory = us.Trajectory(messages_and_choices=[{"role": "user", "content": "where is order 7?"}])
+        # Each asks something else: the same answers to one question would leave nothing to learn.
+        asked = {"role": "user", "content": f"where is order {reward}?"}
+        trajectory = us.Trajectory(messages_and_choices=[asked])
         answer = await model.openai_client().chat.completions.create(
             model=model.name, messages=trajectory.messages(), max_tokens=8
         )

@@ -22,6 +22,7 @@ class Capture:
     def __init__(self, trajectory: Trajectory, outer: Capture | None = None) -> None:
         self.trajectory = trajectory
         self.seen_by: list[Api] = []
+        self.newest_call: str | None = None  # id of the recorded call that was answered last
         self._outer = outer if outer is not None and outer.trajectory is trajectory else None
         self._at_end: list[Callable[[], object]] = []
 
@@ -90,11 +91,28 @@ def on_capture_end(callback: Callable[[], object]) -> None:
         capture.at_end(callback)
 
 
+def call_answered(trajectory_id: str, call_id: str) -> None:
+    """Note that a recorded call of this trajectory was answered: what `log_reward` adds next was earned after it."""
+    capture = active_capture()
+    if capture is not None and capture.trajectory.id == trajectory_id:
+        capture.newest_call = call_id
+
+
 def log_reward(value: float, key: str = "logged") -> None:
     """Add to the reward of the rollout that runs here, whose other part is what the agent returns or `reward=` gives.
     What one key added is the metric `reward/{key}`. Outside a rollout it does nothing: the app runs on as it always did.
+    The trajectory's `call_rewards` keep it with the call that was answered last, for `TrainConfig(call_rewards=True)`.
     """
-    _add(f"{LOGGED}{key}", value, "log_reward")
+    number = _finite(value, f"log_reward({key!r})")
+    capture = active_capture()
+    if capture is None:
+        return
+    trajectory, name = capture.trajectory, f"{LOGGED}{key}"
+    with _logging:  # tools run in threads
+        trajectory.metrics[name] = float(trajectory.metrics.get(name, 0.0)) + number
+        if capture.newest_call is not None:
+            earned = trajectory.call_rewards.get(capture.newest_call, 0.0)
+            trajectory.call_rewards[capture.newest_call] = earned + number
 
 
 def log_metric(name: str, value: float) -> None:
@@ -111,14 +129,6 @@ def logged_reward(trajectory: Trajectory) -> float | None:
     """The sum of what `log_reward` added; None when it was not called."""
     parts = [float(value) for name, value in trajectory.metrics.items() if name.startswith(LOGGED)]
     return math.fsum(parts) if parts else None
-
-
-def _add(name: str, value: float, source: str) -> None:
-    trajectory = current_trajectory()
-    number = _finite(value, f"{source}({name.removeprefix(LOGGED)!r})")
-    if trajectory is not None:
-        with _logging:  # tools run in threads
-            trajectory.metrics[name] = float(trajectory.metrics.get(name, 0.0)) + number
 
 
 def _finite(value: object, source: str) -> float:

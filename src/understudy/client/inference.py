@@ -10,8 +10,8 @@ from openai import AsyncOpenAI
 
 from ..errors import ServerError, UnderstudyError
 from ..types import Json
-from ..wire import LENGTH_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
-from .capture import active_capture
+from ..wire import CALL_HEADER, LENGTH_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
+from .capture import active_capture, call_answered
 from .http import Api, unreachable
 from .sampling import completion_limit, forced_temperature
 
@@ -56,6 +56,8 @@ class LabellingTransport(httpx.AsyncBaseTransport):
         try:
             answer = await api.transport.handle_async_request(sent)
             api.answered = True
+            if call_id := answer.headers.get(CALL_HEADER):
+                call_answered(sent.headers.get(TRAJECTORY_HEADER, ""), call_id)
             return answer
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             try:

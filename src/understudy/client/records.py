@@ -57,7 +57,7 @@ def group_wires(groups: Iterable[TrajectoryGroup], model: str, request_id: str) 
             if not _can_be_trained(records[number]):
                 silent.append(where)
         ids = tuple(record.id for record in records)
-        metrics = _metrics(group.metrics, f"group {at}")
+        metrics = _finite(group.metrics, f"group {at}: metrics")
         metadata = as_json(group.metadata, f"group {at}: metadata")
         wires.append((tuple(records), GroupRecord(trajectory_ids=ids, metadata=metadata, metrics=metrics)))
     if silent and len(silent) == len(seen):
@@ -129,11 +129,12 @@ def trajectory_record(
         calls=None if trajectory.captured else tuple(refs),
         histories=() if trajectory.captured else tuple(rendered),
         reward=_reward(trajectory.reward, where),
-        metrics=_metrics(trajectory.metrics, where),
+        metrics=_finite(trajectory.metrics, f"{where}: metrics"),
         metadata=as_json(trajectory.metadata, f"{where}: metadata"),
         logs=tuple(trajectory.logs),
         exception=trajectory.exception,
         weights=_weights(trajectory.weights, where),
+        call_rewards=_finite(trajectory.call_rewards, f"{where}: call_rewards"),
         unused=tuple(trajectory.unused),
         started_at=trajectory.started_at,
         ended_at=time.time() if trajectory.ended_at is None else trajectory.ended_at,
@@ -207,11 +208,11 @@ def as_numbers(values: Mapping[str, float], where: str) -> dict[str, float]:
     return numbers
 
 
-def _metrics(metrics: Mapping[str, Metric], where: str) -> dict[str, float]:
-    values = as_numbers(metrics, f"{where}: metrics")
+def _finite(numbers: Mapping[str, Metric], where: str) -> dict[str, float]:
+    values = as_numbers(numbers, where)
     for name, value in values.items():
         if not math.isfinite(value):
-            raise ConfigError(f"{where}: metrics[{name!r}] must be finite, got {value!r}")
+            raise ConfigError(f"{where}[{name!r}] must be finite, got {value!r}")
     return values
 
 

@@ -138,7 +138,8 @@ class Sample:
 
     prompt_ids int32 [P]; completion_ids int32 [C]; logprobs float32 [C], NaN where the engine gave none.
     `constrained` says why recorded logprobs are unusable, else None. `weight` scales the advantage of its tokens; 0
-    leaves it out of training. `offset`: in a batch, sampled token j is target number `offset + j` of the step.
+    leaves it out of training. `earned_before`: how many of its trajectory's `call_rewards` belong to earlier calls.
+    `offset`: in a batch, sampled token j is target number `offset + j` of the step.
     """
 
     call_id: str
@@ -153,6 +154,7 @@ class Sample:
     parse_failure: bool = False  # the answer looked like a tool call and was none
     weight: float = 1.0
     unused: bool = False  # the app threw the answer away
+    earned_before: int = 0
     offset: int = 0
 
     @classmethod
@@ -170,7 +172,8 @@ class Sample:
 @dataclass(frozen=True)
 class JobTrajectory:
     """`reward=None`: unscored. `histories` are rendered by the learner with the base's chat template. `left_out`: calls
-    that are no samples, because they were cancelled, failed, came late or sampled nothing."""
+    that are no samples, because they were cancelled, failed, came late or sampled nothing. `call_rewards`: the parts of
+    the reward that were earned after calls, in the order of the calls."""
 
     id: str
     reward: float | None
@@ -178,6 +181,7 @@ class JobTrajectory:
     histories: tuple[RenderedHistory, ...] = ()
     failed: bool = False
     left_out: int = 0
+    call_rewards: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,7 @@ class _SampleHead(Line):
     parse_failure: bool
     weight: float
     unused: bool
+    earned_before: int = 0  # jobs of older versions have none
 
 
 class _TrajectoryHead(Line):
@@ -211,6 +216,7 @@ class _TrajectoryHead(Line):
     left_out: int
     samples: tuple[_SampleHead, ...]
     histories: tuple[RenderedHistory, ...]
+    call_rewards: tuple[float, ...] = ()  # jobs of older versions have none
 
 
 class _JobHead(Line):
@@ -270,13 +276,25 @@ def read_job(folder: Path) -> TrainJob:
                     trajectory.histories,
                     trajectory.failed,
                     trajectory.left_out,
+                    trajectory.call_rewards,
                 )
             )
         groups.append(tuple(trajectories))
     return TrainJob(head.request_id, head.model, tuple(groups), head.config)
 
 
-_KEPT = ("call_id", "index", "sampling", "step", "constrained", "tool_call", "parse_failure", "weight", "unused")
+_KEPT = (
+    "call_id",
+    "index",
+    "sampling",
+    "step",
+    "constrained",
+    "tool_call",
+    "parse_failure",
+    "weight",
+    "unused",
+    "earned_before",
+)
 
 
 def _head(trajectory: JobTrajectory) -> _TrajectoryHead:
@@ -285,6 +303,7 @@ def _head(trajectory: JobTrajectory) -> _TrajectoryHead:
         reward=trajectory.reward,
         failed=trajectory.failed,
         left_out=trajectory.left_out,
+        call_rewards=trajectory.call_rewards,
         histories=trajectory.histories,
         samples=tuple(
             _SampleHead(

@@ -1,4 +1,4 @@
-"""Evaluation: every scenario once, scored, with its spread; nothing is trained."""
+"""Evaluation: rollouts of every scenario, scored, with what their means are worth; nothing is trained."""
 
 from __future__ import annotations
 
@@ -8,14 +8,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from understudy.client.failures import FailureKind, failure_kinds, failures, merged
-from understudy.types import TrajectoryGroup
+from understudy.errors import ConfigError
+from understudy.types import Trajectory, TrajectoryGroup
+
+from .statistics import pass_at_k
+
+
+@dataclass(frozen=True)
+class ScenarioScore:
+    """What the scored rollouts of one scenario earned, in their order. `successes` holds the metric `success` of those that
+    reported it; `failed` counts rollouts without a reward."""
+
+    id: str
+    rewards: tuple[float, ...]
+    successes: tuple[float, ...]
+    failed: int
+
+    def succeeded(self, success_at: float | None) -> tuple[bool, ...]:
+        """Of each scored rollout: whether its reward is at least `success_at`, or (None) its metric `success` is 1."""
+        if success_at is not None:
+            return tuple(reward >= success_at for reward in self.rewards)
+        return tuple(success >= 1 for success in self.successes)
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Means over scenarios. `reward_error` is the standard error of the mean reward, `reward_spread` the standard
     deviation over scenarios. `metrics` holds the mean of every metric that a scored rollout reported. `step` is the first
-    model's, `steps` that of each."""
+    model's, `steps` that of each; `scores` are the scenarios' own numbers."""
 
     step: int
     temperature: float | None
@@ -28,11 +48,32 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     steps: dict[str, int] = field(default_factory=dict[str, int])
     failures: tuple[FailureKind, ...] = ()  # why `failed` rollouts have no reward
+    scores: tuple[ScenarioScore, ...] = ()
 
     @property
     def success(self) -> float | None:
         """The mean of the metric `success`, where the reward reports one."""
         return self.metrics.get("success")
+
+    def rewards(self) -> dict[str, float]:
+        """By scenario id: the mean reward of its scored rollouts."""
+        return {score.id: mean(score.rewards) for score in self.scores if score.rewards}
+
+    def successes(self, success_at: float | None = None) -> dict[str, float]:
+        """By scenario id: the share of its scored rollouts that succeeded. See `ScenarioScore.succeeded`."""
+        succeeded = {score.id: score.succeeded(success_at) for score in self.scores}
+        return {name: mean(values) for name, values in succeeded.items() if values}
+
+    def pass_at(self, k: int, success_at: float | None = None) -> float:
+        """pass@k: the mean over scenarios of the chance that at least one of k rollouts succeeds. Scenarios with fewer than k
+        scored rollouts are left out. Raises ConfigError where none is left."""
+        counted = [values for score in self.scores if len(values := score.succeeded(success_at)) >= k]
+        if not counted:
+            raise ConfigError(
+                f"pass@{k}: no scenario has {k} rollouts with a success: run more with rollouts=, report a metric "
+                "`success`, or say from which reward on a rollout succeeds (success_at=)"
+            )
+        return mean([pass_at_k(len(values), sum(values), k) for values in counted])
 
     def as_metrics(self) -> dict[str, float]:
         """For sinks and `model.log`."""
@@ -48,7 +89,7 @@ def summarise(groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], tempe
     metrics: dict[str, list[float]] = {}
     failed = 0
     for group in groups:
-        scored = [trajectory for trajectory in group if trajectory.reward is not None and not trajectory.exception]
+        scored = _scored(group)
         failed += len(group) + len(group.exceptions) - len(scored)
         if not scored:
             continue
@@ -69,7 +110,29 @@ def summarise(groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], tempe
         metrics={name: mean(values) for name, values in sorted(metrics.items())},
         steps=dict(steps),
         failures=unscored_kinds(groups),
+        scores=tuple(_score(group, number) for number, group in enumerate(groups)),
     )
+
+
+def _score(group: TrajectoryGroup, number: int) -> ScenarioScore:
+    scored = _scored(group)
+    return ScenarioScore(
+        id=_scenario_of(group) or str(number),
+        rewards=tuple(float(trajectory.reward or 0.0) for trajectory in scored),
+        successes=tuple(
+            float(trajectory.metrics["success"]) for trajectory in scored if "success" in trajectory.metrics
+        ),
+        failed=len(group) + len(group.exceptions) - len(scored),
+    )
+
+
+def _scenario_of(group: TrajectoryGroup) -> str | None:
+    places = (group.place, *(trajectory.place for trajectory in group))
+    return next((place.scenario for place in places if place.scenario is not None), None)
+
+
+def _scored(group: TrajectoryGroup) -> list[Trajectory]:
+    return [trajectory for trajectory in group if trajectory.reward is not None and not trajectory.exception]
 
 
 def unscored_kinds(groups: Sequence[TrajectoryGroup]) -> tuple[FailureKind, ...]:

@@ -111,16 +111,17 @@ async def _by_server(models: Models) -> dict[str, list[TrainableModel]]:
 
 
 async def _known_to(api: Api, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """The groups as one of several servers may be told of them: without weights and marks of calls that another one
-    recorded."""
+    """The groups as one of several servers may be told of them: without weights, rewards and marks of calls that another
+    one recorded."""
 
     async def known(trajectory: Trajectory) -> Trajectory:
-        if not trajectory.weights and not trajectory.unused:
+        if not (trajectory.weights or trajectory.call_rewards or trajectory.unused):
             return trajectory
         own = {call.id for call in await recorded_calls(api, trajectory.id)}
         weights = {call_id: weight for call_id, weight in trajectory.weights.items() if call_id in own}
+        rewards = {call_id: reward for call_id, reward in trajectory.call_rewards.items() if call_id in own}
         unused = [call_id for call_id in trajectory.unused if call_id in own]
-        return trajectory.model_copy(update={"weights": weights, "unused": unused})
+        return trajectory.model_copy(update={"weights": weights, "call_rewards": rewards, "unused": unused})
 
     return [
         group.model_copy(update={"trajectories": await asyncio.gather(*map(known, group.trajectories))})

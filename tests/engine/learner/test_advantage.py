@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.engine.learner.advantage import group_advantages
+from understudy.engine.learner.advantage import call_advantages, group_advantages
 
 
 def test_the_advantage_is_the_reward_minus_the_groups_mean() -> None:
@@ -58,3 +58,50 @@ def test_advantages_of_a_group_sum_to_zero_and_keep_the_order_of_rewards(rewards
     assert len(numbers) == len(rewards)
     assert math.fsum(numbers) == pytest.approx(0, abs=1e-6)
     assert numbers[rewards.index(max(rewards))] == max(numbers)
+
+
+def test_a_calls_advantage_is_the_sum_of_the_normalised_parts_that_were_earned_after_it() -> None:
+    result = call_advantages([[1.0, 3.0]], [[[1.0], [1.0, 2.0]]], min_group_size=2, divide_by_std=False)
+    assert result.by_call is not None
+    [(first, second)] = result.by_call
+    assert first == pytest.approx((-1 / 3, 0.0)) and second == pytest.approx((1 / 3, 2 / 3, 0.0))
+    assert result.values[0] == pytest.approx((-1 / 3, 1 / 3))
+
+
+def test_the_rest_of_a_reward_is_earned_at_the_end() -> None:
+    result = call_advantages([[1.0, None, 2.0]], [[[0.5], [], [0.0]]], min_group_size=2, divide_by_std=True)
+    assert result.by_call is not None
+    [(first, unscored, last)] = result.by_call  # parts: 0.5, 0.5 | 0, 2
+    scale = math.sqrt((2 * 0.25**2 + 0.75**2 + 1.25**2) / 4) + 1e-6
+    assert unscored is None
+    assert first == pytest.approx((-0.5 / scale, -0.25 / scale))
+    assert last == pytest.approx((0.5 / scale, 1.25 / scale))
+
+
+def test_rounding_leaves_no_rest() -> None:
+    result = call_advantages([[0.1 + 0.2, 0.3]], [[[0.1, 0.2], [0.3]]], min_group_size=2, divide_by_std=False)
+    assert result.by_call is not None
+    assert result.by_call[0][1] == pytest.approx((0.1, 0.0))  # the mean of 0.1, 0.2 and 0.3, and no fourth part
+
+
+def test_equal_parts_are_no_spread_and_few_scored_rollouts_are_counted() -> None:
+    result = call_advantages(
+        [[1.0, 2.0], [1.0, None], [0.0, 0.0]],
+        [[[1.0], [1.0, 1.0]], [[], []], [[], []]],
+        min_group_size=2,
+        divide_by_std=True,
+    )
+    assert (result.too_few, result.no_spread, result.trained_groups) == (1, 2, 0)
+    assert set(result.of_calls) == {(None, None)}
+
+
+def test_rollouts_of_equal_rewards_differ_by_when_they_earned_them() -> None:
+    result = call_advantages([[1.0, 1.0]], [[[1.0, 0.0], [0.0, 1.0]]], min_group_size=2, divide_by_std=False)
+    assert result.of_calls == (((0.0, -0.5, 0.0), (0.0, 0.5, 0.0)),)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.booleans())
+def test_without_call_rewards_advantages_per_call_are_those_of_rollouts(rewards: list[float], divide: bool) -> None:
+    plain = group_advantages([rewards], min_group_size=2, divide_by_std=divide)
+    per_call = call_advantages([rewards], [[[] for _ in rewards]], min_group_size=2, divide_by_std=divide)
+    assert (per_call.values, per_call.of_calls) == (plain.values, plain.of_calls)

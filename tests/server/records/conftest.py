@@ -10,10 +10,18 @@ import pytest
 import sqlalchemy as sa
 
 from understudy.server.records.store import Store
-from understudy.server.records.tables import metadata
 
-POSTGRES = os.environ.get("UNDERSTUDY_TEST_POSTGRES")
+DATABASE = os.environ.get("UNDERSTUDY_TEST_POSTGRES")
 """A SQLAlchemy URL of an empty database, such as postgresql+psycopg://localhost/understudy_test."""
+SCHEMA = f"understudy_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+"""Each test process has tables of its own in it."""
+POSTGRES = (
+    sa.make_url(DATABASE)
+    .update_query_dict({"options": f"-csearch_path={SCHEMA}"})
+    .render_as_string(hide_password=False)
+    if DATABASE
+    else None
+)
 
 
 @pytest.fixture
@@ -21,7 +29,9 @@ def postgres(require: Callable[[bool, str], None]) -> str:
     """The URL of a PostgreSQL database without our tables."""
     require(POSTGRES is not None, "UNDERSTUDY_TEST_POSTGRES=<SQLAlchemy URL of an empty database> make test")
     engine = sa.create_engine(str(POSTGRES))
-    metadata.drop_all(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.schema.DropSchema(SCHEMA, cascade=True, if_exists=True))
+        connection.execute(sa.schema.CreateSchema(SCHEMA))
     engine.dispose()
     return str(POSTGRES)
 

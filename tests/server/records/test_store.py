@@ -237,14 +237,14 @@ async def test_weights_of_claimed_calls_may_name_only_those(store: Store) -> Non
     assert (await store.finished(["t"]))["t"].weights == {claimed.id: 0.5}
 
 
-@pytest.mark.parametrize("field", ["weights", "unused"])
+@pytest.mark.parametrize("field", ["weights", "call_rewards", "unused"])
 async def test_an_id_that_is_no_call_of_the_trajectory_is_refused_with_its_field(store: Store, field: str) -> None:
     own, others = a_call(), a_call("traj-b")
     for call in (own, others):
         await store.add_call(call)
     for stranger in (others.id, "call-nope"):
         ids = (own.id, stranger)
-        given: dict[str, Any] = {field: dict.fromkeys(ids, 0.5) if field == "weights" else ids}
+        given: dict[str, Any] = {field: ids if field == "unused" else dict.fromkeys(ids, 0.5)}
         with pytest.raises(ApiError, match=f"trajectory 'traj-a': {field} names call '{stranger}'") as caught:
             await store.finish([a_record("traj-b"), a_record("traj-a", **given)])
         assert (caught.value.status, caught.value.code) == (404, "unknown_call")
@@ -255,7 +255,7 @@ async def test_an_id_that_is_no_call_of_the_trajectory_is_refused_with_its_field
 async def test_a_trajectory_that_was_stored_before_calls_had_weights_can_be_read(store: Store) -> None:
     await store.finish([a_record("traj-a")])
     body = json.loads(a_record("traj-a").model_dump_json())
-    assert (body.pop("weights"), body.pop("unused")) == ({}, [])
+    assert (body.pop("weights"), body.pop("call_rewards"), body.pop("unused")) == ({}, {}, [])
     engine = sa.create_engine(store_url(store))
     with engine.begin() as connection:
         connection.execute(sa.update(trajectories).values(body=json.dumps(body)))

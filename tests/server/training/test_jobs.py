@@ -22,15 +22,15 @@ def output(index: int = 0, text: str | None = "hi", **fields: Any) -> CallOutput
 
 
 def call(call_id: str = "c", outputs: tuple[CallOutput, ...] = (output(),), **fields: Any) -> Call:
-    values = {"model": "m", "step": 3, "status": CallStatus.COMPLETE, "sampling": Sampling(), "tools": None} | fields
+    values = {"model": "m", "step": 3, "status": CallStatus.COMPLETE, "sampling": Sampling(), "tools": None}
+    values |= {"started_at": 1.0} | fields
     return Call(
         id=call_id,
         trajectory_id="t",
         messages=(),
         prompt_ids=(1, 2, 3),
         outputs=outputs,
-        started_at=1,
-        ended_at=2,
+        ended_at=50,
         **values,
     )
 
@@ -112,6 +112,18 @@ def test_the_weights_and_marks_of_a_record_are_those_of_its_samples() -> None:
         ("out", 1, 0.0, False),
     ]
     assert kept.left_out == 1  # gone
+
+
+def test_call_rewards_stand_in_the_order_of_their_calls_also_of_those_that_are_not_trained() -> None:
+    calls = (
+        call("last", started_at=40.0),
+        call("first", started_at=10.0),
+        call("side", model="another", started_at=20.0),
+        call("gone", status=CallStatus.CANCELLED, started_at=30.0),
+    )
+    kept = built(calls, call_rewards={"gone": 0.25, "first": 1.0, "side": 0.5})
+    assert kept.call_rewards == (1.0, 0.5, 0.25)
+    assert {s.call_id: s.earned_before for s in kept.samples} == {"first": 0, "last": 3}
 
 
 def test_weights_that_leave_every_call_out_are_an_error_that_names_train_on() -> None:

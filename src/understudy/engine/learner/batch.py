@@ -25,7 +25,7 @@ class TrainBatch:
 
     `samples[c]` is trained call c; arrays are [N]: `trajectory` indexes `trajectories`, `call` indexes `samples`,
     `sampler` is the recorded logprob, NaN where it cannot be used (none given, or the call was constrained).
-    `advantages` is the trajectory's advantage times the weight of the call: the policy gradient is linear in it, so the
+    `advantages` is the advantage of the trajectory (or the call) times the weight of the call: the policy gradient is linear in it, so the
     weight scales the gradient of that call alone. It is no part of any denominator, nor of the KL term.
     """
 
@@ -59,9 +59,9 @@ def make_batch(groups: Groups, advantages: Advantages) -> TrainBatch:
     left_out: Counter[str] = Counter()
     kept: list[tuple[int, float, Sample]] = []
     unused = 0
-    for group, values in zip(groups, advantages.values, strict=True):
-        for trajectory, advantage in zip(group, values, strict=True):
-            if advantage is None:
+    for group, values in zip(groups, advantages.of_calls, strict=True):
+        for trajectory, of_calls in zip(group, values, strict=True):
+            if of_calls is None:
                 continue
             before = len(kept)
             left_out["not_trained"] += trajectory.left_out
@@ -69,6 +69,7 @@ def make_batch(groups: Groups, advantages: Advantages) -> TrainBatch:
             for sample in trajectory.samples:
                 reason = _context_only(sample)
                 if reason is None:
+                    advantage = of_calls[min(sample.earned_before, len(of_calls) - 1)]
                     kept.append((len(trajectories), advantage * sample.weight, sample))
                 else:
                     left_out[reason] += 1

@@ -17,7 +17,7 @@ from ...types import TrainResult
 from ..checkpoint_files import Checkpoint, CheckpointNote
 from ..protocol import JobTrajectory, Progressed, TrainCommand, TrainJob, Warned, read_job
 from . import checkpoints
-from .advantage import Advantages, group_advantages
+from .advantage import Advantages, call_advantages, group_advantages
 from .batch import Groups, TrainBatch, make_batch
 from .checkpoints import Draft, OptimizerState
 from .forks import Cause, count_forks
@@ -337,12 +337,13 @@ def _advantages(job: TrainJob) -> Advantages:
     """Advantages of the job. Raises TrainError when a reward is not finite or no group has enough scored rollouts."""
     config = job.config
     rewards = [[None if t.failed else t.reward for t in group] for group in job.groups]
+    least, divide = config.min_group_size, config.scale_rewards and config.loss != "dr_grpo"
     try:
-        advantages = group_advantages(
-            rewards,
-            min_group_size=config.min_group_size,
-            divide_by_std=config.scale_rewards and config.loss != "dr_grpo",
-        )
+        if config.call_rewards:
+            earned = [[t.call_rewards for t in group] for group in job.groups]
+            advantages = call_advantages(rewards, earned, min_group_size=least, divide_by_std=divide)
+        else:
+            advantages = group_advantages(rewards, min_group_size=least, divide_by_std=divide)
     except ValueError as error:
         raise TrainError(str(error), reason="bad_job") from error
     if advantages.too_few == len(job.groups):

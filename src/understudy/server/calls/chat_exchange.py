@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from ...engine.protocol import TOO_LONG
 from ...errors import EngineError, StoreError, UnderstudyError
 from ...types import Call, Json
-from ...wire import TRAJECTORY_HEADER
+from ...wire import CALL_HEADER, TRAJECTORY_HEADER
 from ..errors import ApiError, as_api_error, internal_error, shortened
 from ..models.leases import AdapterLeases
 from ..models.model import ModelRoute
@@ -34,7 +34,6 @@ from .sampled_answer import Sampled
 log = logging.getLogger(__name__)
 R = TypeVar("R")
 
-CALL_HEADER = "x-understudy-call"
 _DONE = b"data: [DONE]\n\n"
 _PROMPT_LENGTHS = frozenset({"input_tokens", "input_text"})
 """What vLLM calls the field of a prompt that is too long."""

@@ -89,15 +89,21 @@ def _checked(connection: Connection, records: Finish) -> dict[CallRef, str]:
 
 
 def _check_named(connection: Connection, records: Finish) -> None:
-    """The ids in `weights` and `unused` are calls of their trajectory. Those that failed or came late are calls too."""
-    named = {call_id for record in records if record.calls is None for call_id in (*record.weights, *record.unused)}
+    """Check that `weights`, `call_rewards` and `unused` name calls of their trajectory; failed and late calls count."""
+    named = {
+        call_id
+        for record in records
+        if record.calls is None
+        for call_id in (*record.weights, *record.call_rewards, *record.unused)
+    }
     under: dict[str, str] = {}
     for chunk in chunks(sorted(named)):
         rows = connection.execute(select(calls.c.id, calls.c.trajectory_id).where(calls.c.id.in_(chunk)))
         under |= {call_id: trajectory_id for call_id, trajectory_id in rows}
     for record in records:
         own = None if record.calls is None else {ref.call_id for ref in record.calls}
-        for field, ids in (("weights", record.weights), ("unused", record.unused)):
+        fields = (("weights", record.weights), ("call_rewards", record.call_rewards), ("unused", record.unused))
+        for field, ids in fields:
             for call_id in ids:
                 if under.get(call_id) != record.id if own is None else call_id not in own:
                     raise _not_a_call_of(record, field, call_id)

@@ -90,8 +90,14 @@ def _why_empty(empty: Sequence[JobTrajectory], model: str, calls: Mapping[str, S
 def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call]) -> JobTrajectory:
     ours = [call for call in calls if call.model == model]
     unused = frozenset(record.unused)
+    earned = _earned_before(record, calls)
     samples = [
-        replace(_sample(call, output), weight=record.weights.get(call.id, 1.0), unused=call.id in unused)
+        replace(
+            _sample(call, output),
+            weight=record.weights.get(call.id, 1.0),
+            unused=call.id in unused,
+            earned_before=earned[call.id],
+        )
         for call in ours
         if call.status.usable and not call.late
         for output in call.outputs
@@ -105,7 +111,21 @@ def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call]) -> 
         record.histories,
         failed=record.exception is not None,
         left_out=sum(call.id not in sampled for call in ours),
+        call_rewards=tuple(record.call_rewards[call.id] for call in _in_order(calls) if call.id in record.call_rewards),
     )
+
+
+def _in_order(calls: Sequence[Call]) -> list[Call]:
+    return sorted(calls, key=lambda call: (call.started_at, call.id))
+
+
+def _earned_before(record: TrajectoryRecord, calls: Sequence[Call]) -> dict[str, int]:
+    """By call id: how many call rewards belong to calls that began earlier, also to those of other models."""
+    earlier, count = dict[str, int](), 0
+    for call in _in_order(calls):
+        earlier[call.id] = count
+        count += call.id in record.call_rewards
+    return earlier
 
 
 def _sample(call: Call, output: CallOutput) -> Sample:

@@ -1,0 +1,93 @@
+"""An evaluation as a file, compared with another one, and as a gate for continuous integration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from understudy.config import describe
+from understudy.errors import ConfigError
+
+from .evaluate import Evaluation
+from .statistics import Interval, bootstrap_mean, paired_difference
+
+_EVALUATION = TypeAdapter(Evaluation)
+
+
+def report_json(evaluation: Evaluation) -> str:
+    """The evaluation as `read_report` reads it, with its success beside."""
+    return json.dumps(asdict(evaluation) | {"success": evaluation.success}, indent=1) + "\n"
+
+
+def read_report(file: Path) -> Evaluation:
+    """The evaluation that `understudy eval --json` wrote. Raises ConfigError that names the field at fault."""
+    try:
+        loaded: object = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} is no report of `understudy eval --json`: {error}") from error
+    fields = cast(dict[str, object], loaded) if isinstance(loaded, dict) else {}
+    if not fields.get("scores"):
+        raise ConfigError(f"{file} is no report of `understudy eval --json`: it has no `scores`")
+    try:
+        return _EVALUATION.validate_python({name: value for name, value in fields.items() if name != "success"})
+    except ValidationError as error:
+        raise ConfigError(f"{file} is no report of `understudy eval --json`:\n{describe(error, file.name)}") from error
+
+
+def measured(evaluation: Evaluation, success_at: float | None) -> tuple[str, dict[str, float]]:
+    """What the evaluation is judged by: the success of each scenario where there is one, else its reward."""
+    successes = evaluation.successes(success_at)
+    return ("success", successes) if successes else ("reward", evaluation.rewards())
+
+
+def interval_lines(evaluation: Evaluation, success_at: float | None = None) -> list[str]:
+    """The mean with its 95 % interval over scenarios, and pass@k where scenarios were run several times."""
+    name, values = measured(evaluation, success_at)
+    if not values:
+        return []
+    lines = [f"{name} {_shown(bootstrap_mean(list(values.values())))} over {len(values)} scenarios"]
+    most = max((len(score.succeeded(success_at)) for score in evaluation.scores), default=0)
+    if name == "success" and most > 1:
+        lines.append(", ".join(f"pass@{k} {evaluation.pass_at(k, success_at):.3f}" for k in dict.fromkeys((1, most))))
+    return lines
+
+
+class RegressionGate:
+    """When an evaluation is not good enough: below a number, or worse than an earlier report with 95 % confidence."""
+
+    def __init__(self, below: float | None, worse_than: Path | None, success_at: float | None = None) -> None:
+        self._below = below
+        self._baseline = None if worse_than is None else (worse_than, read_report(worse_than))
+        self._success_at = success_at
+
+    def examine(self, evaluation: Evaluation) -> tuple[list[str], list[str]]:
+        """What is to be said, and why the gate is closed; nothing where it is open. Raises ConfigError for a baseline of
+        other scenarios, or one that measures something else."""
+        said: list[str] = []
+        faults: list[str] = []
+        name, values = measured(evaluation, self._success_at)
+        if not values:
+            return said, faults
+        mean = sum(values.values()) / len(values)
+        if self._below is not None and mean < self._below:
+            faults.append(f"--fail-below {self._below:g}: {name} {mean:.3f} is below it")
+        if self._baseline is not None:
+            file, baseline = self._baseline
+            other, before = measured(baseline, self._success_at)
+            if other != name:
+                raise ConfigError(f"{file} measures {other}, this evaluation {name}: give --success-at to compare them")
+            difference = paired_difference(values, before)
+            shared = len(values.keys() & before.keys())
+            said.append(f"{name} against {file}: {_shown(difference, sign='+')} on {shared} scenarios that both have")
+            if difference.high < 0:
+                faults.append(f"--fail-if-worse-than {file}: {name} is lower by {-difference.mean:.3f}")
+        return said, faults
+
+
+def _shown(interval: Interval, sign: str = "") -> str:
+    low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
+    return f"{interval.mean:{sign}.3f}, {interval.level:.0%} interval {low} to {high}"

@@ -21,7 +21,7 @@ COLLECTOR = """
 import json, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+    protocol_version, wbufsize = "HTTP/1.1", 65536
     def log_message(self, *_): pass
     def do_POST(self):
         body = self.rfile.read(int(self.headers["content-length"]))

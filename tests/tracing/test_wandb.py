@@ -51,16 +51,16 @@ def records(folder: Path) -> Iterator[tuple[str, Any]]:
     """(file, record) of every offline run, once all are written: `finish()` returns a little earlier."""
     from wandb.proto import wandb_internal_pb2
 
+    message: Any = wandb_internal_pb2
+
     def written(file: Path) -> bool:
-        kinds = [
-            wandb_internal_pb2.Record.FromString(data).WhichOneof("record_type") for data in frames(file.read_bytes())
-        ]
+        kinds = [message.Record.FromString(data).WhichOneof("record_type") for data in frames(file.read_bytes())]
         return kinds[-1:] == ["exit"]
 
     assert until(lambda: all(map(written, folder.glob("wandb/offline-run-*/run-*.wandb"))), 30)
     for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
         for data in frames(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
+            record = message.Record()
             record.ParseFromString(data)
             yield file.name, record
 

@@ -21,7 +21,7 @@ from understudy.contracts import (
     TraceEvent,
     TraceSink,
 )
-from understudy.types import CallOrigin, CallStatus, RolloutException, RolloutPlace, Sampling
+from understudy.types import CallOrigin, CallStatus, Message, RolloutException, RolloutPlace, Sampling
 from understudy.wire import CallTrace, OutputTrace, RolloutTrace, TrajectoryRecord
 
 from .fanout import show, sink_name
@@ -37,8 +37,11 @@ def sample_rollout(index: int, *, run: str = RUN, step: int = 0, split: str = "t
     began, name = START + 10 * step + index, f"traj-{run}-{split}-{step}-{index}"
     failed = index % 4 == 3
     asked = {"id": f"tool-{index}", "type": "function", "function": {"name": "look_up", "arguments": '{"box": 7}'}}
-    opening = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Where is box {index}?"})
-    told = (
+    opening: tuple[Message, ...] = (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": f"Where is box {index}?"},
+    )
+    told: tuple[Message, ...] = (
         {"role": "assistant", "tool_calls": [asked]},
         {"role": "tool", "tool_call_id": asked["id"], "content": "shelf 7"},
     )
@@ -123,7 +126,7 @@ def _evaluation(run: str, step: int) -> list[TraceEvent]:
 
 
 def _call(
-    call_id: str, trajectory: str, step: int, messages: tuple[dict[str, object], ...], answer: dict[str, object],
+    call_id: str, trajectory: str, step: int, messages: tuple[Message, ...], answer: Message,
     began: float, finish: str,
 ) -> CallTrace:  # fmt: skip
     output = OutputTrace(index=0, message={"role": "assistant", **answer}, finish_reason=finish, status=CallStatus.COMPLETE,

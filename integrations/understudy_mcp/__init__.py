@@ -22,6 +22,7 @@ try:
     from .target import Target
     from .tools import ServerDescription, ServerTool, ToolKind
     from .toolset import ModelTool, Toolset
+    from .training.mcp_trainer import MCPTrainer
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("understudy"):
         raise
@@ -31,6 +32,7 @@ __all__ = [
     "HttpServer",
     "InProcessServer",
     "Limits",
+    "MCPTrainer",
     "McpConnectionError",
     "McpOverflowError",
     "McpProtocolError",

@@ -202,6 +202,11 @@ _READING = frozenset(
 )
 
 
+def is_verb(word: str) -> bool:
+    """Whether a word of a tool's name tells what the tool does."""
+    return word in _READING or word in _WRITING or word in _DELETING
+
+
 def tool_kind(name: str, hints: types.ToolAnnotations | None = None) -> ToolKind:
     """From the annotations where they say it, else from the verbs in the name; WRITE when nothing tells.
 

@@ -11,7 +11,9 @@
   reward with `as_reward`; keep what it raised with `as_rollout_exception`.
 - Trace sinks: the events that `understudy.TraceSink` is given, rollouts with their calls, and the same as spans with fixed
   ids and times (`rollout_spans`), sent by `OtlpSender`; `DeliveryError` says that a tool did not take an event.
-- Training: options, results and the judge of `understudy.Trainer`, for signatures; the errors that an adapter raises.
+- Other LLMs: ask one with `Llm`, inside `budget(max_cost)`, whose `Spending` is the ledger.
+- Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page;
+  `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
 """
 
 from .client.capture import call_answered, capturing, continues, histories_of, logged_reward, on_capture_end
@@ -27,15 +29,28 @@ from .contracts import (
     StepFinished,
     digest,
 )
-from .errors import CaptureError, ConfigError, LeakError, MissingExtraError, RolloutError, SharedStateError
+from .errors import (
+    BudgetExceeded,
+    CaptureError,
+    ConfigError,
+    LeakError,
+    LlmError,
+    MissingExtraError,
+    RolloutError,
+    SharedStateError,
+)
+from .llms.ledger import Spending, budget
+from .llms.llm import Llm
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
 from .tracing.otlp import Attribute, DeliveryError, OtlpSender, OtlpSpan
 from .tracing.sampling_rate import checked_rate, is_sampled
 from .tracing.spans import SpanKind, TraceSpan, rollout_spans, span_id, trace_id
 from .trainer.evaluate import Evaluation
+from .trainer.messages import evaluation_line
 from .trainer.options import TrainerOptions
 from .trainer.report import TrainReport
+from .trainer.trainer import refuse_running_loop
 from .types import (
     Call,
     CallOrigin,
@@ -54,6 +69,7 @@ __all__ = [
     "MAX_COMPLETION_TOKENS",
     "Alert",
     "Attribute",
+    "BudgetExceeded",
     "Call",
     "CallOrigin",
     "CallOutput",
@@ -69,6 +85,8 @@ __all__ = [
     "Json",
     "Judge",
     "LeakError",
+    "Llm",
+    "LlmError",
     "LoopTransport",
     "Message",
     "MissingExtraError",
@@ -80,6 +98,7 @@ __all__ = [
     "Sampling",
     "SharedStateError",
     "SpanKind",
+    "Spending",
     "StepFinished",
     "Tool",
     "TraceSpan",
@@ -87,6 +106,7 @@ __all__ = [
     "TrainerOptions",
     "as_reward",
     "as_rollout_exception",
+    "budget",
     "call_answered",
     "call_headers",
     "capturing",
@@ -94,6 +114,7 @@ __all__ = [
     "completion_limit",
     "continues",
     "digest",
+    "evaluation_line",
     "forced_temperature",
     "histories_of",
     "is_labelled",
@@ -101,6 +122,7 @@ __all__ = [
     "logged_reward",
     "new_id",
     "on_capture_end",
+    "refuse_running_loop",
     "rollout_spans",
     "scenario_fields",
     "scenario_id",

@@ -21,7 +21,6 @@ art: Any = understudy  # names of another library have no static type
 OLD = {
     "understudy": sorted(set(ELSEWHERE) - {"server"}),  # folders of ours, once imported
     "understudy.compat.art": ["dev", "serverless", "remote_server_url", "UnslothBackend"],
-    "understudy.compat.art.mcp": ["generate_scenarios"],
     "understudy.compat.art.server": ["app"],
 }
 

@@ -33,12 +33,14 @@ Policy = Callable[[Body], Act]
 
 @dataclass
 class ActingSampler:
-    """An ASGI application. `received` holds the payloads; `refusals` (status, message) go before the policy, one each."""
+    """An ASGI application. `received` holds the payloads; `refusals` (status, message) go before the policy, one each.
+    `refused_field` is the field that refusals name."""
 
     policy: Policy
     url: str = ""
     received: list[Body] = field(default_factory=list[Body])
     refusals: deque[tuple[int, str]] = field(default_factory=deque[tuple[int, str]])
+    refused_field: str | None = None
     piece_seconds: float = 0.0  # between two pieces of a stream
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -55,7 +57,11 @@ class ActingSampler:
         refusal = self._refusal(body)
         if refusal is not None:
             status, text = refusal
-            return await _json(send, status, {"error": {"message": text, "type": "scripted", "code": status}})
+            return await _json(
+                send,
+                status,
+                {"error": {"message": text, "type": "scripted", "code": status, "param": self.refused_field}},
+            )
         answer = Answer(body, self.policy(body))
         if not body.get("stream"):
             return await _json(send, 200, answer.whole())

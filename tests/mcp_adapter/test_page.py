@@ -11,8 +11,8 @@ from tests.paths import ROOT
 
 def test_the_page_runs_top_to_bottom(tmp_path: Path) -> None:
     printed = run("\n".join(code_of("mcp.md")), tmp_path).splitlines()
-    assert printed[:2] == ["-3.5h False", "['convert_time']"]
-    assert '"time_difference": "-3.5h"' in printed[2]
+    assert printed[:3] == ["-3.5h False", "8 True", "['convert_time']"]
+    assert '"time_difference": "-3.5h"' in printed[3]
 
 
 def test_the_page_names_every_error() -> None:

@@ -175,6 +175,10 @@ class Trainer:
     def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:
         """For subclasses: the same for the rollouts of an evaluation."""
 
+    async def next_scenarios(self, scenarios: Sequence[object], number: int) -> list[object]:
+        """For subclasses: which of the scenarios iteration `number` takes; the model's first one is 0."""
+        return batch(scenarios, self.options.scenarios_per_step, number, self.options.seed)
+
     async def _iterate(self, run: Run) -> Stopped:
         """Rollouts, and their update, until the run is over; with overlap, rollouts begin beside the updates of those before
         them. Whatever it raises, nothing is under way any more, and updates that had begun are awaited before an error."""
@@ -217,7 +221,7 @@ class Trainer:
 
     async def _rollouts(self, run: Run) -> RolloutBatch:
         """The rollouts of the next iteration, with their rewards."""
-        scenarios = batch(self._scenarios, self.options.scenarios_per_step, run.number, self.options.seed)
+        scenarios = await self.next_scenarios(self._scenarios, run.number)
         asked = run.spending.by_purpose()
         at, began, started = run.at, dict[str, Steps](), time.monotonic()
 

@@ -39,7 +39,7 @@ ELSEWHERE = {
     "guided_completion": _COMPAT,
     "langgraph": f"use the package understudy_langgraph; for wrap_rollout and init_chat_model {_COMPAT}",
     "local": f"use LocalBackend; {_COMPAT}",
-    "mcp": "tools of MCP servers are not supported by this version",
+    "mcp": f"use the package understudy_mcp; for MCPTool, GeneratedScenario and generate_scenarios {_COMPAT}",
     "no_capture": "calls outside a capture belong to no rollout; inside a LangGraph app use understudy_langgraph.uncaptured",
     "remote_server_url": "use RemoteBackend(url, api_key)",
     "server": "start one with `understudy serve --base-model ...`, and use RemoteBackend(url, api_key)",

@@ -1,0 +1,199 @@
+"""What training changes on MCP servers: success on held-out scenarios before and after, several seeds, and a control.
+
+`python benchmarks/mcp_training.py` takes the servers `time` (Python) and `memory` (Node, `make mcp-servers`). The scenarios of a
+server are made once, and frozen with their hash before the first rollout. The control is the untrained model, measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from understudy import LocalBackend, TrainableModel
+from understudy_mcp import MCPTrainer, Target
+from understudy_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
+from understudy_mcp.scenarios.generate import generate_scenarios
+
+ROOT = Path(__file__).parents[1]
+SUCCESS = "success"
+PEOPLE = ("Ada Lovelace", "Grace Hopper", "Alan Turing", "Mary Jackson", "Emmy Noether", "Kurt Goedel")
+TOWNS = ("London", "New York", "Manchester", "Hampton", "Erlangen", "Vienna")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server, and whether its writing tools are learned too."""
+
+    name: str
+    target: Target
+    allow_writes: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """One seed. Rates are shares of held-out scenarios: greedy, and sampled at temperature 1; by_tool is of the sampled."""
+
+    case: str
+    seed: int
+    scenarios: str
+    held_out: int
+    steps: int
+    seconds: float
+    greedy: tuple[float, float]
+    sampled: tuple[float, float]
+    control: float
+    by_tool: Mapping[str, tuple[float, float]]
+
+
+def time_case(folder: Path) -> Case:
+    """The reference server for times and zones."""
+    del folder
+    command = shlex.join([sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC"])
+    return Case("time", Target.parse(command), False)
+
+
+def memory_case(folder: Path) -> Case:
+    """The reference server for a knowledge graph, which starts with a few people; each rollout has a graph of its own."""
+    places = [ROOT / "node_modules", ROOT / "tests/mcp_adapter/node_modules"]
+    places += [Path(os.environ["UNDERSTUDY_MCP_NODE"])] if "UNDERSTUDY_MCP_NODE" in os.environ else []
+    scripts = [place / "@modelcontextprotocol/server-memory/dist/index.js" for place in places]
+    script = next((each for each in scripts if each.is_file()), None)
+    if script is None or shutil.which("node") is None:
+        raise SystemExit("the case memory needs Node and: make mcp-servers")
+    fixture = folder / "memory-fixture"
+    fixture.mkdir(parents=True, exist_ok=True)
+    entities = [
+        {"type": "entity", "name": name, "entityType": "person", "observations": [f"lives in {town}"]}
+        for name, town in zip(PEOPLE, TOWNS, strict=True)
+    ]
+    relations = [
+        {"type": "relation", "from": one, "to": other, "relationType": "knows"} for one, other in pairwise(PEOPLE)
+    ]
+    lines = [json.dumps(each) for each in (*entities, *relations)]
+    (fixture / "memory.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = f"MEMORY_FILE_PATH={{rollout_dir}}/memory.json {shlex.join(['node', str(script)])}"
+    return Case("memory", Target.parse(command, fixture=fixture), True)
+
+
+CASES = {"time": time_case, "memory": memory_case}
+
+
+def frozen(case: Case, file: Path, count: int) -> ScenarioSet:
+    """The scenarios of a case: those of the file, or new ones, written to it."""
+    if not file.exists():
+        made = asyncio.run(generate_scenarios(case.target, count=count, allow_writes=case.allow_writes, progress=print))
+        save_scenarios(made, file)
+    scenarios = load_scenarios(file)
+    covered = Counter(tool for each in scenarios.eval for tool in each.tools)
+    print(
+        f"{case.name}: {len(scenarios.train)} to train on, {len(scenarios.eval)} held out, tools held out: {dict(covered)}"
+    )
+    return scenarios
+
+
+def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts: int, folder: Path) -> Row:
+    """Train one seed from nothing."""
+    backend = LocalBackend(folder)
+    model = TrainableModel(f"{case.name}-{seed}", base_model="tiny", backend=backend)
+    trainer = MCPTrainer(case.target, model, scenarios, seed=seed, eval_every=0, concurrency=16)
+    try:
+        before = trainer.evaluate(temperature=1.0, rollouts=rollouts)
+        began = time.monotonic()
+        report = trainer.train(steps)
+        seconds = time.monotonic() - began
+        after = trainer.evaluate(temperature=1.0, rollouts=rollouts)
+        control = trainer.evaluate(temperature=1.0, rollouts=rollouts, step=0)
+    finally:
+        backend.close()
+    first, last = report.evaluations[0], report.evaluations[-1]
+    tools = [name for name in after.metrics if name.startswith(f"{SUCCESS}.")]
+    return Row(
+        case=case.name,
+        seed=seed,
+        scenarios=scenarios.digest,
+        held_out=len(scenarios.eval),
+        steps=report.step,
+        seconds=seconds,
+        greedy=(first.success or 0.0, last.success or 0.0),
+        sampled=(before.success or 0.0, after.success or 0.0),
+        control=control.success or 0.0,
+        by_tool={
+            name.removeprefix(f"{SUCCESS}."): (before.metrics.get(name, 0.0), after.metrics[name]) for name in tools
+        },
+    )
+
+
+def page(rows: list[Row], command: str) -> Iterator[str]:
+    """The results as Markdown."""
+    yield "# Training on MCP servers: success on held-out scenarios\n"
+    yield f"`{command}`, the bundled policy `tiny`. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
+    yield "| server | scenarios (SHA-256) | held out | seed | steps | training | greedy before -> after | sampled before -> after | control |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        cells = [row.case, f"`{row.scenarios[:16]}`", row.held_out, row.seed, row.steps, f"{row.seconds / 60:.1f} min"]
+        cells += [arrow(row.greedy), arrow(row.sampled), f"{row.control:.0%}"]
+        yield "| " + " | ".join(str(cell) for cell in cells) + " |"
+    yield "\nBy tool, sampled, means over seeds:\n"
+    yield "| server | tool | before -> after |"
+    yield "|---|---|---|"
+    for case in dict.fromkeys(row.case for row in rows):
+        own = [row.by_tool for row in rows if row.case == case]
+        for tool in sorted({name for each in own for name in each}):
+            pairs = [each[tool] for each in own if tool in each]
+            yield f"| {case} | {tool} | {arrow((fmean(one for one, _ in pairs), fmean(other for _, other in pairs)))} |"
+
+
+def arrow(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:.0%} -> {pair[1]:.0%}"
+
+
+def main() -> None:
+    """Writes the page and the rows after every seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=["time", "memory"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--count", type=int, default=64, help="scenarios of a server")
+    parser.add_argument("--rollouts", type=int, default=4, help="sampled rollouts of each held-out scenario")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/mcp.md")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="mcp-training-") as place:
+        folder = Path(place)
+        cases = [CASES[name](folder) for name in options.cases]
+        sets = {
+            case.name: frozen(case, options.output.with_suffix("") / f"{case.name}.jsonl", options.count)
+            for case in cases
+        }
+        for case in cases:
+            for seed in range(options.seeds):
+                rows.append(
+                    measured(
+                        case, sets[case.name], seed, options.steps, options.rollouts, folder / f"{case.name}-{seed}"
+                    )
+                )
+                text = "\n".join(
+                    page(rows, f"python benchmarks/mcp_training.py --seeds {options.seeds} --steps {options.steps}")
+                )
+                options.output.write_text(text + "\n", encoding="utf-8")
+                options.output.with_suffix(".json").write_text(
+                    json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+                )
+                print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What a final answer must contain: values of the tools' answers that are the same on a second run."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..results import ToolResult
+from .harvest import SHORT, Leaf, leaves_of, strings_of
+from .moments import is_dated
+
+_MOST_LISTED = 5
+_LONGEST_LINE = 48
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\w)")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A call with its result and the result's neutral text."""
+
+    tool: str
+    arguments: Mapping[str, object]
+    result: ToolResult
+    text: str
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Values that a final answer must contain, and the name by which the task asks for them ("" where it need not)."""
+
+    values: tuple[str, ...]
+    ask: str = ""
+
+
+def expected(first: Answered, second: Answered, rng: random.Random) -> Expected | None:
+    """What the final answer must contain of this call's answer; None where it depends on the moment, or says nothing new."""
+    if is_dated(first.text) or is_dated(second.text):
+        return None
+    again = {(leaf.place, leaf.value) for leaf in _leaves(second)}
+    leaves = [leaf for leaf in _leaves(first) if (leaf.place, leaf.value) in again and not isinstance(leaf.value, bool)]
+    if first.text == second.text and "\n" not in first.text.strip() and (line := _line(first)) is not None:
+        return line
+    if named := _named(leaves, first):
+        leaf = rng.choice(named)
+        return Expected((_shown(leaf),), " ".join(dict.fromkeys(leaf.words)))
+    listed = _listed(leaves)
+    if first.text == second.text and listed:
+        return Expected(tuple(_shown(leaf) for leaf in listed))
+    return None
+
+
+def _leaves(answered: Answered) -> tuple[Leaf, ...]:
+    return leaves_of(answered.tool, answered.arguments, answered.result, answered.text)
+
+
+def _named(leaves: Sequence[Leaf], answered: Answered) -> list[Leaf]:
+    """Values that a name of their own tells from all others in the answer."""
+    places = Counter(leaf.place for leaf in leaves)
+    names = Counter(leaf.words for leaf in leaves)
+    return [
+        leaf
+        for leaf in leaves
+        if places[leaf.place] == names[leaf.words] == 1
+        and not leaf.place.endswith(("lines", SHORT, "]"))
+        and leaf.words[-1] not in answered.tool.split("_")
+        and len(_shown(leaf)) > 1
+    ]
+
+
+def _listed(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """All values of a short list of one kind."""
+    leaves = [leaf for leaf in leaves if not leaf.place.endswith(SHORT)]
+    values = {leaf.value for leaf in leaves}
+    same = len({leaf.place.replace("[FILE]", "[DIR]") for leaf in leaves}) == 1
+    return leaves if same and len(leaves) == len(values) <= _MOST_LISTED else []
+
+
+def _line(answered: Answered) -> Expected | None:
+    """Of a short sentence its new numbers, else all of it."""
+    text = answered.text.strip()
+    if text[:1] in "{[" or not text or text.endswith(":"):
+        return None
+    given = {match for each in strings_of(answered.arguments) for match in _NUMBER.findall(each)}
+    given |= {json.dumps(value) for value in answered.arguments.values() if isinstance(value, int | float)}
+    numbers = [number for number in dict.fromkeys(_NUMBER.findall(text)) if number not in given]
+    if 1 <= len(numbers) <= 2:
+        return Expected(tuple(numbers))
+    repeated = any(text in each for each in strings_of(answered.arguments))
+    return Expected((text,)) if len(text) <= _LONGEST_LINE and not repeated and "{" not in text else None
+
+
+def _shown(leaf: Leaf) -> str:
+    return leaf.value if isinstance(leaf.value, str) else json.dumps(leaf.value)

@@ -1,0 +1,146 @@
+"""`understudy mcp explore` and `understudy mcp scenarios`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from understudy.integration import ConfigError, Llm, budget
+
+from ..limits import Limits
+from ..pool import ServerPool
+from ..printable import one_line
+from ..target import Target
+from ..target_options import (
+    Bind,
+    Env,
+    Fixture,
+    Header,
+    Only,
+    Prompts,
+    Resources,
+    StartTimeout,
+    Stateless,
+    TargetArgument,
+    target_from,
+)
+from . import pages
+from .explore import explore as explored
+from .explore import left_out
+from .files import save_scenarios
+from .from_llm import questions_for
+from .generate import generate_scenarios
+
+AllowWrites = Annotated[
+    bool, typer.Option("--allow-writes", help="also call tools that write or delete, each time in a rollout of its own")
+]
+Seed = Annotated[int, typer.Option(help="draws other values and tasks")]
+
+
+def explore(
+    target: TargetArgument,
+    only: Only = [],  # noqa: B006  # typer reads it
+    bind: Bind = [],  # noqa: B006
+    header: Header = [],  # noqa: B006
+    env: Env = [],  # noqa: B006
+    fixture: Fixture = None,
+    stateless: Stateless = None,
+    start_timeout: StartTimeout = Limits().start_seconds,
+    allow_writes: AllowWrites = False,
+    seed: Seed = 0,
+) -> None:
+    """Call the server's reading tools and resources, and show what it holds."""
+    parsed = target_from(
+        target,
+        only=only,
+        bind=bind,
+        header=header,
+        env=env,
+        fixture=fixture,
+        stateless=stateless,
+        resources=False,
+        prompts=False,
+        start_timeout=start_timeout,
+    )
+    asyncio.run(_explore(parsed, seed, allow_writes))
+
+
+async def _explore(target: Target, seed: int, allow_writes: bool) -> None:
+    async with ServerPool(target, ahead=1) as pool:
+        found = await explored(pool, seed=seed, allow_writes=allow_writes)
+        typer.echo("\n".join(pages.explored(pool, found)))
+
+
+def scenarios(
+    target: TargetArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="the file to write, one scenario a line")] = Path(
+        "scenarios.jsonl"
+    ),
+    count: Annotated[int, typer.Option(min=1, help="how many")] = 48,
+    llm: Annotated[str | None, typer.Option(help="the model that writes them, such as openai/gpt-4.1")] = None,
+    api_base: Annotated[str | None, typer.Option(help="with --llm: URL of an OpenAI-compatible endpoint")] = None,
+    max_cost: Annotated[float | None, typer.Option(help="with --llm: most USD to spend")] = None,
+    max_difficulty: Annotated[int, typer.Option(min=1, max=5, help="1: one value; 5: three calls")] = 5,
+    allow_writes: AllowWrites = False,
+    seed: Seed = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="connect, say what would be done, call nothing")] = False,
+    only: Only = [],  # noqa: B006  # typer reads it
+    bind: Bind = [],  # noqa: B006
+    header: Header = [],  # noqa: B006
+    env: Env = [],  # noqa: B006
+    fixture: Fixture = None,
+    stateless: Stateless = None,
+    resources: Resources = False,
+    prompts: Prompts = False,
+    start_timeout: StartTimeout = Limits().start_seconds,
+) -> None:
+    """Make scenarios for training and evaluation, and run each twice before it is kept."""
+    parsed = target_from(
+        target,
+        only=only,
+        bind=bind,
+        header=header,
+        env=env,
+        fixture=fixture,
+        stateless=stateless,
+        resources=resources,
+        prompts=prompts,
+        start_timeout=start_timeout,
+    )
+    if llm is None and (api_base or max_cost):
+        raise ConfigError("--api-base, --max-cost: they are for --llm, which is not given")
+    if dry_run:
+        asyncio.run(_planned(parsed, count, llm, allow_writes, output))
+    else:
+        with budget(max_cost) as spent:
+            writer = None if llm is None else Llm(llm, **({"api_base": api_base} if api_base else {}))
+            asyncio.run(_made(parsed, output, count, seed, writer, allow_writes, max_difficulty))
+        if llm is not None:
+            typer.echo("\n".join(spent.lines()))
+
+
+async def _planned(target: Target, count: int, llm: str | None, allow_writes: bool, output: Path) -> None:
+    async with ServerPool(target, ahead=0) as pool:
+        without = {tool.name: why for tool in pool.toolset.tools if (why := left_out(tool, allow_writes))}
+        questions = 0 if llm is None else questions_for(count)
+        typer.echo("\n".join(pages.planned(pool, without, count, questions, str(output))))
+
+
+async def _made(
+    target: Target, output: Path, count: int, seed: int, llm: Llm | None, allow_writes: bool, max_difficulty: int
+) -> None:
+    made = await generate_scenarios(
+        target,
+        count=count,
+        seed=seed,
+        llm=llm,
+        allow_writes=allow_writes,
+        max_difficulty=max_difficulty,
+        progress=lambda line: typer.echo(one_line(line, 300), err=True),
+    )
+    save_scenarios(made, output)
+    typer.echo("\n".join(pages.made(made)))
+    typer.echo(f"written to {one_line(str(output))}, sha256 {made.digest[:16]}")

@@ -1,0 +1,257 @@
+"""What a server holds: its reading tools and resources are called, and their answers kept."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import cast
+
+from mcp import Client, MCPError
+from mcp.types import ReadResourceResult
+
+from understudy.integration import ConfigError
+
+from ..errors import McpServerError, McpToolsChangedError
+from ..pool import ServerPool
+from ..printable import one_line
+from ..results import ToolResult, resource_text
+from ..rollout_tools import RolloutTools
+from ..tools import Schema, ToolKind
+from ..toolset import ModelTool
+from .harvest import Leaf, is_empty, leaves_of, strings_of, words_of
+from .sampler import ArgumentSampler, DraftCall
+from .scenario import ReferenceCall
+from .split import combination
+
+CALL_SECONDS = 5.0
+"""A tool that takes longer is left out of exploring and of scenarios from schemas."""
+_ROUNDS = 4
+_CALLS_PER_ROUND = 10
+_CALLS_PER_WRITER = 3
+_WRITERS_AT_ONCE = 2
+_MOST_ROLLOUTS = 4
+_MOST_RESOURCES = 8
+_TEXT_KEPT = 2_000
+_SLOW = f"a call took more than {CALL_SECONDS:g} s"
+_NONSENSE = "zq-nothing-has-this-name"
+_PRIVATE = {"env", "environment", "secret", "credential", "password", "token", "apikey"}
+
+
+_NONE = re.compile(r"(there (are|is) )?(no|none|nothing)\b.{0,80}", re.IGNORECASE)
+_ERRNO = re.compile(r"\bE(NOENT|ISDIR|NOTDIR|ACCES|PERM|EXIST|INVAL)\b")
+"""An error of a file system that a server reports as a text."""
+_COMPLAINT = re.compile(r"error|not found|no such|unknown|invalid|does not exist|missing", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One call and its answer; `text` is neutral and cut."""
+
+    tool: str
+    arguments: Mapping[str, object] = field(hash=False)
+    text: str
+    is_error: bool = False
+    empty: bool = False
+    leaves: tuple[Leaf, ...] = field(default=(), hash=False)
+
+    @property
+    def worked(self) -> bool:
+        return not self.is_error and not self.empty
+
+
+@dataclass
+class Exploration:
+    """All that exploring found. `left_out`: tool -> why it is not used."""
+
+    sampler: ArgumentSampler
+    observations: list[Observation] = field(default_factory=list[Observation])
+    resources: dict[str, str] = field(default_factory=dict[str, str])
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+    nothing: dict[str, str] = field(default_factory=dict[str, str])
+    """Tool -> what it answers to nonsense, "" where it has no free text."""
+
+    def of(self, tool: str) -> list[Observation]:
+        """The observations of one tool."""
+        return [each for each in self.observations if each.tool == tool]
+
+    def is_empty(self, tool: str, arguments: Mapping[str, object], result: ToolResult, text: str) -> bool:
+        """Whether an answer tells nothing: it is empty, says so, or complains as the tool does about nonsense."""
+        if is_empty(result, text) or _NONE.fullmatch(text.strip()) or text == self.nothing.get(tool):
+            return True
+        if _ERRNO.search(text):
+            return True
+        complaints = {line for line in _masked(self.nothing.get(tool, ""), [_NONSENSE]) if _COMPLAINT.search(line)}
+        return not complaints.isdisjoint(_masked(text, list(strings_of(arguments))))
+
+    def keep(self, draft: DraftCall, result: ToolResult, text: str, *, harvest: bool = True) -> None:
+        """Note an answer, and what it teaches."""
+        name = draft.tool.name
+        empty = self.is_empty(name, draft.arguments, result, text)
+        leaves = () if result.is_error or empty else leaves_of(name, draft.arguments, result, text)
+        self.sampler.learn(draft, not result.is_error and not empty)
+        if harvest:
+            self.sampler.add(leaves)
+        self.observations.append(Observation(name, draft.arguments, text[:_TEXT_KEPT], result.is_error, empty, leaves))
+
+
+async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False) -> Exploration:
+    """Call the reading tools with all that is known, round by round, as each answer may hold values for others.
+
+    Tools that write are called only with `allow_writes`, each call in a rollout of its own."""
+    found = Exploration(ArgumentSampler(random.Random(seed)))
+    readers: list[ModelTool] = []
+    writers: list[ModelTool] = []
+    for tool in pool.toolset.tools:
+        if why := left_out(tool, allow_writes):
+            found.left_out[tool.name] = why
+        else:
+            (readers if tool.tool.kind is ToolKind.READ else writers).append(tool)
+    await _Reading(pool, found).run(readers)
+    await _explore_writers(pool, found, writers)
+    return found
+
+
+def _masked(text: str, values: list[str]) -> list[str]:
+    """The lines of an answer without what they repeat of the arguments."""
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, "*") if value.strip(". ") else text
+    return text.splitlines()
+
+
+def left_out(tool: ModelTool, allow_writes: bool) -> str | None:
+    """Why a tool is not used; None where it is."""
+    if _PRIVATE & set(words_of(tool.name)):
+        return "it may show secrets"
+    if re.match(r"\W*deprecated\b", tool.tool.description, re.IGNORECASE) or "DEPRECATED" in tool.tool.description:
+        return "it is deprecated"
+    if tool.tool.kind is not ToolKind.READ and not allow_writes:
+        return "it may write; --allow-writes uses it"
+    return None
+
+
+async def answered(tools: RolloutTools, tool: str, arguments: Mapping[str, object]) -> tuple[ToolResult, str]:
+    """A call's result within CALL_SECONDS, and its text with the rollout's folder replaced. Raises TimeoutError,
+    McpServerError."""
+    async with asyncio.timeout(CALL_SECONDS):
+        result = await tools.call(tool, dict(arguments))
+    return result, tools.neutral(result.text)
+
+
+@dataclass
+class _Reading:
+    """Exploring with the tools that read, in one rollout as long as its server lives."""
+
+    pool: ServerPool
+    found: Exploration
+    seen: set[str] = field(default_factory=set[str])
+    calling: str = ""
+
+    async def run(self, readers: list[ModelTool]) -> None:
+        for _ in range(_MOST_ROLLOUTS):
+            try:
+                async with self.pool.rollout() as tools:
+                    await self._resources(tools)
+                    for _ in range(_ROUNDS):
+                        for tool in readers:
+                            await self._calls(tools, tool)
+                return
+            except McpToolsChangedError:
+                raise
+            except McpServerError as error:
+                if not self.calling:
+                    raise
+                self.found.left_out[self.calling] = f"the server failed: {error}"
+        raise ConfigError(
+            f"explore: the server failed {_MOST_ROLLOUTS} times; `--only TOOL` leaves the tools out that end it"
+        )
+
+    async def _calls(self, tools: RolloutTools, tool: ModelTool) -> None:
+        """Some new calls of one tool."""
+        self.calling = tool.name
+        if tool.name not in self.found.nothing and tool.name not in self.found.left_out:
+            self.found.nothing[tool.name] = await self._answer_to_nonsense(tools, tool)
+        for _ in range(_CALLS_PER_ROUND):
+            if tool.name in self.found.left_out:
+                return
+            draft = self.found.sampler.draw(tool)
+            key = combination(ReferenceCall(tool=tool.name, arguments=draft.arguments))
+            if key not in self.seen:
+                self.seen.add(key)
+                await self._call(tools, draft)
+
+    async def _call(self, tools: RolloutTools, draft: DraftCall) -> None:
+        try:
+            result, text = await answered(tools, draft.tool.name, draft.arguments)
+        except TimeoutError:
+            self.found.left_out[draft.tool.name] = _SLOW
+            return
+        self.found.keep(draft, result, text)
+
+    async def _answer_to_nonsense(self, tools: RolloutTools, tool: ModelTool) -> str:
+        """What the tool answers where nothing can be found: real values must do better."""
+        draft = self.found.sampler.draw(tool)
+        open_texts = {str(pick.value) for pick in draft.picks if pick.slot.kind == "string" and not pick.slot.closed}
+        if not open_texts:
+            return ""
+        try:
+            return (await answered(tools, tool.name, cast(Schema, _replaced(draft.arguments, open_texts))))[1]
+        except TimeoutError:
+            self.found.left_out[tool.name] = _SLOW
+            return ""
+
+    async def _resources(self, tools: RolloutTools) -> None:
+        """Read the servers' resources, a few of each."""
+        for server in self.pool.servers:
+            if not server.resources or self.found.resources:
+                continue
+            session = tools.sessions[server.name]
+            try:
+                async with asyncio.timeout(CALL_SECONDS):
+                    listed = await session.ask("listing its resources", lambda client: client.list_resources())
+                    for resource in listed.resources[:_MOST_RESOURCES]:
+                        uri = str(resource.uri)
+                        read = await session.ask(f"reading {uri!r}", partial(_read, uri))
+                        text = resource_text(read.contents, _TEXT_KEPT, session.hide).text
+                        self.found.resources[uri] = tools.neutral(text)
+            except (TimeoutError, MCPError) as error:
+                self.found.left_out[f"resources of {server.name}"] = one_line(f"they cannot be read: {error}")
+
+
+async def _read(uri: str, client: Client) -> ReadResourceResult:
+    return await client.read_resource(uri)
+
+
+def _replaced(value: object, texts: set[str]) -> object:
+    """The arguments with these texts as nonsense."""
+    if isinstance(value, dict):
+        return {key: _replaced(each, texts) for key, each in cast(dict[str, object], value).items()}
+    if isinstance(value, list):
+        return [_replaced(each, texts) for each in cast(list[object], value)]
+    return _NONSENSE if value in texts else value
+
+
+async def _explore_writers(pool: ServerPool, found: Exploration, writers: list[ModelTool]) -> None:
+    """A few calls of each tool that writes, each in a rollout of its own, to learn which values it takes."""
+    for _ in range(_CALLS_PER_WRITER):
+        drafts = [found.sampler.draw(tool) for tool in writers if tool.name not in found.left_out]
+        for start in range(0, len(drafts), _WRITERS_AT_ONCE):
+            await asyncio.gather(*(_write(pool, found, draft) for draft in drafts[start : start + _WRITERS_AT_ONCE]))
+
+
+async def _write(pool: ServerPool, found: Exploration, draft: DraftCall) -> None:
+    name = draft.tool.name
+    try:
+        async with pool.rollout() as tools:
+            result, text = await answered(tools, name, draft.arguments)
+    except TimeoutError:
+        found.left_out[name] = _SLOW
+    except McpToolsChangedError:
+        raise
+    except McpServerError as error:
+        found.left_out[name] = f"the server failed: {error}"
+    else:
+        found.keep(draft, result, text, harvest=False)

@@ -1,0 +1,110 @@
+"""Scenario files: JSON lines, one scenario each, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from pydantic import ValidationError
+
+from understudy.integration import ConfigError
+
+from ..printable import one_line
+from .scenario import McpScenario
+
+
+@dataclass(frozen=True)
+class ScenarioSet:
+    """Scenarios of one target. `fingerprint` is that of its servers when they were validated; `dropped` counts candidates
+    that became no scenario, by reason (not saved)."""
+
+    scenarios: tuple[McpScenario, ...]
+    fingerprint: str
+    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def train(self) -> tuple[McpScenario, ...]:
+        return tuple(each for each in self.scenarios if each.split == "train")
+
+    @property
+    def eval(self) -> tuple[McpScenario, ...]:
+        return tuple(each for each in self.scenarios if each.split == "eval")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file that `save_scenarios` writes."""
+        return hashlib.sha256(_text(self.scenarios).encode()).hexdigest()
+
+    def server_change(self, fingerprint: str) -> str | None:
+        """A sentence for the user where the servers are no longer those that the scenarios were validated on."""
+        if not self.fingerprint or self.fingerprint == fingerprint:
+            return None
+        return (
+            f"the server has changed since these scenarios were made: its fingerprint was {self.fingerprint} and is now "
+            f"{fingerprint}. They may no longer be solvable; `understudy mcp scenarios` makes new ones"
+        )
+
+
+def save_scenarios(scenarios: ScenarioSet, path: str | Path) -> None:
+    """Write the file whole or not at all. Raises OSError."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(_text(scenarios.scenarios))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+
+
+def load_scenarios(path: str | Path) -> ScenarioSet:
+    """The scenarios of a file. Raises ConfigError, which names the line and the field."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"scenarios: {str(path)!r} cannot be read: {error}") from error
+    numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    scenarios = tuple(_scenario(line, f"{path.name}, line {number}") for number, line in numbered)
+    if not scenarios:
+        raise ConfigError(
+            f"scenarios: {str(path)!r} has none; make some with `understudy mcp scenarios TARGET -o {path}`"
+        )
+    for name, count in Counter(each.id for each in scenarios).items():
+        if count > 1:
+            raise ConfigError(f"{path.name}: {count} lines have the id {name!r}; each scenario needs its own")
+    servers = sorted({each.server for each in scenarios if each.server})
+    if len(servers) > 1:
+        raise ConfigError(f"{path.name}, field server: lines are of different servers, {servers[0]} and {servers[1]}")
+    return ScenarioSet(scenarios, servers[0] if servers else "")
+
+
+def _scenario(line: str, place: str) -> McpScenario:
+    try:
+        fields = cast(object, json.loads(line))
+    except ValueError as error:
+        raise ConfigError(f"{place}: no JSON: {error}") from error
+    try:
+        return McpScenario.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the line"
+        raise ConfigError(
+            f"{place}, field {where}: {first['msg']}, got {one_line(repr(first['input']), 80)}"
+        ) from error
+
+
+def _text(scenarios: tuple[McpScenario, ...]) -> str:
+    """ASCII only: no text of a server can break a line or steer the terminal of who reads the file."""
+    return "".join(json.dumps(each.model_dump(mode="json")) + "\n" for each in scenarios)

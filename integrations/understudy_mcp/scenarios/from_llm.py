@@ -1,0 +1,222 @@
+"""Scenarios that another model writes, from what exploring found. Every one is run before it is kept."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from understudy.integration import ConfigError, Llm, LlmError
+
+from ..toolset import ModelTool
+from .answers import Answered
+from .execution import ReferenceRun
+from .generation import ScenarioGeneration
+from .harvest import LONGEST_VALUE, strings_of, usable_value
+from .moments import is_dated
+from .scenario import ReferenceCall
+from .wording import is_short
+from .writer_prompt import (
+    MOST_CALLS,
+    WrittenAnswers,
+    WrittenCall,
+    WrittenScenario,
+    WrittenScenarios,
+    answers_question,
+    question,
+)
+
+PURPOSE = "generator"
+_PER_QUESTION = 12
+_MOST_FRUITLESS = 3
+"""Questions in a row that give no new scenario."""
+
+
+def questions_for(count: int) -> int:
+    """How many questions that many scenarios take, where all that is written is valid."""
+    return 2 * -(-count // _PER_QUESTION)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A scenario as it was written, of calls that exist."""
+
+    task: str
+    difficulty: int
+    calls: tuple[ReferenceCall, ...]
+
+
+async def from_llm(work: ScenarioGeneration, llm: Llm) -> None:
+    """Ask for scenarios until there are enough. Raises LlmError where it gives none, BudgetExceeded, ConfigError."""
+    writing = _Writing(work, llm)
+    fruitless = 0
+    while len(work.valid) < work.count and fruitless < _MOST_FRUITLESS:
+        before = len(work.valid)
+        await writing.batch(min(_PER_QUESTION, work.count - len(work.valid)))
+        fruitless = 0 if len(work.valid) > before else fruitless + 1
+        work.tell()
+    if not work.valid and writing.failure is not None:
+        raise writing.failure
+
+
+class _Writing:
+    """One question after the other, each with what was wrong before."""
+
+    def __init__(self, work: ScenarioGeneration, llm: Llm) -> None:
+        self.work = work
+        self.failure: LlmError | None = None
+        self._llm = llm
+        self._questions = 0
+        self._complaints: Counter[str] = Counter()
+        usable = [tool for tool in work.pool.toolset.tools if tool.name not in work.found.left_out]
+        if not usable:
+            raise ConfigError(f"scenarios: no tool of {work.pool.target.shown()} may be used; --allow-writes uses all")
+        self._tools = {tool.name: tool for tool in usable}
+
+    async def batch(self, wanted: int) -> None:
+        """Ask for `wanted` scenarios, run those that are well formed, keep those that work."""
+        before = self.work.dropped.copy()
+        written = [each for each in map(self._checked, await self._ask(wanted)) if each is not None]
+        first = await self.work.executor.run(written)
+        good = [(each, run) for each, run in zip(written, first, strict=True) if not self._dropped(run.fault)]
+        second = await self.work.executor.again([each for each, _ in good])
+        pairs = [
+            (each, run, again)
+            for (each, run), again in zip(good, second, strict=True)
+            if not self._dropped(again.fault)
+        ]
+        answers = await self._answers(pairs)
+        for number, (each, _, _) in enumerate(pairs):
+            self.work.keep(
+                each.task,
+                each.calls,
+                answers.get(number, ()),
+                difficulty=each.difficulty,
+                source="llm",
+                recipe=self._llm.options.model,
+            )
+        self._complaints = self.work.dropped - before
+
+    async def _ask(self, wanted: int) -> list[WrittenScenario]:
+        """The scenarios of one question; none where the model gave no usable answer."""
+        work = self.work
+        messages = question(
+            list(self._tools.values()),
+            work.found,
+            wanted,
+            work.max_difficulty,
+            work.rng,
+            self._complaints,
+            [each.task for each in work.valid],
+        )
+        self._questions += 1
+        try:
+            answer = await self._llm.ask(messages, WrittenScenarios, PURPOSE, sample=self._questions)
+        except LlmError as error:
+            if error.lasting:
+                raise
+            self.failure = error
+            work.dropped[f"a question without a usable answer ({error.kind})"] += 1
+            work.progress(f"the writer gave no usable answer: {error}")
+            return []
+        scenarios = answer.value.scenarios
+        if len(scenarios) > wanted:
+            work.dropped["more than were asked for"] += len(scenarios) - wanted
+        return scenarios[:wanted]
+
+    def _checked(self, written: WrittenScenario) -> _Written | None:
+        """The scenario with its calls as they would be made; None, counted, where they are none."""
+        calls: list[ReferenceCall] = []
+        for each in written.calls:
+            call = self._call(each)
+            if isinstance(call, str):
+                self._dropped(call)
+                return None
+            calls.append(call)
+        task = " ".join(written.task.split())
+        wrong = "no calls" if not calls else f"more than {MOST_CALLS} calls" if len(calls) > MOST_CALLS else ""
+        if wrong or not task:
+            self._dropped(wrong or "no task")
+            return None
+        if usable_value(task[:LONGEST_VALUE]) is None:
+            self._dropped("a task with characters that are not shown")
+            return None
+        if not is_short(task):
+            self._dropped("the task was too long")
+            return None
+        difficulty = min(max(written.difficulty, 1), 5)
+        if difficulty > self.work.max_difficulty:
+            self._dropped("too difficult")
+            return None
+        return _Written(task, difficulty, tuple(calls)) if self.work.is_new(calls) else None
+
+    def _call(self, written: WrittenCall) -> ReferenceCall | str:
+        """The call, or what is wrong with it."""
+        tool = self._tools.get(written.tool)
+        if tool is None:
+            return "a tool that does not exist or may not be used"
+        try:
+            arguments = cast(object, json.loads(written.arguments or "{}"))
+        except ValueError:
+            return "arguments that are no JSON"
+        if not isinstance(arguments, dict):
+            return "arguments that are no JSON object"
+        named = cast(dict[str, object], arguments)
+        if wrong := _wrong_names(tool, named):
+            return wrong
+        if any(len(text) > LONGEST_VALUE for text in strings_of(named)):
+            return f"an argument longer than {LONGEST_VALUE} characters"
+        return ReferenceCall(tool=tool.name, arguments=named)
+
+    def _dropped(self, fault: str) -> bool:
+        if fault:
+            self.work.dropped[fault] += 1
+        return bool(fault)
+
+    async def _answers(
+        self, pairs: Sequence[tuple[_Written, ReferenceRun, ReferenceRun]]
+    ) -> dict[int, tuple[str, ...]]:
+        """What final answers must contain, for the scenarios whose tools answered the same twice. Asked of the model, and
+        kept where it stands in the answers and not in the task."""
+        open_world = {tool.name for tool in self._tools.values() if tool.tool.open_world}
+        stable = [
+            number
+            for number, (each, first, second) in enumerate(pairs)
+            if [one.text for one in first.answers] == [one.text for one in second.answers]
+            and not any(is_dated(one.text) for one in first.answers)
+            and not open_world & {call.tool for call in each.calls}
+            and not self.work.executor.writes(each.calls[-1:])
+        ]
+        if not stable:
+            return {}
+        tasks = [(pairs[number][0].task, pairs[number][1].answers) for number in stable]
+        try:
+            answer = await self._llm.ask(answers_question(tasks), WrittenAnswers, PURPOSE)
+        except LlmError as error:
+            if error.lasting:
+                raise
+            self.work.progress(f"these are checked by their calls only, the writer gave no usable answer: {error}")
+            return {}
+        return {
+            stable[each.number - 1]: values
+            for each in answer.value.answers
+            if 0 < each.number <= len(stable) and (values := _settled(each.values, *tasks[each.number - 1]))
+        }
+
+
+def _settled(values: Sequence[str], task: str, answers: Sequence[Answered]) -> tuple[str, ...]:
+    """The values that stand in an answer, and not in the task."""
+    texts = [each.text for each in answers]
+    usable = [value.strip() for value in values[:3] if usable_value(value) is not None]
+    return tuple(dict.fromkeys(value for value in usable if value not in task and any(value in text for text in texts)))
+
+
+def _wrong_names(tool: ModelTool, arguments: Mapping[str, object]) -> str:
+    """What is wrong with the names of the arguments: servers ignore those that they do not know."""
+    properties = cast(dict[str, object], tool.parameters.get("properties") or {})
+    required = cast(list[str], tool.parameters.get("required") or [])
+    if set(arguments) - set(properties) and tool.parameters.get("additionalProperties") in (None, False):
+        return "an argument that the tool does not have"
+    return "a required argument is missing" if set(required) - set(arguments) else ""

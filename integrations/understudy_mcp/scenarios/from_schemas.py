@@ -1,0 +1,126 @@
+"""Scenarios from the schemas and the server's own answers, without another model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..tools import ToolKind
+from .answers import Expected, expected
+from .execution import SERVER_FAILED, ReferenceRun
+from .generation import ScenarioGeneration
+from .harvest import strings_of
+from .plans import Plan, PlanKind, Planner
+from .wording import task_of, tells_its_calls
+
+_WAVES = 12
+_WAVE_PLANS = 60
+_WAVE_WRITES = 12
+_SPARE = 1.15
+"""Of valid scenarios, so that the choice can be balanced."""
+_SAME_ANSWER = 3
+"""Scenarios of one call whose answers are the same text."""
+
+
+async def from_schemas(work: ScenarioGeneration) -> None:
+    """Waves of plans, those tools first that have few valid scenarios yet."""
+    planner = Planner(work.found, work.pool.toolset.tools, work.rng)
+    drawing = _Drawing(work, planner)
+    fruitless = 0
+    for _ in range(_WAVES if planner.tools else 0):
+        missing = round(work.count * _SPARE) - len(work.valid)
+        if missing <= 0 or fruitless > 2:
+            return
+        before = len(work.valid)
+        await drawing.wave(missing)
+        fruitless = fruitless + 1 if len(work.valid) == before else 0
+        work.tell()
+
+
+@dataclass
+class _Drawing:
+    """Plans, run and put into words."""
+
+    work: ScenarioGeneration
+    planner: Planner
+    effective: set[str] = field(default_factory=set[str])
+    """Tools that write, of which a change was seen."""
+    answers: Counter[str] = field(default_factory=Counter[str])
+
+    async def wave(self, missing: int) -> None:
+        """Draw, run twice, keep what is valid."""
+        plans = self._plans(min(_WAVE_PLANS, max(10, round(1.6 * missing))))
+        first = await self.work.executor.run(plans)
+        for plan, run in zip(plans, first, strict=True):
+            self._learn(plan, run)
+        good = [(plan, run) for plan, run in zip(plans, first, strict=True) if self._may_stay(plan, run)]
+        second = await self.work.executor.again([plan for plan, _ in good])
+        for (plan, run), again in zip(good, second, strict=True):
+            if self._may_stay(plan, again):
+                self._keep(plan, run, again)
+
+    def _plans(self, wanted: int) -> list[Plan]:
+        """New plans, of each tool in turn, of those first that have few scenarios."""
+        made = Counter(tool for scenario in self.work.valid for tool in scenario.tools)
+        tools = sorted(self.planner.tools, key=lambda each: made[each.name])
+        plans: list[Plan] = []
+        writes = 0
+        for number in range(3 * wanted):
+            plan = self.planner.plan(tools[number % len(tools)], self.work.max_difficulty)
+            if plan is None or (plan.writes and writes >= _WAVE_WRITES) or not self.work.is_new(plan.calls):
+                continue
+            writes += plan.writes
+            plans.append(plan)
+            if len(plans) >= wanted:
+                break
+        return plans
+
+    def _learn(self, plan: Plan, run: ReferenceRun) -> None:
+        """A single call teaches which values its tool takes, and whether what it writes can be seen."""
+        if plan.kind is PlanKind.SINGLE and run.fault != SERVER_FAILED:
+            self.work.found.sampler.learn(plan.drafts[0], not run.fault and run.effect is not False)
+            if run.effect:
+                self.effective.add(plan.drafts[0].tool.name)
+
+    def _may_stay(self, plan: Plan, run: ReferenceRun) -> bool:
+        fault = run.fault
+        if not fault and plan.link is not None and str(plan.link.pick.value) not in run.answers[0].text:
+            fault = "the value for the next call was not in the answer"
+        if not fault and run.effect is False and self._would_show(plan):
+            fault = "nothing was changed"
+        if not fault and plan.kind is PlanKind.SINGLE and not plan.writes:
+            key = f"{plan.drafts[0].tool.name}\n{run.answers[0].text}"
+            self.answers[key] += 1
+            fault = "the same answer as others" if self.answers[key] > 2 * _SAME_ANSWER else ""  # each runs twice
+        if fault:
+            self.work.dropped[fault] += 1
+        return not fault
+
+    def _would_show(self, plan: Plan) -> bool:
+        """Whether a change would have been seen: one of this tool was before, or the tool deletes and one of another was."""
+        tools = [draft.tool for draft in plan.drafts]
+        deletes = any(tool.tool.kind is ToolKind.DELETE for tool in tools)
+        return bool(self.effective) and (deletes or any(tool.name in self.effective for tool in tools))
+
+    def _keep(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> None:
+        answers = [] if self.work.executor.writes(plan.calls[-1:]) else self._expected(plan, first, second)
+        task = task_of(plan, [each.ask for each in answers], self.work.rng)
+        if not tells_its_calls(task, plan):
+            self.work.dropped["the task did not tell its calls"] += 1
+            return
+        values = tuple(dict.fromkeys(value for each in answers for value in each.values if value not in task))
+        self.work.keep(task, plan.calls, values, difficulty=plan.difficulty, source="schemas", recipe=plan.kind.value)
+
+    def _expected(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> list[Expected]:
+        """What the answers are asked for: of all calls that are independent, else of the last. Where a name tells what is
+        asked for, all that is asked for has one."""
+        pairs = list(zip(first.answers, second.answers, strict=True))
+        open_world = {tool.name for tool in self.work.pool.toolset.tools if tool.tool.open_world}
+        told = " ".join(strings_of([dict(call.arguments) for call in plan.calls]))
+        answers = [
+            value
+            for one, other in (pairs if plan.kind is PlanKind.SEVERAL else pairs[-1:])
+            if one.tool not in open_world and (value := expected(one, other, self.work.rng)) is not None
+        ]
+        news = [each for each in answers if any(value not in told for value in each.values)]
+        return [each for each in news if each.ask] or news

@@ -1,0 +1,96 @@
+"""Scenarios while they are made: what is valid, and why the rest was dropped."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..pool import ServerPool
+from .execution import Executor
+from .explore import Exploration
+from .files import ScenarioSet
+from .scenario import CheckKind, McpScenario, ReferenceCall
+from .selection import select
+from .split import combination, normalised, split_scenarios
+from .wording import is_short
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class ScenarioGeneration:
+    """The work of one `generate_scenarios`."""
+
+    pool: ServerPool
+    found: Exploration
+    count: int
+    seed: int
+    max_difficulty: int
+    progress: Progress
+    valid: list[McpScenario] = field(default_factory=list[McpScenario])
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    _known: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.executor = Executor(self.pool, self.found)
+
+    def is_new(self, calls: Sequence[ReferenceCall]) -> bool:
+        """Whether no scenario has the same calls in any order; from then on one has."""
+        return self._first_time("\n".join(sorted(combination(call) for call in calls)), "the same calls as another")
+
+    def keep(
+        self,
+        task: str,
+        calls: tuple[ReferenceCall, ...],
+        answer: tuple[str, ...],
+        *,
+        difficulty: int,
+        source: Literal["schemas", "llm"],
+        recipe: str,
+    ) -> bool:
+        """Add a scenario whose calls have run twice, unless its task is too long or there already."""
+        if not is_short(task):
+            self.dropped["the task was too long"] += 1
+            return False
+        if not self._first_time(json.dumps(normalised(task)), "the same task as another"):
+            return False
+        self.valid.append(
+            McpScenario(
+                id=f"s{len(self.valid) + 1:04}",
+                task=task,
+                difficulty=difficulty,
+                tools=tuple(dict.fromkeys(call.tool for call in calls)),
+                check=CheckKind.ANSWER if answer else CheckKind.CALLS,
+                calls=calls,
+                answer=answer,
+                source=source,
+                recipe=recipe,
+                server=self.pool.fingerprint,
+            )
+        )
+        return True
+
+    def tell(self) -> None:
+        """Say how far the work is."""
+        self.progress(f"{len(self.valid)} valid scenarios, {sum(self.dropped.values())} candidates dropped")
+
+    def result(self, held_out: float) -> ScenarioSet:
+        """The choice, numbered and split."""
+        chosen = select(self.valid, self.count, self.rng)
+        if spare := len(self.valid) - len(chosen):
+            self.dropped["more than were asked for"] += spare
+        split = split_scenarios(chosen, held_out=held_out, seed=self.seed)
+        numbered = tuple(each.model_copy(update={"id": f"s{n:04}"}) for n, each in enumerate(split, 1))
+        return ScenarioSet(numbered, self.pool.fingerprint, dict(self.dropped))
+
+    def _first_time(self, key: str, otherwise: str) -> bool:
+        if key in self._known:
+            self.dropped[otherwise] += 1
+            return False
+        self._known.add(key)
+        return True

@@ -1,0 +1,74 @@
+"""What `understudy mcp explore` and `scenarios` print. Every text of a server is made printable."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..pool import ServerPool
+from ..printable import one_line
+from .explore import Exploration
+from .files import ScenarioSet
+from .harvest import SHORT
+
+_EXAMPLES = 3
+_MOST_PLACES = 20
+
+
+def explored(pool: ServerPool, found: Exploration) -> Iterator[str]:
+    """Per tool what was called and answered, then the values and where they were, the resources, and what is left out."""
+    yield f"fingerprint {pool.fingerprint}; {len(found.observations)} calls"
+    for tool in pool.toolset.tools:
+        seen = found.of(tool.name)
+        if not seen:
+            continue
+        errors, empty = sum(each.is_error for each in seen), sum(each.empty and not each.is_error for each in seen)
+        yield ""
+        yield f"{tool.name}: {len(seen) - errors - empty} answered, {empty} empty, {errors} refused"
+        for each in [each for each in seen if each.worked][:_EXAMPLES]:
+            yield f"  {one_line(repr(dict(each.arguments)), 100)} -> {one_line(each.text, 100)}"
+    places = [(place, values) for place, values in found.sampler.places.items() if not place.endswith(SHORT)]
+    if places:
+        yield ""
+        yield "Values that other calls can use:"
+        for place, values in places[:_MOST_PLACES]:
+            some = ", ".join(one_line(str(value), 40) for value in list(values)[:_EXAMPLES])
+            yield f"  {one_line(place, 60)}: {len(values)}, such as {some}"
+        if len(places) > _MOST_PLACES:
+            yield f"  and {len(places) - _MOST_PLACES} more places"
+    for uri, text in found.resources.items():
+        yield f"resource {one_line(uri, 80)}: {one_line(text, 80)}"
+    if found.left_out:
+        yield ""
+        yield "Left out:"
+        yield from (f"  {one_line(name, 80)}: {one_line(why)}" for name, why in found.left_out.items())
+
+
+def made(scenarios: ScenarioSet) -> Iterator[str]:
+    """What the file holds, a few tasks, and what was dropped."""
+    total = len(scenarios.scenarios)
+    yield f"{total} scenarios: {len(scenarios.train)} to train, {len(scenarios.eval)} held out"
+    difficulties = Counter(each.difficulty for each in scenarios.scenarios)
+    checks = Counter(each.check.value for each in scenarios.scenarios)
+    yield "difficulty " + ", ".join(f"{level}: {number}" for level, number in sorted(difficulties.items()))
+    yield "checked by " + ", ".join(f"{kind}: {number}" for kind, number in sorted(checks.items()))
+    train = Counter(tool for each in scenarios.train for tool in each.tools)
+    held_out = Counter(tool for each in scenarios.eval for tool in each.tools)
+    for tool in sorted(train | held_out):
+        yield f"  {one_line(tool, 64)}: {train[tool]} to train, {held_out[tool]} held out"
+    for each in scenarios.scenarios[:_EXAMPLES]:
+        yield f"  {one_line(each.task, 160)}"
+    if scenarios.dropped:
+        ranked = sorted(scenarios.dropped.items(), key=lambda item: (-item[1], item[0]))
+        yield "dropped: " + "; ".join(f"{number} {one_line(reason)}" for reason, number in ranked)
+
+
+def planned(pool: ServerPool, left_out: dict[str, str], count: int, questions: int, output: str) -> Iterator[str]:
+    """What `--dry-run` says."""
+    used = [tool.name for tool in pool.toolset.tools if tool.name not in left_out]
+    yield f"fingerprint {pool.fingerprint}; nothing is called, nothing is written"
+    yield f"would explore and use: {', '.join(used) or 'nothing'}"
+    yield from (f"would leave out {name}: {one_line(why)}" for name, why in left_out.items())
+    if questions:
+        yield f"would ask the writer about {questions} questions, half of them for scenarios and half for their answers"
+    yield f"would write up to {count} scenarios to {one_line(output)}"

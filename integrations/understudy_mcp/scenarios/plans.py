@@ -1,0 +1,162 @@
+"""Plans of tasks: one call, several, one that feeds another, or one that shows what another has written."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ..tools import ToolKind
+from ..toolset import ModelTool
+from .explore import Exploration, Observation
+from .harvest import SHORT, Leaf
+from .sampler import DraftCall, Pick
+from .scenario import ReferenceCall
+
+_TRIES = 6
+
+
+class PlanKind(StrEnum):
+    SINGLE = "single"
+    SEVERAL = "several"  # calls that do not depend on each other
+    FLOW = "flow"  # the second call's argument stands in the first one's answer, and not in the task
+    EFFECT = "effect"  # the second call reads what the first one wrote
+
+
+@dataclass(frozen=True)
+class ValueLink:
+    """An argument that the task does not tell: `pick` is the `words` in the answer before, the only ones or the `first`."""
+
+    pick: Pick
+    words: tuple[str, ...]
+    first: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Calls, in order."""
+
+    kind: PlanKind
+    drafts: tuple[DraftCall, ...] = field(hash=False)
+    link: ValueLink | None = field(default=None, hash=False)
+
+    @property
+    def calls(self) -> tuple[ReferenceCall, ...]:
+        """As a scenario has them."""
+        return tuple(ReferenceCall(tool=draft.tool.name, arguments=draft.arguments) for draft in self.drafts)
+
+    @property
+    def writes(self) -> bool:
+        """Whether a call may change something."""
+        return any(draft.tool.tool.kind is not ToolKind.READ for draft in self.drafts)
+
+    @property
+    def difficulty(self) -> int:
+        """1: one value. 2: several values. 3: two calls, or nested values. 4: calls that depend on each other. 5: three."""
+        if len(self.drafts) > 2:
+            return 5
+        if self.kind in (PlanKind.FLOW, PlanKind.EFFECT):
+            return 4
+        if self.kind is PlanKind.SEVERAL:
+            return 3
+        values = sum(len(draft.picks) for draft in self.drafts)
+        return 1 if values < 2 else 2 if values < 5 else 3
+
+
+class Planner:
+    """Draws plans from what exploring found."""
+
+    def __init__(self, found: Exploration, tools: Sequence[ModelTool], rng: random.Random) -> None:
+        self.found = found
+        self.tools = [tool for tool in tools if tool.name not in found.left_out]
+        self.readers = [tool for tool in self.tools if tool.tool.kind is ToolKind.READ]
+        self._rng = rng
+
+    def plan(self, tool: ModelTool, most_difficult: int) -> Plan | None:
+        """A plan with this tool in it, of some kind; None where the draw led nowhere."""
+        kinds = [self._single, self._several, self._triple, self._flow, self._effect]
+        weights = [11, 3 * (most_difficult > 2), most_difficult > 4, 3 * (most_difficult > 3), 3 * (most_difficult > 3)]
+        plan = self._rng.choices(kinds, [float(weight) for weight in weights])[0](tool)
+        plan = plan or self._single(tool)
+        return plan if plan.difficulty <= most_difficult else None
+
+    def _single(self, tool: ModelTool) -> Plan:
+        return Plan(PlanKind.SINGLE, (self._draw(tool),))
+
+    def _several(self, tool: ModelTool) -> Plan | None:
+        return self._sequence(tool, 2)
+
+    def _triple(self, tool: ModelTool) -> Plan | None:
+        return self._sequence(tool, 3)
+
+    def _sequence(self, tool: ModelTool, length: int) -> Plan | None:
+        """Different calls with arguments, of this tool and of others that read."""
+        if tool.tool.kind is not ToolKind.READ:
+            return None
+        tools = [tool, *(self._rng.choice(self.readers) for _ in range(length - 1))]
+        self._rng.shuffle(tools)
+        drafts = [self._draw(each) for each in tools]
+        distinct = {repr((draft.tool.name, draft.arguments)) for draft in drafts}
+        if len(distinct) < length or sum(not draft.arguments for draft in drafts) > 0:
+            return None
+        return Plan(PlanKind.SEVERAL, tuple(drafts))
+
+    def _flow(self, tool: ModelTool) -> Plan | None:
+        """A call whose argument another tool's answer has, behind the call that gives this answer."""
+        for _ in range(_TRIES):
+            draft = self._draw(tool)
+            for pick in draft.picks:
+                leaf = pick.leaf
+                if leaf is None or leaf.place.endswith(SHORT) or not self.found.sampler.worked(pick.slot, pick.source):
+                    continue
+                if sum(other.slot.argument == pick.slot.argument for other in draft.picks) > 1:
+                    continue
+                first = self._first_call(leaf, draft)
+                if first is not None:
+                    observation, is_first = first
+                    reader = next(each for each in self.readers if each.name == observation.tool)
+                    link = ValueLink(pick, leaf.words, is_first)
+                    return Plan(PlanKind.FLOW, (DraftCall(reader, observation.arguments, ()), draft), link)
+        return None
+
+    def _first_call(self, leaf: Leaf, draft: DraftCall) -> tuple[Observation, bool] | None:
+        """An observed call with a named value that is this leaf's, the only one of its place or the first of several."""
+        tool = leaf.place.split(":")[0]
+        if (
+            tool == draft.tool.name
+            or tool not in {reader.name for reader in self.readers}
+            or leaf.place.endswith(": lines")
+        ):
+            return None
+        choices: list[tuple[Observation, bool]] = []
+        for observation in self.found.of(tool):
+            values = [each.value for each in observation.leaves if each.place == leaf.place]
+            if observation.worked and values and values[0] == leaf.value:
+                choices.append((observation, len(set(values)) > 1))
+        return self._rng.choice(choices) if choices else None
+
+    def _effect(self, tool: ModelTool) -> Plan | None:
+        """A call that writes, and one with the same values that reads, or writes where that needs the first."""
+        writers = [each for each in self.tools if each.tool.kind is not ToolKind.READ]
+        if not writers or not self.readers:
+            return None
+        writer = tool if tool in writers else self._rng.choice(writers)
+        for _ in range(_TRIES):
+            first = self._draw(writer)
+            near = tuple(Leaf(pick.value, f"{writer.name}: {pick.slot.path}", pick.slot.words) for pick in first.picks)
+            others = (
+                self.readers
+                if self._rng.random() < 0.7 or len(writers) < 2
+                else [w for w in writers if w is not writer]
+            )
+            reader = self._rng.choice(others) if tool is writer else tool
+            second = self.found.sampler.draw(reader, near)
+            if any(pick.leaf in near for pick in second.picks) or (not second.picks and self._rng.random() < 0.3):
+                return Plan(PlanKind.EFFECT, (first, second))
+            if tool is not writer and not second.picks:
+                return None
+        return None
+
+    def _draw(self, tool: ModelTool) -> DraftCall:
+        return self.found.sampler.draw(tool)

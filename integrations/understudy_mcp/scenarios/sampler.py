@@ -1,0 +1,258 @@
+"""Arguments for tools: drawn from what schemas tell and what exploring found, by how well each source has worked."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from ..tools import Schema
+from ..toolset import ModelTool
+from .harvest import Leaf, Scalar, words_of
+from .moments import is_dated
+from .slots import Slot, properties_of, slot_of
+
+_PRIOR = {"enum": 9.0, "boolean": 9.0, "numbers": 5.0, "examples": 6.0, "quoted": 4.0, "default": 2.0, "words": 1.5}
+_MEANING, _MATCHING, _OTHERS = 5.0, 6.0, 3.0
+_OTHERS_OF_WRITERS = 0.5
+_OPEN = {"words", "quoted", "default", "paths", "here", "revisions", "patterns", "phrases", "cities"}
+"""Suggestions that may all be wrong: values of any place are tried beside them."""
+_CONSTANT = re.compile(r"true|false|null|none", re.IGNORECASE)
+_FIGURE = re.compile(r"-?\d+(\.\d+)?")
+_DEEPEST = 4
+_OPTIONAL = 0.25
+_OPTIONAL_ONLY = 0.5
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The value of one slot, and where it came from."""
+
+    slot: Slot
+    source: str
+    value: Scalar
+    leaf: Leaf | None = None
+
+
+@dataclass(frozen=True)
+class DraftCall:
+    """A call that may work."""
+
+    tool: ModelTool
+    arguments: Mapping[str, object] = field(hash=False)
+    picks: tuple[Pick, ...] = field(hash=False)
+
+
+class ArgumentSampler:
+    """Draws calls. `learn` tells it which worked; `add` gives it values that were found."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.places: dict[str, dict[Scalar, Leaf]] = {}
+        self._records: dict[tuple[str, str], list[Leaf]] = {}
+        self._tried: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._worked: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._slots: dict[str, Slot] = {}
+
+    def add(self, leaves: Iterable[Leaf]) -> None:
+        """Values that a tool answered with."""
+        for leaf in leaves:
+            if isinstance(leaf.value, str) and (_no_name(leaf) or is_dated(leaf.value)):
+                continue
+            values = self.places.setdefault(leaf.place, {})
+            if len(values) < 200:
+                values.setdefault(leaf.value, leaf)
+            if leaf.record:
+                self._records.setdefault((leaf.place.split(":")[0], leaf.record), []).append(leaf)
+
+    def learn(self, draft: DraftCall, worked: bool) -> None:
+        """Whether a drawn call worked: each of its sources gains or loses."""
+        for key in {(pick.slot.key, pick.source) for pick in draft.picks}:
+            self._tried[key] += 1
+            self._worked[key] += worked
+
+    def worked(self, slot: Slot, source: str) -> int:
+        """How often this source has worked for this slot."""
+        return self._worked[slot.key, source]
+
+    def draw(self, tool: ModelTool, near: tuple[Leaf, ...] = ()) -> DraftCall:
+        """A call of the tool. `near`: values that are taken where they fit, as another call of the same task has them."""
+        drawing = _Drawing(self, tool, near)
+        arguments = drawing.object(tool.parameters, "", 0)
+        return DraftCall(tool, arguments, tuple(drawing.picks))
+
+    def slot(self, tool: ModelTool, path: str, schema: Schema) -> Slot:
+        """The slot, made once."""
+        key = f"{tool.name}.{path}"
+        if key not in self._slots:
+            self._slots[key] = slot_of(tool, path, schema)
+        return self._slots[key]
+
+    def sources(self, slot: Slot) -> dict[str, float]:
+        """Weights of the sources for a slot."""
+        weights = {source: _PRIOR.get(source, _MEANING) for source, values in slot.told.items() if values}
+        if slot.closed:
+            return weights
+        is_open = set(slot.told) <= _OPEN
+        others: list[str] = []
+        for place, values in self.places.items():
+            leaf = next(iter(values.values()))
+            if not fits(slot, leaf):
+                continue
+            closeness = affinity(slot.words, leaf.words)
+            if closeness:
+                weights[place] = _MATCHING * closeness
+            elif is_open and slot.kind == "string":
+                others.append(place)
+        share = _OTHERS_OF_WRITERS if slot.writes else _OTHERS
+        weights |= {place: share / len(others) for place in others}
+        return {source: prior * self._rate(slot.key, source) for source, prior in weights.items()}
+
+    def record(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, list[Leaf]] | None:
+        """A found JSON object that has at least two of these properties, as name -> its values."""
+        fitting: list[dict[str, list[Leaf]]] = []
+        for leaves in self._records.values():
+            matches = {
+                name: [leaf for leaf in leaves if affinity(words, leaf.words) and isinstance(leaf.value, str)]
+                for name, words in names.items()
+            }
+            if all(matches.values()) and len(matches) > 1:
+                fitting.append(matches)
+        return self.rng.choice(fitting) if fitting else None
+
+    def _rate(self, key: str, source: str) -> float:
+        """Untested sources count as half good; one that never works fades."""
+        tried, worked = self._tried[key, source], self._worked[key, source]
+        return ((worked + 0.5) / (tried + 1)) ** 2
+
+
+def _no_name(leaf: Leaf) -> bool:
+    """Whether a text names nothing: a constant, or a figure in running text."""
+    text = str(leaf.value)
+    in_text = leaf.place.endswith((":", "lines"))
+    return bool(_CONSTANT.fullmatch(text) or (in_text and _FIGURE.fullmatch(text)))
+
+
+def affinity(slot: tuple[str, ...], leaf: tuple[str, ...]) -> int:
+    """How well words of a place for a value and words of a value agree; 0 where the last ones differ."""
+    if not slot or not leaf or slot[-1] != leaf[-1]:
+        return 0
+    return 1 + len(set(slot[:-1]) & set(leaf[:-1]))
+
+
+def fits(slot: Slot, leaf: Leaf) -> bool:
+    """Whether the value has the slot's type."""
+    if slot.kind == "integer":
+        return isinstance(leaf.value, int) and not isinstance(leaf.value, bool)
+    if slot.kind == "number":
+        return isinstance(leaf.value, int | float) and not isinstance(leaf.value, bool)
+    return slot.kind == "string" and isinstance(leaf.value, str)
+
+
+@dataclass
+class _Drawing:
+    """One call while it is drawn."""
+
+    sampler: ArgumentSampler
+    tool: ModelTool
+    near: tuple[Leaf, ...]
+    picks: list[Pick] = field(default_factory=list[Pick])
+
+    def object(self, schema: Schema, path: str, depth: int) -> dict[str, object]:
+        listed = list(properties_of(schema))
+        free = not any(required for _, _, required in listed)
+        properties = [each for each in listed if each[2] or self._wanted(each[1], depth, free)]
+        known = self._record(properties, path) if depth else {}
+        drawn: dict[str, object] = {}
+        for name, each, _ in properties:
+            inner = f"{path}.{name}".lstrip(".")
+            drawn[name] = known[name] if name in known else self.value(each, inner, depth + 1)
+        return drawn
+
+    def value(self, schema: Schema, path: str, depth: int) -> object:
+        if isinstance(options := schema.get("anyOf"), list) and options:
+            schema = cast(Schema, options[0])
+        kind = schema.get("type", "string")
+        if depth > _DEEPEST:
+            return [] if kind == "array" else {}
+        if kind == "object":
+            return self.object(schema, path, depth)
+        if kind == "array":
+            return self.array(schema, path, depth)
+        return self.scalar(self.sampler.slot(self.tool, path, schema))
+
+    def array(self, schema: Schema, path: str, depth: int) -> list[object]:
+        items = schema.get("items")
+        least = schema.get("minItems")
+        count = max(least if isinstance(least, int) else 1, self.sampler.rng.choice([1, 1, 1, 2]))
+        drawn: list[object] = []
+        for _ in range(min(count, 3)):
+            value = self.value(cast(Schema, items) if isinstance(items, dict) else {}, f"{path}[]", depth)
+            if value not in drawn:
+                drawn.append(value)
+        return drawn
+
+    def scalar(self, slot: Slot) -> Scalar:
+        pick = self._near(slot) or self._drawn(slot)
+        self.picks.append(pick)
+        return pick.value
+
+    def _near(self, slot: Slot) -> Pick | None:
+        matching = [(affinity(slot.words, leaf.words), leaf) for leaf in self.near if fits(slot, leaf)]
+        best = max((closeness for closeness, _ in matching), default=0)
+        if not best or slot.closed:
+            return None
+        leaf = self.sampler.rng.choice([leaf for closeness, leaf in matching if closeness == best])
+        return Pick(slot, leaf.place, leaf.value, leaf)
+
+    def _drawn(self, slot: Slot) -> Pick:
+        rng = self.sampler.rng
+        weights = self.sampler.sources(slot)
+        source = rng.choices(list(weights), list(weights.values()))[0]
+        if source in slot.told:
+            values = slot.told[source]
+            taken = {pick.value for pick in self.picks}
+            return Pick(slot, source, rng.choice([value for value in values if value not in taken] or values))
+        leaves = list(self.sampler.places[source].values())
+        chosen = {pick.value for pick in self.picks}
+        leaves = [leaf for leaf in leaves if leaf.context & chosen] or leaves
+        leaf = rng.choice([leaf for leaf in leaves if fits(slot, leaf)] or leaves)
+        return Pick(slot, source, leaf.value, leaf)
+
+    def _wanted(self, schema: Schema, depth: int, free: bool) -> bool:
+        """Whether an optional argument is drawn: rarely, and only where the schema tells what it may be; more often where
+        no argument is required."""
+        known = schema.get("type") in ("boolean", "integer", "number") or "enum" in schema or "format" in schema
+        usable = known or (free and schema.get("type") == "string")
+        return usable and depth < 2 and self.sampler.rng.random() < (_OPTIONAL_ONLY if free else _OPTIONAL)
+
+    def _record(self, properties: list[tuple[str, Schema, bool]], path: str) -> dict[str, object]:
+        """Values of one found object for an object's properties, half of the time: they belong together."""
+        simple = {name: each for name, each, _ in properties if _is_text(each) or _is_texts(each)}
+        if len(simple) < 2 or len(simple) < len(properties) or self.sampler.rng.random() < 0.5:
+            return {}
+        parents = words_of(path.replace("[]", "").replace(".", " "))
+        record = self.sampler.record({name: (*parents, *words_of(name)) for name in simple})
+        if record is None:
+            return {}
+        values: dict[str, object] = {}
+        for name, each in simple.items():
+            leaf = self.sampler.rng.choice(record[name])
+            inner = f"{path}.{name}" + ("[]" if _is_texts(each) else "")
+            schema = cast(Schema, each.get("items")) if _is_texts(each) else each
+            slot = self.sampler.slot(self.tool, inner, schema)
+            self.picks.append(Pick(slot, f"record of {leaf.place}", leaf.value, leaf))
+            values[name] = [leaf.value] if _is_texts(each) else leaf.value
+        return values
+
+
+def _is_text(schema: Schema) -> bool:
+    return schema.get("type") == "string" and "enum" not in schema
+
+
+def _is_texts(schema: Schema) -> bool:
+    items = schema.get("items")
+    return schema.get("type") == "array" and isinstance(items, dict) and _is_text(cast(Schema, items))

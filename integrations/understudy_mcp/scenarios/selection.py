@@ -1,0 +1,44 @@
+"""A balanced choice among valid scenarios."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from .scenario import McpScenario
+from .split import combinations
+
+_SHARES = {1: 0.32, 2: 0.3, 3: 0.16, 4: 0.15, 5: 0.07}
+"""Of the difficulties, where all occur."""
+_MOST_WITHOUT_ARGUMENTS = 3
+
+
+def select(scenarios: Sequence[McpScenario], count: int, rng: random.Random) -> list[McpScenario]:
+    """Up to `count`, spread over tools and difficulties. Few share a call without arguments, as all that do are in one
+    split."""
+    waiting = list(scenarios)
+    rng.shuffle(waiting)
+    tools: Counter[str] = Counter()
+    difficulties: Counter[int] = Counter()
+    bare: Counter[str] = Counter()
+    chosen: list[McpScenario] = []
+
+    def cost(scenario: McpScenario) -> float:
+        rarest = min((tools[tool] for tool in scenario.tools), default=0)
+        busiest = max((tools[tool] for tool in scenario.tools), default=0)
+        return (
+            rarest + 0.3 * busiest + difficulties[scenario.difficulty] / (len(_SHARES) * _SHARES[scenario.difficulty])
+        )
+
+    while waiting and len(chosen) < count:
+        best = min(waiting, key=cost)
+        waiting.remove(best)
+        empty = [key for key in combinations(best) if key.endswith(", {}]")]
+        if any(bare[key] >= _MOST_WITHOUT_ARGUMENTS for key in empty):
+            continue
+        bare.update(empty)
+        tools.update(best.tools)
+        difficulties[best.difficulty] += 1
+        chosen.append(best)
+    return chosen

@@ -1,0 +1,248 @@
+"""Places for values in a tool's arguments, and what schemas and names tell about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+from ..tools import Schema, ToolKind
+from ..toolset import ModelTool
+from .harvest import Scalar, usable_value, words_of
+
+ZONES = [
+    "Europe/London",
+    "Europe/Paris",
+    "Europe/Berlin",
+    "Europe/Madrid",
+    "Europe/Rome",
+    "Europe/Athens",
+    "Europe/Helsinki",
+    "Europe/Istanbul",
+    "Europe/Moscow",
+    "Europe/Lisbon",
+    "Europe/Warsaw",
+    "Africa/Cairo",
+    "Africa/Lagos",
+    "Africa/Nairobi",
+    "Africa/Johannesburg",
+    "Asia/Dubai",
+    "Asia/Karachi",
+    "Asia/Kolkata",
+    "Asia/Kathmandu",
+    "Asia/Dhaka",
+    "Asia/Bangkok",
+    "Asia/Jakarta",
+    "Asia/Shanghai",
+    "Asia/Singapore",
+    "Asia/Tokyo",
+    "Asia/Seoul",
+    "Asia/Tehran",
+    "Asia/Manila",
+    "Australia/Perth",
+    "Australia/Adelaide",
+    "Australia/Sydney",
+    "Pacific/Auckland",
+    "Pacific/Honolulu",
+    "America/New_York",
+    "America/Chicago",
+    "America/Denver",
+    "America/Los_Angeles",
+    "America/Toronto",
+    "America/Bogota",
+    "America/Sao_Paulo",
+    "America/Mexico_City",
+    "America/Halifax",
+]
+"""Common zones, of as many offsets as there are in daily use."""
+_WORDS = [
+    "amber",
+    "basil",
+    "cedar",
+    "delta",
+    "ember",
+    "fern",
+    "garnet",
+    "harbor",
+    "indigo",
+    "juniper",
+    "kestrel",
+    "lilac",
+    "maple",
+    "nectar",
+    "onyx",
+    "pearl",
+    "quartz",
+    "raven",
+    "saffron",
+    "thistle",
+    "umber",
+    "violet",
+    "willow",
+    "yarrow",
+    "zephyr",
+]
+_PHRASES = [
+    "water the plants",
+    "call the plumber",
+    "the blue door is open",
+    "tea at four",
+    "two red apples",
+    "meet at the station",
+    "bring a warm coat",
+    "the meeting moved to Friday",
+    "buy bread and milk",
+    "the report is ready",
+    "train leaves at noon",
+    "paint the fence green",
+]
+_TIMES = [f"{hour:02}:{minute:02}" for hour in range(24) for minute in (0, 15, 30, 45)]
+_DATES = [f"2026-{month:02}-{day:02}" for month in range(1, 13) for day in (3, 14, 25)]
+_COUNTRIES = ["France", "Japan", "Brazil", "Kenya", "Canada", "India", "Norway", "Peru"]
+_CITIES = ["Paris", "Tokyo", "Nairobi", "Toronto", "Oslo", "Lima", "Chicago", "Madrid"]
+
+_MEANINGS: tuple[tuple[frozenset[str], tuple[str, list[str]]], ...] = (
+    (frozenset(["timezone", "zone", "tz"]), ("time zones", list(ZONES))),
+    (
+        frozenset(["timestamp", "datetime"]),
+        ("moments", [f"{date}T{time}:00" for date in _DATES for time in ("09:30", "18:00")]),
+    ),
+    (frozenset(["date", "day", "since", "until"]), ("dates", _DATES)),
+    (frozenset(["time", "hour"]), ("times", _TIMES)),
+    (frozenset(["email", "mail"]), ("addresses", [f"{word}@example.com" for word in _WORDS])),
+    (frozenset(["url", "uri", "link"]), ("URLs", [f"https://example.com/{word}" for word in _WORDS])),
+    (frozenset(["country"]), ("countries", _COUNTRIES)),
+    (frozenset(["city", "location", "place"]), ("cities", _CITIES)),
+    (frozenset(["currency"]), ("currencies", ["EUR", "USD", "GBP", "JPY", "CHF", "INR"])),
+    (frozenset(["language", "lang", "locale"]), ("languages", ["en", "fr", "de", "ja", "es", "pt"])),
+    (
+        frozenset(["path", "file", "filename", "directory", "folder", "dir"]),
+        ("paths", [f"{word}.txt" for word in _WORDS]),
+    ),
+    (
+        frozenset(["pattern", "glob"]),
+        ("patterns", ["*", "**/*", "*.txt", "**/*.txt", "**/*.md", "**/*.py", "**/*.json"]),
+    ),
+    (
+        frozenset(
+            ["text", "message", "content", "body", "note", "comment", "observation", "description", "input", "title"]
+        ),
+        ("phrases", _PHRASES),
+    ),
+    (frozenset(["branch", "revision", "ref", "commit", "target"]), ("revisions", ["main", "master", "HEAD", "HEAD~1"])),
+)
+_FORMATS = {
+    "date": ("dates", _DATES),
+    "time": ("times", [f"{time}:00Z" for time in _TIMES]),
+    "date-time": ("moments", [f"{date}T09:30:00Z" for date in _DATES]),
+    "email": ("addresses", [f"{word}@example.com" for word in _WORDS]),
+    "uri": ("URLs", [f"https://example.com/{word}" for word in _WORDS]),
+    "ipv4": ("IP addresses", [f"192.0.2.{number}" for number in range(1, 30)]),
+    "uuid": ("UUIDs", [f"00000000-0000-4000-8000-{number:012}" for number in range(1, 30)]),
+}
+_QUOTED = re.compile(r"""(?<!\w)['"`]([^'"`\n]{1,40})['"`](?!\w)""")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One scalar of a tool's arguments; `path` is as in `entities[].name`. `told` are the values that its schema and names
+    suggest, by the kind of suggestion; a `closed` slot takes no others."""
+
+    tool: str
+    path: str
+    kind: str
+    words: tuple[str, ...]
+    told: dict[str, list[Scalar]] = field(hash=False)
+    closed: bool = False
+    writes: bool = False
+
+    @property
+    def argument(self) -> str:
+        """The tool's argument that the slot is in."""
+        return self.path.split(".")[0].removesuffix("[]")
+
+    @property
+    def key(self) -> str:
+        return f"{self.tool}.{self.path}"
+
+
+def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
+    """The slot of a scalar schema at `path` of the tool's arguments."""
+    kind = str(schema.get("type", "string"))
+    words = tuple(word for part in path.replace("[]", "").split(".") for word in words_of(part))
+    about = str(schema.get("description", ""))
+    name = path.replace("[]", "").rpartition(".")[2]
+    if isinstance(enum := schema.get("enum"), list):
+        values = [value for each in cast(list[object], enum) if (value := usable_value(each)) is not None]
+        return Slot(tool.name, path, kind, words, {"enum": values}, closed=True)
+    if kind == "boolean":
+        return Slot(tool.name, path, kind, words, {"boolean": [True, False]}, closed=True)
+    if kind in ("integer", "number"):
+        return Slot(tool.name, path, kind, words, {"numbers": _numbers(schema, kind)})
+    told: dict[str, list[Scalar]] = {}
+    if examples := _texts(_raw(tool, path).get("examples")):
+        told["examples"] = examples
+    if isinstance(form := schema.get("format"), str) and form in _FORMATS:
+        told[_FORMATS[form][0]] = list(_FORMATS[form][1])
+    elif meaning := meaning_of(words_of(name)):
+        told[meaning[0]] = list(meaning[1])
+        if meaning[0] == "paths":
+            told["here"] = ["."]
+            if {"directory", "folder", "dir"} & set(words_of(tool.name)):
+                told["paths"] = list(_WORDS)
+    if quoted := _texts([text for text in _QUOTED.findall(about) if not text.endswith((".", ":"))]):
+        told["quoted"] = quoted
+    if default := _texts([schema.get("default")]):
+        told["default"] = default
+    told["words"] = list(_WORDS)
+    return Slot(tool.name, path, kind, words, told, writes=tool.tool.kind is not ToolKind.READ)
+
+
+def meaning_of(words: tuple[str, ...]) -> tuple[str, list[str]] | None:
+    """The values that a name speaks of by its last word, with a name for them."""
+    last = "timezone" if words[-2:] == ("time", "zone") else "".join(words[-1:])
+    return next((values for names, values in _MEANINGS if last in names), None)
+
+
+def _numbers(schema: Schema, kind: str) -> list[Scalar]:
+    low = _bound(schema, "minimum", "exclusiveMinimum", 1.0)
+    high = _bound(schema, "maximum", "exclusiveMaximum", None)
+    start = int(low if low is not None else 1)
+    stop = int(min(high, start + 99)) if high is not None else start + 19
+    values: list[Scalar] = [number for number in range(start, stop + 1) if low is None or number >= low]
+    step = schema.get("multipleOf")
+    if isinstance(step, int) and step > 1:
+        values = [
+            value
+            for value in range(start, stop + 20 * step + 1)
+            if value % step == 0 and (high is None or value <= high)
+        ]
+    return values or ([float(low or 0)] if kind == "number" else [start])
+
+
+def _bound(schema: Schema, name: str, exclusive: str, otherwise: float | None) -> float | None:
+    if isinstance(value := schema.get(name), int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value := schema.get(exclusive), int | float) and not isinstance(value, bool):
+        return float(value) + (1 if name == "minimum" else -1)
+    return otherwise
+
+
+def _texts(values: object) -> list[Scalar]:
+    listed = cast(list[object], values) if isinstance(values, list) else []
+    return [value for each in listed if isinstance(each, str) and (value := usable_value(each)) is not None]
+
+
+def _raw(tool: ModelTool, path: str) -> Schema:
+    """The server's own schema of a top-level argument, which has what the model's lost."""
+    schema = tool.tool.properties.get(path.split(".")[0].removesuffix("[]"))
+    return cast(Schema, schema) if isinstance(schema, dict) else {}
+
+
+def properties_of(schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
+    """Name, schema and whether it is required, of each property of an object schema."""
+    properties = schema.get("properties")
+    required = cast(list[object], schema.get("required") or [])
+    for name, each in cast(dict[str, object], properties if isinstance(properties, dict) else {}).items():
+        yield name, cast(Schema, each) if isinstance(each, dict) else {}, name in required

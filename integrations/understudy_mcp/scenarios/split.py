@@ -1,0 +1,101 @@
+"""Train and held-out scenarios that share no combination of a tool and its arguments."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+from .scenario import McpScenario, ReferenceCall
+
+
+def combination(call: ReferenceCall) -> str:
+    """A tool and its arguments, up to letter case, white space, the order of keys, and 3 for 3.0."""
+    return json.dumps([call.tool, normalised(call.arguments)], sort_keys=True)
+
+
+def normalised(value: object) -> object:
+    """A value such that equal arguments are equal."""
+    if isinstance(value, str):
+        return " ".join(value.split()).casefold()
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: normalised(each) for key, each in cast(Mapping[str, object], value).items()}
+    if isinstance(value, list | tuple):
+        return [normalised(each) for each in cast(Sequence[object], value)]
+    return value
+
+
+def combinations(scenario: McpScenario) -> frozenset[str]:
+    """What a scenario may share with others; its task where it has no calls."""
+    if not scenario.calls:
+        return frozenset([json.dumps(["", normalised(scenario.task)])])
+    return frozenset(combination(call) for call in scenario.calls)
+
+
+def split_scenarios(
+    scenarios: Iterable[McpScenario], *, held_out: float = 0.25, seed: int = 0
+) -> tuple[McpScenario, ...]:
+    """The scenarios in their order, each of the train or the eval split. About the share `held_out` is eval. A tool occurs
+    in both splits where it has scenarios that share nothing; else it is in train."""
+    scenarios = tuple(scenarios)
+    families = _families(scenarios)
+    random.Random(seed).shuffle(families)
+    families.sort(key=len)  # stable: small ones first, in random order
+    eval_indices = _held_out(scenarios, families, round(held_out * len(scenarios)))
+    return tuple(
+        scenario.model_copy(update={"split": "eval" if index in eval_indices else "train"})
+        for index, scenario in enumerate(scenarios)
+    )
+
+
+def _families(scenarios: Sequence[McpScenario]) -> list[list[int]]:
+    """Indices of scenarios that share a combination, directly or through others."""
+    parent = list(range(len(scenarios)))
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    first: dict[str, int] = {}
+    for index, scenario in enumerate(scenarios):
+        for key in combinations(scenario):
+            parent[root(index)] = root(first.setdefault(key, index))
+    families: defaultdict[int, list[int]] = defaultdict(list)
+    for index in range(len(scenarios)):
+        families[root(index)].append(index)
+    return list(families.values())
+
+
+def _held_out(scenarios: Sequence[McpScenario], families: list[list[int]], wanted: int) -> set[int]:
+    """Indices of the eval split: first a family for each tool, the rarest tool first, then more until `wanted`."""
+    tools = [{tool for index in family for tool in scenarios[index].tools} for family in families]
+    in_train = Counter(tool for names in tools for tool in names)
+    covered: set[str] = set()
+    chosen: set[int] = set()
+
+    def free(number: int) -> bool:
+        return number not in chosen and all(in_train[tool] > 1 for tool in tools[number])
+
+    def choose(number: int) -> None:
+        chosen.add(number)
+        covered.update(tools[number])
+        in_train.subtract(tools[number])
+
+    size = 0
+    for tool in sorted(in_train, key=lambda name: (in_train[name], name)):
+        if wanted and tool not in covered:
+            number = next((n for n, names in enumerate(tools) if tool in names and free(n)), None)
+            if number is not None:
+                choose(number)
+    size = sum(len(families[number]) for number in chosen)
+    for number, family in enumerate(families):
+        if free(number) and size + len(family) <= wanted:
+            choose(number)
+            size += len(family)
+    return {index for number in chosen for index in families[number]}

@@ -1,0 +1,169 @@
+"""An ordinary agent loop: the model is asked, its tool calls are made, it reads the results, until it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from openai import AsyncOpenAI, BadRequestError
+from openai.types.chat.chat_completion import ChatCompletion, Choice
+from openai.types.chat.chat_completion_message_tool_call import ChatCompletionMessageToolCallUnion
+
+from understudy import History
+from understudy.integration import ConfigError
+
+from ..results import ToolResult, bounded_text
+from ..rollout_tools import RolloutTools
+from .episode import Arguments, EpisodeEnd, MadeCall, ToolEpisode
+
+T = TypeVar("T")
+SYSTEM = "Use the tools for what the user asks. Then answer in one short sentence."
+"""The system prompt of every rollout, and of what is served."""
+_CONTEXT_FULL = "context_length_exceeded"
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """max_turns: how often the model is asked for one task. temperature: None leaves it to the model's endpoint."""
+
+    max_turns: int = 8
+    temperature: float | None = 1.0
+    max_completion_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_turns < 1:
+            raise ConfigError(f"max_turns: at least 1 is needed, got {self.max_turns!r}")
+
+
+@dataclass(frozen=True)
+class ToolRecord:
+    """One call as it was made: what was written, how long the server took, how much it answered."""
+
+    turn: int
+    tool: str
+    arguments: str
+    result: ToolResult
+    seconds: float
+
+    def as_json(self) -> dict[str, object]:
+        """For a trajectory's metadata. The result's text is in its messages."""
+        return {
+            "turn": self.turn,
+            "tool": self.tool,
+            "is_error": self.result.is_error,
+            "characters": len(self.result.text),
+            "seconds": round(self.seconds, 6),
+        }
+
+
+@dataclass
+class AgentLoop:
+    """The loop over one model's endpoint and one rollout's tools. `records` has each call that it made; the tokens are those
+    of all requests, as the endpoint counts them."""
+
+    client: AsyncOpenAI
+    model: str
+    tools: RolloutTools
+    options: LoopOptions = field(default_factory=LoopOptions)
+    records: list[ToolRecord] = field(default_factory=list[ToolRecord])
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    async def run(self, history: History) -> ToolEpisode:
+        """Go on from the conversation, which ends with the user's message, until the model answers or its turns are used up.
+        All that is said is appended. Raises McpServerError, and the OpenAI SDK's errors."""
+        made: list[MadeCall] = []
+        for turn in range(1, self.options.max_turns + 1):
+            choice = await self._sampled(history)
+            if choice is None:
+                return ToolEpisode(tuple(made), "", EpisodeEnd.CONTEXT_FULL, turn - 1)
+            history.messages_and_choices.append(choice)
+            calls = choice.message.tool_calls or []
+            if not calls:
+                answer = self.tools.neutral(choice.message.content or "")
+                return ToolEpisode(tuple(made), answer, EpisodeEnd.ANSWERED, turn)
+            for call, record in zip(calls, await self._made(calls, turn), strict=True):
+                self.records.append(record)
+                made.append(self._as_made(record))
+                answered = {"role": "tool", "tool_call_id": call.id, "content": record.result.text}
+                history.messages_and_choices.append(cast(Any, answered))
+        return ToolEpisode(tuple(made), "", EpisodeEnd.TURN_LIMIT, self.options.max_turns)
+
+    async def _sampled(self, history: History) -> Choice | None:
+        """The model's next message; None where the conversation fills its context."""
+        request: dict[str, Any] = {"model": self.model, "messages": history.messages()}
+        if functions := self.tools.toolset.functions():
+            request["tools"] = functions
+        if self.options.temperature is not None:
+            request["temperature"] = self.options.temperature
+        if self.options.max_completion_tokens is not None:
+            request["max_completion_tokens"] = self.options.max_completion_tokens
+        try:
+            completion: ChatCompletion = await cast(Any, self.client.chat.completions).create(**request)
+        except BadRequestError as error:
+            if error.code == _CONTEXT_FULL and len(history.messages_and_choices) > 2:
+                return None
+            raise
+        if completion.usage is not None:
+            self.prompt_tokens += completion.usage.prompt_tokens
+            self.completion_tokens += completion.usage.completion_tokens
+        return completion.choices[0]
+
+    async def _made(self, calls: Sequence[ChatCompletionMessageToolCallUnion], turn: int) -> list[ToolRecord]:
+        """All calls of one message at once; those to a server that may write wait for each other in `RolloutTools`."""
+        return await _all([self._call(call, turn) for call in calls])
+
+    async def _call(self, call: ChatCompletionMessageToolCallUnion, turn: int) -> ToolRecord:
+        began = time.monotonic()
+        if call.type != "function":
+            result = bounded_text("only functions can be called", 200, is_error=True)
+            return ToolRecord(turn, call.custom.name, call.custom.input, result, 0.0)
+        name, written = call.function.name, call.function.arguments
+        try:
+            result = await self.tools.call(name, written)
+        except RecursionError:  # of the JSON parser
+            result = bounded_text(f"the arguments of {name} are nested too deeply", 1_000, is_error=True)
+        return ToolRecord(turn, name, written, result, time.monotonic() - began)
+
+    def _as_made(self, record: ToolRecord) -> MadeCall:
+        arguments = parsed(record.arguments) if self.tools.toolset.find(record.tool) else None
+        if arguments is None:
+            return MadeCall(record.tool, None, record.turn)
+        neutral = cast(Arguments, _neutral(arguments, self.tools))
+        return MadeCall(record.tool, neutral, record.turn, record.result.is_error)
+
+
+def parsed(written: str) -> Arguments | None:
+    """The arguments that a model wrote; None where they are no JSON object."""
+    try:
+        arguments: object = json.loads(written or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return cast(Arguments, arguments) if isinstance(arguments, dict) else None
+
+
+def _neutral(value: object, tools: RolloutTools) -> object:
+    """The value with the rollout's folder as `{rollout_dir}`, as scenarios write it."""
+    if isinstance(value, str):
+        return tools.neutral(value)
+    if isinstance(value, list):
+        return [_neutral(each, tools) for each in cast(list[object], value)]
+    if isinstance(value, dict):
+        return {key: _neutral(each, tools) for key, each in cast(dict[str, object], value).items()}
+    return value
+
+
+async def _all(jobs: Sequence[Coroutine[object, object, T]]) -> list[T]:
+    """Await all; the first exception ends the others, and is raised as it is."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,75 @@
+"""`understudy mcp chat`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from understudy import TrainableModel
+
+from ..pool import ServerPool
+from ..target import Target
+from ..typed_lines import typed_lines
+from .agent_loop import LoopOptions
+from .chat import chat, conversations
+from .defaults import defaults_for
+from .mcp_trainer import ToolOptions
+from .model_at_step import ModelAtStep
+from .model_options import DEFAULT_BASE, BaseModel, ModelName, ServerDir, ServerUrl, model_from
+
+Ask = Annotated[list[str], typer.Option(help="ask this and end (repeat for more); none: what you type")]
+Step = Annotated[int | None, typer.Option(min=0, help="of the model; none: the newest")]
+Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")]
+
+
+def talk(
+    target: Target,
+    model: ModelName = None,
+    base: BaseModel = DEFAULT_BASE,
+    compare: Annotated[bool, typer.Option("--compare", help="beside the untrained model, step 0")] = False,
+    ask: Ask = [],  # noqa: B006  # typer reads it
+    step: Step = None,
+    temperature: Temperature = 0.0,
+    max_turns: Annotated[int, typer.Option(min=1, help="model requests for one answer")] = ToolOptions.max_turns,
+    dir: ServerDir = None,
+    url: ServerUrl = None,
+) -> None:
+    """Talk to the model, which calls the server's tools."""
+    named = model_from(target, model, base, dir, url)
+    options = LoopOptions(max_turns, temperature, defaults_for(base).max_completion_tokens)
+    asyncio.run(_talk(target, named, step, compare, ask, options, Console()))
+
+
+async def _talk(
+    target: Target,
+    model: TrainableModel,
+    step: int | None,
+    compare: bool,
+    ask: Sequence[str],
+    options: LoopOptions,
+    console: Console,
+) -> None:
+    chars = target.limits.result_chars
+    chars = min(chars, defaults_for(model.base_model).result_chars or chars)
+    async with ServerPool(target, max_rollouts=2, ahead=0) as pool:
+        newest = await model.get_step() if step is None else step
+        models: list[tuple[str, TrainableModel]] = [(f"step {newest}", ModelAtStep(model, newest))]
+        if compare:
+            models.insert(0, ("step 0", ModelAtStep(model, 0)))
+        typer.echo(f"{model.name} at step {newest}, {len(pool.toolset.tools)} tools; end with Ctrl-D", err=True)
+        if newest == 0:
+            typer.echo("it is untrained: `understudy mcp train` trains it", err=True)
+        questions: AsyncIterable[str] = _listed(ask) if ask else typed_lines(sys.stdin)
+        prompting = not ask and sys.stdin.isatty()
+        async with conversations(pool, models, options, chars) as talks:
+            await chat(talks, questions, console, lambda: typer.echo("> ", nl=False) if prompting else None)
+
+
+async def _listed(questions: Sequence[str]) -> AsyncIterator[str]:
+    for question in questions:
+        yield question

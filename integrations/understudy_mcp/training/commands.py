@@ -1,0 +1,181 @@
+"""`understudy mcp train | eval`."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_format
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from understudy import Ruler, TrainConfig
+from understudy.integration import ConfigError, Llm, TrainReport, evaluation_line
+
+from ..target import Target
+from ..target_command import on_target
+from .chat_command import talk
+from .comparison import tool_lines
+from .defaults import GROUP_SIZE
+from .mcp_trainer import MCPTrainer, MCPTrainerOptions, ToolOptions
+from .model_options import DEFAULT_BASE, BaseModel, ModelName, ScenarioFile, ServerDir, ServerUrl, model_from
+from .serve_command import serve
+
+STEPS = 20
+Writer = Annotated[
+    str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1; none: made offline")
+]
+Count = Annotated[int, typer.Option(min=1, help="scenarios to make where there are none")]
+AllowWrites = Annotated[bool, typer.Option("--allow-writes", help="use tools that write or delete")]
+Probe = Annotated[int, typer.Option(min=0, help="rollouts that sort out new scenarios that teach nothing; 0: none")]
+JudgeModel = Annotated[str | None, typer.Option("--judge", help="LLM that scores what cannot be executed, by RULER")]
+JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint; none: the provider's own")]
+LlmBase = Annotated[str | None, typer.Option(help="URL of the endpoint of --llm; none: the provider's own")]
+JudgeAll = Annotated[bool, typer.Option("--judge-all", help="give the judge half of every reward")]
+MaxCost = Annotated[float | None, typer.Option(help="USD for other LLMs; then the run ends")]
+PerStep = Annotated[int | None, typer.Option(min=1, help="scenarios per step; none: 4, 8 for tiny")]
+Concurrency = Annotated[int | None, typer.Option(min=1, help="rollouts at once; none: 16 with processes, else 32")]
+MaxTurns = Annotated[int, typer.Option(min=1, help="how often the model is asked in a rollout")]
+MaxTools = Annotated[int | None, typer.Option(min=1, help="tools shown at once; none: all, 8 for tiny")]
+Rate = Annotated[float | None, typer.Option(help="AdamW's rate; none: 1e-5, for tiny one that falls from 3.3e-3")]
+
+
+def train(
+    target: Target,
+    model: ModelName = None,
+    base: BaseModel = DEFAULT_BASE,
+    steps: Annotated[int, typer.Option(min=1, help="steps in all; run again, it goes on")] = STEPS,
+    scenarios: ScenarioFile = None,
+    count: Count = ToolOptions.count,
+    llm: Writer = None,
+    llm_api_base: LlmBase = None,
+    allow_writes: AllowWrites = False,
+    probe: Probe = ToolOptions.probe,
+    judge: JudgeModel = None,
+    judge_api_base: JudgeBase = None,
+    judge_all: JudgeAll = False,
+    max_cost: MaxCost = None,
+    curriculum: Annotated[bool, typer.Option(help="easier scenarios first")] = ToolOptions.curriculum,
+    group_size: Annotated[int, typer.Option(min=2, help="rollouts per scenario")] = GROUP_SIZE,
+    scenarios_per_step: PerStep = None,
+    max_turns: MaxTurns = ToolOptions.max_turns,
+    max_tools: MaxTools = None,
+    concurrency: Concurrency = None,
+    learning_rate: Rate = None,
+    seed: Annotated[int, typer.Option(min=0, help="seed of scenarios and of their order")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would happen, and do nothing")] = False,
+    dir: ServerDir = None,
+    url: ServerUrl = None,
+) -> None:
+    """Train a model to use the server's tools: make scenarios, roll them out, score them, train a LoRA, and compare."""
+    options: MCPTrainerOptions = {
+        "count": count,
+        "llm": writer_at(llm, llm_api_base),
+        "allow_writes": allow_writes,
+        "probe": probe,
+        "judge_all": judge_all,
+        "curriculum": curriculum,
+        "group_size": group_size,
+        "max_turns": max_turns,
+        "seed": seed,
+        "say": typer.echo,
+        **_chosen(judge, judge_api_base, max_cost, scenarios_per_step, max_tools, concurrency, learning_rate),
+    }
+    trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
+    if dry_run:
+        typer.echo("\n".join(asyncio.run(trainer.aplan(steps))))
+        return
+    report = trainer.train(steps)
+    show(trainer, report, dir)
+
+
+def evaluate(
+    target: Target,
+    model: ModelName = None,
+    base: BaseModel = DEFAULT_BASE,
+    scenarios: ScenarioFile = None,
+    step: Annotated[int | None, typer.Option(min=0, help="of the model; none: the newest")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
+    rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
+    judge: JudgeModel = None,
+    judge_api_base: JudgeBase = None,
+    judge_all: JudgeAll = False,
+    max_cost: MaxCost = None,
+    max_turns: MaxTurns = ToolOptions.max_turns,
+    max_tools: MaxTools = None,
+    concurrency: Concurrency = None,
+    json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
+    dir: ServerDir = None,
+    url: ServerUrl = None,
+) -> None:
+    """Score a step on the held-out scenarios; on all where none is held out."""
+    if json is not None and (json.is_dir() or not json.absolute().parent.is_dir()):
+        raise ConfigError(f"--json: {json} cannot be written: a file in a folder that exists is needed")
+    options: MCPTrainerOptions = {
+        "judge_all": judge_all,
+        "max_turns": max_turns,
+        "say": typer.echo,
+        **_chosen(judge, judge_api_base, max_cost, None, max_tools, concurrency, None),
+    }
+    trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
+    measured = trainer.evaluate(temperature=temperature, rollouts=rollouts, step=step)
+    typer.echo(evaluation_line(measured))
+    for line in tool_lines(measured.metrics):
+        typer.echo(line)
+    if json is not None:
+        results = asdict(measured) | {"success": measured.success}
+        json.write_text(json_format.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def show(trainer: MCPTrainer, report: TrainReport, dir: Path | None) -> None:
+    """Success before and after, and what can be done with the LoRA."""
+    if trainer.comparison is not None:
+        typer.echo("\n" + "\n".join(trainer.comparison.lines()))
+    if report.checkpoint is not None:
+        where = f" --dir {dir}" if dir is not None else ""
+        typer.echo(f"\nLoRA    {report.checkpoint}")
+        typer.echo(f"export  understudy export {report.model} --output {report.model}-lora{where}")
+
+
+def writer_at(llm: str | None, api_base: str | None) -> Llm | None:
+    """The LLM that writes scenarios. Raises ConfigError for an endpoint without a name."""
+    if llm is None and api_base is not None:
+        raise ConfigError("--llm-api-base needs --llm too, as in --llm openai/gpt-4.1")
+    return None if llm is None else Llm(llm, **({"api_base": api_base} if api_base else {}))
+
+
+def _chosen(
+    judge: str | None,
+    judge_api_base: str | None,
+    max_cost: float | None,
+    scenarios_per_step: int | None,
+    max_tools: int | None,
+    concurrency: int | None,
+    learning_rate: float | None,
+) -> MCPTrainerOptions:
+    """The options that were given; the others keep their defaults."""
+    options: MCPTrainerOptions = {}
+    if judge is None and judge_api_base is not None:
+        raise ConfigError("--judge-api-base needs --judge too, as in --judge openai/o3")
+    if judge is not None:
+        options["judge"] = Ruler(judge, api_base=judge_api_base)
+    if max_cost is not None:
+        options["max_cost"] = max_cost
+    if scenarios_per_step is not None:
+        options["scenarios_per_step"] = scenarios_per_step
+    if max_tools is not None:
+        options["max_tools"] = max_tools
+    if concurrency is not None:
+        options["concurrency"] = concurrency
+    if learning_rate is not None:
+        options["config"] = TrainConfig.parse(learning_rate=learning_rate)
+    return options
+
+
+def add_training_commands(app: typer.Typer) -> None:
+    """Add them to `understudy mcp`."""
+    app.command("train")(on_target(train))
+    app.command("eval")(on_target(evaluate))
+    app.command("chat")(on_target(talk))
+    app.command("serve")(on_target(serve))

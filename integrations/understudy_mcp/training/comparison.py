@@ -1,0 +1,47 @@
+"""Success on held-out scenarios before training and after, over all and for each tool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..printable import one_line
+from .training_state import Measured
+
+_BY_TOOL = "success."
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`scenarios` is the hash of the scenario file, `held_out` how many of it were measured on."""
+
+    scenarios: str
+    held_out: int
+    before: Measured | None = None
+    after: Measured | None = None
+
+    def lines(self) -> Iterator[str]:
+        """The table; one line where nothing was measured."""
+        if self.before is None or self.after is None:
+            yield "success was not measured: no scenario is held out"
+            return
+        yield f"success on {self.held_out} held-out scenarios (greedy), scenarios {self.scenarios[:16]}"
+        names = [name for name in self.after.rates if name.startswith(_BY_TOOL)]
+        rows = [("all", "success"), *((one_line(name.removeprefix(_BY_TOOL), 64), name) for name in names)]
+        width = max(len(label) for label, _ in rows)
+        yield f"{'':{width}}  {f'step {self.before.step}':>9}  {f'step {self.after.step}':>9}"
+        for label, name in rows:
+            yield f"{label:{width}}  {_percent(self.before.rates.get(name)):>9}  {_percent(self.after.rates.get(name)):>9}"
+
+
+def tool_lines(metrics: Mapping[str, float]) -> Iterator[str]:
+    """Success for each tool, from the metrics of an evaluation."""
+    names = sorted(name for name in metrics if name.startswith(_BY_TOOL))
+    labels = [one_line(name.removeprefix(_BY_TOOL), 64) for name in names]
+    width = max((len(label) for label in labels), default=0)
+    for label, name in zip(labels, names, strict=True):
+        yield f"  {label:{width}}  {_percent(metrics[name]):>4}"
+
+
+def _percent(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.0%}"

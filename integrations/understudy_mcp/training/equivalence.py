@@ -1,0 +1,141 @@
+"""Whether two arguments mean the same to a tool: pure functions of values and the tool's schema."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import cast
+
+from ..tools import Schema
+
+_PATH_NAME = re.compile(r"(^|_|-)(path|paths|file|files|filename|dir|directory|folder|source|destination)s?$", re.I)
+_TIME = re.compile(r"(\d):(\d\d(?::\d\d)?)")
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+_TOLERANCE = 1e-9
+
+WRONG_TYPE = 0.5
+"""What an argument is worth that has the right value as another type, such as `"3"` for 3: some servers refuse it."""
+
+
+def argument_score(expected: Mapping[str, object], actual: Mapping[str, object], parameters: Schema) -> float:
+    """The share of arguments that mean the same, over all that either side has: 1 for equal calls, also of a call without
+    arguments. What equals its default, or is null where that is optional, counts as left out."""
+    expected, actual = spelled_out(expected, parameters), spelled_out(actual, parameters)
+    names = expected.keys() | actual.keys()
+    if not names:
+        return 1.0
+    schemas = _properties(parameters)
+    scores = [
+        value_score(expected[name], actual[name], schemas.get(name, {}), name)
+        for name in names
+        if name in expected and name in actual
+    ]
+    return math.fsum(scores) / len(names)
+
+
+def value_score(expected: object, actual: object, schema: Schema, name: str = "") -> float:
+    """1 where both mean the same, WRONG_TYPE where one is the other as text, else 0."""
+    if same_value(expected, actual, schema, name):
+        return 1.0
+    return WRONG_TYPE if _same_as_text(expected, actual) else 0.0
+
+
+def same_value(expected: object, actual: object, schema: Schema, name: str = "") -> bool:
+    """Whether both mean the same: numbers by value, text but for white space, enumerated text but for case, paths and times
+    of day in their normal forms, lists by element (in any order where the schema wants unique ones), objects by key."""
+    if isinstance(expected, bool) or isinstance(actual, bool):
+        return expected is actual
+    if isinstance(expected, int | float) and isinstance(actual, int | float):
+        return math.isclose(expected, actual, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    if isinstance(expected, str) and isinstance(actual, str):
+        return _same_text(expected, actual, schema, name)
+    if isinstance(expected, list | tuple) and isinstance(actual, list | tuple):
+        return _same_list(list(cast(list[object], expected)), list(cast(list[object], actual)), schema, name)
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+        return argument_score(cast(Mapping[str, object], expected), cast(Mapping[str, object], actual), schema) == 1.0
+    return expected is None and actual is None
+
+
+def spelled_out(arguments: Mapping[str, object], parameters: Schema) -> dict[str, object]:
+    """The arguments without those that say what leaving them out says."""
+    schemas = _properties(parameters)
+    listed = parameters.get("required")
+    required = cast(list[object], listed) if isinstance(listed, list) else []
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name in required or not (value is None or _is_default(value, schemas.get(name, {}), name))
+    }
+
+
+def _is_default(value: object, schema: Schema, name: str) -> bool:
+    return "default" in schema and same_value(schema["default"], value, {**schema, "default": None}, name)
+
+
+def _properties(schema: Schema) -> dict[str, Schema]:
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    return {
+        name: cast(Schema, each) if isinstance(each, dict) else {}
+        for name, each in cast(dict[str, object], properties).items()
+    }
+
+
+def _same_text(expected: str, actual: str, schema: Schema, name: str) -> bool:
+    expected, actual = _squeezed(expected), _squeezed(actual)
+    if "enum" in schema:
+        expected, actual = expected.casefold(), actual.casefold()
+    if expected == actual:
+        return True
+    if _is_path(name, expected):
+        return normal_path(expected) == normal_path(actual)
+    return _normal_time(expected) == _normal_time(actual)
+
+
+def _same_list(expected: list[object], actual: list[object], schema: Schema, name: str) -> bool:
+    if len(expected) != len(actual):
+        return False
+    items = schema.get("items")
+    inner = cast(Schema, items) if isinstance(items, dict) else {}
+    if not schema.get("uniqueItems"):
+        return all(same_value(*pair, inner, name) for pair in zip(expected, actual, strict=True))
+    left = list(actual)
+    for value in expected:
+        at = next((index for index, other in enumerate(left) if same_value(value, other, inner, name)), None)
+        if at is None:
+            return False
+        left.pop(at)
+    return True
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def _is_path(name: str, value: str) -> bool:
+    return "://" not in value and (_PATH_NAME.search(name) is not None or value.startswith(("/", "./", "../")))
+
+
+def normal_path(path: str) -> str:
+    """`/a//b/./c/` as `/a/b/c`, with `/` for a Windows backslash; the empty path is `.`."""
+    return posixpath.normpath(path.replace("\\", "/")) if path else "."
+
+
+def _normal_time(text: str) -> str:
+    match = _TIME.fullmatch(text)
+    return f"0{match[1]}:{match[2]}" if match else text
+
+
+def _same_as_text(expected: object, actual: object) -> bool:
+    """Whether one is a text that spells the other, a number or a truth value."""
+    text, value = (expected, actual) if isinstance(expected, str) else (actual, expected)
+    if not isinstance(text, str) or isinstance(value, str):
+        return False
+    if isinstance(value, bool):
+        return text.strip().casefold() == str(value).casefold()
+    spelled = _NUMBER.fullmatch(text.strip())
+    return isinstance(value, int | float) and spelled is not None and same_value(float(text), value, {})

@@ -1,0 +1,243 @@
+"""Point at a server: scenarios, rollouts, rewards, training, and what it changed on held-out scenarios."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import cast
+
+from typing_extensions import Unpack
+
+from understudy import TrainableModel, UnderstudyError
+from understudy.integration import (
+    ConfigError,
+    Evaluation,
+    Judge,
+    Llm,
+    TrainerOptions,
+    TrainReport,
+    budget,
+    refuse_running_loop,
+)
+
+from ..pool import ServerPool
+from ..printable import one_line
+from ..scenarios.files import ScenarioSet, save_scenarios
+from ..scenarios.generate import generate_scenarios
+from ..target import Target, TargetLike
+from .agent_loop import LoopOptions
+from .comparison import Comparison
+from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
+from .model_at_step import ModelAtStep
+from .plan import plan_lines
+from .probe import probed
+from .rollout import McpRollout
+from .scenario_judge import ScenarioJudge
+from .scenario_source import ScenariosLike, as_set, check_usable, scenario_file
+from .scenario_trainer import ScenarioTrainer
+from .training_state import TrainingState
+
+
+class MCPTrainerOptions(TrainerOptions, total=False):
+    """The options of an MCPTrainer: those of `ToolOptions`, and of `understudy.Trainer` but `reward` and `eval`."""
+
+    max_turns: int
+    max_tools: int | None
+    temperature: float
+    result_chars: int | None
+    curriculum: bool
+    judge_all: bool
+    count: int
+    llm: str | Llm | None
+    allow_writes: bool
+    probe: int
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ToolOptions:
+    """What is special to tools of MCP servers; each option once. None of max_tools and result_chars: see `defaults_for`."""
+
+    max_turns: int = 8  # how often the model is asked in a rollout
+    max_tools: int | None = None  # shown to the model: the expected ones and others; None: all, 8 for `tiny`
+    temperature: float = 1.0  # of rollouts that are trained on
+    result_chars: int | None = None  # of a tool's result as the model reads it; None: the target's, 1,500 for `tiny`
+    curriculum: bool = True  # easier scenarios first
+    judge_all: bool = False  # the judge has half of every reward, not only of scenarios that cannot be executed
+    count: int = 48  # scenarios to make where there are none
+    llm: str | Llm | None = (
+        None  # that writes them, such as "openai/gpt-4.1"; None: they are made from schemas and answers
+    )
+    allow_writes: bool = False  # tools that write or delete may be called, and so be learned
+    probe: int = 0  # rollouts of each scenario that was made: what all or none of them solve is set aside; 0: none
+    say: Callable[[str], None] = print  # what happens beside the steps, a line at a time
+
+
+class MCPTrainer:
+    """Trains `model` to use the tools of `target`. `scenarios`: a ScenarioSet, McpScenarios, their file, or None: the file
+    that is kept for this model, made at the first use. Held-out scenarios are evaluated before and after; `comparison` then has both."""
+
+    def __init__(
+        self,
+        target: TargetLike,
+        model: TrainableModel,
+        scenarios: ScenariosLike = None,
+        **options: Unpack[MCPTrainerOptions],
+    ) -> None:
+        self.target = Target.parse(target)
+        self.model = model
+        self.comparison: Comparison | None = None
+        own = {field.name for field in fields(ToolOptions)}
+        self.options = ToolOptions(**{name: value for name, value in options.items() if name in own})  # type: ignore[arg-type]
+        self._training = cast(TrainerOptions, {name: value for name, value in options.items() if name not in own})
+        for name in ("reward", "eval"):
+            if name in self._training:
+                raise ConfigError(f"{name}: an MCPTrainer takes it from the scenarios: their check, their split")
+        self._defaults = defaults_for(model.base_model)
+        self._scenarios = scenarios
+
+    def train(self, steps: int) -> TrainReport:
+        """`atrain`, outside an event loop."""
+        refuse_running_loop("train", "atrain")
+        return asyncio.run(self.atrain(steps))
+
+    async def atrain(self, steps: int) -> TrainReport:
+        """Train until the model has made `steps` steps in all; run again, it goes on where it was. Raises ConfigError,
+        McpStartError, and what a Trainer raises."""
+        # The Trainer has a budget of its own within this one, which has also paid for the scenarios.
+        with budget(self._training.get("max_cost")):
+            async with self._prepared(steps) as (trainer, scenarios):
+                return await self._trained(trainer, scenarios, steps)
+
+    async def _trained(self, trainer: ScenarioTrainer, scenarios: ScenarioSet, steps: int) -> TrainReport:
+        try:
+            report = await trainer.atrain(steps)
+        except BaseException as error:
+            await keep_beside(error, trainer)
+            raise
+        await trainer.keep_state()
+        state = trainer.state
+        self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after)
+        return report
+
+    def evaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
+        """`aevaluate`, outside an event loop."""
+        refuse_running_loop("evaluate", "aevaluate")
+        return asyncio.run(self.aevaluate(temperature=temperature, rollouts=rollouts, step=step))
+
+    async def aevaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
+        """Score the newest step, or `step`, on the held-out scenarios; on all where none is held out."""
+        async with self._prepared(1, step) as (trainer, scenarios):
+            chosen = scenarios.eval or scenarios.scenarios
+            return await trainer.aevaluate(chosen, temperature=temperature, rollouts=rollouts)
+
+    async def aplan(self, steps: int) -> list[str]:
+        """What `atrain` would do, a line each. The servers are started; no model is called and nothing is written."""
+        async with self._pool() as pool:
+            scenarios = self._existing()
+            if scenarios is not None:
+                check_usable(scenarios, pool, self._max_tools, self._judge is not None)
+            writer = self.options.llm or "the tools' schemas and what they answer"
+            known = (
+                scenarios
+                or f"none yet: {self.options.count} are made from {writer}, and kept in {scenario_file(self.model)}"
+            )
+            return plan_lines(pool, self.model, known, steps, self._trainer_options(scenarios, steps), self._loop())
+
+    @property
+    def _judge(self) -> Judge | None:
+        return self._training.get("judge")
+
+    @property
+    def _max_tools(self) -> int | None:
+        return self.options.max_tools if self.options.max_tools is not None else self._defaults.max_tools
+
+    @property
+    def _concurrency(self) -> int:
+        return self._training.get("concurrency", default_concurrency(self.target))
+
+    def _pool(self) -> ServerPool:
+        return ServerPool(self.target, max_rollouts=self._concurrency)
+
+    @asynccontextmanager
+    async def _prepared(
+        self, steps: int, step: int | None = None
+    ) -> AsyncGenerator[tuple[ScenarioTrainer, ScenarioSet]]:
+        """The servers started, and the Trainer for the scenarios, of the model or of one of its steps."""
+        async with self._pool() as pool:
+            scenarios = await self._chosen(pool)
+            if changed := scenarios.server_change(pool.fingerprint):
+                self.options.say(changed)
+            check_usable(scenarios, pool, self._max_tools, self._judge is not None)
+            model = self.model if step is None else ModelAtStep(self.model, step)
+            state = await TrainingState.of(model, scenarios.digest)
+            rollout = self._rollout(pool)
+            options = self._trainer_options(scenarios, steps)
+            follow = self.options.curriculum
+            yield (
+                ScenarioTrainer(model, rollout, scenarios.train, state, follow_curriculum=follow, **options),
+                scenarios,
+            )
+
+    def _existing(self) -> ScenarioSet | None:
+        """The scenarios, where they need not be made."""
+        if self._scenarios is not None:
+            return as_set(self._scenarios)
+        file = scenario_file(self.model)
+        return as_set(file) if file.exists() else None
+
+    async def _chosen(self, pool: ServerPool) -> ScenarioSet:
+        existing = self._existing()
+        if existing is not None:
+            return existing
+        say = self.options.say
+        say(f"making scenarios for {one_line(self.target.shown())}")
+        made = await generate_scenarios(
+            pool,
+            count=self.options.count,
+            seed=self._training.get("seed", 0),
+            llm=self.options.llm,
+            allow_writes=self.options.allow_writes,
+            progress=say,
+        )
+        if self.options.probe:
+            check_usable(made, pool, self._max_tools, self._judge is not None)
+            rollout, before = self._rollout(pool), len(made.scenarios)
+            made = await probed(made, rollout, self.model, self.options.probe, self._concurrency)
+            say(f"{before - len(made.scenarios)} scenarios are set aside: every or no probing rollout solved them")
+        file = scenario_file(self.model)
+        save_scenarios(made, file)
+        say(f"{len(made.train)} scenarios to train on, {len(made.eval)} held out, kept in {file}")
+        return made
+
+    def _rollout(self, pool: ServerPool) -> McpRollout:
+        chars = self.options.result_chars or self._defaults.result_chars
+        return McpRollout(pool, self._loop(), self._max_tools, chars)
+
+    def _loop(self) -> LoopOptions:
+        return LoopOptions(self.options.max_turns, self.options.temperature)
+
+    def _trainer_options(self, scenarios: ScenarioSet | None, steps: int) -> TrainerOptions:
+        usual: TrainerOptions = {
+            "concurrency": self._concurrency,
+            "config": default_config(self.model.base_model, steps),
+            "group_size": GROUP_SIZE,
+            "max_completion_tokens": self._defaults.max_completion_tokens,
+            "scenarios_per_step": self._defaults.scenarios_per_step,
+        }
+        options: TrainerOptions = {**usual, **self._training}
+        if scenarios is not None and scenarios.eval:
+            options["eval"] = scenarios.eval
+        if scenarios is not None and self._judge is not None:
+            options["judge"] = ScenarioJudge(self._judge, scenarios.scenarios, judge_all=self.options.judge_all)
+        return options
+
+
+async def keep_beside(error: BaseException, trainer: ScenarioTrainer) -> None:
+    """Keep what was learned of the scenarios before an error ends the run; it gets a note where that fails."""
+    try:
+        await trainer.keep_state()
+    except UnderstudyError as also:
+        error.add_note(f"The state of the curriculum could not be kept: {also}")

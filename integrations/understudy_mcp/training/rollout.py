@@ -1,0 +1,110 @@
+"""One rollout of a scenario: servers of its own, the agent loop, the reward. A fault of the server is recorded, unscored."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from understudy import TrainableModel, Trajectory
+from understudy.integration import CaptureError, ConfigError, as_rollout_exception, capturing
+
+from ..pool import ServerPool
+from ..rollout_tools import RolloutTools
+from ..scenarios.scenario import McpScenario
+from ..servers import ROLLOUT_DIR
+from ..toolset import Toolset
+from .agent_loop import SYSTEM, AgentLoop, LoopOptions
+from .episode import ToolEpisode
+from .rewards import score
+
+
+@dataclass(frozen=True)
+class McpRollout:
+    """`await rollout(model, scenario)` for a Trainer. max_tools: how many tools the model is shown, the expected ones and
+    others drawn by `seed`; None: all. result_chars: the longest tool result, where the target allows longer ones."""
+
+    pool: ServerPool
+    loop: LoopOptions = field(default_factory=LoopOptions)
+    max_tools: int | None = None
+    result_chars: int | None = None
+    seed: int = 0
+
+    async def __call__(self, model: TrainableModel, scenario: McpScenario) -> Trajectory:
+        """The finished trajectory. Of a rollout that failed it has the exception, and what was said until then."""
+        trajectory = Trajectory(captured=True, metadata={"scenario_id": scenario.id})
+        trajectory.metadata |= {"tools": list(scenario.tools), "difficulty": scenario.difficulty}
+        with capturing(trajectory):
+            try:
+                await self._run(model, scenario, trajectory)
+            except CaptureError:
+                raise
+            except Exception as error:  # noqa: BLE001  # a failed rollout is data, kept with its traceback
+                trajectory.reward = None
+                trajectory.exception = as_rollout_exception(error)
+        return trajectory.finish()
+
+    def shown(self, scenario: McpScenario) -> Toolset:
+        """The tools that every rollout of this scenario is offered. Raises ConfigError."""
+        seed = zlib.crc32(f"{self.seed} {scenario.id}".encode())
+        return self.pool.toolset.shown(scenario.tools, self.max_tools, seed)
+
+    async def _run(self, model: TrainableModel, scenario: McpScenario, trajectory: Trajectory) -> None:
+        shown = self.shown(scenario)
+        trajectory.tools = shown.functions()
+        async with self.pool.rollout() as leased:
+            tools = restricted(leased, shown, self._limit())
+            trajectory.messages_and_choices = cast(Any, opening(scenario, tools))
+            loop = AgentLoop(model.openai_client(), model.inference_name(), tools, self.loop)
+            try:
+                episode = await loop.run(trajectory)
+            finally:
+                record_calls(trajectory, loop)
+        self._scored(scenario, episode, shown, trajectory)
+
+    def _limit(self) -> int:
+        own = self.pool.target.limits.result_chars
+        return own if self.result_chars is None else min(own, self.result_chars)
+
+    def _scored(self, scenario: McpScenario, episode: ToolEpisode, shown: Toolset, trajectory: Trajectory) -> None:
+        result = score(scenario, episode, shown)
+        trajectory.reward = result.reward
+        trajectory.metrics |= result.metrics
+        trajectory.metadata["ended"] = episode.end.value
+
+
+def opening(scenario: McpScenario, tools: RolloutTools) -> list[dict[str, object]]:
+    """The first messages: the system prompt, and the task with the rollout's own folder in it."""
+    task = scenario.task.replace(ROLLOUT_DIR, str(tools.folder)) if tools.folder is not None else scenario.task
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task}]
+
+
+def restricted(tools: RolloutTools, shown: Toolset, limit: int) -> RolloutTools:
+    """The rollout's tools, of which only those that are shown can be called."""
+    return RolloutTools(shown, tools.sessions, tools.folder, limit)
+
+
+def record_calls(trajectory: Trajectory, loop: AgentLoop) -> None:
+    """Keep what was called, and how long the servers took, with the trajectory."""
+    trajectory.metadata["tool_calls"] = [record.as_json() for record in loop.records]
+    trajectory.metrics["tool_seconds"] = sum(record.seconds for record in loop.records)
+
+
+def check_scenarios(scenarios: list[McpScenario], toolset: Toolset, max_tools: int | None) -> None:
+    """Raise ConfigError for scenarios that no rollout could solve: unknown tools, or more of them than are shown."""
+    known = {tool.name for tool in toolset.tools}
+    missing = Counter(name for scenario in scenarios for name in set(scenario.tools) if name not in known)
+    if missing:
+        name, count = missing.most_common(1)[0]
+        raise ConfigError(
+            f"scenarios: {count} of {len(scenarios)} use the tool {name!r}, which the target does not offer; it has "
+            f"{', '.join(sorted(known))}: make scenarios for this target, or check --only"
+        )
+    if max_tools is None:
+        return
+    for scenario in scenarios:
+        if len(scenario.tools) > max_tools:
+            raise ConfigError(
+                f"max_tools: scenario {scenario.id!r} needs {len(scenario.tools)} tools, {max_tools} may be shown"
+            )

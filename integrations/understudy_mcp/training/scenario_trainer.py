@@ -1,0 +1,100 @@
+"""The Trainer of MCP scenarios: it follows the curriculum, and remembers what was measured before training."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import cast
+
+from typing_extensions import Unpack
+
+from understudy import TrainableModel, Trainer, TrajectoryGroup
+from understudy.integration import TrainerOptions
+
+from ..scenarios.scenario import McpScenario
+from .curriculum import Curriculum
+from .rollout import McpRollout
+from .training_state import Measured, TrainingState
+
+
+class ScenarioTrainer(Trainer):
+    """`curriculum` is None where all scenarios are open from the start."""
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        rollout: McpRollout,
+        scenarios: Sequence[McpScenario],
+        state: TrainingState,
+        *,
+        follow_curriculum: bool = True,
+        **options: Unpack[TrainerOptions],
+    ) -> None:
+        super().__init__(model, rollout, scenarios, **options)
+        self.state = state
+        self.curriculum: Curriculum | None = None
+        if follow_curriculum:
+            self.curriculum = Curriculum.start(scenarios, self.options.scenarios_per_step, state.curriculum)
+        self._number = 0
+        self._kept = state.model_copy()
+
+    async def next_scenarios(self, scenarios: Sequence[object], number: int) -> list[object]:
+        """Those of the open difficulties. What was learned of the last iteration is kept with the model."""
+        self._number = number
+        await self.keep_state()
+        if self.curriculum is None:
+            return await super().next_scenarios(scenarios, number)
+        chosen = self.curriculum.open(cast(Sequence[McpScenario], scenarios))
+        return await super().next_scenarios(chosen, number - self.curriculum.state.opened_at)
+
+    def examine_rollouts(self, groups: Sequence[TrajectoryGroup]) -> str | None:
+        """A line when a harder difficulty opens."""
+        if self.curriculum is None:
+            return None
+        before = self.curriculum.state
+        self.curriculum = self.curriculum.after(successes(groups), self._number)
+        now = self.curriculum.state
+        if now.level == before.level:
+            return None
+        rate = now.success.get(before.level)
+        known = "" if rate is None else f" (success at {before.level}: {rate:.0%})"
+        return f"difficulty {now.level} is open from the next iteration on{known}"
+
+    def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Note what was measured; the first time also as what was before training."""
+        step = next((each.place.step for group in groups for each in group if each.place.step is not None), 0)
+        self.state.after = Measured(step=step, rates=rates(groups))
+        if self.state.before is None:
+            self.state.before = self.state.after
+
+    async def keep_state(self) -> None:
+        """Keep curriculum and measurements with the model, where they have changed."""
+        if self.curriculum is not None:
+            self.state.curriculum = self.curriculum.state
+        if self.state != self._kept:
+            await self.state.keep(self.model)
+            self._kept = self.state.model_copy()
+
+
+def successes(groups: Sequence[TrajectoryGroup]) -> dict[int, list[float]]:
+    """Success of each scored rollout, by difficulty."""
+    results: defaultdict[int, list[float]] = defaultdict(list)
+    for group in groups:
+        for each in group:
+            if each.reward is not None and "success" in each.metrics:
+                results[int(each.metadata["difficulty"])].append(float(each.metrics["success"]))
+    return dict(results)
+
+
+def rates(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """The mean of every metric over scenarios, of each the mean over its scored rollouts; as an Evaluation has them."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        scored = [each for each in group if each.reward is not None]
+        for name in {name for each in scored for name in each.metrics}:
+            own = [float(each.metrics[name]) for each in scored if name in each.metrics]
+            values[name].append(math.fsum(own) / len(own))
+        if scored:
+            values["reward"].append(math.fsum(float(each.reward or 0.0) for each in scored) / len(scored))
+    return {name: math.fsum(own) / len(own) for name, own in sorted(values.items())}

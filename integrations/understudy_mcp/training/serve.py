@@ -1,0 +1,91 @@
+"""An OpenAI-compatible endpoint of one model that has a server's tools built in; the calls are made here."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from openai import APIError, APIStatusError
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from understudy import TrainableModel
+
+from ..errors import McpServerError
+from ..pool import ServerPool
+from ..printable import one_line
+from .access import OPEN_PATH, KeyGate, fault
+from .agent_loop import AgentLoop, LoopOptions
+from .rollout import restricted
+from .served_completion import ServedRequest, chunks, completion
+
+logger = logging.getLogger("understudy")
+LARGEST_REQUEST = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class ToolEndpoint:
+    """Each request has servers of its own, unless the target shares them."""
+
+    pool: ServerPool
+    model: TrainableModel
+    options: LoopOptions
+    result_chars: int
+
+    def application(self, key: str | None) -> ASGIApp:
+        """The ASGI application, behind the key."""
+        routes = [
+            Route("/v1/chat/completions", self.complete, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route(OPEN_PATH, self.health),
+        ]
+        return KeyGate(Starlette(routes=routes), key)
+
+    async def models(self, _: Request) -> Response:
+        card = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "understudy"}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def health(self, _: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def complete(self, request: Request) -> Response:
+        """The answer, after whatever calls it takes."""
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LARGEST_REQUEST:
+                return fault(413, "request_too_large", f"a request may have {LARGEST_REQUEST} bytes")
+        try:
+            asked = ServedRequest.model_validate_json(bytes(body))
+            history = asked.history()
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the body"
+            return fault(400, "invalid_value", f"{where}: {first['msg']}")
+        except ValueError as error:
+            return fault(400, "invalid_value", str(error))
+        options = self._options(asked)
+        try:
+            async with self.pool.rollout() as leased:
+                tools = restricted(leased, self.pool.toolset, self.result_chars)
+                loop = AgentLoop(self.model.openai_client(), self.model.inference_name(), tools, options)
+                episode = await loop.run(history)
+        except McpServerError as error:
+            logger.warning("a request failed: %s", one_line(str(error), 600))
+            return fault(502, "mcp_server_failed", one_line(str(error), 600))
+        except APIStatusError as error:
+            return fault(error.status_code, error.code or "model_failed", one_line(str(error), 600))
+        except APIError as error:
+            return fault(502, "model_failed", one_line(str(error), 600))
+        whole = completion(self.model.name, episode, loop)
+        return StreamingResponse(chunks(whole), media_type="text/event-stream") if asked.stream else JSONResponse(whole)
+
+    def _options(self, asked: ServedRequest) -> LoopOptions:
+        lengths = (asked.max_completion_tokens, asked.max_tokens, self.options.max_completion_tokens)
+        temperature = self.options.temperature if asked.temperature is None else asked.temperature
+        length = min((each for each in lengths if each is not None), default=None)
+        return replace(self.options, temperature=temperature, max_completion_tokens=length)

@@ -1,0 +1,29 @@
+"""Lines that a person types, or that a pipe holds, without blocking the event loop or its end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import TextIO
+
+
+async def typed_lines(stream: TextIO) -> AsyncIterator[str]:
+    """The stream's lines until it ends. Read in a daemon thread: Ctrl-C need not wait for the next one."""
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[str | None] = asyncio.Queue()
+
+    def put(line: str | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+
+    def read() -> None:
+        try:
+            for line in stream:
+                put(line.rstrip("\n"))
+        finally:
+            put(None)
+
+    threading.Thread(target=read, name="typed lines", daemon=True).start()
+    while (line := await lines.get()) is not None:
+        yield line

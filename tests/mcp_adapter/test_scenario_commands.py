@@ -1,0 +1,82 @@
+"""`understudy mcp explore` and `understudy mcp scenarios`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mcp_adapter.conftest import SERVERS
+from understudy.cli import guarded
+from understudy_mcp.commands import app
+from understudy_mcp.scenarios import execution
+from understudy_mcp.scenarios.files import load_scenarios
+
+Called = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Called]:
+    """`called("scenarios", ...)` -> exit code, stdout, stderr, in a folder with the library server."""
+    (tmp_path / "library_server.py").write_text((SERVERS / "library_server.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(execution, "APART_SECONDS", 0.01)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        try:
+            code = guarded(lambda: app(words))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    yield call
+    sys.modules.pop("library_server", None)
+
+
+def test_exploring_shows_what_a_server_holds_and_none_of_its_escapes(called: Called) -> None:
+    code, page, complaint = called("explore", "library_server:make")
+    assert code == 0, complaint
+    assert "list_books: [].shelf: 4, such as north, south, east" in page
+    assert "resource library://hours: nine to five" in page
+    assert "add_book: it may write; --allow-writes uses it" in page
+    assert not {"\x1b", "\x07", "\u202e"} & set(page)
+
+
+def test_scenarios_are_written_and_counted(called: Called, tmp_path: Path) -> None:
+    code, page, complaint = called(
+        "scenarios", "library_server:make", "-o", "out/s.jsonl", "--count", "8", "--allow-writes"
+    )
+    assert code == 0, complaint
+    scenarios = load_scenarios(tmp_path / "out" / "s.jsonl")
+    assert page.startswith(f"8 scenarios: {len(scenarios.train)} to train, {len(scenarios.eval)} held out")
+    assert f"written to out/s.jsonl, sha256 {scenarios.digest[:16]}" in page
+    assert "dropped: " in page and "valid scenarios" in complaint
+    assert not {"\x1b", "\x07", "\u202e"} & set(page + complaint)
+
+
+def test_a_dry_run_calls_and_writes_nothing(called: Called, tmp_path: Path) -> None:
+    code, page, complaint = called("scenarios", "library_server:make", "--llm", "openai/gpt-4.1", "--dry-run")
+    assert code == 0, complaint
+    assert "nothing is called, nothing is written" in page
+    assert "would explore and use: list_books, find_book, count_shelf, draw_number" in page
+    assert "would ask the writer about 8 questions" in page
+    assert not (tmp_path / "scenarios.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["scenarios", "library_server:make", "--max-cost", "1"], 2, "they are for --llm, which is not given"),
+        (["scenarios", "library_server:make", "--count", "0"], 2, "greater than or equal to 1"),
+        (["scenarios", "library_server:make", "--only", "add_book"], 2, "none could be made"),
+        (["explore", "library_server:nothing"], 2, "library_server has no 'nothing'"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(called: Called, words: list[str], code: int, message: str) -> None:
+    returned, page, complaint = called(*words)
+    assert (returned, page) == (code, ""), complaint
+    assert message in complaint

@@ -1,0 +1,155 @@
+"""Scenario files, the split, and what is set aside."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.errors import ConfigError
+from understudy_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
+from understudy_mcp.scenarios.probing import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
+from understudy_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
+from understudy_mcp.scenarios.split import combination, combinations, split_scenarios
+
+
+def scenario(number: int, *calls: tuple[str, dict[str, object]], **fields: object) -> McpScenario:
+    defaults: dict[str, object] = {
+        "task": f"task {number}",
+        "difficulty": 1,
+        "check": CheckKind.CALLS,
+        "server": "ab12",
+    }
+    return McpScenario(
+        id=f"s{number}",
+        tools=tuple(dict.fromkeys(tool for tool, _ in calls)),
+        calls=tuple(ReferenceCall(tool=tool, arguments=arguments) for tool, arguments in calls),
+        **defaults | fields,  # type: ignore[arg-type]
+    )
+
+
+def test_a_set_is_saved_and_loaded_the_same_and_its_digest_is_that_of_the_file(tmp_path: Path) -> None:
+    rude = "line\n\u2028\x1b[2J\u202e break"
+    made = ScenarioSet((scenario(1, ("a", {"x": rude}), task=rude), scenario(2, ("b", {}), split="eval")), "ab12")
+    path = tmp_path / "new" / "scenarios.jsonl"
+    save_scenarios(made, path)
+    assert load_scenarios(path) == made
+    text = path.read_bytes()
+    assert text.isascii() and b"\x1b" not in text and len(text.splitlines()) == 2
+    assert ([each.id for each in made.train], [each.id for each in made.eval]) == (["s1"], ["s2"])
+    assert made.digest == load_scenarios(path).digest and len(made.digest) == 64
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "scenarios.jsonl"
+    save_scenarios(ScenarioSet((scenario(1, ("a", {})),), "ab12"), path)
+    before = path.read_text()
+
+    def full(descriptor: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        save_scenarios(ScenarioSet((scenario(2, ("b", {})),), "ab12"), path)
+    assert path.read_text() == before and os.listdir(tmp_path) == ["scenarios.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "scenarios.jsonl, line 3: no JSON"),
+        ('{"id": "b"}', "scenarios.jsonl, line 3, field task: Field required"),
+        (
+            json.dumps(json.loads(scenario(2, ("a", {})).model_dump_json()) | {"difficulty": 9}),
+            "line 3, field difficulty: .*got 9",
+        ),
+        (
+            json.dumps(json.loads(scenario(2).model_dump_json()) | {"calls": [{"name": "a"}]}),
+            "line 3, field calls.0.tool",
+        ),
+        (scenario(1, ("a", {})).model_dump_json(), "2 lines have the id 's1'"),
+        (
+            scenario(2, ("a", {}), server="cd34").model_dump_json(),
+            "field server: lines are of different servers, ab12 and cd34",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_with_its_field(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "scenarios.jsonl"
+    path.write_text(scenario(1, ("a", {})).model_dump_json() + "\n\n" + line + "\n")
+    with pytest.raises(ConfigError, match=message):
+        load_scenarios(path)
+
+
+def test_an_empty_or_missing_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="has none; make some with `understudy mcp scenarios TARGET"):
+        load_scenarios(tmp_path / "empty.jsonl")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_scenarios(tmp_path / "missing.jsonl")
+
+
+def test_a_changed_server_is_told() -> None:
+    made = ScenarioSet((scenario(1, ("a", {})),), "ab12")
+    assert made.server_change("ab12") is None
+    assert ScenarioSet((), "").server_change("ab12") is None
+    assert "its fingerprint was ab12 and is now cd34" in str(made.server_change("cd34"))
+
+
+def test_equal_calls_are_one_combination() -> None:
+    one = ReferenceCall(tool="a", arguments={"x": "Tea  time", "n": 3.0, "z": {"b": [1], "a": True}})
+    assert combination(one) == combination(
+        ReferenceCall(tool="a", arguments={"z": {"a": True, "b": [1.0]}, "n": 3, "x": "tea time"})
+    )
+    assert combination(one) != combination(ReferenceCall(tool="b", arguments=one.arguments))
+
+
+calls = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.dictionaries(st.sampled_from("xy"), st.integers(0, 6), max_size=2)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(calls, max_size=40), st.integers(0, 5), st.sampled_from([0.0, 0.25, 0.5]))
+def test_no_combination_of_a_tool_and_its_arguments_is_in_both_splits(
+    drawn: list[list[tuple[str, dict[str, object]]]], seed: int, held_out: float
+) -> None:
+    made = [scenario(number, *each) for number, each in enumerate(drawn)]
+    split = split_scenarios(made, held_out=held_out, seed=seed)
+    assert [each.id for each in split] == [each.id for each in made]
+    train = set().union(*(combinations(each) for each in split if each.split == "train"))
+    evaluation = set().union(*(combinations(each) for each in split if each.split == "eval"))
+    assert not train & evaluation
+    trained = {tool for each in split if each.split == "train" for tool in each.tools}
+    assert trained == {tool for each in split for tool in each.tools}  # nothing is held out that is not trained
+    assert split == split_scenarios(made, held_out=held_out, seed=seed)
+
+
+def test_every_tool_with_enough_scenarios_is_held_out_and_the_share_is_kept() -> None:
+    made = [scenario(number, ("ab"[number % 2], {"x": number})) for number in range(40)]
+    made += [scenario(50, ("rare", {"x": 1})), scenario(51, ("rare", {"x": 2})), scenario(52, ("bare", {}))]
+    split = split_scenarios(made, held_out=0.25)
+    held_out = [each for each in split if each.split == "eval"]
+    assert {tool for each in held_out for tool in each.tools} == {"a", "b", "rare"}
+    assert len(held_out) == 11
+
+
+def test_what_every_or_no_rollout_solves_is_set_aside_and_counted() -> None:
+    made = ScenarioSet(
+        tuple(scenario(n, ("a", {"x": n}), split="eval" if n == 4 else "train") for n in range(5)), "ab12"
+    )
+    left = set_aside(made, {"s0": 0.0, "s1": 1.0, "s2": 0.5, "s4": 0.0})
+    assert [each.id for each in left.scenarios] == ["s2", "s3", "s4"]
+    assert left.dropped == {NEVER_SOLVED: 1, ALWAYS_SOLVED: 1}
+    with pytest.raises(ConfigError, match="none teaches this model anything: of 4 no rollout"):
+        set_aside(made, dict.fromkeys(["s0", "s1", "s2", "s3"], 0.0))
+    with pytest.raises(ConfigError, match="there is no scenario 'x'"):
+        set_aside(made, {"x": 0.5})
+    with pytest.raises(ConfigError, match=r"a share from 0 to 1 is needed for 's0', got 2"):
+        set_aside(made, {"s0": 2})

@@ -1,0 +1,116 @@
+"""`understudy mcp train | eval`: one line from a server to a LoRA."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.acting_sampler import Act, Body
+from tests.fakes.served_gateway import ServedGateway, served_gateway
+from tests.mcp_training.order_server import scenarios
+from tests.paths import ROOT
+from understudy.cli import guarded
+from understudy_mcp.commands import app
+from understudy_mcp.scenarios.files import save_scenarios
+
+Called = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Called]:
+    """`called("train", ...)` -> exit code, stdout, stderr, in this process and a folder with a server and scenarios."""
+    (tmp_path / "orders.py").write_text(
+        (ROOT / "tests/mcp_training/order_server.py").read_text() + "\nserver = make_server()\n"
+    )
+    save_scenarios(scenarios(), tmp_path / "s.jsonl")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def call(*words: str) -> tuple[int, str, str]:
+        try:
+            code = guarded(lambda: app(words))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    yield call
+    sys.modules.pop("orders", None)
+
+
+def knowing(body: Body) -> Act:
+    """Knows what to call for half of the orders."""
+    said = body["messages"][-1]
+    text = said["content"] if isinstance(said["content"], str) else said["content"][0]["text"]
+    if said["role"] == "tool":
+        return Act(text)
+    order = "".join(char for char in text if char.isdigit())
+    return Act(calls=(("order_status", json.dumps({"order": order})),)) if "status" in text else Act("I do not know.")
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    with served_gateway(knowing, tmp_path_factory.mktemp("knowing")) as running:
+        yield running
+
+
+def test_a_dry_run_tells_the_plan_and_writes_nothing(called: Called, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    code, page, complaint = called("train", "orders:server", "--scenarios", "s.jsonl", "--dry-run", "--steps", "7")
+    assert code == 0, complaint
+    assert "scenarios  9 to train on, 3 held out" in page
+    assert "steps      7, each 8 scenarios x 8 rollouts" in page
+    assert "by tool: order_status 12" in page
+    assert [each for each in sorted(tmp_path.iterdir()) if each not in before and each.name != "__pycache__"] == []
+
+
+def test_without_scenarios_the_plan_tells_where_they_will_be_kept(called: Called) -> None:
+    code, page, _ = called("train", "orders:server", "--dry-run", "--dir", "here")
+    assert code == 0
+    assert "none yet: 48 are made from the tools' schemas and what they answer, and kept in " in page
+    assert "here/mcp/orders.jsonl" in page
+
+
+def test_evaluation_prints_success_for_each_tool_and_writes_json(
+    called: Called, server: ServedGateway, tmp_path: Path
+) -> None:
+    words = ["--scenarios", "s.jsonl", "--url", server.url, "--json", "found.json", "--model", "half"]
+    code, page, complaint = called("eval", "orders:server", *words)
+    assert code == 0, complaint
+    assert "step 0, greedy, 3 scenarios: success 0%" in page  # the held-out ones leave the tool open
+    assert page.splitlines()[-1].split() == ["order_status", "0%"]
+    assert json.loads((tmp_path / "found.json").read_text())["success"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("train orders:server --scenarios nowhere.jsonl", 2, "understudy: scenarios: 'nowhere.jsonl' cannot be read"),
+        ("train orders:server --dir a --url http://127.0.0.1:9", 2, "--dir, --url: either a directory"),
+        ("train orders:server --llm-api-base http://a", 2, "--llm-api-base needs --llm too"),
+        ("eval orders:server --judge-api-base http://a", 2, "--judge-api-base needs --judge too"),
+        ("train orders:nothing", 2, "target: orders has no 'nothing'"),
+        ("eval orders:server --json nowhere/a.json", 2, "--json: nowhere/a.json cannot be written"),
+        ("train orders:server --learning-rate 7 --scenarios s.jsonl", 2, "learning_rate"),
+    ],
+)
+def test_a_wrong_line_is_one_sentence(words: str, code: int, message: str, called: Called) -> None:
+    given, _, complaint = called(*words.split())
+    assert given == code
+    assert message in complaint
+    assert "Traceback" not in complaint
+
+
+@pytest.mark.slow("whole trainings")
+def test_one_line_trains_and_shows_success_before_and_after(called: Called, tmp_path: Path) -> None:
+    words = ["--scenarios", "s.jsonl", "--steps", "1", "--dir", "records", "--group-size", "6"]
+    code, page, complaint = called("train", "orders:server", *words)
+    assert code == 0, complaint
+    assert "step 1/1" in page
+    assert "success on 3 held-out scenarios (greedy)" in page
+    assert "LoRA    " in page
+    assert (tmp_path / "records").is_dir()

@@ -1,0 +1,26 @@
+"""The Python of docs/mcp_training.md runs, and the page names what there is."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from tests.docs.test_pages import code_of, run
+from tests.paths import ROOT
+from understudy_mcp.training.mcp_trainer import ToolOptions
+
+PAGE = (ROOT / "docs/mcp_training.md").read_text("utf-8")
+
+
+def test_the_page_runs_top_to_bottom(tmp_path: Path) -> None:
+    printed = run("\n".join(code_of("mcp_training.md")), tmp_path).splitlines()
+    assert printed[0] == "target     shop (in this process)"
+    assert printed[1] == "tools      2; rollouts share one session (every tool is annotated read-only)"
+    assert printed[2].startswith(
+        "scenarios  none yet: 12 are made from the tools' schemas and what they answer, and kept in "
+    )
+    assert not (tmp_path / "shop-records").exists()
+
+
+def test_the_page_names_every_option() -> None:
+    assert [each.name for each in fields(ToolOptions) if f"`{each.name}`" not in PAGE] == []

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"choices", "errors"},
     "devices": {"errors"},
     "wire": {"config", "errors", "types"},
-    "contracts": {"config", "errors", "types"},
+    "contracts": {"config", "errors", "types", "wire"},
     "plugins": {"config", "contracts", "errors", "types"},
     "client": USER_BASE,
     "llms": USER_BASE,
@@ -37,9 +37,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quickstart": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "understudy_langgraph"},
     "compat": USER_BASE | {"choices", "client", "llms", "rewards", "understudy_langgraph"},
     "doctor": USER_BASE | {"client", "llms"},
-    "integration": USER_BASE | {"client", "llms", "rewards", "scenarios", "trainer"},
+    "integration": USER_BASE | {"client", "llms", "rewards", "scenarios", "tracing", "trainer"},
     "cli": USER_BASE
-    | {"client", "llms", "rewards", "scenarios", "tracing", "trainer", "quickstart", "compat", "doctor"},
+    | {"client", "llms", "rewards", "scenarios", "tracing", "trace_commands", "trainer", "quickstart", "compat", "doctor"},
+    "trace_commands": USER_BASE | {"client", "tracing"},
     "__main__": {"cli"},
     "engine.protocol": BASE,
     "engine.checkpoint_files": BASE,
@@ -68,7 +69,7 @@ LIGHT_PARTS = set(MAY_IMPORT) - {"engine", "tiny", "quickstart"}
 def part_of(module: str) -> str | None:
     """`understudy.engine.protocol` -> `engine.protocol`; None for another distribution."""
     names = module.split(".")
-    if names[0] in ("understudy_langgraph", "understudy_mcp"):
+    if names[0] in ("understudy_langfuse", "understudy_langgraph", "understudy_mcp"):
         return names[0]
     if names[0] != "understudy" or len(names) == 1:
         return None

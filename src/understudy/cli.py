@@ -24,7 +24,10 @@ from .errors import ConfigError, MissingExtraError, UnderstudyError
 from .rewards.judge_prompt import DEFAULT_RUBRIC
 from .rewards.ruler_judge import Ruler
 from .scenarios.loading import load_scenarios
+from .trace_commands import Dir, Server, traces, usage
+from .tracing.commands import named_sinks
 from .tracing.jsonl import JsonlSink
+from .tracing.names import resolve_sinks
 from .trainer.evaluation_report import RegressionGate, interval_lines, report_json
 from .trainer.judge_check import check_judge_on, read_ranked
 from .trainer.messages import evaluation_line, failure_lines
@@ -48,6 +51,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+app.add_typer(traces, name="traces")
+app.command()(usage)
+
 Target = Annotated[str, typer.Argument(help="what `trainable` returned, as module:name, such as my_app:agent")]
 Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or folder[:split] of a saved Hugging Face dataset")]
 Concurrency = Annotated[int, typer.Option(min=1, help="rollouts at once")]
@@ -66,8 +72,7 @@ TargetReward = Annotated[float, typer.Option(help="mean reward at which such an 
 JudgeModel = Annotated[str | None, typer.Option("--judge", help="LLM that scores rollouts by RULER, such as openai/o3")]
 JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint; none: the provider's own")]
 RubricFile = Annotated[Path | None, typer.Option(help="file with the judge's rubric; none: the default")]
-Server = Annotated[str | None, typer.Option(help="URL of a running server; none: one on this machine")]
-Dir = Annotated[Path | None, typer.Option(help="directory of the server's records; none: ./.understudy")]
+Trace = Annotated[str | None, typer.Option(help="where to show rollouts and steps, such as langfuse,wandb")]
 
 
 @app.command(context_settings=ALL_TO_THE_COMMAND)
@@ -114,6 +119,7 @@ def train(
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
     log: Annotated[Path | None, typer.Option(help="folder for rollouts and steps as JSONL")] = None,
+    trace: Trace = None,
     model: ModelName = None,
     base_model: BaseModel = None,
 ) -> None:
@@ -138,8 +144,7 @@ def train(
     if eval is not None:
         options["eval"] = load_scenarios(eval)
     found = load_target(target)
-    if log is not None:
-        options["sinks"] = [log_folder(log)]
+    options |= sinks_option(log, trace)
     found.train(loaded, steps=steps, **options)
 
 
@@ -164,6 +169,7 @@ def evaluate(
         Path | None, typer.Option(help="exit code 1 where it is worse, with 95 % confidence, than this file of --json")
     ] = None,
     json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
+    trace: Trace = None,
     model: ModelName = None,
     base_model: BaseModel = None,
 ) -> None:
@@ -175,6 +181,7 @@ def evaluate(
         **judge_option(judge, judge_api_base, rubric),
         **length_option(max_completion_tokens),
         **model_option(model, base_model),
+        **sinks_option(None, trace),
     }
     if json is not None and (json.is_dir() or not json.absolute().parent.is_dir()):
         raise ConfigError(f"--json: {json} cannot be written: a file in a folder that exists is needed")
@@ -297,6 +304,15 @@ def model_option(name: str | None, base_model: str | None) -> TargetOptions:
             f"{given} needs {missing} too, as in --model email-agent --base-model Qwen/Qwen2.5-7B-Instruct"
         )
     return {"model": TrainableModel(name, base_model=base_model)}
+
+
+def sinks_option(log: Path | None, trace: str | None) -> TargetOptions:
+    """The option `sinks=`, where `--log` or `--trace` is given. Raises ConfigError for an unknown name."""
+    sinks = [
+        *([log_folder(log)] if log is not None else []),
+        *(named_sinks(trace, "--trace") if trace is not None else []),
+    ]
+    return {"sinks": resolve_sinks(sinks)} if sinks else {}
 
 
 def log_folder(folder: Path) -> JsonlSink:

@@ -9,6 +9,8 @@
   `continues` tells which of them a graph's state continues.
 - Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
   reward with `as_reward`; keep what it raised with `as_rollout_exception`.
+- Trace sinks: the events that `understudy.TraceSink` is given, rollouts with their calls, and the same as spans with fixed
+  ids and times (`rollout_spans`), sent by `OtlpSender`; `DeliveryError` says that a tool did not take an event.
 - Other LLMs: ask one with `Llm`, inside `budget(max_cost)`, whose `Spending` is the ledger.
 - Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page;
   `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
@@ -17,7 +19,16 @@
 from .client.capture import call_answered, capturing, continues, histories_of, logged_reward, on_capture_end
 from .client.sampling import MAX_COMPLETION_TOKENS, completion_limit, forced_temperature
 from .client.transport import LoopTransport
-from .contracts import Judge
+from .contracts import (
+    Alert,
+    CheckpointSaved,
+    EvaluationFinished,
+    GroupsFinished,
+    Judge,
+    RunStarted,
+    StepFinished,
+    digest,
+)
 from .errors import (
     BudgetExceeded,
     CaptureError,
@@ -32,6 +43,9 @@ from .llms.ledger import Spending, budget
 from .llms.llm import Llm
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
+from .tracing.otlp import Attribute, DeliveryError, OtlpSender, OtlpSpan
+from .tracing.sampling_rate import checked_rate, is_sampled
+from .tracing.spans import SpanKind, TraceSpan, rollout_spans, span_id, trace_id
 from .trainer.evaluate import Evaluation
 from .trainer.messages import evaluation_line
 from .trainer.options import TrainerOptions
@@ -42,24 +56,33 @@ from .types import (
     CallOrigin,
     CallOutput,
     CallStatus,
+    Json,
     Message,
     Sampling,
     Tool,
     as_rollout_exception,
     new_id,
 )
-from .wire import call_headers, is_labelled
+from .wire import CallTrace, RolloutTrace, call_headers, is_labelled
 
 __all__ = [
     "MAX_COMPLETION_TOKENS",
+    "Alert",
+    "Attribute",
     "BudgetExceeded",
     "Call",
     "CallOrigin",
     "CallOutput",
     "CallStatus",
+    "CallTrace",
     "CaptureError",
+    "CheckpointSaved",
     "ConfigError",
+    "DeliveryError",
     "Evaluation",
+    "EvaluationFinished",
+    "GroupsFinished",
+    "Json",
     "Judge",
     "LeakError",
     "Llm",
@@ -67,11 +90,18 @@ __all__ = [
     "LoopTransport",
     "Message",
     "MissingExtraError",
+    "OtlpSender",
+    "OtlpSpan",
     "RolloutError",
+    "RolloutTrace",
+    "RunStarted",
     "Sampling",
     "SharedStateError",
+    "SpanKind",
     "Spending",
+    "StepFinished",
     "Tool",
+    "TraceSpan",
     "TrainReport",
     "TrainerOptions",
     "as_reward",
@@ -80,17 +110,23 @@ __all__ = [
     "call_answered",
     "call_headers",
     "capturing",
+    "checked_rate",
     "completion_limit",
     "continues",
+    "digest",
     "evaluation_line",
     "forced_temperature",
     "histories_of",
     "is_labelled",
+    "is_sampled",
     "logged_reward",
     "new_id",
     "on_capture_end",
     "refuse_running_loop",
+    "rollout_spans",
     "scenario_fields",
     "scenario_id",
     "scenario_text",
+    "span_id",
+    "trace_id",
 ]

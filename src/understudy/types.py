@@ -149,6 +149,7 @@ class RolloutException(Frozen):
     type: str
     message: str
     traceback: str
+    at: float | None = None  # unix seconds
 
 
 PlaceName = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
@@ -353,12 +354,11 @@ class TrajectoryGroup(BaseModel):
 def as_rollout_exception(error: BaseException) -> RolloutException:
     """An exception as a trajectory keeps it."""
     text = "".join(traceback.format_exception(error))
-    return RolloutException(type=type(error).__name__, message=str(error), traceback=text)
+    return RolloutException(type=type(error).__name__, message=str(error), traceback=text, at=time.time())
 
 
 class Scenario(BaseModel):
-    """One task for the agent: an input, and what is needed to judge it. Extra fields are kept; `scenario["question"]`
-    is `scenario.question`, so that a function written for dicts takes both."""
+    """One task, and what is needed to judge it. Extra fields are kept; `scenario["key"]` is `scenario.key`, as of a dict."""
 
     model_config = ConfigDict(extra="allow")
 

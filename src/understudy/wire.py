@@ -20,6 +20,7 @@
 | POST   /api/trajectories | FinishRequest -> FinishResult |
 | GET    /api/trajectories?{TrajectoryQuery} | -> TrajectoryPage |
 | GET    /api/trajectories/{id} | -> TrajectoryWithCalls |
+| GET    /api/traces?{TrajectoryQuery} | -> TracePage: finished trajectories with their calls, without token arrays |
 | POST   /api/train | TrainRequest -> server-sent events, each a TrainEvent; the last is `result` or `error` |
 | GET    /api/train/{request id} | -> TrainStatus |
 
@@ -40,10 +41,14 @@ from .types import (
     Call,
     CallOrigin,
     CallRef,
+    CallStatus,
     Json,
+    Message,
     RenderedHistory,
     RolloutException,
     RolloutPlace,
+    Sampling,
+    Tool,
     TrainResult,
     new_id,
 )
@@ -263,6 +268,54 @@ class TrajectoryPage(Wire):
 class TrajectoryWithCalls(Wire):
     trajectory: TrajectoryRecord | None  # None: not finished yet
     calls: tuple[Call, ...]
+
+
+class OutputTrace(Wire):
+    """One choice of a call with counts in place of its tokens. Logprobs in nats; None where none was recorded."""
+
+    index: int
+    message: Message
+    finish_reason: str | None
+    status: CallStatus
+    parse_failure: bool
+    tokens: int
+    logprob_mean: float | None
+    logprob_min: float | None
+
+
+class CallTrace(Wire):
+    """A recorded call as trace sinks show it: everything but its token arrays."""
+
+    id: str
+    trajectory_id: str
+    model: str
+    step: int
+    status: CallStatus
+    sampling: Sampling
+    constrained: str | None
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] | None
+    prompt_tokens: int
+    outputs: tuple[OutputTrace, ...]
+    origin: CallOrigin | None
+    error: str | None
+    late: bool
+    started_at: float
+    ended_at: float
+
+
+class RolloutTrace(Wire):
+    """A finished trajectory and its calls in order of start."""
+
+    record: TrajectoryRecord
+    calls: tuple[CallTrace, ...]
+
+
+class TracePage(Wire):
+    """In the order of a TrajectoryPage. `next`: opaque; None on the last page."""
+
+    rollouts: tuple[RolloutTrace, ...]
+    next: str | None = None
 
 
 class GroupRecord(Wire):

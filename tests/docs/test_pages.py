@@ -41,3 +41,9 @@ def test_an_app_is_wrapped_as_the_pages_tell_and_every_call_is_captured(tmp_path
 @pytest.mark.slow("whole trainings")
 def test_an_agent_of_another_library_is_trained_as_the_page_tells(tmp_path: Path) -> None:
     assert run("\n".join(code_of("frameworks.md")), tmp_path).splitlines()[-1] == "1 0.0"
+
+
+@pytest.mark.parametrize("page", ["langfuse.md", "wandb.md", "production_scenarios.md"])
+def test_the_pages_about_trace_sinks_run_as_they_are_shown(page: str, tmp_path: Path) -> None:
+    printed = run("\n".join(code_of(page)), tmp_path)
+    assert page != "wandb.md" or printed.startswith("kl kl/sampler_learner is 0.03, above 0.02: ")

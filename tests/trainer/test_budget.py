@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tests.fakes.scripted_training import ScriptedTraining, scripted_training
 from understudy import TrainableModel, TrainConfig, Trainer, Trajectory, TrajectoryGroup
+from understudy.contracts import StepFinished, TraceSink
 from understudy.errors import BudgetExceeded, ConfigError, LlmError, TrainError
 from understudy.llms import Llm
 from understudy.llms.testing import LlmReply, ScriptedLlm, fails, refuses, says, scripted_llm
@@ -47,20 +48,16 @@ class ScriptedJudge:
         return group
 
 
-class SeenSteps:
+class SeenSteps(TraceSink):
     """A sink."""
+
+    name = "seen"
 
     def __init__(self) -> None:
         self.metrics: list[dict[str, float]] = []
 
-    def groups_finished(self, groups: list[TrajectoryGroup], step: int, split: str) -> None:
-        return
-
-    def step_finished(self, step: int, metrics: Any) -> None:
-        self.metrics.append(dict(metrics))
-
-    def close(self) -> None:
-        return
+    def step_finished(self, event: StepFinished) -> None:
+        self.metrics.append(dict(event.metrics))
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests.rewards.scripted_judge import by_last_number, entries, group_of, honest, judge_at, verdict
-from understudy import TrajectoryGroup
 from understudy.cli import app, guarded
+from understudy.contracts import GroupsFinished
 from understudy.errors import ConfigError, LlmError
 from understudy.llms.testing import LlmReply, LlmRequest, fails, says, scripted_llm
+from understudy.tracing.conformance import sample_rollout
 from understudy.tracing.jsonl import JsonlSink
 from understudy.trainer.judge_check import check_judge_on, read_ranked
 
@@ -71,17 +72,16 @@ async def test_where_nothing_is_ordered_there_is_no_number(tmp_path: Path) -> No
 
 
 def test_lines_of_a_sink_with_ranks_added_can_be_read(tmp_path: Path) -> None:
-    groups = [group_of(10, 20), group_of(30, 40), TrajectoryGroup()]
-    for step, name in enumerate(("first", "second")):
-        for group in groups:
-            for trajectory in group:
-                trajectory.place = trajectory.place.model_copy(update={"group": f"{name}-{groups.index(group)}"})
-        JsonlSink(tmp_path).groups_finished(groups, step, "train")
+    for step in (0, 1):
+        rollouts = tuple(sample_rollout(index, step=step) for index in range(8))
+        JsonlSink(tmp_path).groups_finished(GroupsFinished("run", "train", step, (), rollouts))
     lines = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
     ranked = read_ranked(written(tmp_path, *({**line, "rank": number} for number, line in enumerate(lines, 1))))
     assert {name: len(each) for name, each in ranked.items()} == {
-        "first-0": 2, "first-1": 2, "second-0": 2, "second-1": 2,
-    }  # fmt: skip
+        f"run-conformance-train-{step}-{group}": 4 for step in (0, 1) for group in (0, 1)
+    }
+    [history] = next(iter(ranked.values()))[0].histories
+    assert [each["role"] for each in history.messages()] == ["system", "user", "assistant", "tool", "assistant"]
 
 
 @pytest.mark.parametrize(

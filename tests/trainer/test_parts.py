@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +17,6 @@ from understudy.errors import ConfigError, RolloutError
 from understudy.rewards.outcome import RewardResult, as_reward
 from understudy.scenarios.identity import scenario_id, scenario_text
 from understudy.scenarios.ordering import batch, split
-from understudy.tracing.fanout import FanOut
-from understudy.tracing.jsonl import JsonlSink
 from understudy.trainer.evaluate import summarise
 from understudy.trainer.progress import Doing, LiveProgress, PlainProgress, StepRow, sparkline
 
@@ -120,34 +115,6 @@ def test_rewards_are_numbers_or_dicts_of_numbers_also_those_of_numpy_and_torch()
 def test_what_is_no_finite_number_is_no_reward(wrong: object) -> None:
     with pytest.raises(RolloutError, match="reward="):
         as_reward(wrong, "reward=")
-
-
-class Broken:
-    """A sink whose server is away."""
-
-    def groups_finished(self, groups: list[TrajectoryGroup], step: int, split: str) -> None:
-        raise ConnectionError("away")
-
-    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        raise ConnectionError("away")
-
-    def close(self) -> None:
-        raise ValueError("never opened")
-
-
-def test_a_broken_sink_is_named_once_per_kind_and_stops_nothing(tmp_path: Path) -> None:
-    sinks = FanOut([Broken(), JsonlSink(tmp_path)])
-    with pytest.warns(UserWarning, match="Broken") as warned:
-        sinks.groups_finished([scored(1.0)], 0, "train")
-        sinks.step_finished(1, {"reward": 1.0})
-        sinks.close()
-    assert [str(warning.message).split(": ")[1].split("(")[0] for warning in warned] == [
-        "ConnectionError",
-        "ValueError",
-    ]
-    [rollout] = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
-    assert (rollout["reward"], rollout["step"], rollout["split"]) == (1.0, 0, "train")
-    assert json.loads((tmp_path / "steps.jsonl").read_text()) == {"step": 1, "metrics": {"reward": 1.0}}
 
 
 ROW = StepRow(3, 0.5, 0.25, 1.25, 2.0, 1234.0, 0.00012, "2 rollouts failed")

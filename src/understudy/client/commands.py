@@ -78,6 +78,16 @@ def _server(url: str | None, folder: Path | None) -> Api | None:
     return running_server(_root(folder))
 
 
+def reachable_server(url: str | None, folder: Path | None) -> Api:
+    """The server at `url`, else the one that runs on the directory. Raises ConfigError where none does."""
+    api = _server(url, folder)
+    if api is None:
+        raise ConfigError(
+            f"no server runs on {_root(folder)}: pass --url, or start one with `understudy serve --dir {_root(folder)}`"
+        )
+    return api
+
+
 def _root(folder: Path | None) -> Path:
     return (folder or default_dir()).expanduser().absolute()
 

@@ -27,6 +27,7 @@ from ..wire import (
     LogRequest,
     ModelState,
     RegisterRequest,
+    TracePage,
     TrainStatus,
     TrajectoryPage,
     TrajectoryQuery,
@@ -145,6 +146,11 @@ class Api:
         """A page of the finished trajectories that fit; the next one with `after=page.next`."""
         parameters = httpx.QueryParams(query.model_dump(exclude_none=True))
         return TrajectoryPage.model_validate(await self._ask("GET", f"/api/trajectories?{parameters}"))
+
+    async def traces(self, query: TrajectoryQuery) -> TracePage:
+        """The same page with each trajectory's calls, without their token arrays."""
+        parameters = httpx.QueryParams(query.model_dump(exclude_none=True))
+        return TracePage.model_validate(await self._ask("GET", f"/api/traces?{parameters}"))
 
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls:
         """A trajectory and the calls recorded under it."""

@@ -166,8 +166,8 @@ def _can_be_trained(record: TrajectoryRecord) -> bool:
 def _failed_record(error: RolloutException, model: str, place: RolloutPlace) -> TrajectoryRecord:
     """A rollout that left nothing but its exception, under an id of its place: the same each time it is finished."""
     name = f"traj-failed-{hashlib.sha256(f'{place.run} {place.group} {place.index}'.encode()).hexdigest()[:24]}"
-    now = time.time()
-    return TrajectoryRecord(id=name, model=model, calls=(), exception=error, started_at=now, ended_at=now, place=place)
+    at = time.time() if error.at is None else error.at
+    return TrajectoryRecord(id=name, model=model, calls=(), exception=error, started_at=at, ended_at=at, place=place)
 
 
 def _rendered(history: History) -> RenderedHistory | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
 from rich.text import Text
 
+from understudy.contracts import GroupsFinished, TraceSink
 from understudy.errors import MissingExtraError
-from understudy.types import Json, Message, TrajectoryGroup
+from understudy.tracing.reading import conversations
+from understudy.types import Json, Message
 
 try:
     import plotext  # pyright: ignore[reportMissingTypeStubs]  # it has none
@@ -23,26 +25,22 @@ except ImportError:  # the extra `plot`; asked for in `require_plots`
 SPEAKERS = {"user": "you", "assistant": "agent", "tool": "tool"}
 
 
-class Transcripts:
+class Transcripts(TraceSink):
     """A trace sink that keeps the greedy evaluations' conversations: (scenario id, step) -> messages and success."""
+
+    name = "transcripts"
 
     def __init__(self) -> None:
         self.kept: dict[tuple[str, int], tuple[list[Message], bool]] = {}
 
-    def groups_finished(self, groups: list[TrajectoryGroup], step: int, split: str) -> None:
-        if split != "val":
+    def groups_finished(self, event: GroupsFinished) -> None:
+        if event.split != "val":
             return
-        for group in groups:
-            for trajectory in group:
-                messages = cast(list[Message], trajectory.messages())
-                key = str(group.metadata["scenario_id"]), step
-                self.kept[key] = messages, bool(trajectory.metrics.get("success"))
-
-    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Steps have no conversation of their own."""
-
-    def close(self) -> None:
-        """Nothing is held open."""
+        for rollout in event.rollouts:
+            longest = next(iter(conversations(rollout)), None)
+            key = str(rollout.record.place.scenario), event.step
+            right = bool(rollout.record.metrics.get("success"))
+            self.kept[key] = list(longest.messages) if longest is not None else [], right
 
     def learned(self) -> tuple[list[Message], list[Message]] | None:
         """The longest conversation that was wrong at the first step and right at the last, before and after."""

@@ -1,40 +1,225 @@
-"""Hands rollouts and steps to every sink; a sink that fails is named once per kind of failure and left behind."""
+"""Hands the events of a run to every sink in threads of their own: training never waits, and what a sink did not take is
+noted, so that the next run or `understudy traces export` delivers it."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import logging
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from understudy.contracts import TraceSink
-from understudy.types import TrajectoryGroup
+from understudy.client.download import download_export
+from understudy.client.http import Api
+from understudy.config import default_dir
+from understudy.contracts import (
+    Alert,
+    CheckpointSaved,
+    EvaluationFinished,
+    GroupsFinished,
+    RunStarted,
+    StepFinished,
+    TraceEvent,
+    TraceSink,
+)
+
+from .notes import DeliveryNotes
+from .reading import read_groups
+
+log = logging.getLogger("understudy")
+
+QUEUED = 10_000
+"""Events that may wait for a sink; one more is only noted."""
+CLOSE_SECONDS = 10.0
 
 
 class FanOut:
-    """A TraceSink over many. A failure warns once per sink and exception type and never stops training."""
+    """The sinks of one run. `servers` have its rollouts; `notes` is the folder of delivery notes."""
 
-    def __init__(self, sinks: Sequence[TraceSink]) -> None:
-        self._sinks = tuple(sinks)
-        self._warned: set[tuple[int, str]] = set()
+    def __init__(
+        self,
+        sinks: Sequence[TraceSink],
+        run: str,
+        servers: Sequence[Api],
+        *,
+        notes: Path | None = None,
+        queued: int = QUEUED,
+    ) -> None:
+        folder = notes if notes is not None else notes_folder()
+        reader = SharedReader(servers)
+        self.run = run
+        self._deliveries = [Delivery(sink, run, folder, reader, queued) for sink in sinks]
 
-    def groups_finished(self, groups: list[TrajectoryGroup], step: int, split: str) -> None:
-        for sink in self._sinks:
-            self._guard(sink, lambda sink=sink: sink.groups_finished(groups, step, split))
+    def publish(self, event: TraceEvent) -> None:
+        """Have every sink show the event; returns at once."""
+        for delivery in self._deliveries:
+            delivery.publish(event)
 
-    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        for sink in self._sinks:
-            self._guard(sink, lambda sink=sink: sink.step_finished(step, metrics))
+    def close(self, seconds: float = CLOSE_SECONDS) -> list[str]:
+        """Wait so long at most; a line for each sink that has not taken everything, with the command that delivers it."""
+        deadline = time.monotonic() + seconds
+        for delivery in self._deliveries:
+            delivery.finish(deadline)
+        return [line for delivery in self._deliveries if (line := delivery.missing_line(deadline))]
 
-    def close(self) -> None:
-        for sink in self._sinks:
-            self._guard(sink, sink.close)
 
-    def _guard(self, sink: TraceSink, deliver: Callable[[], None]) -> None:
+class SharedReader:
+    """Rollouts, read once however many sinks show them; the last few stay in memory."""
+
+    KEPT = 4
+
+    def __init__(self, servers: Sequence[Api]) -> None:
+        self.servers = tuple(servers)
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, ...], GroupsFinished | EvaluationFinished] = {}
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(api.url for api in self.servers)
+
+    def complete(self, event: TraceEvent) -> TraceEvent:
+        """The event with its rollouts. To be called in a thread without an event loop."""
+        if not isinstance(event, GroupsFinished | EvaluationFinished) or event.rollouts or not event.groups:
+            return event
+        with self._lock:
+            known = self._kept.get(event.groups)
+            if known is None:
+                known = replace(event, rollouts=asyncio.run(read_groups(self.servers, event.groups)))
+                self._kept[event.groups] = known
+                while len(self._kept) > self.KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+        return replace(event, rollouts=known.rollouts)
+
+    def download(self, event: CheckpointSaved, target: Path) -> CheckpointSaved:
+        """The event with a folder on this machine."""
+        if (Path(event.path) / "adapter_config.json").is_file():
+            return event
+
+        async def fetch() -> str:
+            [api] = [each for each in self.servers if event.model in {model.name for model in await each.models()}][:1]
+            return str(await download_export(api, event.model, event.step, "peft", target))
+
+        return replace(event, path=asyncio.run(fetch()))
+
+
+class Delivery:
+    """One sink, its queue and its thread."""
+
+    def __init__(self, sink: TraceSink, run: str, folder: Path, reader: SharedReader, queued: int) -> None:
+        self._sink = sink
+        self._name = sink_name(sink)
+        self._reader = reader
+        self._notes = DeliveryNotes(folder, run, self._name)
+        earlier = [each for each in DeliveryNotes.of_sink(folder, self._name) if each.run != run]
+        self._left = [(notes, each.event) for notes in (*earlier, self._notes) for each in notes.undelivered
+                      if set(each.servers) <= set(reader.urls)]  # fmt: skip
+        self._queue: queue.Queue[TraceEvent | None] = queue.Queue(queued)
+        self._failed: list[tuple[DeliveryNotes, TraceEvent]] = []
+        self._warned: set[str] = set()
+        self._deadline: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def publish(self, event: TraceEvent) -> None:
+        self._notes.due(event, self._reader.urls)
+        try:
+            self._queue.put_nowait(event)
+        except queue.Full:
+            self._warn("queue", f"{self._queue.maxsize} events wait already; more are delivered after the run")
+        self._start()
+
+    def finish(self, deadline: float) -> None:
+        """No more events come; what failed is tried once more until the deadline."""
+        self._deadline = deadline
+        if self._left:
+            self._start()
+        if self._thread is not None:
+            try:
+                self._queue.put(None, timeout=max(deadline - time.monotonic(), 0.01))
+            except queue.Full:
+                return
+
+    def missing_line(self, deadline: float) -> str | None:
+        """Wait for the thread until the deadline -> what is missing then."""
+        if self._thread is not None:
+            self._thread.join(max(deadline - time.monotonic(), 0.0))
+        missing = self._notes.undelivered
+        if not missing:
+            return None
+        run = self._notes.run
+        return (
+            f"trace sink {self._name!r}: {len(missing)} events of run {run} were not delivered; the next run delivers them, or "
+            f"`understudy traces export --run {run} --to {self._name}`"
+        )
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"understudy-trace-{self._name}", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        for notes, event in self._left:
+            self._deliver(notes, event)
+        while (event := self._queue.get()) is not None:
+            self._deliver(self._notes, event)
+        for notes, event in [*self._failed]:
+            if self._deadline is not None and time.monotonic() < self._deadline:
+                self._deliver(notes, event)
+        self._guard(self._sink.closed)
+
+    def _deliver(self, notes: DeliveryNotes, event: TraceEvent) -> None:
+        if self._guard(lambda: self._show(event)):
+            notes.taken(event)
+        elif (notes, event) not in self._failed:
+            self._failed.append((notes, event))
+
+    def _show(self, event: TraceEvent) -> None:
+        if isinstance(event, CheckpointSaved) and self._sink.checkpoint_files:
+            with tempfile.TemporaryDirectory(prefix="understudy-checkpoint-") as folder:
+                return show(self._sink, self._reader.download(event, Path(folder) / f"{event.step:04d}"))
+        return show(self._sink, self._reader.complete(event))
+
+    def _guard(self, deliver: Callable[[], None]) -> bool:
         try:
             deliver()
         except Exception as error:  # noqa: BLE001  # a sink is foreign code; the contract says that it never stops training
-            kind = (id(sink), type(error).__name__)
-            if kind not in self._warned:
-                self._warned.add(kind)
-                warnings.warn(
-                    f"trace sink {type(sink).__name__} failed and goes on without this: {error!r}", stacklevel=4
-                )
+            self._warn(
+                type(error).__name__, f"failed and goes on without this, which is delivered later: {error!r:.500}"
+            )
+            return False
+        return True
+
+    def _warn(self, kind: str, what: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning("trace sink %r: %s", self._name, what)
+
+
+def show(sink: TraceSink, event: TraceEvent) -> None:
+    """Call the sink's method for the event."""
+    match event:
+        case RunStarted():
+            sink.run_started(event)
+        case GroupsFinished():
+            sink.groups_finished(event)
+        case EvaluationFinished():
+            sink.evaluation_finished(event)
+        case StepFinished():
+            sink.step_finished(event)
+        case CheckpointSaved():
+            sink.checkpoint_saved(event)
+        case Alert():
+            sink.alert(event)
+
+
+def sink_name(sink: TraceSink) -> str:
+    """Its own name, else its class's."""
+    return str(getattr(sink, "name", "") or type(sink).__name__)
+
+
+def notes_folder() -> Path:
+    """Beside the records of a server on this machine: `UNDERSTUDY_DIR/traces`."""
+    return default_dir().expanduser().absolute() / "traces"

@@ -1,42 +1,76 @@
-"""The JSONL sink: one line per rollout and per step, for jq and notebooks."""
+"""The JSONL sink: one line per rollout, step, evaluation and alert, for jq and notebooks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from understudy.types import Trajectory, TrajectoryGroup
+from understudy.contracts import Alert, EvaluationFinished, GroupsFinished, RunStarted, StepFinished, TraceSink
+from understudy.wire import RolloutTrace
+
+from .reading import conversations
+
+FILES = ("runs.jsonl", "rollouts.jsonl", "steps.jsonl", "evaluations.jsonl", "alerts.jsonl")
 
 
-class JsonlSink:
-    """Appends to `rollouts.jsonl` and `steps.jsonl` in a folder, which it makes."""
+class JsonlSink(TraceSink):
+    """Appends to `rollouts.jsonl`, `steps.jsonl`, `evaluations.jsonl`, `alerts.jsonl` and `runs.jsonl` in a folder, which
+    it makes. A line whose `id` is in the file already is not written again."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
+        self.name = f"jsonl:{self._folder.absolute()}"
+        self._written: dict[str, set[str]] = {}
 
-    def groups_finished(self, groups: list[TrajectoryGroup], step: int, split: str) -> None:
-        lines = [
-            {"step": step, "split": split, "group": index, **rollout_line(trajectory)}
-            for index, group in enumerate(groups)
-            for trajectory in group
-        ]
-        self._append("rollouts.jsonl", lines)
+    def run_started(self, event: RunStarted) -> None:
+        line = {"id": event.id, "run": event.run, "model": event.model, "step": event.step, "at": event.at}
+        self._append("runs.jsonl", [line | {"settings": dict(event.settings)}])
 
-    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._append("steps.jsonl", [{"step": step, "metrics": dict(metrics)}])
+    def groups_finished(self, event: GroupsFinished) -> None:
+        head = {"run": event.run, "split": event.split, "step": event.step}
+        self._append("rollouts.jsonl", [{**head, **rollout_line(each)} for each in event.rollouts])
 
-    def close(self) -> None:
-        """Nothing is held open."""
+    def evaluation_finished(self, event: EvaluationFinished) -> None:
+        head = {"id": event.id, "run": event.run, "model": event.model, "split": event.split, "step": event.step}
+        self._append("evaluations.jsonl", [head | {"metrics": dict(event.metrics)}])
+
+    def step_finished(self, event: StepFinished) -> None:
+        line = {"id": event.id, "run": event.run, "model": event.model, "step": event.step}
+        self._append("steps.jsonl", [line | {"metrics": dict(event.metrics)}])
+
+    def alert(self, event: Alert) -> None:
+        line = {"id": event.id, "run": event.run, "model": event.model, "step": event.step, "kind": event.kind}
+        self._append("alerts.jsonl", [line | {"message": event.message, "value": event.value, "limit": event.limit}])
 
     def _append(self, name: str, lines: Sequence[Mapping[str, object]]) -> None:
-        with (self._folder / name).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line, default=repr) + "\n" for line in lines)
+        file = self._folder / name
+        if name not in self._written:
+            self._written[name] = set(_ids(file))
+        known = self._written[name]
+        fresh = [line for line in lines if line["id"] not in known]
+        with file.open("a", encoding="utf-8") as out:
+            out.writelines(json.dumps(line, default=repr) + "\n" for line in fresh)
+        known |= {str(line["id"]) for line in fresh}
 
 
-def rollout_line(trajectory: Trajectory) -> Mapping[str, object]:
-    """A trajectory as one JSON object."""
-    return trajectory.model_dump(mode="json", exclude={"messages_and_choices", "additional_histories"}) | {
-        "messages": trajectory.messages()
-    }
+def rollout_line(rollout: RolloutTrace) -> Mapping[str, object]:
+    """A rollout as one JSON object."""
+    record = rollout.record.model_dump(mode="json", exclude={"histories", "calls", "weights", "unused"})
+    told = [each.model_dump(mode="json", include={"messages", "tools"}) for each in conversations(rollout)]
+    first, *others = told or [{"messages": [], "tools": None}]
+    shown = [{"messages_and_choices": each["messages"], "tools": each["tools"]} for each in others]
+    return record | first | {"group": rollout.record.place.group, "additional_histories": shown}
+
+
+def _ids(file: Path) -> Iterator[str]:
+    """The ids of the lines that are there; a line that a kill cut short has none."""
+    if not file.exists():
+        return
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                yield str(json.loads(line).get("id"))
+            except ValueError:
+                continue

@@ -40,6 +40,7 @@ def table_row(iteration: Iteration) -> StepRow:
     metrics = iteration.metrics
     notes += [f"{share:.0%} of the calls rendered"] if (share := metrics.get("calls/rendered_share", 0)) else []
     notes += [f"the judge scored {1 - share:.0%} of the groups"] if (share := metrics.get("judge/dropped", 0)) else []
+    notes += [f"alert: {alert.message}" for alert in iteration.alerts]
     stale = (metrics["staleness/mean"], metrics["staleness/max"]) if "staleness/mean" in metrics else None
     return StepRow(
         step=iteration.step,

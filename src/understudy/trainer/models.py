@@ -41,6 +41,7 @@ class ModelStep:
     warnings: tuple[str, ...] = ()
     why: str = ""
     no_signal: str | None = None
+    checkpoint: str | None = None  # of TRAINED: its folder on the server's machine
 
 
 def checked_models(given: object) -> Models:
@@ -147,6 +148,7 @@ async def _train(
         result.warnings,
         why=result.why,
         no_signal=result.no_signal,
+        checkpoint=result.checkpoint,
     )
 
 

@@ -11,9 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from understudy.client.sampling import MAX_COMPLETION_TOKENS
 from understudy.config import TrainConfig
-from understudy.contracts import Judge, TraceSink
+from understudy.contracts import Alert, Judge, TraceSink
 from understudy.errors import ConfigError
 from understudy.llms.ledger import check_max_cost
+from understudy.tracing.alerts import AlertLimits
 from understudy.types import PlaceName, Trajectory
 
 from .judging import check_judge
@@ -24,6 +25,9 @@ RewardFunction = Callable[[object, Trajectory], object]
 
 Schedule = Callable[[int], TrainConfig]
 """The step about to be made, from 1 on -> its options: for a learning rate that falls, say."""
+
+AlertFunction = Callable[[Alert], object]
+"""Called with an alert in the trainer's event loop; what it returns is ignored."""
 
 _PLACE: TypeAdapter[str] = TypeAdapter(PlaceName)
 
@@ -57,7 +61,9 @@ class TrainerOptions(TypedDict, total=False):
     max_cost: float | None
     seed: int
     run: str | None
-    sinks: Sequence[TraceSink]
+    sinks: Sequence[str | TraceSink]
+    alert_limits: AlertLimits
+    on_alert: AlertFunction | None
     progress: TrainerProgress | None
 
 
@@ -81,7 +87,9 @@ class RunOptions:
     max_cost: float | None = None  # USD for other LLMs (judges, say) in one run, which then ends; None: no limit
     seed: int = 0  # of the order of scenarios
     run: str | None = None  # the id that the server lists rollouts by; None: a new one for each train() and evaluate()
-    sinks: Sequence[TraceSink] = ()
+    sinks: Sequence[str | TraceSink] = ()  # where rollouts and steps are shown: names such as "langfuse", or objects
+    alert_limits: AlertLimits = field(default_factory=AlertLimits)  # when a step alerts
+    on_alert: AlertFunction | None = None  # is called with each alert
     progress: TrainerProgress | None = None  # None: a live table in a terminal, else plain lines
 
     @classmethod
@@ -115,6 +123,7 @@ class RunOptions:
             )
         if self.judge is not None:
             check_judge(self.judge)
+        check_alerts(self.alert_limits, self.on_alert)
         if not isinstance(self.config, TrainConfig) and not callable(self.config):
             raise ConfigError(
                 f"config: a TrainConfig, or a function from the step to one, is needed, got {self.config!r}"
@@ -131,6 +140,14 @@ class RunOptions:
                 "TrainConfig"
             )
         return config
+
+
+def check_alerts(limits: object, on_alert: object) -> None:
+    """Raise ConfigError for what cannot limit or take alerts."""
+    if on_alert is not None and not callable(on_alert):
+        raise ConfigError(f"on_alert: a function of an Alert is needed, got {on_alert!r:.200}")
+    if not isinstance(limits, AlertLimits):
+        raise ConfigError(f"alert_limits: an AlertLimits is needed, got {limits!r:.200}")
 
 
 def check_place(name: str, value: object) -> None:

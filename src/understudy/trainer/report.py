@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from understudy.client.failures import FailureKind, failure_kinds, failures, merged, summary
+from understudy.contracts import Alert
 from understudy.llms.ledger import SpendingTotals
 from understudy.types import TrajectoryGroup
 
@@ -38,6 +39,7 @@ class Iteration:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     models: dict[str, ModelStep] = field(default_factory=dict[str, ModelStep])
     failures: tuple[FailureKind, ...] = ()  # why `failed` rollouts did
+    alerts: tuple[Alert, ...] = ()  # signs that the run goes wrong
 
     @property
     def steps(self) -> dict[str, int]:

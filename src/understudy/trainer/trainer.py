@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,7 +21,7 @@ from understudy.llms.ledger import budget
 from understudy.rewards.outcome import as_reward
 from understudy.scenarios.identity import scenario_id
 from understudy.scenarios.ordering import batch
-from understudy.tracing.fanout import FanOut
+from understudy.tracing.trace_context import keep_trace_context
 from understudy.types import RolloutPlace, Trajectory, TrajectoryGroup, new_id
 
 from .evaluate import Evaluation, summarise
@@ -40,9 +41,12 @@ from .messages import (
 from .models import check_choices, checked_models, keep, keep_beside, log_to_each, steps_of, train_each
 from .options import RunOptions, TrainerOptions, check_place, is_number
 from .progress import make_progress
-from .report import Iteration, ModelReport, Stopped, TrainReport, make_iteration
+from .report import ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps
+from .showing import Showing
 from .updates import Updates
+
+log = logging.getLogger("understudy")
 
 RolloutFunction = Callable[[TrainableModel, Any], Awaitable[Trajectory]]
 """(model, scenario) -> the finished trajectory; an exception leaves the rollout unscored."""
@@ -87,7 +91,7 @@ class Trainer:
         self._given = model if isinstance(model, TrainableModel) else self.models
         self._scenarios = checked_scenarios(scenarios, "scenarios")
         self._eval = checked_scenarios(self.options.eval, "eval") if self.options.eval is not None else []
-        self._sinks = FanOut(self.options.sinks)
+        self._shown = Showing(self.models, self.options)
 
     def train(self, steps: int) -> TrainReport:
         """`atrain`, outside an event loop."""
@@ -102,8 +106,8 @@ class Trainer:
         progress = self.options.progress or make_progress(steps)
         run = Run(self.options, steps, started, started, progress, self._run_id())
         if run.stopped() is Stopped.FINISHED:
-            self._sinks.close()
             return await self._ended(run, Stopped.NOTHING_LEFT)
+        await self._shown.started(run.id, started[self.model.name])
         with run.progress, budget(self.options.max_cost) as run.spending:
             try:
                 stopped = await self._iterate(run)
@@ -111,7 +115,8 @@ class Trainer:
                 run.progress.say(interrupted_line(run.at, steps, len(run.under_way)))
                 raise
             finally:
-                self._sinks.close()
+                for line in self._shown.close():
+                    run.progress.say(line)
         return await self._ended(run, stopped)
 
     def evaluate(
@@ -130,8 +135,14 @@ class Trainer:
         chosen = checked_scenarios(scenarios, "scenarios") if scenarios is not None else self._eval
         if not chosen:
             raise ConfigError("eval: no scenarios to evaluate on; pass some, or give the Trainer eval=")
-        with budget(self.options.max_cost):
-            return await self._evaluate(chosen, temperature, rollouts, self._run_id())
+        run = self._run_id()
+        await self._shown.started(run, await self.model.get_step())
+        try:
+            with budget(self.options.max_cost):
+                return await self._evaluate(chosen, temperature, rollouts, run)
+        finally:
+            for line in self._shown.close():
+                log.warning(line)
 
     async def _evaluate(
         self, scenarios: Sequence[object], temperature: float | None, rollouts: int, run: str
@@ -152,8 +163,9 @@ class Trainer:
             )
             await keep_beside(unscored, self.models, groups)
             raise unscored
-        self._sinks.groups_finished(groups, evaluation.step, split)
+        await self._shown.groups(groups, evaluation.step, split)
         await log_to_each(self.models, groups, evaluation.as_metrics(), split, steps)
+        self._shown.evaluation(evaluation, groups, split)
         return evaluation
 
     def examine_rollouts(self, groups: Sequence[TrajectoryGroup]) -> str | None:
@@ -235,7 +247,7 @@ class Trainer:
             )
             await keep_beside(unscored, self.models, groups)
             raise unscored
-        self._sinks.groups_finished(groups, at[self.model.name], "train")
+        await self._shown.groups(groups, at[self.model.name], "train")
         if run.under_way:
             await keep(self.models, groups)
         return RolloutBatch(
@@ -250,10 +262,11 @@ class Trainer:
             made = await train_each(self.models, scored.groups, run.at, configs)
         if any(config.overlap for config in configs.values()):
             made = run.overlapped(scored, made, run.rolling.seconds - rolled)
-        iteration = make_iteration(scored.groups, made, scored.seconds, time.monotonic() - began, scored.spent)
+        seconds = time.monotonic() - began
+        iteration = make_iteration(scored.groups, made, scored.seconds, seconds, scored.spent)
+        iteration = self._shown.step(iteration, scored.groups, scored.first_began[self.model.name])
         for warning in warnings_of(made):
             run.progress.say(warning)
-        self._sinks.step_finished(iteration.step, sink_metrics(iteration))
         run.applied(iteration)
         run.progress.finished(table_row(iteration))
         for line in failure_lines(run.new_failures(iteration.failures)):
@@ -300,6 +313,7 @@ class Trainer:
             trajectory = await rollout(self._given, scenario)
         if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
             return trajectory  # refused by what gathers it
+        keep_trace_context(trajectory)
         if trajectory.exception is not None:
             trajectory.reward = None
         elif self.options.reward is not None:
@@ -380,12 +394,3 @@ def check_evaluation(temperature: float | None, rollouts: int) -> None:
         raise ConfigError(f"temperature: 0 (greedy), a finite number above, or None is needed, got {temperature!r}")
     if not isinstance(rollouts, int) or rollouts < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
         raise ConfigError(f"rollouts: a whole number of at least 1 is needed, got {rollouts!r}")
-
-
-def sink_metrics(iteration: Iteration) -> dict[str, float]:
-    """What sinks are shown of a step: the first model's metrics by their names, the others' below their models'."""
-    _, *others = iteration.models.items()
-    found = {**iteration.metrics, "reward": iteration.reward}
-    for name, made in others:
-        found |= {f"{name}/{metric}": value for metric, value in made.metrics.items()} | {f"{name}/step": made.step}
-    return found

@@ -149,3 +149,21 @@ async def test_trajectories_are_listed_by_their_place_and_their_end(gateway: Gat
 async def test_an_unknown_trajectory_is_a_404_that_names_it(gateway: Gateway) -> None:
     response = await gateway.http.get("/api/trajectories/nobody")
     assert response.status_code == 404 and "'nobody'" in response.text
+
+
+async def test_traces_have_calls_with_counts_in_place_of_tokens(gateway: Gateway) -> None:
+    await gateway.chat({TRAJECTORY_HEADER: "seen"})
+    await finish(gateway, a_record("seen", place={"run": "r", "group": "g"}), a_record("other", place={"run": "b"}))
+    page = (await gateway.http.get("/api/traces", params={"run": "r"})).json()
+    [rollout] = page["rollouts"]
+    [call] = (await gateway.http.get("/api/trajectories/seen")).json()["calls"]
+    [trace] = rollout["calls"]
+    assert (rollout["record"]["id"], page["next"]) == ("seen", None)
+    assert "prompt_ids" not in trace and trace["prompt_tokens"] == len(call["prompt_ids"])
+    [output], [shown] = call["outputs"], trace["outputs"]
+    assert "token_ids" not in shown and shown["tokens"] == len(output["token_ids"])
+    assert shown["logprob_mean"] == pytest.approx(sum(output["logprobs"]) / len(output["logprobs"]))
+    assert shown["logprob_min"] == pytest.approx(min(output["logprobs"]))
+    same = ("id", "model", "step", "messages", "tools", "sampling", "status", "started_at", "ended_at")
+    assert {name: trace[name] for name in same} == {name: call[name] for name in same}
+    assert (await gateway.http.get("/api/traces", params={"runs": "r"})).status_code == 400

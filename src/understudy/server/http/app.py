@@ -34,7 +34,8 @@ def build(services: Services, guard: Guard) -> FastAPI:
     """The application over services that are open; whoever opened them closes them."""
     app = FastAPI(title="Understudy", version=understudy.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
-    for router in (openai_api.router, trajectory_api.router, training_api.router, status_page.router):
+    routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router, status_page.router)
+    for router in routers:
         app.include_router(router)
     app.add_api_route("/health", health, methods=["GET"])
     app.add_exception_handler(UnderstudyError, _refuse)

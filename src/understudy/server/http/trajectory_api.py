@@ -12,6 +12,7 @@ from ..errors import ApiError, bad_request
 from ..services import ServicesDep
 
 router = APIRouter(prefix="/api/trajectories")
+traces = APIRouter(prefix="/api/traces")
 
 
 @router.post("")
@@ -28,6 +29,13 @@ async def finish(request: Request, services: ServicesDep) -> FinishResult:
 async def listed(query: Annotated[TrajectoryQuery, Query()], services: ServicesDep) -> Response:
     """A page of the finished trajectories that fit every filter."""
     page = await services.store.trajectories(query)
+    return Response(page.model_dump_json(), media_type="application/json")
+
+
+@traces.get("")
+async def listed_traces(query: Annotated[TrajectoryQuery, Query()], services: ServicesDep) -> Response:
+    """A page of the finished trajectories that fit every filter, with their calls but without token arrays."""
+    page = await services.store.traces(query)
     return Response(page.model_dump_json(), media_type="application/json")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
@@ -10,6 +11,7 @@ import orjson
 from sqlalchemy import Row
 
 from ...types import Call, CallOutput, CallStatus, Json
+from ...wire import CallTrace, OutputTrace
 
 
 class CallRow(TypedDict):
@@ -111,6 +113,42 @@ def output_of(row: Row[Json], parse_failure: bool) -> CallOutput:
         finish_reason=row.finish_reason,
         status=CallStatus(row.status),
         parse_failure=parse_failure,
+    )
+
+
+def call_trace_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> CallTrace:
+    """The call without its tokens, of rows that have the bytes of the token columns instead of these."""
+    body = orjson.loads(row.body)
+    failures = frozenset[int](body.pop("parse_failures", ()))
+    return CallTrace(
+        id=row.id,
+        trajectory_id=row.trajectory_id,
+        model=row.model,
+        step=row.step,
+        status=CallStatus(row.status),
+        late=row.late,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        prompt_tokens=(row.prompt_bytes or 0) // 4,
+        outputs=tuple(
+            output_trace_of(output, output.choice in failures)
+            for output in sorted(outputs, key=lambda output: output.choice)
+        ),
+        **body,
+    )
+
+
+def output_trace_of(row: Row[Json], parse_failure: bool) -> OutputTrace:
+    logprobs = [value for value in unpack_logprobs(row.logprobs) if not math.isnan(value)]
+    return OutputTrace(
+        index=row.choice,
+        message=orjson.loads(row.message),
+        finish_reason=row.finish_reason,
+        status=CallStatus(row.status),
+        parse_failure=parse_failure,
+        tokens=(row.token_bytes or 0) // 4,
+        logprob_mean=math.fsum(logprobs) / len(logprobs) if logprobs else None,
+        logprob_min=min(logprobs, default=None),
     )
 
 

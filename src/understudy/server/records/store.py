@@ -9,19 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, Row, delete, event, insert, or_, select, update
+from sqlalchemy import Connection, Engine, Row, delete, event, insert, select, update
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from ...errors import StoreError, UnderstudyError
 from ...types import Call, Json
-from ...wire import LogRequest, TrainStatus, TrajectoryPage, TrajectoryQuery, TrajectoryRecord, TrajectoryWithCalls
+from ...wire import (
+    LogRequest,
+    TracePage,
+    TrainStatus,
+    TrajectoryPage,
+    TrajectoryQuery,
+    TrajectoryRecord,
+    TrajectoryWithCalls,
+)
+from .call_reading import WHOLE, read_calls, trace_page
 from .call_rows import call_of, call_row, output_rows
 from .claims import chunks, finish
 from .listing import page
@@ -99,7 +107,7 @@ class Store:
 
         Late calls are included and say so: they are never trained.
         """
-        return await self._read(lambda connection: _calls_of(connection, trajectory_ids))
+        return await self._read(lambda connection: read_calls(connection, trajectory_ids, WHOLE))
 
     async def expire_unclaimed(self, before: float) -> int:
         """Delete the calls of unfinished trajectories whose newest call ended before this time (unix seconds) and of
@@ -131,10 +139,14 @@ class Store:
 
         def read(connection: Connection) -> TrajectoryWithCalls | None:
             record = _finished(connection, [trajectory_id]).get(trajectory_id)
-            found = _calls_of(connection, [trajectory_id])[trajectory_id]
+            found = read_calls(connection, [trajectory_id], WHOLE)[trajectory_id]
             return TrajectoryWithCalls(trajectory=record, calls=found) if record is not None or found else None
 
         return await self._read(read)
+
+    async def traces(self, query: TrajectoryQuery) -> TracePage:
+        """A page of the finished trajectories that fit a query, with their calls but without token arrays."""
+        return await self._read(lambda connection: trace_page(connection, query))
 
     # ---- train requests and logs
 
@@ -296,38 +308,3 @@ def _finished(connection: Connection, ids: Sequence[str]) -> dict[str, Trajector
         rows = connection.execute(select(trajectories.c.id, trajectories.c.body).where(trajectories.c.id.in_(chunk)))
         found |= {row.id: TrajectoryRecord.model_validate_json(row.body) for row in rows}
     return found
-
-
-def _calls_of(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[Call, ...]]:
-    found: dict[str, tuple[Call, ...]] = {}
-    for chunk in chunks(list(dict.fromkeys(ids))):
-        found |= _calls_of_chunk(connection, chunk)
-    return found
-
-
-def _calls_of_chunk(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[Call, ...]]:
-    explicit = set(
-        connection.scalars(select(trajectories.c.id).where(trajectories.c.id.in_(ids), trajectories.c.explicit))
-    )
-    claimed = select(outputs.c.call_id).where(outputs.c.claimed_by.in_(ids))
-    either = or_(calls.c.trajectory_id.in_(ids), calls.c.id.in_(claimed))
-    rows = connection.execute(
-        select(calls).where(either).order_by(calls.c.started_at, calls.c.ended_at, calls.c.id)
-    ).all()
-    choices: dict[str, list[Row[Json]]] = defaultdict(list)
-    for row in connection.execute(select(outputs).join(calls, calls.c.id == outputs.c.call_id).where(either)):
-        choices[row.call_id].append(row)
-    found: dict[str, list[Call]] = {trajectory_id: [] for trajectory_id in ids}
-    for row in rows:
-        mine: dict[str, list[Row[Json]]] = defaultdict(list)
-        for choice in choices[row.id]:
-            mine[choice.claimed_by or row.trajectory_id].append(choice)
-        for trajectory_id in {row.trajectory_id, *mine} & found.keys():
-            taken = mine[trajectory_id]
-            own = row.trajectory_id == trajectory_id
-            if own and trajectory_id in explicit and not row.late:
-                taken = [choice for choice in taken if choice.claimed_by == trajectory_id]
-            # A call without any choice failed; it stays with the trajectory that it named.
-            if taken or (own and not choices[row.id] and trajectory_id not in explicit):
-                found[trajectory_id].append(call_of(row, taken))
-    return {trajectory_id: tuple(items) for trajectory_id, items in found.items()}

@@ -1,0 +1,165 @@
+"""The Langfuse sink: one trace a rollout by OTLP, scores by REST. Shown twice, everything lands on itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from understudy import TraceSink
+from understudy.integration import (
+    Alert,
+    DeliveryError,
+    EvaluationFinished,
+    GroupsFinished,
+    Json,
+    OtlpSender,
+    OtlpSpan,
+    RolloutTrace,
+    RunStarted,
+    StepFinished,
+    checked_rate,
+    digest,
+    is_sampled,
+    rollout_spans,
+    span_id,
+    trace_id,
+)
+
+from .attributes import Experiment, TraceFacts, environment_name, run_attributes, session_id, span_attributes
+from .connection import REQUEST_SECONDS, LangfuseConnection
+from .datasets import dataset_items
+from .scores import LangfuseScore, ScoreSender, rollout_scores
+
+Mask = Callable[[Json], Json]
+OTLP_PATH: Final = "/api/public/otel/v1/traces"
+ENVIRONMENT: Final = "LANGFUSE_TRACING_ENVIRONMENT"
+SAMPLE_RATE: Final = "LANGFUSE_SAMPLE_RATE"
+
+
+class LangfuseSink(TraceSink):
+    """Rollouts as traces with sessions per step, scores, tags and versions.
+
+    Without `connection` it reads LANGFUSE_BASE_URL (or LANGFUSE_HOST), LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY. `mask`
+    changes every input and output before it leaves the process. `sample_rate`: the share of rollouts that is shown, by
+    default LANGFUSE_SAMPLE_RATE or 1. `environment`: by default LANGFUSE_TRACING_ENVIRONMENT or the split. `dataset`: the
+    name of a Langfuse dataset whose item ids are the scenarios' ids: evaluations become experiments on it.
+    """
+
+    name = "langfuse"
+
+    def __init__(
+        self,
+        connection: LangfuseConnection | None = None,
+        *,
+        mask: Mask | None = None,
+        sample_rate: float | None = None,
+        environment: str | None = None,
+        dataset: str | None = None,
+        timeout: float = REQUEST_SECONDS,
+    ) -> None:
+        self._connection = connection or LangfuseConnection.from_environment()
+        self._mask = mask or _as_it_is
+        self._rate = _sample_rate(sample_rate)
+        self._environment = environment or os.environ.get(ENVIRONMENT)
+        self._dataset = dataset
+        self._experiments: dict[str, Experiment] | None = None
+        headers = {"authorization": self._connection.authorization, "x-langfuse-ingestion-version": "4"}
+        self._sender = OtlpSender(f"{self._connection.base_url}{OTLP_PATH}", headers, timeout=timeout)
+        self._scores = ScoreSender(self._connection, timeout)
+
+    def check(self) -> None:
+        self._connection.check()
+
+    def run_started(self, event: RunStarted) -> None:
+        """The run as a trace of its own, with the settings as its input."""
+        trace, start = int(digest(event.id) * 2, 16), int(event.at * 1e9)
+        attributes = run_attributes(event, self._environment_of("train"))
+        self._sender.send([[OtlpSpan(trace, trace % 2**64 or 1, None, "run", start, start, attributes)]])
+
+    def groups_finished(self, event: GroupsFinished) -> None:
+        shown = [each for each in event.rollouts if is_sampled(each, self._rate)]
+        experiments = self._items() if event.split.startswith("val") else {}
+        self._sender.send([self._spans(each, event, experiments) for each in shown])
+        environment = self._environment_of(event.split)
+        self._scores.send([score for each in shown for score in rollout_scores(each, environment, self._mask)])
+
+    def evaluation_finished(self, event: EvaluationFinished) -> None:
+        named = {f"{event.split}/{name}": value for name, value in event.metrics.items()}
+        self._session_scores(event.id, event.run, event.step, event.split, named, event.model)
+
+    def step_finished(self, event: StepFinished) -> None:
+        """Session scores of the rollouts that the step was trained on."""
+        self._session_scores(event.id, event.run, event.began, "train", event.metrics, event.model)
+
+    def alert(self, event: Alert) -> None:
+        session = session_id(event.run, event.step)
+        score = LangfuseScore(digest(event.id), f"alert/{event.kind}", event.value, event.message, session=session,
+                      environment=self._environment_of("train"))  # fmt: skip
+        self._scores.send([score])
+
+    def _session_scores(
+        self, id: str, run: str, step: int, split: str, metrics: Mapping[str, float], model: str
+    ) -> None:
+        session, environment = session_id(run, step), self._environment_of(split)
+        scores = [
+            LangfuseScore(
+                digest(id, name),
+                name,
+                float(value),
+                session=session,
+                environment=environment,
+                metadata={"model": model},
+            )
+            for name, value in metrics.items()
+        ]
+        self._scores.send(scores)
+
+    def _spans(
+        self, rollout: RolloutTrace, event: GroupsFinished, experiments: Mapping[str, Experiment]
+    ) -> Sequence[OtlpSpan]:
+        scenario = rollout.record.place.scenario or ""
+        facts = TraceFacts.of(rollout, event, self._environment_of(event.split), experiments.get(scenario))
+        return [
+            OtlpSpan(
+                trace_id(rollout),
+                span_id(rollout, span.key),
+                span_id(rollout, span.parent) if span.parent is not None else None,
+                span.name,
+                span.start,
+                span.end,
+                span_attributes(span, facts, self._mask),
+                span.error,
+            )
+            for span in rollout_spans(rollout)
+        ]
+
+    def _items(self) -> dict[str, Experiment]:
+        """The dataset's items by id, read once."""
+        if self._dataset is None:
+            return {}
+        if self._experiments is None:
+            found = dataset_items(self._connection, self._dataset)
+            self._experiments = {item.id: Experiment(item.dataset_id, item.id, item.expected) for item in found}
+            if not self._experiments:
+                raise DeliveryError(
+                    f"the Langfuse dataset {self._dataset!r} has no items: call save_dataset(...) first"
+                )
+        return self._experiments
+
+    def _environment_of(self, split: str) -> str:
+        return environment_name(self._environment or split)
+
+
+def _sample_rate(given: float | None) -> float:
+    text = os.environ.get(SAMPLE_RATE)
+    if given is not None or not text:
+        return checked_rate(1.0 if given is None else given, "LangfuseSink: sample_rate")
+    try:
+        return checked_rate(float(text), SAMPLE_RATE)
+    except ValueError:
+        return checked_rate(text, SAMPLE_RATE)
+
+
+def _as_it_is(value: Json) -> Json:
+    return value

@@ -1,0 +1,158 @@
+"""Make a run's view again from the server's records: for a sink that was away, or a client that vanished."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from understudy.client.http import Api
+from understudy.contracts import (
+    CheckpointSaved,
+    EvaluationFinished,
+    GroupsFinished,
+    StepFinished,
+    TraceEvent,
+    TraceSink,
+)
+from understudy.errors import ConfigError, UnderstudyError
+from understudy.types import RolloutPlace
+from understudy.wire import CheckpointState, LogRequest, RolloutTrace
+
+from .fanout import notes_folder, show, sink_name
+from .notes import DeliveryNotes
+from .reading import read_run
+
+LOG_ONLY = "exception_rate"
+"""What `model.log` adds to the metrics of an evaluation."""
+CHUNK = 16
+"""Groups of one event."""
+
+
+class ExportError(UnderstudyError):
+    """A sink did not take everything of an export."""
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """What a server keeps of one run."""
+
+    run: str
+    rollouts: tuple[RolloutTrace, ...]
+    checkpoints: dict[str, list[CheckpointState]]  # by model
+    logs: dict[str, list[LogRequest]]  # by model
+
+
+async def read_records(api: Api, run: str) -> RunRecords:
+    """Everything of a run. Raises ConfigError where the server knows none of its rollouts."""
+    rollouts = await read_run([api], run)
+    if not rollouts:
+        raise ConfigError(f"--run: {api.url} has no rollout of a run {run!r}")
+    trained = {each.name for each in await api.models()}
+    names = {each.record.model for each in rollouts} | {call.model for each in rollouts for call in each.calls}
+    models = sorted(names & trained)
+    checkpoints = {name: await api.checkpoints(name) for name in models}
+    return RunRecords(run, rollouts, checkpoints, {name: await api.logs(name) for name in models})
+
+
+def run_events(records: RunRecords) -> Iterator[TraceEvent]:
+    """The events of a run in order of their steps, with the ids that they had when it was live. What a step that trained
+    nothing showed is not in the records, nor are settings and alerts."""
+    keyed: dict[tuple[int, str], list[RolloutTrace]] = {}
+    for rollout in records.rollouts:
+        keyed.setdefault((_step(rollout), rollout.record.place.split or "train"), []).append(rollout)
+    steps = dict(_steps(records))
+    for step, split in sorted(keyed, key=lambda key: (key[0], key[1] == "train")):
+        for chunk in _by_group(keyed[step, split]):
+            groups = tuple(dict.fromkeys(str(each.record.place.group) for each in chunk))
+            yield GroupsFinished(records.run, split, step, groups, tuple(chunk))
+        if split != "train":
+            yield from _evaluations(records, step, split, keyed[step, split])
+            continue
+        yield from steps.pop(step, ())
+    for events in steps.values():
+        yield from events
+
+
+def _by_group(rollouts: Sequence[RolloutTrace]) -> Iterator[list[RolloutTrace]]:
+    groups: dict[str | None, list[RolloutTrace]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.record.place.group, []).append(rollout)
+    ordered = list(groups.values())
+    for start in range(0, len(ordered), CHUNK):
+        yield [rollout for group in ordered[start : start + CHUNK] for rollout in group]
+
+
+def _steps(records: RunRecords) -> Iterator[tuple[int, list[TraceEvent]]]:
+    """(step that the rollouts began with, its events) for each checkpoint that the run made."""
+    trained = [each for each in records.rollouts if each.record.place.split in (None, "train")]
+    if not trained:
+        return
+    began, ended = min(map(_step, trained)), max(map(_step, trained))
+    since = min(each.record.started_at for each in trained)
+    for number, (model, checkpoints) in enumerate(records.checkpoints.items()):
+        own = [each for each in checkpoints if began < each.step <= ended + 1 and each.created_at >= since]
+        for each in own:
+            reward = {"reward": each.metrics["reward/mean"]} if "reward/mean" in each.metrics else {}
+            metrics = {**each.metrics, **reward}
+            saved = CheckpointSaved(records.run, model, each.step, each.path, each.metrics)
+            step = StepFinished(records.run, model, each.step, each.step - 1, each.created_at, metrics)
+            yield each.step - 1 + number * 10**9, [step, saved]  # further models come after the rollouts
+
+
+def _evaluations(
+    records: RunRecords, step: int, split: str, rollouts: Sequence[RolloutTrace]
+) -> Iterator[EvaluationFinished]:
+    """What was logged of these rollouts."""
+    ids = {each.record.id for each in rollouts}
+    groups = tuple(dict.fromkeys(str(each.record.place.group) for each in rollouts))
+    for model, logs in records.logs.items():
+        for entry in logs:
+            if entry.split == split and ids & set(entry.trajectory_ids):
+                named = {name.removeprefix(f"{split}/"): value for name, value in entry.metrics.items()}
+                metrics = {name: value for name, value in named.items() if name != LOG_ONLY}
+                at = max(each.record.ended_at for each in rollouts)
+                yield EvaluationFinished(records.run, model, split, step, at, metrics, groups, tuple(rollouts))
+
+
+def export_run(
+    api: Api, run: str, sinks: Sequence[TraceSink], notes: Path | None = None, say: Callable[[str], None] = print
+) -> None:
+    """Show the whole run to each sink, those parts too that it has: they land on themselves. Raises ConfigError for wrong
+    credentials or an unknown run, ExportError for what a sink did not take."""
+    for sink in sinks:
+        sink.check()
+    records = asyncio.run(read_records(api, run))
+    failed: list[str] = []
+    for sink in sinks:
+        faults = _deliver(records, sink)
+        name = sink_name(sink)
+        if faults:
+            failed.append(f"{name}: {len(faults)} events were not taken, such as {faults[0]}")
+            continue
+        left = DeliveryNotes(notes if notes is not None else notes_folder(), run, name)
+        for note in left.undelivered:
+            left.taken(note.event)
+        say(f"{name}: {len(records.rollouts)} rollouts of run {run}")
+    if failed:
+        raise ExportError("; ".join(failed) + ". The same command again delivers the rest")
+
+
+def _deliver(records: RunRecords, sink: TraceSink) -> list[str]:
+    faults: list[str] = []
+    for event in run_events(records):
+        if isinstance(event, CheckpointSaved) and sink.checkpoint_files and not Path(event.path).is_dir():
+            faults.append(f"{event.id}: {event.path} is on the server's machine; run this there")
+            continue
+        try:
+            show(sink, event)
+        except Exception as error:  # noqa: BLE001  # a sink is foreign code; the other events are still shown
+            faults.append(f"{event.id}: {error!r:.300}")
+    sink.closed()
+    return faults
+
+
+def _step(rollout: RolloutTrace) -> int:
+    place: RolloutPlace = rollout.record.place
+    return place.step or 0

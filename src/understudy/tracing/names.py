@@ -1,0 +1,66 @@
+"""Sinks by name: the built-in ones, and those of the entry point group `understudy.sinks`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+from understudy import plugins
+from understudy.contracts import TraceSink
+from understudy.errors import ConfigError, MissingExtraError
+
+from .jsonl import JsonlSink
+
+GROUP: Final = "understudy.sinks"
+BUILT_IN: Final = {
+    "langfuse": "understudy_langfuse:LangfuseSink",
+    "otlp": "understudy.tracing.otlp_sink:OtlpSink",
+    "wandb": "understudy.tracing.wandb_sink:WandbSink",
+    "tensorboard": "understudy.tracing.tensorboard_sink:TensorboardSink",
+}
+"""Name -> what makes the sink from the tool's own environment variables."""
+JSONL: Final = "jsonl:"
+"""`jsonl:FOLDER` is the JSONL sink of that folder."""
+METHODS: Final = ("run_started", "groups_finished", "evaluation_finished", "step_finished", "checkpoint_saved", "alert", "closed")  # fmt: skip
+
+
+def sink_names() -> list[str]:
+    """The names that `sinks=` and `--trace` take, sorted."""
+    return sorted({*BUILT_IN, f"{JSONL}FOLDER", *plugins.names(GROUP)})
+
+
+def resolve_sinks(items: Sequence[str | TraceSink]) -> list[TraceSink]:
+    """The sinks of names and objects. Raises ConfigError: an unknown name, a missing variable, an object that is no sink;
+    MissingExtraError: its package is not installed."""
+    if isinstance(items, str):
+        raise ConfigError(f"sinks: a list of names and sinks is needed, got {items!r}")
+    return [_named(item) if isinstance(item, str) else _checked(item, f"sinks: {item!r:.200}") for item in items]
+
+
+def _named(name: str) -> TraceSink:
+    if name.startswith(JSONL):
+        return JsonlSink(name.removeprefix(JSONL))
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        try:
+            made = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0].startswith("understudy"):
+                raise
+            raise MissingExtraError(error.name, name) from error
+    elif name in plugins.names(GROUP):
+        made = plugins.load(GROUP, name)
+    else:
+        raise ConfigError(f"sinks: there is no sink {name!r}; there are {', '.join(sink_names())}")
+    if not callable(made):
+        raise ConfigError(f"sinks: {name!r} is of type {type(made).__name__}; a callable without arguments is needed")
+    return _checked(cast(Callable[[], object], made)(), f"sinks: {name!r}")
+
+
+def _checked(sink: object, where: str) -> TraceSink:
+    missing = [method for method in METHODS if not callable(getattr(sink, method, None))]
+    if missing or isinstance(sink, type):
+        what = "a class: pass an instance" if isinstance(sink, type) else f"no trace sink: it has no {missing[0]}()"
+        raise ConfigError(f"{where} is {what}. Subclass understudy.TraceSink")
+    return cast(TraceSink, sink)

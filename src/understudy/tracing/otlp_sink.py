@@ -1,0 +1,220 @@
+"""The OpenTelemetry sink: rollouts, steps and alerts as spans in the GenAI semantic conventions, to any collector."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, cast
+
+from understudy.contracts import (
+    Alert,
+    EvaluationFinished,
+    GroupsFinished,
+    RunStarted,
+    StepFinished,
+    TraceSink,
+    digest,
+)
+from understudy.errors import ConfigError
+from understudy.types import Json, Message
+from understudy.wire import CallTrace, RolloutTrace
+
+from .otlp import Attribute, OtlpProtocol, OtlpSender, OtlpSpan
+from .sampling_rate import checked_rate, is_sampled
+from .spans import SpanKind, TraceSpan, rollout_spans, span_id, trace_id
+from .trace_context import remote_parent
+
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+CHECK_SECONDS: Final = 4.0
+OPERATIONS: Final = {SpanKind.AGENT: "invoke_agent", SpanKind.GENERATION: "chat", SpanKind.TOOL: "execute_tool"}
+Mask = Callable[[Json], Json]
+"""Input, output or arguments -> what may leave the process."""
+
+
+class OtlpSink(TraceSink):
+    """Spans by OTLP, over HTTP or gRPC. Without arguments it reads OpenTelemetry's own variables, of which an endpoint is
+    needed. `content=False` sends no messages, arguments and results; `sample_rate` is the share of rollouts sent."""
+
+    name = "otlp"
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        protocol: str | None = None,
+        mask: Mask | None = None,
+        sample_rate: float = 1.0,
+        content: bool = True,
+        timeout: float | None = None,
+    ) -> None:
+        if endpoint is None and not any(os.environ.get(name) for name in ENDPOINTS):
+            raise ConfigError(f"sink otlp: set {ENDPOINTS[1]} to the collector's URL, such as http://localhost:4318")
+        chosen = protocol or next((os.environ[name] for name in PROTOCOLS if os.environ.get(name)), "http/protobuf")
+        if chosen not in ("http/protobuf", "grpc"):
+            raise ConfigError(f"sink otlp: {PROTOCOLS[1]} must be http/protobuf or grpc, got {chosen!r}")
+        self._protocol: OtlpProtocol = chosen
+        self._target = (endpoint, headers)
+        self._sender = OtlpSender(endpoint, headers, protocol=self._protocol, timeout=timeout)
+        self._mask = mask or _as_it_is
+        self._rate = checked_rate(sample_rate, "sink otlp: sample_rate")
+        self._content = content
+
+    def check(self) -> None:
+        """Send nothing, and read the answer."""
+        status = OtlpSender(*self._target, protocol=self._protocol, timeout=CHECK_SECONDS).probe()
+        if status in (401, 403):
+            raise ConfigError(f"sink otlp: the collector answered {status}: look at OTEL_EXPORTER_OTLP_HEADERS")
+
+    def run_started(self, event: RunStarted) -> None:
+        named = {f"understudy.setting.{name}": _text(value) for name, value in event.settings.items()}
+        self._single(event.run, event.id, "understudy.run", event.at, named)
+
+    def groups_finished(self, event: GroupsFinished) -> None:
+        shown = [each for each in event.rollouts if is_sampled(each, self._rate)]
+        self._sender.send([self._spans(each, event) for each in shown])
+
+    def evaluation_finished(self, event: EvaluationFinished) -> None:
+        self._metrics(event.run, event.id, f"understudy.evaluation {event.split}", event.at, event.step, event.metrics)
+
+    def step_finished(self, event: StepFinished) -> None:
+        self._metrics(event.run, event.id, "understudy.step", event.at, event.step, event.metrics)
+
+    def alert(self, event: Alert) -> None:
+        facts = {
+            "understudy.alert.value": event.value,
+            "understudy.alert.limit": event.limit,
+            "understudy.step": event.step,
+        }
+        self._single(event.run, event.id, f"understudy.alert {event.kind}", event.at, facts, event.message)
+
+    def _metrics(self, run: str, id: str, name: str, at: float, step: int, metrics: Mapping[str, float]) -> None:
+        values = {f"understudy.metric.{key}": float(value) for key, value in metrics.items()}
+        self._single(run, id, name, at, {"understudy.step": step, **values})
+
+    def _single(
+        self, run: str, id: str, name: str, at: float, facts: Mapping[str, Attribute], error: str | None = None
+    ) -> None:
+        trace, span, time = int(digest(id) * 2, 16), int(digest(id), 16), int(at * 1e9)
+        self._sender.send([[OtlpSpan(trace, span, None, name, time, time, {"understudy.run": run, **facts}, error)]])
+
+    def _spans(self, rollout: RolloutTrace, event: GroupsFinished) -> list[OtlpSpan]:
+        remote = remote_parent(rollout.record.metadata)
+        trace = remote.trace_id if remote is not None else trace_id(rollout)
+        common = {"understudy.run": event.run, "understudy.split": event.split, "understudy.step": event.step}
+        return [
+            OtlpSpan(
+                trace,
+                span_id(rollout, span.key),
+                span_id(rollout, span.parent) if span.parent is not None else None,
+                f"execute_tool {span.name}" if span.kind is SpanKind.TOOL else span.name,
+                span.start,
+                span.end,
+                {**common, **self._attributes(span, rollout)},
+                span.error,
+                client=span.kind is SpanKind.GENERATION,
+                remote=remote if span.parent is None else None,
+            )
+            for span in rollout_spans(rollout)
+        ]
+
+    def _attributes(self, span: TraceSpan, rollout: RolloutTrace) -> dict[str, Attribute]:
+        found: dict[str, Attribute] = {}
+        if span.kind in OPERATIONS:
+            found["gen_ai.operation.name"] = OPERATIONS[span.kind]
+        if span.error is not None:
+            found["error.type"] = span.error.split(":")[0][:200]
+        if span.kind is SpanKind.AGENT:
+            found |= _rollout_attributes(rollout)
+        elif span.call is not None:
+            found |= call_attributes(span.call)
+            if self._content:
+                found |= self._messages(span.call)
+        elif span.kind is SpanKind.TOOL:
+            facts = span.facts or {}
+            found |= {"gen_ai.tool.name": span.name, "gen_ai.tool.type": "function",
+                      "gen_ai.tool.call.id": str(facts.get("tool_call_id")), "understudy.tool.timing": str(facts.get("timing"))}  # fmt: skip
+            if self._content:
+                found["gen_ai.tool.call.arguments"] = _text(self._mask(span.input))
+                found["gen_ai.tool.call.result"] = _text(self._mask(span.output))
+        elif span.facts:
+            found |= {f"understudy.node.{name}": _text(value) for name, value in span.facts.items()}
+        return found
+
+    def _messages(self, call: CallTrace) -> dict[str, Attribute]:
+        found: dict[str, Attribute] = {
+            "gen_ai.input.messages": json.dumps([as_parts(each) for each in _masked(call.messages, self._mask)]),
+            "gen_ai.output.messages": json.dumps(
+                [
+                    as_parts(message) | {"finish_reason": output.finish_reason or "error"}
+                    for output in call.outputs
+                    for message in _masked([{"role": "assistant", **output.message}], self._mask)
+                ]
+            ),
+        }
+        return found | ({"gen_ai.tool.definitions": json.dumps(call.tools)} if call.tools else {})
+
+
+def call_attributes(call: CallTrace) -> dict[str, Attribute]:
+    """Model, settings and usage of a call."""
+    found: dict[str, Attribute] = {
+        "gen_ai.provider.name": "understudy",
+        "gen_ai.request.model": call.model,
+        "gen_ai.response.model": f"{call.model}@{call.step}",
+        "gen_ai.response.id": call.id,
+        "gen_ai.request.temperature": call.sampling.temperature,
+        "gen_ai.request.top_p": call.sampling.top_p,
+        "gen_ai.usage.input_tokens": call.prompt_tokens,
+        "gen_ai.usage.output_tokens": sum(output.tokens for output in call.outputs),
+        "gen_ai.response.finish_reasons": [output.finish_reason or "error" for output in call.outputs],
+    }
+    if call.sampling.top_k:
+        found["gen_ai.request.top_k"] = call.sampling.top_k
+    return found
+
+
+def as_parts(message: Message) -> dict[str, Json]:
+    """An OpenAI message in the parts of the GenAI semantic conventions."""
+    content, parts = message.get("content"), list[dict[str, Json]]()
+    if message.get("role") == "tool":
+        parts.append({"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content})
+    elif isinstance(content, str) and content:
+        parts.append({"type": "text", "content": content})
+    elif isinstance(content, list):
+        parts += [_part(each) for each in cast(list[Json], content)]
+    for call in cast(Sequence[Json], message.get("tool_calls") or ()):
+        function: Mapping[str, Json] = call.get("function") or {}
+        parts.append({"type": "tool_call", "id": call.get("id"), "name": function.get("name"),
+                      "arguments": function.get("arguments")})  # fmt: skip
+    return {"role": message.get("role"), "parts": parts}
+
+
+def _rollout_attributes(rollout: RolloutTrace) -> dict[str, Attribute]:
+    record, place = rollout.record, rollout.record.place
+    found: dict[str, Attribute] = {"gen_ai.agent.name": record.model, "understudy.trajectory": record.id}
+    for name, value in (("scenario", place.scenario), ("group", place.group), ("index", place.index)):
+        if value is not None:
+            found[f"understudy.{name}"] = value
+    if record.reward is not None:
+        found["understudy.reward"] = record.reward
+    return found | {f"understudy.metric.{name}": value for name, value in record.metrics.items()}
+
+
+def _part(part: Json) -> dict[str, Json]:
+    if isinstance(part, Mapping) and cast(Mapping[str, Json], part).get("type") == "text":
+        return {"type": "text", "content": cast(Mapping[str, Json], part).get("text")}
+    return {"type": "generic", "content": part}
+
+
+def _masked(messages: Sequence[Message], mask: Mask) -> list[Message]:
+    return [cast(Message, each) for each in cast(Sequence[Json], mask(list(messages)))]
+
+
+def _as_it_is(value: Json) -> Json:
+    return value
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=repr)

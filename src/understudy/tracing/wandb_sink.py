@@ -1,0 +1,146 @@
+"""The W&B sink: step metrics, tables of samples, checkpoints as artifact versions; one W&B run per run and restart."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from understudy.contracts import (
+    Alert,
+    CheckpointSaved,
+    EvaluationFinished,
+    GroupsFinished,
+    RunStarted,
+    StepFinished,
+    TraceSink,
+)
+from understudy.errors import ConfigError, MissingExtraError
+from understudy.types import Json
+from understudy.wire import RolloutTrace
+
+from .reading import question_and_answer
+
+try:
+    import wandb
+    from wandb.errors import AuthenticationError
+except ImportError as error:
+    raise MissingExtraError("wandb", "wandb") from error
+
+SAMPLES: Final = 50
+"""Rows of a table."""
+COLUMNS: Final = ("scenario", "index", "input", "output", "reward", "explanation", "error", "trajectory")
+PROJECT: Final = "understudy"
+
+
+class WandbSink(TraceSink):
+    """Logs under the run's own id, so that a run that goes on after a restart, or is exported again, goes on there too. Reads
+    WANDB_API_KEY, WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, WANDB_DIR and WANDB_BASE_URL, as W&B does. `checkpoints=False`
+    uploads no LoRA."""
+
+    name = "wandb"
+
+    def __init__(self, project: str | None = None, *, samples: int = SAMPLES, checkpoints: bool = True) -> None:
+        self._project = project or os.environ.get("WANDB_PROJECT") or PROJECT
+        self._samples = samples
+        self.checkpoint_files = checkpoints
+        self._checkpoints = checkpoints
+        self._open: Any = None
+        self._id = ""
+
+    def check(self) -> None:
+        """Offline runs need no key."""
+        if os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun"):
+            return
+        host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+        if not os.environ.get("WANDB_API_KEY") and wandb.api.api_key is None:
+            raise ConfigError(
+                f"sink wandb: no key for {host}: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline"
+            )
+        try:
+            valid = wandb.login(verify=True, timeout=4)
+        except (AuthenticationError, ValueError) as error:
+            raise ConfigError(f"sink wandb: {host} refused WANDB_API_KEY: {error}") from error
+        except Exception as error:  # W&B's errors of the network share no class
+            raise ConnectionError(f"{host}: {error}") from error
+        if not valid:
+            raise ConfigError(f"sink wandb: {host} refused WANDB_API_KEY")
+
+    def run_started(self, event: RunStarted) -> None:
+        config = {
+            "understudy": {"run": event.run, "model": event.model, "started_at_step": event.step, **event.settings}
+        }
+        self._run(event.run).config.update(config, allow_val_change=True)
+
+    def groups_finished(self, event: GroupsFinished) -> None:
+        if event.split == "train":
+            return
+        table = wandb.Table(columns=[*COLUMNS, "metrics"], data=[row(each) for each in event.rollouts[: self._samples]])
+        self._log(event.run, event.step, {f"samples/{event.split}": table})
+
+    def evaluation_finished(self, event: EvaluationFinished) -> None:
+        self._log(event.run, event.step, {f"{event.split}/{name}": value for name, value in event.metrics.items()})
+
+    def step_finished(self, event: StepFinished) -> None:
+        self._log(event.run, event.step, {f"train/{name}": value for name, value in event.metrics.items()})
+
+    def checkpoint_saved(self, event: CheckpointSaved) -> None:
+        if not self._checkpoints:
+            return
+        run = self._run(event.run)
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", event.model)
+        artifact = wandb.Artifact(f"{name}-lora", type="model", metadata={"step": event.step, "run": event.run})
+        artifact.add_dir(event.path, policy="mutable", skip_cache=True)
+        run.log_artifact(artifact, aliases=[f"step-{event.step}", "latest"])
+
+    def alert(self, event: Alert) -> None:
+        run = self._run(event.run)
+        run.alert(title=f"{event.kind} at step {event.step}", text=event.message, level="WARN")
+        self._log(event.run, event.step, {f"alert/{event.kind}": event.value})
+
+    def closed(self) -> None:
+        run, self._open = self._open, None
+        if run is not None:
+            run.finish()
+
+    def _run(self, run: str) -> Any:
+        """The W&B run, which is begun or resumed under a name made of the run's id."""
+        name = run_id(run)
+        if self._open is None or self._id != name:
+            self.closed()
+            self._id = name
+            self._open = wandb.init(
+                project=self._project,
+                id=name,
+                name=run,
+                resume="allow",
+                reinit="create_new",
+                settings=wandb.Settings(console="off", silent=True),
+            )
+            for prefix in ("train", "val", "val-sampled", "samples", "alert"):
+                self._open.define_metric(f"{prefix}/*", step_metric="step")
+            self._open.define_metric("step")
+        return self._open
+
+    def _log(self, run: str, step: int, values: Mapping[str, Json]) -> None:
+        """W&B leaves out what is logged for a step before the newest: what it has stays once."""
+        self._run(run).log({**values, "step": step}, step=step)
+
+
+def run_id(run: str) -> str:
+    """A run's id as W&B takes it."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", run)[:128]
+
+
+def row(rollout: RolloutTrace) -> Sequence[Json]:
+    """A rollout as a row of a table of samples."""
+    record = rollout.record
+    opening, last = question_and_answer(rollout)
+    asked = next((each.get("content") for each in reversed(opening) if each.get("role") == "user"), None)
+    answer = (last or {}).get("content") or (last or {}).get("tool_calls")
+    explained = next((line for line in reversed(record.logs) if line.startswith("RULER explanation: ")), None)
+    error = f"{record.exception.type}: {record.exception.message}" if record.exception is not None else None
+    texts = [None if value is None else str(value) for value in (asked, answer, explained, error)]
+    metrics = ", ".join(f"{name}={value:g}" for name, value in record.metrics.items())
+    return [record.place.scenario, record.place.index, *texts[:2], record.reward, *texts[2:], record.id, metrics]

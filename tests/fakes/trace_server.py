@@ -1,0 +1,309 @@
+"""An OTLP collector and Langfuse's REST API over real HTTP, as strict as a real server was seen to be: what it silently drops
+is a fault here."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+PUBLIC, SECRET = "pk-lf-test", "sk-lf-test"
+TYPES = {"agent", "generation", "tool", "span", "evaluator"}
+ON_EVERY_SPAN = (
+    "langfuse.observation.type", "langfuse.trace.name", "langfuse.session.id", "langfuse.trace.tags", "langfuse.environment",
+    "langfuse.version",
+)  # fmt: skip
+Fault = int | str
+"""A status to answer with, `hang`, or `reset`."""
+
+
+@dataclass
+class Received:
+    """A span as it arrived."""
+
+    trace: str
+    id: str
+    parent: str
+    name: str
+    start: int
+    end: int
+    attributes: dict[str, Any]
+    error: str | None
+    resource: dict[str, Any]
+
+    @property
+    def type(self) -> str:
+        return str(self.attributes.get("langfuse.observation.type"))
+
+
+@dataclass
+class TraceServer:
+    """`spans` by (trace, span id, start), as the server keeps them; `doubles` are ids that came with other times; `scores` by
+    id. `faults` are what the next requests meet; `breaks` says of a body's trace ids whether the server refuses it (400)."""
+
+    url: str = ""
+    spans: dict[tuple[str, str, int], Received] = field(default_factory=dict)
+    doubles: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # rules that were not held
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    faults: deque[Fault] = field(default_factory=deque)
+    hang_seconds: float = 30.0
+    breaks: Callable[[set[str]], bool] = lambda traces: False
+    refused_scores: Callable[[Mapping[str, Any]], bool] = lambda body: False
+    scores_as_list: bool = False
+    bulk: bool = True
+    langfuse: bool = True
+    datasets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    observations: list[dict[str, Any]] = field(default_factory=list)
+    kept_scores: list[dict[str, Any]] = field(default_factory=list)
+    prompts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    over: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.url}/v1/traces"
+
+    def traces(self) -> dict[str, list[Received]]:
+        """The spans of each trace in order of start."""
+        found: dict[str, list[Received]] = {}
+        for span in sorted(self.spans.values(), key=lambda span: span.start):
+            found.setdefault(span.trace, []).append(span)
+        return found
+
+    def add(self, body: bytes) -> int:
+        """Take an export; 400 when the whole batch is refused."""
+        request = ExportTraceServiceRequest.FromString(body)
+        new = [
+            _received(span, _attributes(resource.resource.attributes))
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+        if self.breaks({span.trace for span in new}) or any(
+            int(span.id, 16) == 0 or len(span.id) != 16 for span in new
+        ):
+            return 400
+        for span in new:
+            self._examine(span)
+            key = (span.trace, span.id, span.start)
+            if key not in self.spans and any((span.trace, span.id) == known[:2] for known in self.spans):
+                self.doubles.append(span.name)
+            self.spans[key] = span
+        return 200
+
+    def faults_found(self) -> list[str]:
+        """The rules that what has arrived does not hold."""
+        found = list(self.broken)
+        for trace, spans in self.traces().items():
+            starts = [span.start // 1_000_000 for span in spans]
+            if len(set(starts)) != len(starts):
+                found.append(f"{trace}: two spans start in one millisecond")
+            ids = {span.id for span in spans}
+            roots = [span for span in spans if not span.parent or span.parent not in ids]
+            if len(roots) != 1:
+                found.append(f"{trace}: {len(roots)} roots")
+            if any(span.end < span.start for span in spans):
+                found.append(f"{trace}: a span ends before it starts")
+        return found + [f"{name} came again with another start" for name in self.doubles]
+
+    def _examine(self, span: Received) -> None:
+        if not self.langfuse:
+            return
+        self.broken += [f"{span.name}: no {name}" for name in ON_EVERY_SPAN if name not in span.attributes]
+        if span.type not in TYPES:
+            self.broken.append(f"{span.name}: type {span.type!r}")
+        if not span.parent and span.attributes.get("langfuse.internal.is_app_root") is not True:
+            self.broken.append(f"{span.name}: no is_app_root")
+        environment = str(span.attributes.get("langfuse.environment"))
+        if set(environment) - set("abcdefghijklmnopqrstuvwxyz0123456789-_"):
+            self.broken.append(f"{span.name}: environment {environment!r}")
+        for name in ("langfuse.observation.input", "langfuse.observation.output", "langfuse.observation.usage_details"):
+            if name in span.attributes:
+                json.loads(span.attributes[name])
+        if span.error is not None and span.attributes.get("langfuse.observation.level") != "ERROR":
+            self.broken.append(f"{span.name}: an error without its level")
+
+
+def _received(span: Any, resource: dict[str, Any]) -> Received:
+    return Received(
+        span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(), span.name, span.start_time_unix_nano,
+        span.end_time_unix_nano, _attributes(span.attributes), span.status.message if span.status.code == 2 else None,
+        resource,
+    )  # fmt: skip
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        kind = value.WhichOneof("value")
+        return [plain(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+
+    return {pair.key: plain(pair.value) for pair in pairs}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server_version, protocol_version = "stand-in", "HTTP/1.1"
+    wbufsize = 65536  # head and body in one packet: a delayed ACK takes 40 ms
+    stand_in: TraceServer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        self._serve("GET")
+
+    def do_POST(self) -> None:
+        self._serve("POST")
+
+    def _serve(self, method: str) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if self.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        parts = urlsplit(self.path)
+        with self.stand_in.lock:
+            self.stand_in.requests.append((method, parts.path))
+            fault = self.stand_in.faults.popleft() if self.stand_in.faults else None
+        if fault == "hang":
+            self.stand_in.over.wait(self.stand_in.hang_seconds)
+            self.close_connection = True
+            return
+        if isinstance(fault, int):
+            return self._answer(fault, {"message": f"scripted {fault}"})
+        wanted = "Basic " + b64encode(f"{PUBLIC}:{SECRET}".encode()).decode()
+        if self.stand_in.langfuse and self.headers.get("authorization") != wanted:
+            return self._answer(401, {"message": "Invalid credentials"})
+        with self.stand_in.lock:
+            self._route(method, parts.path, {key: values for key, values in parse_qs(parts.query).items()}, body)
+
+    def _route(self, method: str, path: str, query: dict[str, list[str]], body: bytes) -> None:
+        server = self.stand_in
+        if path in ("/api/public/otel/v1/traces", "/v1/traces"):
+            if server.langfuse and self.headers.get("x-langfuse-ingestion-version") != "4":
+                server.broken.append("no x-langfuse-ingestion-version")
+            status = server.add(body)
+            return self._raw(
+                status, ExportTraceServiceResponse().SerializeToString() if status == 200 else b"bad span id"
+            )
+        if path == "/api/public/projects":
+            return self._answer(200, {"data": [{"id": "project", "name": "test"}]})
+        if path == "/api/public/ingestion" and server.bulk:
+            return self._ingest(json.loads(body))
+        if path == "/api/public/scores" and method == "POST":
+            return self._score(json.loads(body))
+        answer = rest(server, method, path, query, json.loads(body) if body else None)
+        return self._answer(*answer)
+
+    def _ingest(self, body: dict[str, Any]) -> None:
+        done, errors = [], []
+        for item in body["batch"]:
+            fault = _score_fault(item["body"]) or ("refused" if self.stand_in.refused_scores(item["body"]) else None)
+            if item["type"] != "score-create" or fault:
+                errors.append({"id": item["id"], "status": 400, "message": fault or "type"})
+                continue
+            self.stand_in.scores[item["body"]["id"]] = item["body"]
+            done.append({"id": item["id"], "status": 201})
+        self._answer(207, {"successes": done, "errors": errors})
+
+    def _score(self, body: Any) -> None:
+        if isinstance(body, list) is not self.stand_in.scores_as_list:
+            return self._answer(400, {"message": "expected the other shape"})
+        for each in body if isinstance(body, list) else [body]:
+            if (fault := _score_fault(each)) is not None:
+                return self._answer(400, {"message": fault})
+            self.stand_in.scores[each["id"]] = each
+        self._answer(200, {"id": "ok"})
+
+    def _answer(self, status: int, body: Any) -> None:
+        self._raw(status, json.dumps(body).encode())
+
+    def _raw(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _score_fault(body: Mapping[str, Any]) -> str | None:
+    if not ("traceId" in body) ^ ("sessionId" in body):
+        return "traceId or sessionId"
+    value = body.get("value")
+    return None if isinstance(value, int | float) and value == value else f"value {value!r}"
+
+
+def rest(server: TraceServer, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
+    """Datasets, observations, scores and prompts."""
+    word = path.rsplit("/", 1)[-1]
+    if path == "/api/public/v2/datasets" and method == "POST":
+        server.datasets.setdefault(body["name"], {})
+        return 200, {"id": f"dataset-{body['name']}", **body}
+    if path.startswith("/api/public/v2/datasets/"):
+        known = unquote(word) in server.datasets
+        return (200, {"id": f"dataset-{unquote(word)}"}) if known else (404, {"message": "Dataset not found"})
+    if path == "/api/public/dataset-items" and method == "POST":
+        if body["datasetName"] not in server.datasets:
+            return 404, {"message": "Dataset not found"}
+        item = {**body, "datasetId": f"dataset-{body['datasetName']}", "status": "ACTIVE"}
+        server.datasets[body["datasetName"]][body["id"]] = item
+        return 200, item
+    if path == "/api/public/dataset-items":
+        items, page = list(server.datasets[query["datasetName"][0]].values()), int(query["page"][0])
+        return 200, {"data": items[(page - 1) * 2 : page * 2], "meta": {"totalPages": -(-len(items) // 2)}}
+    if path in ("/api/public/v2/observations", "/api/public/v3/scores"):
+        items = server.observations if word == "observations" else _fitting(server.kept_scores, query)
+        if word == "observations":
+            assert query["isRootObservation"] == ["true"] and "io" in query["fields"][0]
+            items = [each for each in items if each["environment"] in query.get("environment", [each["environment"]])]
+        start = int(query.get("cursor", ["0"])[0])
+        more = str(start + 2) if start + 2 < len(items) else None
+        return 200, {"data": items[start : start + 2], "meta": {"cursor": more}}
+    if path.startswith("/api/public/v2/prompts/") and unquote(word) in server.prompts:
+        return 200, server.prompts[unquote(word)]
+    return 404, {"message": f"no {method} {path}"}
+
+
+def _fitting(scores: list[dict[str, Any]], query: dict[str, list[str]]) -> list[dict[str, Any]]:
+    most = float(query.get("valueMax", ["inf"])[0])
+    return [each for each in scores if each["name"] == query["name"][0] and each["value"] <= most]
+
+
+@contextmanager
+def trace_server(**options: Any) -> Generator[TraceServer]:
+    """Serve on a free port until the block ends."""
+    stand_in = TraceServer(**options)
+    http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"stand_in": stand_in}))
+    http.daemon_threads = True
+    stand_in.url = f"http://127.0.0.1:{http.server_address[1]}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield stand_in
+    finally:
+        stand_in.over.set()
+        http.shutdown()
+        http.server_close()
+        thread.join(5)
+
+
+def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Poll until it holds or the deadline has passed."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

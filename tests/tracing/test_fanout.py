@@ -1,0 +1,184 @@
+"""Training never waits for a sink, a sink never stops it, and nothing is lost when one is away."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server, until
+from tests.paths import ROOT
+from understudy.contracts import CheckpointSaved, StepFinished, TraceSink
+from understudy.tracing.conformance import RUN, sample_events
+from understudy.tracing.fanout import FanOut
+from understudy.tracing.jsonl import JsonlSink
+from understudy.tracing.notes import DeliveryNotes
+from understudy_langfuse import LangfuseConnection, LangfuseSink
+
+
+@pytest.fixture
+def server() -> Iterator[TraceServer]:
+    with trace_server() as served:
+        yield served
+
+
+def langfuse(server: TraceServer, timeout: float = 0.5) -> LangfuseSink:
+    return LangfuseSink(LangfuseConnection(server.url, PUBLIC, SECRET), timeout=timeout)
+
+
+class Broken(TraceSink):
+    """A sink whose server is away."""
+
+    name = "broken"
+
+    def step_finished(self, event: StepFinished) -> None:
+        raise ConnectionError("away")
+
+    def closed(self) -> None:
+        raise ValueError("never opened")
+
+
+class Slow(TraceSink):
+    """A sink that takes nothing until it may."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.steps: list[int] = []
+
+    def step_finished(self, event: StepFinished) -> None:
+        self.may.wait(30)
+        self.steps.append(event.step)
+
+
+def step(number: int) -> StepFinished:
+    return StepFinished(RUN, "agent", number, number - 1, 1.0, {"reward": 1.0})
+
+
+def test_a_broken_sink_is_named_once_per_kind_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fanout = FanOut([Broken(), JsonlSink(tmp_path / "log")], RUN, [], notes=tmp_path / "notes")
+    with caplog.at_level(logging.WARNING):
+        for number in (1, 2, 3):
+            fanout.publish(step(number))
+        [line] = fanout.close()
+    warned = [record.getMessage() for record in caplog.records]
+    assert [each.split("(")[0].rsplit(" ", 1)[1] for each in warned] == ["ConnectionError", "ValueError"]
+    assert line.endswith(f"`understudy traces export --run {RUN} --to broken`") and "3 events" in line
+    steps = [json.loads(each)["step"] for each in (tmp_path / "log/steps.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3]
+
+
+def test_publishing_never_waits_and_closing_waits_only_so_long(tmp_path: Path) -> None:
+    slow = Slow()
+    fanout = FanOut([slow], RUN, [], notes=tmp_path, queued=5)
+    began = time.monotonic()
+    for number in range(1, 21):
+        fanout.publish(step(number))
+    assert time.monotonic() - began < 1
+    began = time.monotonic()
+    [line] = fanout.close(seconds=0.3)
+    assert time.monotonic() - began < 2 and "20 events" in line
+    slow.may.set()
+    again = Slow()
+    again.may.set()
+    later = FanOut([again], "another-run", [], notes=tmp_path)
+    later.publish(StepFinished("another-run", "agent", 99, 98, 2.0, {}))
+    assert until(lambda: 99 in again.steps)
+    assert later.close() == []
+    assert set(range(7, 21)) <= set(again.steps) and not list(tmp_path.iterdir())
+
+
+def test_what_a_server_did_not_take_is_tried_again_at_the_end_and_arrives_once(
+    server: TraceServer, tmp_path: Path
+) -> None:
+    server.faults.extend([500, 500, 500])
+    fanout = FanOut([langfuse(server)], RUN, [], notes=tmp_path)
+    for event in sample_events():
+        fanout.publish(event)
+    assert fanout.close() == []
+    assert server.faults_found() == [] and not list(tmp_path.iterdir())
+    assert Counter(span.type for span in server.spans.values())["agent"] == 24
+
+
+def test_a_server_that_hangs_delays_no_end_and_the_next_run_delivers(server: TraceServer, tmp_path: Path) -> None:
+    with trace_server() as reference:
+        fanout = FanOut([langfuse(reference)], RUN, [], notes=tmp_path / "reference")
+        for event in sample_events():
+            fanout.publish(event)
+        assert fanout.close() == []
+    steps = [each for each in sample_events() if isinstance(each, StepFinished)]
+    server.faults.extend(["hang"] * 1000)
+    fanout = FanOut([langfuse(server, timeout=0.2)], RUN, [], notes=tmp_path / "notes")
+    for event in steps:
+        fanout.publish(event)
+    began = time.monotonic()
+    [line] = fanout.close(seconds=1.0)
+    assert time.monotonic() - began < 3 and "2 events" in line and server.scores == {}
+    server.faults.clear()
+    later = FanOut([langfuse(server)], "later", [], notes=tmp_path / "notes")
+    assert later.close() == [] and not list((tmp_path / "notes").iterdir())
+    wanted = {id for id, score in reference.scores.items() if score.get("sessionId") and "/" not in score["name"]}
+    assert server.scores.keys() == {id for id in wanted if reference.scores[id]["name"] in ("reward", "entropy")}
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from understudy.contracts import StepFinished
+from understudy.tracing.conformance import RUN, sample_events
+from understudy.tracing.fanout import FanOut
+from understudy_langfuse import LangfuseConnection, LangfuseSink
+url, public, secret, notes = sys.argv[1:]
+fanout = FanOut([LangfuseSink(LangfuseConnection(url, public, secret), timeout=60)], RUN, [], notes=Path(notes))
+for event in sample_events():
+    if isinstance(event, StepFinished):
+        fanout.publish(event)
+print("published", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_that_is_killed_in_the_middle_leaves_notes_of_what_it_owes(
+    server: TraceServer, tmp_path: Path
+) -> None:
+    server.faults.append("hang")
+    words = [sys.executable, "-c", KILLED, server.url, PUBLIC, SECRET, str(tmp_path)]
+    paths = f"{ROOT / 'src'}:{ROOT / 'integrations'}"
+    child = subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"}
+    )
+    assert child.stdout is not None and child.stdout.readline() == "published\n"
+    child.kill()
+    child.wait(10)
+    child.stdout.close()
+    [notes] = DeliveryNotes.of_sink(tmp_path, "langfuse")
+    assert [note.event.id for note in notes.undelivered] == [f"{RUN}/agent/1/step", f"{RUN}/agent/2/step"]
+    assert FanOut([langfuse(server)], "next", [], notes=tmp_path).close() == []
+    assert sorted({score["sessionId"] for score in server.scores.values()}) == [
+        f"{RUN}/step-00000",
+        f"{RUN}/step-00001",
+    ]
+
+
+def test_notes_survive_a_line_that_was_cut_and_a_checkpoint_is_read_where_it_is(tmp_path: Path) -> None:
+    notes = DeliveryNotes(tmp_path, RUN, "a sink")
+    notes.due(step(1), ())
+    notes.due(CheckpointSaved(RUN, "agent", 1, "/models/0001"), ("http://gpu",))
+    [file] = tmp_path.iterdir()
+    with file.open("a") as out:
+        out.write('{"due": "StepFin')
+    [found] = DeliveryNotes.of_sink(tmp_path, "a sink")
+    assert [(note.event.id, note.servers) for note in found.undelivered] == [
+        (f"{RUN}/agent/1/step", ()), (f"{RUN}/agent/1/checkpoint", ("http://gpu",)),
+    ]  # fmt: skip

@@ -1,0 +1,150 @@
+"""Back in from Langfuse: real users' inputs as scenarios, datasets in both directions, experiments and prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
+from understudy import Scenario, Trajectory
+from understudy.contracts import GroupsFinished
+from understudy.errors import ConfigError
+from understudy.integration import capturing
+from understudy.scenarios.identity import scenario_text
+from understudy.tracing.conformance import sample_rollout
+from understudy_langfuse import (
+    LangfuseConnection,
+    LangfuseSink,
+    dataset_scenarios,
+    managed_prompt,
+    save_dataset,
+    scenarios_from_traces,
+)
+
+
+@pytest.fixture
+def server() -> Iterator[TraceServer]:
+    with trace_server() as served:
+        yield served
+
+
+def connection(server: TraceServer) -> LangfuseConnection:
+    return LangfuseConnection(server.url, PUBLIC, SECRET)
+
+
+def trace(number: int, input: object, environment: str = "production", **more: object) -> dict[str, object]:
+    facts = {"id": f"root-{number}", "traceId": f"trace-{number}", "environment": environment, "tags": ["shop"]}
+    return {**facts, "input": json.dumps(input), "output": json.dumps(f"answer {number}"), "traceName": "agent", **more}
+
+
+def test_low_scored_traces_of_real_users_become_scenarios_with_what_was_answered(server: TraceServer) -> None:
+    messages = [
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "where?"},
+    ]
+    server.observations = [
+        trace(1, {"messages": messages}),
+        trace(2, "a plain text"),
+        trace(3, "a plain text"),  # the same again
+        trace(4, {"question": "why?"}, environment="staging"),
+        trace(5, {"question": "how?"}),
+    ]
+    server.kept_scores = [
+        {"name": "helpfulness", "value": value, "subject": {"kind": "trace", "id": f"trace-{number}"}}
+        for number, value in ((1, 0.2), (2, 0.5), (3, 0.1), (5, 0.9))
+    ]
+    everything = scenarios_from_traces(connection=connection(server))
+    assert [each.id for each in everything] == ["trace-1", "trace-2", "trace-4", "trace-5"]
+    low = scenarios_from_traces(
+        {"environment": "production"}, low_score="helpfulness<0.5", connection=connection(server)
+    )
+    assert [(each.id, each.prompt, each["answer"], each["score"]) for each in low] == [
+        ("trace-1", "where?", "answer 1", 0.2), ("trace-3", "a plain text", "answer 3", 0.1),
+    ]  # fmt: skip
+    assert low[0]["input"] == {"messages": messages} and scenario_text(low[1]) == "a plain text"
+    assert [each.prompt for each in scenarios_from_traces(limit=2, tags=["shop"], connection=connection(server))] == [
+        "where?",
+        "a plain text",
+    ]
+
+
+def test_a_filter_that_nothing_fits_or_nobody_knows_is_said(server: TraceServer) -> None:
+    server.observations = [trace(1, "hello")]
+    with pytest.raises(ConfigError, match=r"no trace in Langfuse fits tags=\['bank'\]"):
+        scenarios_from_traces(tags=["bank"], connection=connection(server))
+    with pytest.raises(ConfigError, match="filter: there is no 'env'; there are name, environment"):
+        scenarios_from_traces({"env": "x"}, connection=connection(server))  # type: ignore[typeddict-unknown-key]
+    with pytest.raises(ConfigError, match="low_score: 'helpfulness' is not of the form"):
+        scenarios_from_traces(low_score="helpfulness", connection=connection(server))
+    with pytest.raises(ConfigError, match="a time needs a time zone"):
+        scenarios_from_traces(from_time=datetime(2026, 1, 1), connection=connection(server))
+    assert scenarios_from_traces(from_time=datetime(2026, 1, 1, tzinfo=UTC), connection=connection(server))
+    with pytest.raises(ConfigError, match="refused the keys"):
+        scenarios_from_traces(connection=LangfuseConnection(server.url, PUBLIC, "sk-other"))
+    with pytest.raises(ConnectionError, match="no answer from Langfuse"):
+        scenarios_from_traces(connection=LangfuseConnection("http://127.0.0.1:9", PUBLIC, SECRET))
+
+
+def test_scenarios_come_back_from_a_dataset_as_they_went(server: TraceServer) -> None:
+    given = [
+        Scenario.model_validate({"id": "box-1", "prompt": "Where is box 1?", "answer": "3"}),
+        {"id": "box-2", "question": "And 2?", "hints": ["left"], "expected": {"shelf": 4}},
+        "a text",
+    ]
+    assert save_dataset("shelves/all", given, connection=connection(server)) == 3
+    assert save_dataset("shelves/all", given, connection=connection(server)) == 3
+    stored = server.datasets["shelves/all"]
+    assert len(stored) == 3 and stored["box-1"]["expectedOutput"] == {"value": "3"}
+    first, second, third = dataset_scenarios("shelves/all", connection=connection(server))
+    assert (first.id, first.prompt, first["answer"]) == ("box-1", "Where is box 1?", "3")
+    assert (second["question"], second["hints"], second["expected"]) == ("And 2?", ["left"], {"shelf": 4})
+    assert third.prompt == "a text"
+    with pytest.raises(ConfigError, match="expected='label', but scenario 'box-1' has no such field"):
+        save_dataset("shelves", given, expected="label", connection=connection(server))
+    with pytest.raises(ConfigError, match="404 to GET /api/public/v2/datasets/none"):
+        dataset_scenarios("none", connection=connection(server))
+
+
+def test_an_evaluation_is_an_experiment_on_the_dataset(server: TraceServer) -> None:
+    save_dataset("boxes", [{"id": "box-0", "prompt": "?", "answer": "7"}], connection=connection(server))
+    sink = LangfuseSink(connection(server), dataset="boxes")
+    rollout = sample_rollout(0, split="val", step=2)
+    sink.groups_finished(GroupsFinished("run", "val", 2, ("g",), (rollout,)))
+    assert server.faults_found() == []
+    for span in server.spans.values():
+        own = {name.removeprefix("langfuse.experiment."): value for name, value in span.attributes.items()
+               if name.startswith("langfuse.experiment.")}  # fmt: skip
+        assert own == {
+            "id": "run@step-2", "name": "run@step-2", "dataset.id": "dataset-boxes", "item.id": "box-0",
+            "item.expected_output": '"7"',
+        }  # fmt: skip
+
+
+def test_a_managed_prompt_is_noted_on_the_rollout_that_uses_it(server: TraceServer) -> None:
+    server.prompts = {
+        "greet": {"name": "greet", "version": 3, "prompt": "Hello {{ name }}", "config": {"temperature": 0.2}},
+        "chat": {"name": "chat", "version": 1, "prompt": [{"role": "system", "content": "Serve {{shop}}."}]},
+    }
+    prompt = managed_prompt("greet", connection=connection(server))
+    assert (prompt.version, prompt.config) == (3, {"temperature": 0.2})
+
+    async def rollout() -> Trajectory:
+        trajectory = Trajectory()
+        with capturing(trajectory):
+            assert prompt.compile(name="Ann") == "Hello Ann"
+        return trajectory
+
+    assert asyncio.run(rollout()).metadata == {"prompt": "greet@3"}
+    chat = managed_prompt("chat", label="production", connection=connection(server))
+    assert chat.compile(shop="us") == [{"role": "system", "content": "Serve us."}]
+    with pytest.raises(ConfigError, match="prompt 'greet' version 3: no value for name"):
+        prompt.compile()
+    with pytest.raises(ConfigError, match="a version or a label, not both"):
+        managed_prompt("greet", version=1, label="x", connection=connection(server))
+    with pytest.raises(ConfigError, match="404"):
+        managed_prompt("gone", connection=connection(server))

@@ -1,0 +1,224 @@
+"""A real run, as sinks show it while it goes on and as the server's records show it afterwards: the same."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
+from understudy import (
+    LocalBackend,
+    TrainableModel,
+    TrainConfig,
+    Trainer,
+    Trajectory,
+    auto_trajectory,
+    capture_auto_trajectory,
+    cli,
+)
+from understudy.contracts import Alert, EvaluationFinished, StepFinished
+from understudy.errors import ConfigError
+from understudy.tracing.alerts import AlertLimits, signs
+from understudy.tracing.export import ExportError, export_run
+from understudy.tracing.jsonl import JsonlSink
+from understudy.trainer.progress import PlainProgress
+from understudy.types import new_id
+from understudy_langfuse import LangfuseConnection, LangfuseSink
+
+SCENARIOS = [{"id": word, "prompt": f"say the word {word}"} for word in ("blue", "teal")]
+
+
+class Rollouts:
+    """Captured rollouts of one call with rewards 0, 1, 2, ...; the fourth of all raises."""
+
+    def __init__(self, *, same: bool = False) -> None:
+        self.numbers, self.same = itertools.count(), same
+
+    async def __call__(self, model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        number = next(self.numbers)
+
+        async def agent() -> None:
+            await model.openai_client().chat.completions.create(
+                model=model.name, messages=[{"role": "user", "content": scenario["prompt"]}], max_tokens=4
+            )
+            auto_trajectory(required=True).reward = 1.0 if self.same else float(number)
+
+        trajectory = await capture_auto_trajectory(agent())
+        if number == 3:
+            raise ValueError("the tool is away")
+        return trajectory
+
+
+@pytest.fixture
+def model(local_backend: LocalBackend) -> TrainableModel:
+    return TrainableModel(name=new_id("agent"), base_model="tiny", backend=local_backend)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TraceServer]:
+    """Langfuse by its variables, and delivery notes of this test's own."""
+    monkeypatch.setenv("UNDERSTUDY_DIR", str(tmp_path / "dir"))
+    with trace_server() as served:
+        monkeypatch.setenv("LANGFUSE_HOST", served.url)
+        monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", PUBLIC)
+        monkeypatch.setenv("LANGFUSE_SECRET_KEY", SECRET)
+        yield served
+
+
+def quiet() -> tuple[PlainProgress, io.StringIO]:
+    out = io.StringIO()
+    return PlainProgress(Console(file=out, width=2000), 9), out
+
+
+def options(**more: Any) -> Any:
+    small = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}
+    return {**small, "progress": quiet()[0], **more}
+
+
+def test_a_run_is_shown_live_and_an_export_from_the_records_lands_on_it(
+    model: TrainableModel, server: TraceServer, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    sinks = ["langfuse", JsonlSink(tmp_path / "log")]
+    report = Trainer(model, Rollouts(), SCENARIOS, eval=SCENARIOS, **options(sinks=sinks)).train(1)
+    assert server.faults_found() == []
+    agents = [span for span in server.spans.values() if span.type == "agent"]
+    splits = Counter(span.attributes["langfuse.trace.metadata.split"] for span in agents)
+    assert splits == {"train": 8, "val": 4}
+    [lost] = [span for span in agents if span.error]
+    assert lost.error == "ValueError: the tool is away"
+    rewards = sorted(
+        score["value"] for score in server.scores.values() if score["name"] == "reward" and "traceId" in score
+    )
+    assert len(rewards) == 11
+    sessions = {score["sessionId"] for score in server.scores.values() if "sessionId" in score}
+    assert sessions == {f"{report.run}/step-00000", f"{report.run}/step-00001"}
+    files = {
+        name: (tmp_path / "log" / f"{name}.jsonl").read_text().splitlines()
+        for name in ("rollouts", "steps", "evaluations")
+    }
+    assert {name: len(lines) for name, lines in files.items()} == {"rollouts": 12, "steps": 1, "evaluations": 2}
+    metrics = json.loads(files["steps"][0])["metrics"]
+    assert metrics["reward"] == report.iterations[0].reward and metrics["tokens/trained"] > 0
+
+    spans, scores = set(server.spans), {id: score["value"] for id, score in server.scores.items()}
+    api = asyncio.run(model.api())
+    names = {id: score["name"] for id, score in server.scores.items()}
+    said: list[str] = []
+    export_run(api, report.run, [LangfuseSink()], say=said.append)
+    assert said == [f"langfuse: 12 rollouts of run {report.run}"] and server.faults_found() == []
+    assert set(server.spans) == spans
+    again = {id: score["value"] for id, score in server.scores.items()}
+    assert again == {id: scores[id] for id in scores.keys() & again.keys()}
+    assert {server.scores[id]["name"] for id in scores.keys() - again.keys()} == set()
+
+    server.spans.clear()
+    server.scores.clear()
+    monkeypatch.setenv("UNDERSTUDY_API_KEY", api.key or "")
+    words = ["traces", "export", "--run", report.run, "--to", "langfuse", "--url", api.url]
+    assert cli.guarded(lambda: cli.app(words, standalone_mode=False)) == 0
+    assert {key for key in spans if key not in server.spans} <= {key for key in spans if key[0] not in server.traces()}
+    missing = {name for id, name in names.items() if id not in server.scores}
+    assert missing == {"failed", "seconds/rollouts", "seconds/training"}  # the trainer's own, which no record has
+    assert Counter(span.type for span in server.spans.values())["agent"] == 12
+    capsys.readouterr()
+    assert cli.guarded(lambda: cli.app(["usage", "--run", report.run, "--json", "--url", api.url,
+                                        "--price", f"{model.name}=1/2"], standalone_mode=False)) == 0  # fmt: skip
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["app"], row["calls"]) for row in rows} == {
+        ("train", 7),
+        ("val", 4),
+    }  # the one that raised left no trajectory
+    for row in rows:
+        assert row["cost_usd"] == pytest.approx((row["input_tokens"] + 2 * row["output_tokens"]) / 1e6)
+        assert 0 < row["p50_seconds"] <= row["p95_seconds"]
+
+
+def test_an_export_says_what_a_server_did_not_take_and_an_unknown_run(
+    model: TrainableModel, server: TraceServer
+) -> None:
+    run = new_id("run")
+    Trainer(model, Rollouts(), SCENARIOS, **options(run=run)).evaluate(SCENARIOS)
+    api = asyncio.run(model.api())
+    sink = LangfuseSink(LangfuseConnection(server.url, PUBLIC, SECRET), timeout=0.5)
+    server.faults.extend([200, 500])
+    with pytest.raises(ExportError, match=r"1 events were not taken, .*HTTP 500.*again delivers the rest"):
+        export_run(api, run, [sink])
+    export_run(api, run, [sink], say=lambda line: None)
+    assert Counter(span.type for span in server.spans.values())["agent"] == 2
+    with pytest.raises(ConfigError, match="has no rollout of a run 'nobody'"):
+        export_run(api, "nobody", [sink])
+
+
+def test_wrong_keys_end_the_run_before_its_first_rollout(
+    model: TrainableModel, server: TraceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk-other")
+    rollouts = Rollouts()
+    with pytest.raises(ConfigError, match="LANGFUSE_SECRET_KEY"):
+        Trainer(model, rollouts, SCENARIOS, **options(sinks=["langfuse"])).train(1)
+    assert next(rollouts.numbers) == 0
+
+
+def test_alerts_stand_in_the_steps_line_reach_the_sinks_and_on_alert(
+    model: TrainableModel, server: TraceServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Alert] = []
+
+    def told(alert: Alert) -> None:
+        seen.append(alert)
+        raise RuntimeError("the user's own fault")
+
+    progress, out = quiet()
+    limits = AlertLimits(no_spread_share=0.5, no_spread_steps=1)
+    more = options(sinks=[JsonlSink(tmp_path)], on_alert=told, alert_limits=limits, patience=1, progress=progress)
+    with caplog.at_level(logging.ERROR):
+        report = Trainer(model, Rollouts(same=True), SCENARIOS, **more).train(1)
+    assert [alert.kind for alert in seen] == [alert.kind for alert in report.iterations[0].alerts] == ["no_spread"]
+    assert "alert: in 1 steps almost no group" in out.getvalue()
+    assert [json.loads(line)["kind"] for line in (tmp_path / "alerts.jsonl").read_text().splitlines()] == ["no_spread"]
+    assert "on_alert= failed for no_spread" in caplog.text
+    with pytest.raises(ConfigError, match="on_alert: a function"):
+        Trainer(model, Rollouts(), SCENARIOS, **options(on_alert="mail"))
+    with pytest.raises(ConfigError, match="alert_limits: entropy_share"):
+        AlertLimits(entropy_share=-1)
+
+
+@pytest.mark.parametrize(
+    ("history", "kinds"),
+    [
+        ([{"groups/total": 4.0, "groups/no_spread": 4.0}] * 3, ["no_spread"]),
+        ([{"groups/total": 4.0, "groups/no_spread": 4.0}] * 2, []),
+        ([{"groups/total": 4.0, "groups/no_spread": 3.0}] * 3, []),
+        ([{"entropy": 2.0}, {"entropy": 0.3}, {"entropy": 0.1}], ["entropy_collapse"]),
+        ([{"entropy": 2.0}, {"entropy": 0.1}, {"entropy": 0.3}], []),
+        ([{"entropy": 0.1}], []),
+        ([{"kl/sampler_learner": 0.06}], ["kl"]),
+        ([{"kl/sampler_learner": 0.05, "kl/base": 11.0}], ["kl"]),
+        ([{"calls/parse_failure_rate": 0.2}], ["parse_failures"]),
+        ([{"judge/disagreement": 0.3}], ["judge_disagreement"]),
+        ([{"judge/disagreement": float("nan")}], []),
+        ([{}], []),
+        ([], []),
+    ],
+)
+def test_signs_of_a_run_that_goes_wrong(history: list[dict[str, float]], kinds: list[str]) -> None:
+    assert [sign.kind for sign in signs(history, AlertLimits())] == kinds
+
+
+def test_events_keep_their_ids_when_they_are_made_again() -> None:
+    one = StepFinished("r", "m", 3, 2, 1.0, {})
+    assert one.id == StepFinished("r", "m", 3, 2, 9.0, {"a": 1.0}).id != StepFinished("r", "m", 3, 3, 1.0, {}, "x").id
+    assert (
+        EvaluationFinished("r", "m", "val", 3, 1.0, {}).id != EvaluationFinished("r", "m", "val", 3, 1.0, {}, ("g",)).id
+    )

@@ -1,0 +1,313 @@
+"""Every sink of ours holds the conformance suite, and shows what the events have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
+from understudy.contracts import GroupsFinished, TraceSink
+from understudy.errors import ConfigError
+from understudy.tracing.conformance import RUN, check_sink, sample_events, sample_rollout
+from understudy.tracing.fanout import show
+from understudy.tracing.jsonl import JsonlSink
+from understudy.tracing.names import resolve_sinks
+from understudy.tracing.otlp_sink import OtlpSink
+from understudy.tracing.spans import GAP, NO_RESULT, SpanKind, rollout_spans
+from understudy_langfuse import LangfuseConnection, LangfuseSink
+
+
+@pytest.fixture
+def server() -> Iterator[TraceServer]:
+    with trace_server() as served:
+        yield served
+
+
+def connection(server: TraceServer, secret: str = SECRET) -> LangfuseConnection:
+    return LangfuseConnection(server.url, PUBLIC, secret)
+
+
+def shown(sink: TraceSink) -> None:
+    for event in sample_events():
+        show(sink, event)
+    sink.closed()
+
+
+def test_the_jsonl_sink_conforms(tmp_path: Path) -> None:
+    def ids() -> list[str]:
+        files = sorted(tmp_path.glob("*.jsonl"))
+        return [f"{file.name} {json.loads(line)['id']}" for file in files for line in file.read_text().splitlines()]
+
+    check_sink(lambda: JsonlSink(tmp_path), ids)
+    line = json.loads((tmp_path / "rollouts.jsonl").read_text().splitlines()[1])
+    assert (line["run"], line["split"], line["step"], line["group"]) == (RUN, "val", 0, f"{RUN}-val-0-0")
+    assert [each["role"] for each in line["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+
+
+def test_the_langfuse_sink_conforms(server: TraceServer) -> None:
+    def kept() -> list[str]:
+        return [*(" ".join(map(str, key)) for key in server.spans), *server.scores]
+
+    check_sink(lambda: LangfuseSink(connection(server)), kept)
+    assert server.faults_found() == []
+
+
+def test_the_otlp_sink_conforms_over_http_and_needs_no_langfuse() -> None:
+    with trace_server(langfuse=False) as server:
+        check_sink(lambda: OtlpSink(server.endpoint), lambda: [" ".join(map(str, key)) for key in server.spans])
+        assert server.faults_found() == []
+
+
+def test_a_rollout_is_a_trace_with_its_calls_tools_scores_and_error(server: TraceServer) -> None:
+    shown(LangfuseSink(connection(server)))
+    traces = {spans[0].attributes["langfuse.trace.metadata.trajectory"]: spans for spans in server.traces().values()
+              if "langfuse.trace.metadata.trajectory" in spans[0].attributes}  # fmt: skip
+    assert len(traces) == 8 * 2 + 4 * 2
+    root, node, call, tool, node_2, call_2 = traces[f"traj-{RUN}-train-0-1"]
+    assert [each.type for each in (root, node, call, tool, node_2, call_2)] == [
+        "agent", "span", "generation", "tool", "span", "generation",
+    ]  # fmt: skip
+    assert [each.parent for each in (node, call, tool, call_2)] == [root.id, node.id, root.id, node_2.id]
+    own = call.attributes
+    assert own["langfuse.session.id"] == f"{RUN}/step-00000" and own["langfuse.version"] == "lora-step-0"
+    assert own["langfuse.observation.model.name"] == "agent@0" and own["langfuse.environment"] == "train"
+    assert json.loads(own["langfuse.observation.usage_details"]) == {"input": 40, "output": 12, "total": 52}
+    assert json.loads(own["langfuse.observation.model.parameters"])["temperature"] == 0.7
+    assert json.loads(own["langfuse.observation.metadata.logprob_mean"]) == [-0.25]
+    assert json.loads(own["langfuse.observation.input"])[1]["content"] == "Where is box 1?"
+    assert (tool.name, json.loads(tool.attributes["langfuse.observation.input"])) == ("look_up", {"box": 7})
+    assert json.loads(tool.attributes["langfuse.observation.output"]) == "shelf 7"
+    assert tool.attributes["langfuse.observation.metadata.timing"] == GAP
+    assert json.loads(root.attributes["langfuse.observation.output"])["content"] == "On shelf 7."
+    lost = traces[f"traj-{RUN}-train-0-3"]
+    assert lost[0].error == "TimeoutError: the tool is away"
+    assert lost[0].attributes["langfuse.observation.level"] == "ERROR"
+    assert lost[-1].attributes["langfuse.observation.metadata.timing"] == NO_RESULT
+    mine = {score["name"]: score for score in server.scores.values() if score.get("traceId") == root.trace}
+    assert {name: score["value"] for name, score in mine.items()} == {
+        "reward": 0.25,
+        "success": 1.0,
+        "ruler_score": 0.25,
+    }
+    assert mine["reward"]["comment"] == mine["ruler_score"]["comment"] == "answer 1 is short"
+    sessions = {
+        (score["sessionId"], score["name"]): score["value"] for score in server.scores.values() if "sessionId" in score
+    }
+    assert sessions[f"{RUN}/step-00001", "reward"] == 1.25 and sessions[f"{RUN}/step-00000", "val/success"] == 0.25
+    assert (f"{RUN}/step-00000", "not/finite") not in sessions
+
+
+def test_what_is_masked_does_not_leave_and_a_sample_is_the_same_each_time(server: TraceServer) -> None:
+    def mask(value: Any) -> Any:
+        return json.loads(json.dumps(value).replace("box", "***"))
+
+    shown(LangfuseSink(connection(server), mask=mask, sample_rate=0.5))
+    first = dict(server.spans)
+    shown(LangfuseSink(connection(server), mask=mask, sample_rate=0.5))
+    assert first.keys() == server.spans.keys()
+    rollouts = {each.trace for each in server.spans.values() if each.type == "agent"}
+    assert 4 <= len(rollouts) <= 20
+    inputs = [each.attributes.get("langfuse.observation.input", "") for each in server.spans.values()]
+    assert not [text for text in inputs if "box" in text]
+    with pytest.raises(ConfigError, match="sample_rate: a number from 0 to 1"):
+        LangfuseSink(connection(server), sample_rate=2)
+
+
+def test_scores_that_a_bulk_refuses_are_sent_singly_and_older_and_newer_servers_are_spoken_to() -> None:
+    for options in (
+        {"refused_scores": lambda body: body["name"] == "success"},
+        {"bulk": False},
+        {"bulk": False, "scores_as_list": True},
+    ):
+        with trace_server(**options) as server:
+            shown(LangfuseSink(connection(server)))
+            assert sum(score["name"] == "success" for score in server.scores.values()) == 18, options
+
+
+def test_one_rollout_that_the_server_refuses_costs_no_other(server: TraceServer) -> None:
+    rollouts = tuple(sample_rollout(index) for index in range(8))
+    event = GroupsFinished(RUN, "train", 0, ("a",), rollouts)
+    LangfuseSink(connection(server)).groups_finished(event)
+    bad = next(iter(server.traces()))
+    server.spans.clear()
+    server.breaks = lambda traces: bad in traces
+    with pytest.raises(Exception, match="1 rollouts were refused, such as trace"):
+        LangfuseSink(connection(server)).groups_finished(event)
+    assert len(server.traces()) == 7 and bad not in server.traces()
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("LANGFUSE_PUBLIC_KEY", "set LANGFUSE_PUBLIC_KEY"),
+        ("LANGFUSE_SECRET_KEY", "set LANGFUSE_SECRET_KEY"),
+    ],
+)
+def test_a_missing_variable_is_named(
+    server: TraceServer, monkeypatch: pytest.MonkeyPatch, missing: str, message: str
+) -> None:
+    set_environment(monkeypatch, server)
+    monkeypatch.delenv(missing)
+    with pytest.raises(ConfigError, match=message):
+        resolve_sinks(["langfuse"])
+
+
+def test_wrong_keys_are_an_error_at_start_and_a_server_that_is_away_is_not(
+    server: TraceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_environment(monkeypatch, server)
+    [sink] = resolve_sinks(["langfuse"])
+    sink.check()
+    monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk-other")
+    [sink] = resolve_sinks(["langfuse"])
+    with pytest.raises(ConfigError, match=r"refused the keys \(401\): look at LANGFUSE_PUBLIC_KEY"):
+        sink.check()
+    monkeypatch.setenv("LANGFUSE_BASE_URL", "http://127.0.0.1:9")
+    [sink] = resolve_sinks(["langfuse"])
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:9"):
+        sink.check()
+    monkeypatch.setenv("LANGFUSE_BASE_URL", "langfuse.example")
+    with pytest.raises(ConfigError, match=r"LANGFUSE_BASE_URL: 'langfuse\.example' is no URL"):
+        resolve_sinks(["langfuse"])
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch, server: TraceServer) -> None:
+    for name, value in (("BASE_URL", server.url), ("PUBLIC_KEY", PUBLIC), ("SECRET_KEY", SECRET)):
+        monkeypatch.setenv(f"LANGFUSE_{name}", value)
+
+
+def test_otlp_reads_its_variables_and_says_which_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    with pytest.raises(ConfigError, match="set OTEL_EXPORTER_OTLP_ENDPOINT"):
+        resolve_sinks(["otlp"])
+    with trace_server(langfuse=False) as server:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+        [sink] = resolve_sinks(["otlp"])
+        sink.check()
+        server.faults.append(401)
+        with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS"):
+            sink.check()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+        with pytest.raises(ConfigError, match="http/protobuf or grpc"):
+            resolve_sinks(["otlp"])
+
+
+def test_otlp_spans_speak_the_genai_conventions_and_continue_the_apps_own_trace() -> None:
+    rollout = sample_rollout(1)
+    outer = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    record = rollout.record.model_copy(update={"metadata": {"traceparent": outer}})
+    with trace_server(langfuse=False) as server:
+        OtlpSink(server.endpoint).groups_finished(
+            GroupsFinished(RUN, "train", 0, ("a",), (rollout.model_copy(update={"record": record}),))
+        )
+        [spans] = server.traces().values()
+    root, _, call, tool, _, _ = spans
+    assert (root.trace, root.parent) == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+    assert root.attributes["gen_ai.operation.name"] == "invoke_agent" and root.attributes["understudy.reward"] == 0.25
+    own = call.attributes
+    assert (own["gen_ai.operation.name"], own["gen_ai.request.model"], own["gen_ai.usage.output_tokens"]) == (
+        "chat",
+        "agent",
+        12,
+    )
+    assert own["gen_ai.response.finish_reasons"] == ["tool_calls"]
+    assert json.loads(own["gen_ai.input.messages"])[0] == {
+        "role": "system",
+        "parts": [{"type": "text", "content": "Be brief."}],
+    }
+    [answer] = json.loads(own["gen_ai.output.messages"])
+    assert answer["parts"] == [{"type": "tool_call", "id": "tool-1", "name": "look_up", "arguments": '{"box": 7}'}]
+    assert tool.name == "execute_tool look_up" and tool.attributes["gen_ai.tool.call.result"] == "shelf 7"
+
+
+def test_parallel_tool_calls_and_nested_nodes_keep_their_order() -> None:
+    rollout = sample_rollout(0)
+    first, second = rollout.calls
+    assert first.origin is not None
+    inner = first.origin.model_copy(update={"namespace": "team:1|writer:2"})
+    asked = [{"id": name, "function": {"name": name, "arguments": "not json"}} for name in ("b", "a")]
+    output = first.outputs[0].model_copy(update={"message": {"role": "assistant", "tool_calls": asked}})
+    told = tuple({"role": "tool", "tool_call_id": name, "content": name.upper()} for name in ("a", "b"))
+    calls = (
+        first.model_copy(update={"origin": inner, "outputs": (output,)}),
+        second.model_copy(update={"origin": inner, "messages": (*first.messages, *told)}),
+    )
+    spans = rollout_spans(rollout.model_copy(update={"calls": calls}))
+    names = [(span.kind, span.name, span.parent) for span in spans]
+    assert names[1:3] == [(SpanKind.NODE, "team", "rollout"), (SpanKind.NODE, "writer", "node/team:1")]
+    tools = [span for span in spans if span.kind is SpanKind.TOOL]
+    assert [(span.name, span.input, span.output, span.parent) for span in tools] == [
+        ("b", "not json", "B", "node/team:1"), ("a", "not json", "A", "node/team:1"),
+    ]  # fmt: skip
+    starts = [span.start // 1_000_000 for span in spans]
+    assert starts == sorted(set(starts)) and spans[0].end >= max(span.end for span in spans)
+
+
+def test_unknown_names_and_objects_that_are_no_sinks_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"there is no sink 'langfus'; there are .*langfuse, otlp, tensorboard, wandb"
+    ):
+        resolve_sinks(["langfus"])
+    with pytest.raises(ConfigError, match="no trace sink: it has no run_started"):
+        resolve_sinks([object()])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="a class: pass an instance"):
+        resolve_sinks([JsonlSink])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="a list of names"):
+        resolve_sinks("langfuse")
+
+
+def test_the_tensorboard_sink_writes_files_that_its_own_messages_read(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="pip install -r requirements/test.txt")
+    from tensorboardX.proto import event_pb2
+
+    from understudy.tracing.tensorboard_sink import TensorboardSink
+
+    def scalars() -> dict[tuple[str, int], float]:
+        found: dict[tuple[str, int], float] = {}
+        for file in sorted(tmp_path.rglob("events.out.*")):
+            data, at = file.read_bytes(), 0
+            while at < len(data):  # TFRecord: length, its CRC, the message, its CRC
+                length = int.from_bytes(data[at : at + 8], "little")
+                event = event_pb2.Event.FromString(data[at + 12 : at + 12 + length])  # type: ignore[attr-defined]
+                at += 16 + length
+                found |= {(value.tag, event.step): value.simple_value for value in event.summary.value
+                          if value.WhichOneof("value") == "simple_value"}  # fmt: skip
+        return found
+
+    check_sink(lambda: TensorboardSink(tmp_path), lambda: [f"{tag} {step}" for tag, step in scalars()])
+    assert scalars()["train/reward", 2] == 1.25 and scalars()["val/success", 0] == 0.25
+    assert ("train/not/finite", 1) not in scalars()
+
+
+def test_the_same_spans_go_by_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    grpc = pytest.importorskip("grpc", reason="pip install -r requirements/test.txt")
+    from concurrent.futures import ThreadPoolExecutor
+
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+    got: list[str] = []
+
+    class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+        def Export(self, request: Any, context: Any) -> Any:
+            got.extend(
+                span.name for each in request.resource_spans for scope in each.scope_spans for span in scope.spans
+            )
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        [sink] = resolve_sinks(["otlp"])
+        sink.check()
+        sink.groups_finished(GroupsFinished(RUN, "train", 0, ("a",), (sample_rollout(1),)))
+    finally:
+        server.stop(None)
+    assert sorted(got) == ["agent", "agent", "box-0", "chat agent", "chat agent", "execute_tool look_up"]

@@ -52,6 +52,7 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
     names = {name.rsplit("/", 1)[1] for name in policy}
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
     assert sum(policy.values()) < 20e6
+    assert not any(name.startswith("understudy/tiny/next/") for name in sizes)
 
 
 @pytest.mark.slow("an installed wheel")

@@ -12,7 +12,7 @@ from .desks import Argument, Tool, draw_desk, draw_result, render_result
 from .wording import Mention, filler, finish, mention, named_request, offers, open_request
 from .words import Bag, Value, phrase, spoken, title
 
-Kind = Literal["named", "chain", "open", "plain", "idle"]
+Kind = Literal["named", "chain", "open", "plain", "idle", "service"]
 KINDS: tuple[Kind, ...] = ("named", "chain", "open", "plain", "idle")
 SHARES = (0.33, 0.24, 0.36, 0.06, 0.01)
 GO_ON = 0.5

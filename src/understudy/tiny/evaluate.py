@@ -17,10 +17,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2ForCausalL
 from . import path
 from .basics import basic_episode
 from .episodes import Episode, Kind, Turn, episode
+from .services import service_episode
 from .tokenizer import end_id, ids_of, padding_id, render
 
 BATCH = 48
-MOST_TOKENS = 128
+MOST_TOKENS = 192
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,23 @@ def glance(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: i
         f"open fitting {mean(each.mass for each in spreads):.0%} even {mean(each.evenness for each in spreads):.2f}"
     )
     return ", ".join([*report, f"goes on {mean(going_on):.0%}"])
+
+
+def glance_at_services(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: int = 48) -> str:
+    """How far training on services is: greedy first calls of held-out episodes, beside the old kinds."""
+    rng = random.Random(0)
+    easy = [service_episode(rng, held_out=True, level=0.0) for _ in range(count)]
+    wide = [service_episode(rng, held_out=True) for _ in range(2 * count)]
+    report: list[str] = []
+    for name, drawn in (("easy", easy), ("services", wide), ("named", draw(2 * count, 0, True, ("named",)))):
+        asked = [probes(tokenizer, one)[0] for one in drawn]
+        texts = complete(model, tokenizer, [each.prompt for each in asked], sampled=False)
+        tools = mean(
+            tool_of(text) in {tool_of(call) for call in each.turn.calls}
+            for text, each in zip(texts, asked, strict=True)
+        )
+        report.append(f"{name}: tool {tools:.0%}, call {called(texts, asked):.0%}")
+    return "; ".join(report)
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ..types import Message
 from ..types import Tool as ToolSchema
 from .episodes import Episode
+from .fields import flat, words_of
 from .tokenizer import NUMBERS
 
 NOTHING, ARGUMENT, NAME, VALUE, FIRST_TOOL = range(5)
@@ -18,13 +19,13 @@ MARKS = range(FIRST_TOOL + len(NUMBERS))
 UNMARKED = -100
 WORD = re.compile(r"[^\W_]+")
 READ = re.compile(r"<\|im_start\|>(?:user|tool)\n(.*?)<\|im_end\|>", re.DOTALL)
-NAMED = re.compile(r"<\|im_start\|>assistant\n(\w+)<(\d)>\(")
+NAMED = re.compile(r"<\|im_start\|>assistant\n([\w-]+)<(\d+)>\(")
 
 
 def marks(drawn: Episode, text: str) -> Iterator[tuple[int, int, int]]:
     """(begin, end, mark) over the characters of each message that is read, and of each name that opens a call; later ones
     overrule earlier ones."""
-    argument_words, name_words = words_of(drawn.tools)
+    argument_words, name_words = listed_words(drawn.tools)
     read = [index for index, message in enumerate(drawn.messages) if message["role"] in ("user", "tool")]
     for index, found in zip(read, READ.finditer(text), strict=True):
         begin, end = found.span(1)
@@ -33,7 +34,7 @@ def marks(drawn: Episode, text: str) -> Iterator[tuple[int, int, int]]:
             if word[0] in argument_words | name_words:
                 yield *word.span(), ARGUMENT if word[0] in argument_words else NAME
         for mentioned in opened(drawn.tools, drawn.messages[index + 1]):
-            if said := re.compile(rf"\b{mentioned}\b").search(text, begin, end):
+            if said := re.compile(rf"\b{re.escape(mentioned)}\b").search(text, begin, end):
                 yield *said.span(), NAME
         for value in copied(drawn.messages[index + 1]):
             if (at := text.find(value, begin, end)) >= 0:
@@ -42,11 +43,11 @@ def marks(drawn: Episode, text: str) -> Iterator[tuple[int, int, int]]:
         yield *found.span(1), FIRST_TOOL + int(found[2]) - 1
 
 
-def words_of(tools: list[ToolSchema]) -> tuple[set[str], set[str]]:
+def listed_words(tools: list[ToolSchema]) -> tuple[set[str], set[str]]:
     """The words of all arguments, and the words of all names."""
     functions = [tool["function"] for tool in tools]
-    arguments = {word for each in functions for name in each["parameters"]["properties"] for word in WORD.findall(name)}
-    return arguments, {word for each in functions for word in WORD.findall(each["name"])}
+    arguments = {word for each in functions for name in each["parameters"]["properties"] for word in words_of(name)}
+    return arguments, {word for each in functions for word in words_of(each["name"])}
 
 
 def opened(tools: list[ToolSchema], answer: Message) -> list[str]:
@@ -62,6 +63,6 @@ def opened(tools: list[ToolSchema], answer: Message) -> list[str]:
 def copied(answer: Message) -> list[str]:
     """The values in the arguments of the assistant's call, or the value in its answer."""
     for call in answer.get("tool_calls", ()):
-        return [str(value) for value in json.loads(call["function"]["arguments"]).values()]
+        return [text for text in flat(json.loads(call["function"]["arguments"])) if text]
     stated = re.fullmatch(r"The answer is (.*)\.", answer["content"])
     return [stated[1]] if stated else []

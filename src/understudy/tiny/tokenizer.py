@@ -15,10 +15,12 @@ from .basics import basic_episode
 from .episodes import Message, ToolSchema
 from .words import english, word
 
-VOCABULARY = 1536
+VOCABULARY = 1543
 CONTEXT = 4096
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-NUMBERS = [f"<{number}>" for number in range(1, 10)]
+MOST_TOOLS = 16
+NUMBERS = [f"<{number}>" for number in range(1, MOST_TOOLS + 1)]
+"""Each tool of a list has one, as a token of its own."""
 MARKUP = ["<tool_call>", "</tool_call>", "<tools>", "</tools>", *NUMBERS]
 # Letters never take the space before them, digits stand alone, and JSON's punctuation forms runs such as `": "`.
 PIECES = r"""\p{L}+|\p{N}|["{}\[\]:, ]+|[^\p{L}\p{N}"{}\[\]:, ]"""
@@ -58,7 +60,7 @@ def make_tokenizer(seed: int, episodes: int = 3000) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     bpe.train_from_iterator(corpus(seed, episodes), trainer)
-    bpe.add_tokens(markup)
+    bpe.add_tokens([*markup, AddedToken("'", special=False, normalized=False)])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
@@ -69,6 +71,15 @@ def make_tokenizer(seed: int, episodes: int = 3000) -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = template()
     return tokenizer
+
+
+def complete_tokenizer(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Adds what an older tokenizer lacks, and returns the added numbers of tools. Transformers loads a Qwen2 model's
+    tokenizer with Qwen2's splits, which cut `'sorts` into `'s` and `orts`; as a token of its own, the quote stands alone."""
+    missing = [number for number in NUMBERS if number not in tokenizer.get_vocab()]
+    added = [AddedToken(text, special=False, normalized=False) for text in ["'", *missing]]
+    tokenizer.add_tokens(added)  # pyright: ignore[reportArgumentType]  # the stub names another class of this name
+    return missing
 
 
 def template() -> str:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import mean
 from typing import cast
@@ -25,12 +26,15 @@ from .basics import basic_episode
 from .choices import choices
 from .episodes import Episode, episode
 from .marks import MARKS, UNMARKED, marks
-from .tokenizer import CONTEXT, end_id, padding_id, render
+from .muon import Muon
+from .parallel import Replicas
+from .services import service_episode
+from .tokenizer import CONTEXT, NUMBERS, complete_tokenizer, end_id, padding_id, render
 
 POOL = 768
-WARMUP_STEPS = 60
-REPORT_STEPS = 25
-PROBE_TOKENS = 1_000_000
+THREADS = 2
+REPORT_STEPS = 20
+PROBE_TOKENS = 500_000
 MARKED_LAYER = 3
 WRITTEN = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", re.DOTALL)
 
@@ -40,7 +44,11 @@ class Stage:
     """A part of the training: `wide` is the share of full episodes among basic ones, at its begin and at its end.
 
     `naming` is the share of basic episodes whose request names its tool. Rates are peaks; from the share `decay_from` of
-    its tokens on, they fall to zero in a line. Losses of a prompt's tokens and of marks count by their weights."""
+    its tokens on, they fall to zero in a line. Losses of a prompt's tokens and of marks count by their weights.
+
+    `services` is the share of service episodes among all; until `service_widening` of the stage they grow harder.
+    `minutes`: the stage also ends after that time, and its progress is by whichever is further. `entered`: the share of
+    the stage that was done before."""
 
     tokens: int
     wide: tuple[float, float]
@@ -52,8 +60,27 @@ class Stage:
     adam_rate: float = 2e-3
     prompt_weight: float = 0.0
     mark_weight: float = 0.5
+    services: float = 0.0
+    service_widening: float = 0.0
+    minutes: float | None = None
+    pool: int = POOL
+    warmup: int = 60
+    entered: float = 0.0
 
 
+SERVICES = Stage(
+    tokens=20_000_000,
+    wide=(0.95, 0.95),
+    decay_from=0.45,
+    muon_rate=0.0065,
+    adam_rate=1.2e-3,
+    mark_weight=0.2,
+    services=0.5,
+    service_widening=0.3,
+    pool=256,
+    warmup=20,
+)
+"""Goes on from finished weights: real tools beside the old kinds of episode."""
 FALLING = Stage(tokens=7_000_000, wide=(0.85, 0.85), decay_from=0.0, muon_rate=0.007, adam_rate=1.5e-3, mark_weight=0.2)
 STAGES = (
     Stage(tokens=2_000_000, wide=(0.0, 0.0), prompt_weight=0.05),
@@ -139,11 +166,20 @@ def places(begins: list[int], begin: int, end: int) -> tuple[int, int]:
     return bisect_left(begins, begin), bisect_left(begins, end)
 
 
-def batches(
-    tokenizer: PreTrainedTokenizerBase, rng: random.Random, wide: float, naming: float, size: int
-) -> Iterator[Batch]:
+def draw(rng: random.Random, stage: Stage, progress: float) -> Episode:
+    """An episode as the stage shows it when this share of it is done."""
+    if rng.random() < stage.services:
+        level = progress / stage.service_widening if progress < stage.service_widening else 1.0
+        return service_episode(rng, level=level)
+    narrow, full = stage.wide
+    wide = narrow + (full - narrow) * min(1.0, progress / stage.widening)
+    return episode(rng) if rng.random() < wide else basic_episode(rng, naming=stage.naming)
+
+
+def batches(tokenizer: PreTrainedTokenizerBase, rng: random.Random, stage: Stage, progress: float) -> Iterator[Batch]:
     """Batches of episodes of like lengths, from one pool."""
-    drawn = (episode(rng) if rng.random() < wide else basic_episode(rng, naming=naming) for _ in range(POOL))
+    drawn = (draw(rng, stage, progress) for _ in range(stage.pool))
+    size = stage.batch_tokens // THREADS
     encoded = sorted((encode(tokenizer, one) for one in drawn), key=lambda example: len(example.ids))
     grouped: list[list[Example]] = [[]]
     for example in encoded:
@@ -196,23 +232,53 @@ def loss_of(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage, batch: Batc
     return (losses * weights[kept]).sum() / weights.sum() + stage.mark_weight * noticed
 
 
+def grow(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+    """Gives every number of a tool its token: new rows of the embedding are mixtures of the old numbers' rows."""
+    torch.manual_seed(seed)
+    missing = complete_tokenizer(tokenizer)
+    if not missing:
+        return
+    known = [number for number in NUMBERS if number not in missing]
+    ids = tokenizer.get_vocab()
+    embedding = cast(nn.Embedding, model.get_input_embeddings())
+    rows_N_D = embedding.weight.data[[ids[number] for number in known]].clone()
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    embedding = cast(nn.Embedding, model.get_input_embeddings())
+    middle_D = rows_N_D.mean(0)
+    for number in missing:
+        shares_N = torch.randn(len(known))
+        embedding.weight.data[ids[number]] = middle_D + (shares_N / shares_N.norm()) @ (rows_N_D - middle_D)
+
+
+class ProbedPolicy(nn.Module):
+    """The policy and the probe of its marks."""
+
+    model: Qwen2ForCausalLM
+    probe: nn.Linear
+
+    def __init__(self, model: Qwen2ForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+        self.probe = nn.Linear(model.config.hidden_size, len(MARKS))
+
+
 def make_optimizers(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between embedding and head, AdamW for embeddings, biases and norms."""
     matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name]
     others = [each for name, each in model.named_parameters() if each.ndim < 2 or "embed" in name]
     others += list(probe.parameters())
-    muon = torch.optim.Muon(matrices, lr=stage.muon_rate, weight_decay=0.01, momentum=0.95, nesterov=True)
+    muons = [Muon(matrices[at::THREADS], lr=stage.muon_rate, weight_decay=0.01) for at in range(THREADS)]
     adam = torch.optim.AdamW(others, lr=stage.adam_rate, betas=(0.9, 0.98), weight_decay=0.0)
-    for optimizer in (muon, adam):
+    for optimizer in (*muons, adam):
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
-    return [muon, adam]
+    return [*muons, adam]
 
 
-def rate(step: int, progress: float, decay_from: float) -> float:
+def rate(step: int, progress: float, stage: Stage) -> float:
     """The share of the peak rate: a short warm-up, a plateau, then a line down to zero."""
-    falling = (1 - progress) / (1 - decay_from) if decay_from < 1 else 1.0
-    return min(1.0, (step + 1) / WARMUP_STEPS, falling)
+    falling = (1 - progress) / (1 - stage.decay_from) if stage.decay_from < 1 else 1.0
+    return min(1.0, (step + 1) / stage.warmup, falling)
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -228,44 +294,58 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Pa
     draft.rmdir()
 
 
-def update(model: Qwen2ForCausalLM, optimizers: list[torch.optim.Optimizer], share: float) -> None:
+def update(
+    model: nn.Module, replicas: Replicas[ProbedPolicy], optimizers: list[torch.optim.Optimizer], share: float
+) -> None:
     """One step at a share of the peak rates."""
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * share
-        optimizer.step()
+    replicas.run([optimizer.step for optimizer in optimizers])
+    for optimizer in optimizers:
         optimizer.zero_grad()
 
 
 def train(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, stage: Stage, seed: int, glance: Callable[[], str]
 ) -> None:
-    """Trains in place; prints the loss, and what `glance` says every million tokens."""
+    """Trains in place; prints the loss, and what `glance` says every half million tokens."""
     rng = random.Random(seed)
-    probe = nn.Linear(model.config.hidden_size, len(MARKS))
-    optimizers = make_optimizers(model, probe, stage)
+    torch.set_num_threads(1)
+    trained = ProbedPolicy(model)
+    replicas = Replicas(trained, THREADS)
+    optimizers = make_optimizers(model, trained.probe, stage)
     start = time.monotonic()
-    step = tokens = 0
+    step = tokens = probed = 0
     recent: deque[float] = deque(maxlen=REPORT_STEPS)
-    model.train()
-    while tokens < stage.tokens:
-        narrow, full = stage.wide
-        wide = narrow + (full - narrow) * min(1.0, tokens / stage.tokens / stage.widening)
-        for batch in batches(tokenizer, rng, wide, stage.naming, stage.batch_tokens):
-            progress = min(1.0, tokens / stage.tokens)
-            loss = loss_of(model, probe, stage, batch)
-            loss.backward()
-            update(model, optimizers, rate(step, progress, stage.decay_from))
+    replicas.train(True)
+    progress = stage.entered
+    while progress < 1:
+        for group in grouped(batches(tokenizer, rng, stage, progress)):
+            spent = (time.monotonic() - start) / 60 / stage.minutes if stage.minutes else 0.0
+            progress = stage.entered + (1 - stage.entered) * max(tokens / stage.tokens, spent)
+            if progress >= 1:
+                break
+            recent.append(
+                replicas.accumulate(lambda module, batch: loss_of(module.model, module.probe, stage, batch), group)
+            )
+            update(model, replicas, optimizers, rate(step, progress, stage))
             step += 1
-            tokens += batch.ids.numel()
-            recent.append(loss.item())
+            tokens += sum(batch.ids.numel() for batch in group)
             if step % REPORT_STEPS == 0:
                 seconds = time.monotonic() - start
                 report = f"step {step}  {tokens / 1e6:.2f}M tokens  {seconds / 60:.1f} min  {tokens / seconds:.0f}/s"
                 print(f"{report}  loss {mean(recent):.3f}", flush=True)
-            if tokens // PROBE_TOKENS != (tokens - batch.ids.numel()) // PROBE_TOKENS:
-                model.eval()
+            if tokens // PROBE_TOKENS != probed:
+                probed = tokens // PROBE_TOKENS
+                replicas.train(False)
                 print(f"{tokens / 1e6:.2f}M tokens: {glance()}", flush=True)
-                model.train()
-    model.eval()
+                replicas.train(True)
+    replicas.train(False)
+
+
+def grouped(drawn: Iterator[Batch]) -> Iterator[list[Batch]]:
+    """As many batches as there are threads, in turn."""
+    while group := list(islice(drawn, THREADS)):
+        yield group

@@ -1,0 +1,57 @@
+"""Muon in float32, equal shapes batched: `torch.optim.Muon` orthogonalizes matrix by matrix in bfloat16, which is slow
+on processors without bfloat16 units."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# torch carries partial types.
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+STEPS = 5
+"""Quintic Newton-Schulz iteration, as in Jordan et al., Muon (2024)."""
+
+
+def orthogonalized(matrices_N_R_C: torch.Tensor) -> torch.Tensor:
+    """Each matrix with its singular values moved near 1."""
+    tall = matrices_N_R_C.shape[-2] > matrices_N_R_C.shape[-1]
+    out = matrices_N_R_C.mT if tall else matrices_N_R_C
+    out = out / out.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    first, second, third = COEFFICIENTS
+    for _ in range(STEPS):
+        gram = out @ out.mT
+        out = torch.baddbmm(out, torch.baddbmm(gram, gram, gram, beta=second, alpha=third), out, beta=first)
+    return out.mT if tall else out
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalized; the rate grows with the root of rows over columns, weight decay is decoupled."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's stub is too narrow
+        """One update of all matrices that have a gradient."""
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[nn.Parameter]] = {}
+            for each in group["params"]:
+                if each.grad is not None:
+                    shapes.setdefault(each.shape, []).append(each)
+            for shape, alike in shapes.items():
+                updates = torch.stack([self._update(each, group["momentum"]) for each in alike])
+                rate = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
+                for each, update in zip(alike, orthogonalized(updates), strict=True):
+                    each.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+
+    def _update(self, parameter: nn.Parameter, momentum: float) -> torch.Tensor:
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        gradient = parameter.grad
+        assert gradient is not None
+        state["momentum"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(state["momentum"], momentum)

@@ -1,0 +1,63 @@
+import json
+import random
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from understudy.tiny import path
+from understudy.tiny.evaluate_services import canonical, kinds_of, labels, server_probes
+from understudy.tiny.services import service_episode
+from understudy.tiny.tokenizer import complete_tokenizer, template
+
+SERVERS = sorted((Path(__file__).parent / "real_tools").glob("*.json"))
+CALL = '<tool_call>\n{"name": "move", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
+
+
+def test_a_call_is_right_whatever_the_order_of_its_arguments_and_the_line_before_it():
+    other = 'move<1>(a, b)\n<tool_call>\n{"name": "move", "arguments": {"b": [2], "a": 1}}\n</tool_call>'
+    assert canonical(other) == canonical(CALL)
+    assert canonical(CALL.replace("1", "3")) != canonical(CALL)
+    for none in ("The answer is 3.", "<tool_call>\n{nothing}\n</tool_call>", CALL.replace('"name"', '"tool"')):
+        assert canonical(none) == none
+
+
+def test_values_are_told_apart_by_kind():
+    assert kinds_of({"a": "/srv/x", "b": True, "c": 3, "d": ["x"], "e": [{"x": 1}], "f": {"x": 1}}) == {
+        "with a slash",
+        "flag",
+        "number",
+        "list",
+        "list of objects",
+        "object",
+    }
+    assert kinds_of({"a": "2026-03-14T09:30", "b": "a@b.org", "c": "two words", "d": "ab-3", "e": "word"}) == {
+        "date or time",
+        "address",
+        "several words",
+        "with other marks",
+        "one word",
+    }
+
+
+def test_a_first_call_counts_by_tools_arguments_and_kinds():
+    drawn = service_episode(random.Random(0), held_out=True, tools=8, requests=1)
+    found = labels(drawn, drawn.turns[0])
+    assert found[:2] == ["all", "8 tools"]
+    assert found[2].split()[1] in ("argument", "arguments", "or")
+
+
+@pytest.mark.parametrize("file", SERVERS, ids=lambda file: file.stem)
+def test_each_server_has_twenty_requests_whose_calls_fit_its_tools(file):
+    tokenizer = AutoTokenizer.from_pretrained(path())
+    complete_tokenizer(tokenizer)
+    tokenizer.chat_template = template()
+    asked = server_probes(tokenizer, file)
+    assert len(asked) == 20
+    server = json.loads(file.read_text())
+    schemas = {tool["name"]: tool["parameters"] for tool in server["tools"]}
+    for each, (probe, names) in zip(server["requests"], asked, strict=True):
+        schema = schemas[each["name"]]
+        assert set(schema.get("required", [])) <= set(each["arguments"]) <= set(schema["properties"])
+        assert each["request"] in probe.prompt
+        assert names == [file.stem]

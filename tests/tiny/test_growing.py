@@ -1,4 +1,5 @@
 import torch
+from torch import nn
 from transformers import AutoTokenizer
 
 from understudy.tiny.evaluate import load
@@ -7,10 +8,14 @@ from understudy.tiny.train import grow, save
 
 def test_a_grown_policy_has_a_token_for_each_of_sixteen_numbers_and_keeps_its_other_rows(tmp_path):
     model, tokenizer = load()
-    before = model.get_input_embeddings().weight.detach().clone()
+    embeddings = model.get_input_embeddings()
+    assert isinstance(embeddings, nn.Embedding)
+    before = embeddings.weight.detach().clone()
     tokenizer.chat_template = "{{ messages }}"
     grow(model, tokenizer, seed=0)
-    after = model.get_input_embeddings().weight.detach()
+    grown = model.get_input_embeddings()
+    assert isinstance(grown, nn.Embedding)
+    after = grown.weight.detach()
     assert len(after) == len(tokenizer) == 1543
     torch.testing.assert_close(after[: len(before)], before)
     known, added = after[tokenizer.convert_tokens_to_ids(["<1>", "<9>"])], after[len(before) :]

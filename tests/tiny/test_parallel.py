@@ -18,12 +18,13 @@ def test_the_gradient_is_that_of_the_mean_loss_over_all_batches():
     replicas = Replicas(module, 2)
     for _ in range(2):  # the copies see the parameters as they are after a step
         mean = replicas.accumulate(loss, batches)
-        expected = sum(loss(alone, each) for each in batches) / 2
+        expected = torch.stack([loss(alone, each) for each in batches]).mean()
         expected.backward()
         assert abs(mean - float(expected.detach())) < 1e-6
         for mine, other in zip(module.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, other.grad)
             for each in (mine, other):
+                assert each.grad is not None
                 each.data -= 0.1 * each.grad
                 each.grad = None
 

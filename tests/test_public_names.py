@@ -104,6 +104,7 @@ DOOR = [
     "new_id",
     "on_capture_end",
     "refuse_running_loop",
+    "resolve_sinks",
     "rollout_spans",
     "scenario_fields",
     "scenario_id",

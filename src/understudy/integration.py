@@ -43,6 +43,7 @@ from .llms.ledger import Spending, budget
 from .llms.llm import Llm
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
+from .tracing.names import resolve_sinks
 from .tracing.otlp import Attribute, DeliveryError, OtlpSender, OtlpSpan
 from .tracing.sampling_rate import checked_rate, is_sampled
 from .tracing.spans import SpanKind, TraceSpan, rollout_spans, span_id, trace_id
@@ -123,6 +124,7 @@ __all__ = [
     "new_id",
     "on_capture_end",
     "refuse_running_loop",
+    "resolve_sinks",
     "rollout_spans",
     "scenario_fields",
     "scenario_id",

@@ -79,11 +79,13 @@ def test_evaluation_prints_success_for_each_tool_and_writes_json(
     called: Called, server: ServedGateway, tmp_path: Path
 ) -> None:
     words = ["--scenarios", "s.jsonl", "--url", server.url, "--json", "found.json", "--model", "half"]
+    words += ["--trace", "jsonl:shown"]
     code, page, complaint = called("eval", "orders:server", *words)
     assert code == 0, complaint
     assert "step 0, greedy, 3 scenarios: success 0%" in page  # the held-out ones leave the tool open
     assert page.splitlines()[-1].split() == ["order_status", "0%"]
     assert json.loads((tmp_path / "found.json").read_text())["success"] == 0.0
+    assert any(file.stat().st_size for file in (tmp_path / "shown").rglob("*.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,7 @@ def test_evaluation_prints_success_for_each_tool_and_writes_json(
         ("train orders:server --dir a --url http://127.0.0.1:9", 2, "--dir, --url: either a directory"),
         ("train orders:server --llm-api-base http://a", 2, "--llm-api-base needs --llm too"),
         ("eval orders:server --judge-api-base http://a", 2, "--judge-api-base needs --judge too"),
+        ("train orders:server --trace wandb,nope", 2, "sinks: there is no sink 'nope'; there are jsonl:FOLDER"),
         ("train orders:nothing", 2, "target: orders has no 'nothing'"),
         ("eval orders:server --json nowhere/a.json", 2, "--json: nowhere/a.json cannot be written"),
         ("train orders:server --learning-rate 7 --scenarios s.jsonl", 2, "learning_rate"),

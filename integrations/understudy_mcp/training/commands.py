@@ -38,6 +38,7 @@ PerStep = Annotated[int | None, typer.Option(min=1, help="scenarios per step; no
 Concurrency = Annotated[int | None, typer.Option(min=1, help="rollouts at once; none: 16 with processes, else 32")]
 MaxTurns = Annotated[int, typer.Option(min=1, help="how often the model is asked in a rollout")]
 MaxTools = Annotated[int | None, typer.Option(min=1, help="tools shown at once; none: all, 8 for tiny")]
+Trace = Annotated[str | None, typer.Option(help="where runs are shown, as in langfuse,wandb")]
 Rate = Annotated[float | None, typer.Option(help="AdamW's rate; none: 1e-5, for tiny one that falls from 3.3e-3")]
 
 
@@ -63,6 +64,7 @@ def train(
     max_tools: MaxTools = None,
     concurrency: Concurrency = None,
     learning_rate: Rate = None,
+    trace: Trace = None,
     seed: Annotated[int, typer.Option(min=0, help="seed of scenarios and of their order")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would happen, and do nothing")] = False,
     dir: ServerDir = None,
@@ -80,6 +82,7 @@ def train(
         "max_turns": max_turns,
         "seed": seed,
         "say": typer.echo,
+        "sinks": names_in(trace),
         **_chosen(judge, judge_api_base, max_cost, scenarios_per_step, max_tools, concurrency, learning_rate),
     }
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
@@ -105,6 +108,7 @@ def evaluate(
     max_turns: MaxTurns = ToolOptions.max_turns,
     max_tools: MaxTools = None,
     concurrency: Concurrency = None,
+    trace: Trace = None,
     json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
     dir: ServerDir = None,
     url: ServerUrl = None,
@@ -116,6 +120,7 @@ def evaluate(
         "judge_all": judge_all,
         "max_turns": max_turns,
         "say": typer.echo,
+        "sinks": names_in(trace),
         **_chosen(judge, judge_api_base, max_cost, None, max_tools, concurrency, None),
     }
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
@@ -136,6 +141,11 @@ def show(trainer: MCPTrainer, report: TrainReport, dir: Path | None) -> None:
         where = f" --dir {dir}" if dir is not None else ""
         typer.echo(f"\nLoRA    {report.checkpoint}")
         typer.echo(f"export  understudy export {report.model} --output {report.model}-lora{where}")
+
+
+def names_in(trace: str | None) -> list[str]:
+    """The names in `--trace`, for the option `sinks=`."""
+    return [] if trace is None else [name.strip() for name in trace.split(",")]
 
 
 def writer_at(llm: str | None, api_base: str | None) -> Llm | None:

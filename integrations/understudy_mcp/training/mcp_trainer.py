@@ -20,6 +20,7 @@ from understudy.integration import (
     TrainReport,
     budget,
     refuse_running_loop,
+    resolve_sinks,
 )
 
 from ..pool import ServerPool
@@ -95,6 +96,8 @@ class MCPTrainer:
         for name in ("reward", "eval"):
             if name in self._training:
                 raise ConfigError(f"{name}: an MCPTrainer takes it from the scenarios: their check, their split")
+        if "sinks" in self._training:  # an unknown name, or a missing variable, is said before anything starts
+            self._training["sinks"] = resolve_sinks(self._training["sinks"])
         self._defaults = defaults_for(model.base_model)
         self._scenarios = scenarios
 

@@ -1,4 +1,4 @@
-"""The quickstart trained by its reward, and through RULER by a noisy judge: `python benchmarks/ruler_quickstart.py --seeds 3`.
+"""The quickstart trained by its reward, and through RULER by a noisy judge: `python benchmarks/ruler_quickstart.py`.
 
 The judge stands behind real HTTP. It knows the right answers, compares every two attempts of a group, gets 10 % of the
 comparisons that have a winner wrong, and scores an attempt by its share of comparisons won (a draw is half). 5 % of its
@@ -170,13 +170,13 @@ def share(own: Outcome, judged: Outcome) -> float:
 def main() -> None:
     """Runs every seed twice, prints the page and keeps it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, help="of sampler and learner each; 1 where other work runs beside")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     console, rows = Console(), list[tuple[int, Outcome, Outcome]]()
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         outcomes: list[Outcome] = []
         for by_ruler in (False, True):
             with tempfile.TemporaryDirectory(prefix="ruler-quickstart-") as folder:

@@ -25,14 +25,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_plugin_is_loaded_only_when_asked_for(installed: Path) -> None:
-    assert plugins.names("understudy.sinks") == ["broken", "mine"]
+    assert {"broken", "mine"} <= set(plugins.names("understudy.sinks"))
     assert "plugged_sinks" not in sys.modules
     assert getattr(plugins.load("understudy.sinks", "mine"), "__name__") == "Mine"  # noqa: B009
 
 
 def test_an_unknown_or_broken_plugin_is_named(installed: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"no plugin 'other' in 'understudy.sinks': installed are \['broken', 'mine'\]"
+        ConfigError, match=r"no plugin 'other' in 'understudy.sinks': installed are \['broken', .*'mine'"
     ):
         plugins.load("understudy.sinks", "other")
     with pytest.raises(ConfigError, match=r"plugin 'broken' \(plugged_sinks:Gone\) cannot be loaded"):

@@ -57,8 +57,8 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend
 
 async def ask(model: Model, text: str) -> Choice:
     answer = await model.openai_client().chat.completions.create(
-        model=model.name, messages=[{"role": "user", "content": text}], max_tokens=6
-    )
+        model=model.name, messages=[{"role": "user", "content": text}], max_tokens=6, temperature=1.5
+    )  # hot, so that rollouts differ: equal ones have no gradient
     return answer.choices[0]
 
 

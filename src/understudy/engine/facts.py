@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from ..devices import gpus, has_bfloat16
+from .learner.unsloth_loader import vllm_extensions_hidden
 
 _SETTINGS = {"UNSLOTH_DISABLE_STATISTICS": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -37,7 +38,8 @@ def vllm_facts() -> dict[str, object]:
 
 def unsloth_facts() -> dict[str, object]:
     """What loads the base for the learner can be imported, for which kind of device."""
-    importlib.import_module("unsloth")
+    with vllm_extensions_hidden():
+        importlib.import_module("unsloth")
     return {"platform": "cuda" if torch.cuda.is_available() else "cpu"}
 
 

@@ -13,8 +13,12 @@ import importlib
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -30,6 +34,7 @@ CACHE = "UNSLOTH_COMPILE_LOCATION"
 """Unsloth's variable: the folder of the modules that it generates and imports; its default is in the working directory."""
 FUSED = frozenset({"llama", "mistral", "gemma", "gemma2", "qwen2", "qwen3"})
 """Architectures whose layers Unsloth rewrites by hand; it compiles the others as they are."""
+_VLLM_EXTENSIONS = ("vllm._C", "vllm._C_stable_libtorch", "vllm._moe_C", "vllm._rocm_C")
 _SETTINGS = {
     "UNSLOTH_DISABLE_STATISTICS": "1",  # it asks the Hub for a file to count its users
     "UNSLOTH_RETURN_LOGITS": "1",  # else its compiled models answer without logits
@@ -58,11 +63,29 @@ def import_first() -> Any:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ[CACHE] = folder
     try:
-        return importlib.import_module("unsloth")
+        with vllm_extensions_hidden():
+            return importlib.import_module("unsloth")
     except (ImportError, NotImplementedError, RuntimeError, OSError) as error:
         raise ConfigError(
             f"loader: unsloth cannot be imported ({type(error).__name__}: {error}): {install_command('unsloth')}, or take --loader peft"
         ) from error
+
+
+@contextmanager
+def vllm_extensions_hidden() -> Generator[None]:
+    """Unsloth loads vLLM's extensions to see whether they fit CUDA. vLLM for CPUs has one per instruction set, and the one
+    that Unsloth loads ends the process (SIGILL) on a CPU without AVX-512; there is no CUDA to fit either."""
+    hidden = (
+        []
+        if torch.version.cuda or torch.version.hip
+        else [name for name in _VLLM_EXTENSIONS if name not in sys.modules]
+    )
+    sys.modules.update(dict.fromkeys(hidden, cast(ModuleType, None)))  # its import is a ModuleNotFoundError then
+    try:
+        yield
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
 
 
 def load(

@@ -10,23 +10,9 @@ import typer
 
 from understudy.integration import ConfigError, Llm, budget
 
-from ..limits import Limits
 from ..pool import ServerPool
 from ..printable import one_line
 from ..target import Target
-from ..target_options import (
-    Bind,
-    Env,
-    Fixture,
-    Header,
-    Only,
-    Prompts,
-    Resources,
-    StartTimeout,
-    Stateless,
-    TargetArgument,
-    target_from,
-)
 from . import pages
 from .explore import explore as explored
 from .explore import left_out
@@ -40,32 +26,9 @@ AllowWrites = Annotated[
 Seed = Annotated[int, typer.Option(help="draws other values and tasks")]
 
 
-def explore(
-    target: TargetArgument,
-    only: Only = [],  # noqa: B006  # typer reads it
-    bind: Bind = [],  # noqa: B006
-    header: Header = [],  # noqa: B006
-    env: Env = [],  # noqa: B006
-    fixture: Fixture = None,
-    stateless: Stateless = None,
-    start_timeout: StartTimeout = Limits().start_seconds,
-    allow_writes: AllowWrites = False,
-    seed: Seed = 0,
-) -> None:
+def explore(target: Target, allow_writes: AllowWrites = False, seed: Seed = 0) -> None:
     """Call the server's reading tools and resources, and show what it holds."""
-    parsed = target_from(
-        target,
-        only=only,
-        bind=bind,
-        header=header,
-        env=env,
-        fixture=fixture,
-        stateless=stateless,
-        resources=False,
-        prompts=False,
-        start_timeout=start_timeout,
-    )
-    asyncio.run(_explore(parsed, seed, allow_writes))
+    asyncio.run(_explore(target, seed, allow_writes))
 
 
 async def _explore(target: Target, seed: int, allow_writes: bool) -> None:
@@ -75,7 +38,7 @@ async def _explore(target: Target, seed: int, allow_writes: bool) -> None:
 
 
 def scenarios(
-    target: TargetArgument,
+    target: Target,
     output: Annotated[Path, typer.Option("--output", "-o", help="the file to write, one scenario a line")] = Path(
         "scenarios.jsonl"
     ),
@@ -87,37 +50,16 @@ def scenarios(
     allow_writes: AllowWrites = False,
     seed: Seed = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="connect, say what would be done, call nothing")] = False,
-    only: Only = [],  # noqa: B006  # typer reads it
-    bind: Bind = [],  # noqa: B006
-    header: Header = [],  # noqa: B006
-    env: Env = [],  # noqa: B006
-    fixture: Fixture = None,
-    stateless: Stateless = None,
-    resources: Resources = False,
-    prompts: Prompts = False,
-    start_timeout: StartTimeout = Limits().start_seconds,
 ) -> None:
     """Make scenarios for training and evaluation, and run each twice before it is kept."""
-    parsed = target_from(
-        target,
-        only=only,
-        bind=bind,
-        header=header,
-        env=env,
-        fixture=fixture,
-        stateless=stateless,
-        resources=resources,
-        prompts=prompts,
-        start_timeout=start_timeout,
-    )
     if llm is None and (api_base or max_cost):
         raise ConfigError("--api-base, --max-cost: they are for --llm, which is not given")
     if dry_run:
-        asyncio.run(_planned(parsed, count, llm, allow_writes, output))
+        asyncio.run(_planned(target, count, llm, allow_writes, output))
     else:
         with budget(max_cost) as spent:
             writer = None if llm is None else Llm(llm, **({"api_base": api_base} if api_base else {}))
-            asyncio.run(_made(parsed, output, count, seed, writer, allow_writes, max_difficulty))
+            asyncio.run(_made(target, output, count, seed, writer, allow_writes, max_difficulty))
         if llm is not None:
             typer.echo("\n".join(spent.lines()))
 

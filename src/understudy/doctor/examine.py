@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +44,10 @@ class Report:
         return all(check.status != "broken" for check in self.checks)
 
 
-def examine(options: EngineOptions, folder: Path, installed: Installed | None = None) -> Report:
-    """Look at everything: the slow parts, imports and HTTP, at the same time."""
+def examine(
+    options: EngineOptions, folder: Path, installed: Installed | None = None, more: Sequence[Check] = ()
+) -> Report:
+    """Look at everything: the slow parts, imports and HTTP, at the same time. `more` are checks made before."""
     packages = installed or Installed()
     with ThreadPoolExecutor() as pool:
         services = [pool.submit(server_checks, folder), pool.submit(langfuse_checks), pool.submit(judge_checks)]
@@ -60,7 +62,7 @@ def examine(options: EngineOptions, folder: Path, installed: Installed | None = 
                 checks.append(engine_check(what, part, facts, packages))
             elif part is not None:
                 checks.append(Check("engine", what, "ok", part))
-        checks += package_checks(packages)
+        checks += [*more, *package_checks(packages)]
         for service in services:
             checks += service.result()
     return Report(tuple(checks), engine, loader)

@@ -15,6 +15,7 @@ from .packages import Check, Status
 TITLES = {
     "machine": "This machine",
     "engine": "Engine",
+    "memory": "Memory",
     "packages": "Packages",
     "server": "Server",
     "services": "Services",

@@ -1,0 +1,64 @@
+"""The command `understudy doctor`."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..config import EngineOptions, default_dir
+from .examine import examine
+from .memory import Planned, plan_checks, plans
+from .page import as_json, console, show
+
+
+def doctor_command(
+    engine: Annotated[str, typer.Option(help="which one is looked at: auto, embedded, vllm")] = "auto",
+    loader: Annotated[str, typer.Option(help="which one is looked at: auto, peft, unsloth")] = "auto",
+    dir: Annotated[Path | None, typer.Option(help="directory of a server")] = None,
+    json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    model: Annotated[str | None, typer.Option(help="base whose memory is planned: a name, a folder")] = None,
+    card: Annotated[str | None, typer.Option(help="plan for a GPU of this memory, such as 24GB, here or not")] = None,
+    memory_layout: Annotated[str, typer.Option(help="auto, side_by_side, free_cache, offload")] = "auto",
+    row_tokens: Annotated[int | None, typer.Option(min=64, help="of the train config")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="calls decoded together")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="longest prompt plus completion in tokens")] = None,
+    max_lora_rank: Annotated[int, typer.Option(help="largest rank of an adapter")] = 16,
+    load_in_4bit: Annotated[bool, typer.Option("--load-in-4bit", help="the learner's base in 4 bits")] = False,
+) -> None:
+    """Show what is here, what is missing for which part, and the command that installs it; exit code 1 where the engine
+    cannot run. With --model, what it takes of a GPU; with --card nothing else, and exit code 1 where it does not fit."""
+    options = EngineOptions.parse(engine=engine, loader=loader)
+    planned: list[Planned] = []
+    if model is not None or card is not None:
+        wanted = EngineOptions.parse(
+            max_batch=max_batch,
+            max_model_len=max_model_len,
+            max_lora_rank=max_lora_rank,
+            load_in_4bit=load_in_4bit,
+        )
+        planned = plans(model, card, wanted, row_tokens, memory_layout)
+    if card is not None:
+        _show_plans(planned, json)
+        return
+    folder = (dir or default_dir()).expanduser().absolute()
+    with Console(stderr=True).status("Asking torch and the engines ..."):
+        report = examine(options, folder, more=plan_checks(planned))
+    if json:
+        typer.echo(as_json(report))
+    else:
+        show(report, console())
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _show_plans(planned: list[Planned], as_data: bool) -> None:
+    if as_data:
+        typer.echo(json_format.dumps([plan.as_json() for plan in planned], indent=1))
+    else:
+        typer.echo("\n".join(line for plan in planned for line in plan.lines()))
+    if any(plan.plan is None for plan in planned):
+        raise typer.Exit(1)

@@ -1,0 +1,153 @@
+"""What each side takes of the GPU, in bytes, part by part. Counted parts follow from the base's shape; assumed parts are
+constants of this file that no GPU has confirmed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import EngineOptions, TrainConfig
+from .base_shape import BaseShape
+from .card import GIB, Card
+
+CONTEXT = GIB // 2
+"""Assumed: CUDA's context and libraries of one process."""
+RESERVE = GIB // 2
+"""Assumed: what the allocators lose between blocks, and what nvidia-smi does not show."""
+CUDA_GRAPHS = GIB
+"""Assumed: vLLM's captured graphs, with and without LoRA."""
+CALL_TOKENS = 2048
+"""Tokens of key-value cache that one call counts with, prompt and completion."""
+LEAST_CALLS = 8
+"""Calls whose cache must fit where --max-batch leaves the number to vLLM."""
+LOGIT_BYTES = 25
+"""Counted on torch's meta device: bytes alive per logit in `target_logprobs`, top-k and top-p included."""
+SAMPLED_LOGIT_BYTES = 26
+"""Read in vLLM 0.32's sampler: logits in 16 bits and fp32, log-softmax, softmax, a sort with its indices."""
+FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes per weight in NF4 with double quantisation: a byte per block of 64, a float per 256 blocks."""
+_OPTIMIZER_BYTES = 8  # AdamW's two moments in fp32
+_GRADIENT_BYTES = 4
+_ADAPTER_BYTES = 4  # PEFT holds the LoRA of a 16-bit base in fp32
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The options that memory depends on. `rank` is the largest that is served; `bytes_per_value` of the base."""
+
+    row_tokens: int = TrainConfig().row_tokens
+    logits_chunk: int = TrainConfig().logits_chunk
+    rank: int = 16
+    max_loras: int = 3
+    max_batch: int | None = None
+    max_model_len: int | None = None
+    four_bit: bool = False
+    bytes_per_value: int = 2
+
+    @classmethod
+    def of(cls, options: EngineOptions, row_tokens: int | None = None) -> Workload:
+        """What a server with these options must have room for."""
+        return cls(
+            row_tokens=row_tokens or TrainConfig().row_tokens,
+            rank=options.max_lora_rank,
+            max_loras=options.max_loras,
+            max_batch=options.max_batch,
+            max_model_len=options.max_model_len,
+            four_bit=options.load_in_4bit,
+            bytes_per_value=4 if options.dtype == "float32" else 2,
+        )
+
+    def longest(self, shape: BaseShape) -> int:
+        """Tokens of the longest call."""
+        return min(self.max_model_len or shape.positions, shape.positions)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Bytes on the GPU. The cache is the least that the options ask for; activations are those of rows of `row_tokens`."""
+
+    sampler_weights: int
+    sampler_adapters: int
+    sampler_activations: int
+    cuda_graphs: int
+    cache: int
+    learner_weights: int
+    learner_adapter: int
+    learner_optimizer: int
+    learner_gradients: int
+    learner_activations: int
+    contexts: int
+
+    @property
+    def learner_state(self) -> int:
+        """What the learner holds between steps."""
+        return self.learner_weights + self.learner_adapter + self.learner_optimizer
+
+
+def parts(shape: BaseShape, card: Card, work: Workload, row_tokens: int) -> Parts:
+    """The parts for rows of `row_tokens`."""
+    lora = shape.lora_parameters(work.rank)
+    return Parts(
+        sampler_weights=shape.parameters * work.bytes_per_value,
+        sampler_adapters=work.max_loras * shape.slot_parameters(work.rank) * work.bytes_per_value,
+        sampler_activations=sampler_activations(shape, card, work),
+        cuda_graphs=CUDA_GRAPHS,
+        cache=cache(shape, work),
+        learner_weights=learner_weights(shape, work),
+        learner_adapter=lora * _ADAPTER_BYTES,
+        learner_optimizer=lora * _OPTIMIZER_BYTES,
+        learner_gradients=lora * _GRADIENT_BYTES,
+        learner_activations=learner_activations(shape, work, row_tokens),
+        contexts=2 * CONTEXT + RESERVE,
+    )
+
+
+def cache_per_token(shape: BaseShape, work: Workload) -> int:
+    """Key-value cache of one token."""
+    return shape.cache_values() * work.bytes_per_value
+
+
+def cache(shape: BaseShape, work: Workload) -> int:
+    """The least key-value cache: --max-batch calls of CALL_TOKENS, and one call of --max-model-len where that is set."""
+    calls = work.max_batch or LEAST_CALLS
+    tokens = calls * min(CALL_TOKENS, work.longest(shape))
+    if work.max_model_len is not None:
+        tokens = max(tokens, work.longest(shape))
+    return tokens * cache_per_token(shape, work)
+
+
+def sampler_activations(shape: BaseShape, card: Card, work: Workload) -> int:
+    """One prefill of vLLM's default number of tokens, or the sampler on the logits of all calls, whichever is more."""
+    values = 4 * shape.intermediate + 6 * shape.hidden + 2 * shape.q_width
+    prefill = card.prefill_tokens * values * work.bytes_per_value
+    return max(prefill, (work.max_batch or card.decoded_calls) * shape.vocabulary * SAMPLED_LOGIT_BYTES)
+
+
+def learner_weights(shape: BaseShape, work: Workload) -> int:
+    """The frozen base, whole or with its linear layers in 4 bits."""
+    if not work.four_bit:
+        return shape.parameters * work.bytes_per_value
+    return round(shape.linear_parameters * FOUR_BIT) + shape.other_parameters * work.bytes_per_value
+
+
+def layer_bytes(shape: BaseShape, rank: int, bytes_per_value: int = 2) -> int:
+    """Bytes per token that one layer with LoRA keeps for its backward pass, in tensors of a 16-bit base: PEFT computes the
+    LoRA in fp32, so the inputs of its seven linear layers are kept once more in 4 bytes."""
+    h, q, kv, i, b = shape.hidden, shape.q_width, shape.kv_width, shape.intermediate, bytes_per_value
+    inputs = 4 * (5 * h + q + i) + 7 * 4 * rank
+    attention = b * (2 * q + 2 * kv) + 4 * shape.heads
+    norms = 2 * 4 * (h + 1)
+    if shape.family == "qwen3":
+        norms += 4 * (q + kv + shape.heads + shape.kv_heads)
+    return inputs + attention + norms + 3 * b * i
+
+
+def learner_activations(shape: BaseShape, work: Workload, row_tokens: int) -> int:
+    """The peak of one row with recomputation: every layer's input, and one layer on its way back; or the logits."""
+    b = work.bytes_per_value
+    inputs = row_tokens * shape.layers * shape.hidden * b
+    backward = row_tokens * (
+        layer_bytes(shape, work.rank, b) + (2 + 2 * b) * shape.intermediate + (5 + 2 * b) * shape.hidden
+    )
+    logits = work.logits_chunk * shape.vocabulary * LOGIT_BYTES
+    unpacked = max(inputs * outputs for inputs, outputs in shape.linears) * b if work.four_bit else 0
+    return inputs + unpacked + max(backward, logits)

@@ -1,0 +1,343 @@
+"""One campaign: real processes under load, one of them hurt at a time, and what was promised checked after each."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.server.servers import until
+from understudy import tiny
+
+from .damage import PARTS, Damaged, damage
+from .promises import Promises
+
+DECK = ("client", "client", "server", "sampler", "sampler", "learner", "learner", "disk full", "damage", "clock")
+"""What ten events hurt; each ten in a new order."""
+CLIENTS = 2
+BACK_SECONDS = 900.0
+"""Generous, for machines that are shared: a server that is not back by then is not coming back."""
+FULL_BYTES = 64 * 1024
+"""No file of server and learner grows beyond it while the disk is full."""
+FULL_SECONDS = 2.0
+JUMPS = (-3e7, -3e5, 3e5, 3e7)
+"""Seconds by which the wall clock jumps."""
+
+
+@dataclass
+class Outcome:
+    """Of one event. `broken`: promises that were not kept; `verify`: "clean", "named", or "" where the server ran on."""
+
+    part: str
+    how: str
+    calls: int = 0  # answered since the last event, and looked up
+    steps: int = 0
+    unanswered: int = 0  # requests that had to be sent again
+    verify: str = ""
+    back: float = 0.0  # seconds until calls were answered again
+    broken: list[str] = field(default_factory=list[str])
+
+    def line(self) -> str:
+        fate = "; ".join(self.broken) or "nothing lost"
+        checked = f"{self.calls} calls, {self.steps} steps, {self.unanswered} sent again"
+        verified = f", verify: {self.verify}" if self.verify else ""
+        return f"{self.part} ({self.how}): {checked}; back after {self.back:.1f} s{verified}: {fate}"
+
+
+def decks(count: int, chance: random.Random) -> list[str]:
+    """What each of `count` events hurts."""
+    parts: list[str] = []
+    while len(parts) < count:
+        parts += chance.sample(DECK, len(DECK))
+    return parts[:count]
+
+
+class Campaign:
+    """Starts a server with the embedded engine and its clients; leaving the context ends them."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder / "dir"
+        self._work = folder
+        self._chance = random.Random(seed)
+        self._clock = folder / "clock"
+        self._offset = 0.0
+        self._port = _free_port()
+        self._damages = 0
+        self._journals: list[Path] = []
+        self._clients: dict[str, subprocess.Popen[bytes]] = {}
+        self._log = (folder / "output.log").open("ab")
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=30, trust_env=False)
+        self.promises = Promises(self.folder)
+        shutil.copytree(tiny.path(), folder / "base")
+        self._server = self._started()
+
+    def __enter__(self) -> Campaign:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in (*self._clients.values(), self._server):
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self._http.close()
+        self._log.close()
+
+    def begin(self) -> None:
+        """Start the clients, and wait until each has trained a step."""
+        self._await_healthy()
+        for number in range(CLIENTS):
+            self._start_client(f"agent-{number}")
+        self._until(lambda: len(self.promises.trained) >= CLIENTS, "the first steps")
+
+    def event(self, part: str) -> Outcome:
+        """Hurt one part at a random moment, wait until calls are answered again, and check every promise."""
+        time.sleep(self._chance.random() * 1.5)
+        self._read()
+        before = (len(self.promises.calls), len(self.promises.trained), self.promises.unanswered)
+        outcome = Outcome(part, "")
+        began = time.monotonic()
+        try:
+            EVENTS[part](self, outcome)
+            self._await_service(trains=part in ("learner", "disk full"))
+        except AssertionError as error:
+            outcome.broken.append(f"not back: {error}")
+        outcome.back = time.monotonic() - began
+        outcome.broken += self.promises.broken()
+        after = (len(self.promises.calls), len(self.promises.trained), self.promises.unanswered)
+        outcome.calls, outcome.steps, outcome.unanswered = (b - a for a, b in zip(before, after, strict=True))
+        return outcome
+
+    def finish(self) -> Outcome:
+        """The last check: training goes on, the clients end, and an ended server leaves a clean directory."""
+        outcome = Outcome("the end", "SIGTERM of the server")
+        try:
+            self._await_service(trains=True)
+            for process in self._clients.values():
+                process.kill()
+                process.wait()
+            self._server.send_signal(signal.SIGTERM)
+            self._server.wait(BACK_SECONDS)
+            self._verified(outcome)
+            self._read()
+            for name, applied in self.promises.steps().items():
+                self._check_newest(name, applied, outcome)
+        except AssertionError as error:
+            outcome.broken.append(f"not back: {error}")
+        outcome.calls, outcome.steps = len(self.promises.calls), len(self.promises.trained)
+        outcome.broken += self.promises.broken()
+        return outcome
+
+    # ---- what is done
+
+    def kill_client(self, outcome: Outcome) -> None:
+        name = self._chance.choice(sorted(self._clients))
+        outcome.how = f"SIGKILL of {name}"
+        self._clients[name].kill()
+        self._clients[name].wait()
+        self._start_client(name)
+
+    def kill_server(self, outcome: Outcome) -> None:
+        outcome.how = "SIGKILL"
+        self._stop_server()
+        self._verified(outcome)
+        self._server = self._started()
+
+    def kill_sampler(self, outcome: Outcome) -> None:
+        outcome.how = "SIGKILL"
+        self._child("inference").kill()
+
+    def kill_learner(self, outcome: Outcome) -> None:
+        outcome.how = "SIGKILL"
+        self._child("engine.learner").kill()
+
+    def fill_disk(self, outcome: Outcome) -> None:
+        """Neither server nor learner can make a file larger than a few pages, for a while."""
+        outcome.how = f"no file beyond {FULL_BYTES} bytes for {FULL_SECONDS:.0f} s"
+        pids = [self._server.pid, self._child("engine.learner").pid]
+        _limit_files(pids, FULL_BYTES)
+        try:
+            time.sleep(FULL_SECONDS)
+        finally:
+            _limit_files(pids, resource.RLIM_INFINITY)
+
+    def jump_clock(self, outcome: Outcome) -> None:
+        """Unclaimed calls are swept by the new clock before anything is checked."""
+        self._offset += self._chance.choice(JUMPS)
+        outcome.how = f"the wall clock is off by {self._offset:+.0f} s"
+        self._clock.write_text(str(self._offset))
+        time.sleep(2.5)
+
+    def damage_file(self, outcome: Outcome) -> None:
+        self._stop_server()
+        kept = self._work / "records.kept"
+        shutil.rmtree(kept, ignore_errors=True)
+        self._command("backup", str(self.folder), str(kept))
+        self._damages += 1
+        order = [PARTS[(self._damages + shift) % len(PARTS)] for shift in range(len(PARTS))]
+        done = next(found for part in order if (found := damage(self.folder, part, self._chance)) is not None)
+        outcome.part, outcome.how = f"damage: {done.part}", done.how
+        told = self._command("verify", str(self.folder), fails=True)
+        outcome.verify = "named" if done.named in told else "MISSED"
+        if done.named not in told:
+            outcome.broken.append(f"verify does not name {done.named} ({done.how}): {told}")
+        self._mend(done, kept)
+        self._server = self._started()
+
+    def _mend(self, done: Damaged, kept: Path) -> None:
+        """As the messages say: a backup for records, --repair for state; the server mends the rest itself."""
+        if done.part == "records":
+            for end in ("-wal", "-shm"):
+                Path(f"{self.folder / 'records.db'}{end}").unlink(missing_ok=True)
+            shutil.copyfile(kept / "records.db", self.folder / "records.db")
+        elif done.part == "state":
+            self._command("verify", str(self.folder), "--repair")
+            self._read()
+            self.promises.state.pop(done.model, None)
+        elif done.step is not None:
+            self.promises.roll_back(done.model, done.step)
+
+    # ---- processes
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "tests.campaign.server", str(self._clock), "--dir", str(self.folder)]
+        words += ["--model", str(self._work / "base"), "--port", str(self._port), "--threads", "1"]
+        return subprocess.Popen(words, stdout=self._log, stderr=self._log)
+
+    def _start_client(self, name: str) -> None:
+        journal = self._work / f"{name}-{len(self._journals)}.jsonl"
+        self._journals.append(journal)
+        words = [sys.executable, "-m", "tests.campaign.client", "--url", str(self._http.base_url), "--name", name]
+        words += ["--journal", str(journal), "--seed", str(self._chance.randrange(2**31))]
+        self._clients[name] = subprocess.Popen(words, stdout=self._log, stderr=self._log)
+
+    def _stop_server(self) -> None:
+        """kill -9 of the server alone: its children have to follow."""
+        children = psutil.Process(self._server.pid).children(recursive=True)
+        self._server.kill()
+        self._server.wait()
+        until(lambda: all(_ended(child) for child in children), "the children have ended with the server", BACK_SECONDS)
+
+    def _child(self, word: str) -> psutil.Process:
+        def found() -> psutil.Process | None:
+            for process in psutil.Process(self._server.pid).children():
+                try:
+                    if any(word in part for part in process.cmdline()):
+                        return process
+                except psutil.NoSuchProcess:
+                    continue
+            return None
+
+        return until(found, f"a child {word!r}", BACK_SECONDS)
+
+    def _command(self, *words: str, fails: bool = False) -> str:
+        """The output of a maintenance command. Raises AssertionError where it fails, or with `fails` does not."""
+        argv = [sys.executable, "-m", "understudy.server", *words]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        assert done.returncode == (1 if fails else 0), f"{' '.join(words)} ended with {done.returncode}: {done.stdout}"
+        return done.stdout
+
+    # ---- checks
+
+    def _read(self) -> None:
+        self.promises.read(self._journals)
+
+    def _verified(self, outcome: Outcome) -> None:
+        told = self._command("verify", str(self.folder))
+        outcome.verify = "clean" if " 0 damaged" in told else "damaged"
+        if outcome.verify != "clean":
+            outcome.broken.append(f"verify: {told}")
+
+    def _check_newest(self, name: str, applied: int, outcome: Outcome) -> None:
+        """One checkpoint for each request that was applied: none lost, none twice."""
+        folder = self.folder / "default" / "models" / name / "checkpoints"
+        newest = max(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+        if newest != applied:
+            outcome.broken.append(f"twice or lost: {name} is at step {newest}, {applied} requests were applied")
+
+    def _await_healthy(self) -> None:
+        def healthy() -> bool:
+            assert self._server.poll() is None, f"the server ended with {self._server.returncode}: {self._tail()}"
+            try:
+                return self._http.get("/health").json().get("status") == "ok"
+            except (httpx.HTTPError, ValueError):
+                return False
+
+        until(healthy, f"the server is ready: {self._tail()}", BACK_SECONDS)
+
+    def _await_service(self, *, trains: bool) -> None:
+        """Every client is answered again: two calls, and with `trains` a step of anybody."""
+        self._await_healthy()
+        self._read()
+        calls = {name: self._answered(name) for name in self._clients}
+        trained = len(self.promises.trained)
+        self._until(
+            lambda: all(self._answered(name) >= count + 2 for name, count in calls.items()),
+            "every client is answered again",
+        )
+        if trains:
+            self._until(lambda: len(self.promises.trained) > trained, "a step is trained again")
+
+    def _answered(self, name: str) -> int:
+        return sum(line["trajectory"].startswith(f"{name}-") for line in self.promises.calls.values())
+
+    def _until(self, met: Callable[[], bool], what: str) -> None:
+        def looked() -> bool:
+            for name, process in self._clients.items():
+                assert process.poll() is None, f"{name} ended by itself: {self._tail()}"
+            assert self._server.poll() is None, f"the server ended by itself: {self._tail()}"
+            self._read()
+            return met()
+
+        until(looked, what, BACK_SECONDS)
+
+    def _tail(self) -> str:
+        return (self._work / "output.log").read_text("utf-8", "replace")[-2000:]
+
+
+EVENTS: dict[str, Callable[[Campaign, Outcome], None]] = {
+    "client": Campaign.kill_client,
+    "server": Campaign.kill_server,
+    "sampler": Campaign.kill_sampler,
+    "learner": Campaign.kill_learner,
+    "disk full": Campaign.fill_disk,
+    "damage": Campaign.damage_file,
+    "clock": Campaign.jump_clock,
+}
+
+
+def _ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _limit_files(pids: list[int], size: int) -> None:
+    """The size that no file of these processes may grow beyond; writes then fail as on a disk that is full."""
+    for pid in pids:
+        try:
+            _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+        except ProcessLookupError:
+            continue  # it has ended meanwhile, and its successor has the limits of its parent
+
+
+def _free_port() -> int:
+    """A port that no other program gets while the server is down: systems give 32768 and above to who asks for any."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port

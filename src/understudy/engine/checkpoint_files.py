@@ -140,6 +140,15 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, each one's name on the disk: a file that is synced in a folder whose own name is
+    not may be gone after a loss of power. Raises OSError."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync(folder.parent)
+
+
 def _fault(path: Path, note: CheckpointNote, *, contents: bool) -> str | None:
     """What is wrong with the files of a note; None when they are whole. Raises OSError, SafetensorError."""
     if note.step != int(path.name):

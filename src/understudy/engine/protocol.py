@@ -49,7 +49,8 @@ class Line(BaseModel):
 
 
 class TrainCommand(Line):
-    """Apply the job at `job` to the model whose checkpoints are in `checkpoints`, going from `step` to `step + 1`."""
+    """Apply the job at `job` to the model whose checkpoints are in `checkpoints`, going from `step` to `step + 1`.
+    `keep_tokens`: for how many of the newest steps token files are kept; 0: none is written."""
 
     kind: Literal["train"] = "train"
     request_id: str
@@ -58,6 +59,7 @@ class TrainCommand(Line):
     checkpoints: Path
     step: int
     lora: LoraOptions
+    keep_tokens: int = Field(default=0, ge=0)
 
 
 class MergeCommand(Line):

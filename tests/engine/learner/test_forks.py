@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.engine.learner.jobs import sample
-from understudy.engine.learner.forks import Cause, count_forks
+from understudy.engine.learner.forks import find_forks
+from understudy.engine.protocol import JobTrajectory, Sample
+from understudy.engine.token_file import Fork
 
 END = 0
 ENDS = frozenset({END, 0xE001})
@@ -24,10 +27,14 @@ def decode(tokens: Sequence[int]) -> str:
     return "".join("ab" if token == JOINED else chr(token) for token in tokens)
 
 
-def forks(answer: str | list[int], prompt: str | list[int], **changes: Any) -> dict[Cause, int]:
+def found(samples: Sequence[Sample]) -> list[Fork]:
+    return find_forks(JobTrajectory("traj", 1.0, tuple(samples)), decode, ENDS)
+
+
+def forks(answer: str | list[int], prompt: str | list[int], **changes: Any) -> dict[str, int]:
     first = sample("a", ids(PROMPT), answer if isinstance(answer, list) else ids(answer), **changes)
     second = sample("b", prompt if isinstance(prompt, list) else ids(prompt), ids("x"))
-    return dict(count_forks([first, second], decode, ENDS))
+    return Counter(fork.cause for fork in found([first, second]))
 
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1, "b": 2}}</tool_call>\0'
@@ -66,4 +73,11 @@ def test_interleaved_agents_are_held_against_their_own_calls() -> None:
             answer = ids(f"{name}{turn}\0")
             calls.append(sample(f"{name}{turn}", prompts[name], answer))
             prompts[name] = prompts[name] + answer + ids("go\0")
-    assert dict(count_forks(calls, decode, ENDS)) == {"other_prompt": 1}
+    assert Counter(fork.cause for fork in found(calls)) == {"other_prompt": 1}
+
+
+def test_a_fork_says_where_the_later_prompt_leaves_which_call() -> None:
+    fork = found([sample("a", ids(PROMPT), ids("fine\0")), sample("b", ids(PROMPT + "good\0next\0"), ids("x"))])
+    assert fork == [
+        Fork(trajectory="traj", later=("b", 0), earlier=("a", 0), position=len(PROMPT), cause="history_edited")
+    ]

@@ -19,6 +19,7 @@ from tests.engine.learner.loader_answers import answers, logprobs
 from tests.paths import ROOT
 from understudy import tiny
 from understudy.config import EngineOptions, LoraOptions
+from understudy.engine.learner import loaders
 from understudy.engine.learner.learner import Learner
 from understudy.engine.learner.mask_probe import mask_probe
 from understudy.engine.learner.policy import Policy
@@ -31,6 +32,22 @@ from understudy.server.training.learner_client import LearnerClient
 
 SECONDS = 300
 BASE = Path(tiny.path())
+
+
+@pytest.mark.parametrize(("device", "place"), [("cuda:1", {"": "cuda:1"}), ("cpu", None)])
+def test_on_a_gpu_the_base_is_loaded_straight_onto_it(
+    monkeypatch: pytest.MonkeyPatch, device: str, place: dict[str, str] | None
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def from_pretrained(base: Path, **options: object) -> None:
+        asked.append(options)
+        raise OSError("enough")
+
+    monkeypatch.setattr(loaders.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    with pytest.raises(OSError, match="enough"):
+        loaders.load_base(BASE, "peft", device, torch.bfloat16, four_bit=False)
+    assert asked[0].get("device_map") == place
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ class Endpoints:
         body = await request.body()
         asked = await self._service.read(body)
         generations = await self._service.generations(asked, len(body))
-        writer = AnswerWriter(asked, generations[0].prompt_ids, self._service.decoder, self._service.calls)
+        writer = self._service.writer(asked, generations[0].prompt_ids)
         if asked.stream:
             return StreamingResponse(self._events(asked, generations, writer), media_type="text/event-stream")
         inbox = self._service.submit(generations)

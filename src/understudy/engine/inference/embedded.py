@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from ...config import EngineOptions
 from ...errors import ConfigError, UnderstudyError
 from .app import build_app
+from .chat.families import thinks
 from .chat.tool_calls import format_of
 from .decoding.model import load_model
 from .service import SamplingService
@@ -101,6 +102,7 @@ def _service(options: argparse.Namespace) -> SamplingService:
         max_string=options.max_string,
         max_items=options.max_items,
         calls=format_of(options.model),
+        thinks=thinks(options.model),
         on_death=lambda: os._exit(1),  # whoever started it starts it again
     )
 

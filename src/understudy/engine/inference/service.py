@@ -11,9 +11,11 @@ from typing import TypeVar
 from ...errors import ConfigError
 from ..protocol import TOO_LONG
 from .chat.answer_shape import Shapes, shape_of
+from .chat.answers import AnswerWriter
 from .chat.grammar import Grammars
 from .chat.requests import NOT_FOUND, ChatCompletionRequest, DialectError, read_chat, shortened
 from .chat.template import ChatRenderer
+from .chat.thoughts import CLOSE, OPEN
 from .chat.time_limit import Aside
 from .chat.tool_calls import HERMES, CallFormat
 from .decoding.adapters import Adapter, load_adapter
@@ -41,12 +43,14 @@ class SamplingService:
         max_string: int,
         max_items: int,
         calls: CallFormat = HERMES,
+        thinks: bool = False,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self.runner = runner
         self.calls = calls
-        self.decoder = Decoder(runner.tokenizer, kept=(*HERMES.marks, *calls.marks))
+        self._thinks = thinks
+        self.decoder = Decoder(runner.tokenizer, kept=(*HERMES.marks, *calls.marks, OPEN, CLOSE))
         self.adapters: dict[str, Adapter] = {}
         self._renderer = ChatRenderer(runner.tokenizer, runner.max_model_len)
         self._rendering = Aside(4)
@@ -135,6 +139,10 @@ class SamplingService:
             )
             for index in range(request.n)
         ]
+
+    def writer(self, request: ChatCompletionRequest, prompt_ids: tuple[int, ...]) -> AnswerWriter:
+        """What writes the answer to a request."""
+        return AnswerWriter(request, prompt_ids, self.decoder, self.calls, thinks=self._thinks)
 
     def submit(self, generations: Sequence[Generation]) -> asyncio.Queue[tuple[int, Update]]:
         """Queue calls; the inbox gets (place among `generations`, update) until each has ended."""

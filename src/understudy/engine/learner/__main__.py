@@ -1,7 +1,7 @@
 """The learner's process: commands as JSON lines on stdin, events as JSON lines on the original stdout.
 
 python -m understudy.engine.learner --base DIR [--loader auto|peft|unsloth] [--load-in-4bit] [--device D] [--dtype T]
-[--threads N] [--deterministic] [--name NAME]
+[--threads N] [--deterministic] [--name NAME] [--offload] [--row-limit N]
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--dtype", choices=("auto", "float32", "bfloat16", "float16", "float64"), default="auto", help="of the base"
     )
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's choice)")
+    parser.add_argument("--offload", action="store_true", help="be in host memory between steps, pinned for a GPU")
+    parser.add_argument("--row-limit", type=int, default=None, help="tokens of a row, whatever a job asks for")
     parser.add_argument("--deterministic", action="store_true", help="torch's deterministic algorithms")
     return parser.parse_args(argv)
 

@@ -24,10 +24,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from ..token_tree import Ints, Segments
 from . import flex
 from .cost import AttentionName
 from .pieces import Kind, Piece
-from .token_tree import Ints, Segments
 
 NAME = "understudy_tree"
 """The attention implementation's name. It has no mask function, so transformers builds no mask for it."""

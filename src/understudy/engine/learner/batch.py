@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..protocol import JobTrajectory, Sample
+from ..token_tree import numbered
 from .advantage import Advantages
 from .target_logprobs import TargetSettings
-from .token_tree import numbered
 
 Number = TypeVar("Number", bound=np.generic)
 Groups = Sequence[Sequence[JobTrajectory]]

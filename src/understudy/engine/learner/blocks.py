@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .token_tree import Ints
+from ..token_tree import Ints
 
 BLOCK = 128
 """Tokens per block: FlexAttention's default, and a multiple of every tile its kernels use."""

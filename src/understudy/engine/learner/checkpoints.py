@@ -66,9 +66,7 @@ class Draft:
         self.target = checkpoint_files.path_of(folder, step)
 
     def __enter__(self) -> Draft:
-        if not self.folder.is_dir():
-            self.folder.mkdir(parents=True)
-            sync(self.folder.parent)
+        checkpoint_files.make_folder(self.folder)
         remove_scratch(self.folder)
         self.path.mkdir()
         return self

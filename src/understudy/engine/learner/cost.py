@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..token_tree import Ints, Segments
 from .blocks import blocks
 from .pieces import Piece
-from .token_tree import Ints, Segments
 
 AttentionName = Literal["flash_pieces", "flex", "runs"]
 """How attention on a tree is computed; `attention.choose` decides."""

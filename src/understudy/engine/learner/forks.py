@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..protocol import Sample
-from .token_tree import common_prefix, left_at
+from ..protocol import JobTrajectory, Sample
+from ..token_file import Fork
+from ..token_tree import common_prefix, left_at
 
 Cause = Literal["template", "tools", "history_edited", "retokenised", "truncated", "retried", "other_prompt"]
 CAUSES: tuple[Cause, ...] = (
@@ -31,17 +31,26 @@ CAUSES: tuple[Cause, ...] = (
 Decode = Callable[[Sequence[int]], str]
 
 
-def count_forks(samples: Sequence[Sample], decode: Decode, end_ids: frozenset[int]) -> Counter[Cause]:
-    """The forks among one trajectory's calls, in the order they began. Each call is held against the earlier call with
+def find_forks(trajectory: JobTrajectory, decode: Decode, end_ids: frozenset[int]) -> list[Fork]:
+    """The forks among a trajectory's calls, in the order they began. Each call is held against the earlier call with
     which it shares most."""
-    causes: Counter[Cause] = Counter()
-    for later in range(1, len(samples)):
-        prompt = samples[later].prompt_ids
-        earlier = max(samples[:later], key=lambda sample: (_shared(sample, prompt), -len(sample.completion_ids)))
+    samples, forks = trajectory.samples, list[Fork]()
+    for i in range(1, len(samples)):
+        later = samples[i]
+        prompt = later.prompt_ids
+        earlier = max(samples[:i], key=lambda sample: (_shared(sample, prompt), -len(sample.completion_ids)))
         at = left_at(earlier, prompt)
         if at is not None:
-            causes[_cause(earlier, prompt, at, decode, end_ids)] += 1
-    return causes
+            forks.append(
+                Fork(
+                    trajectory=trajectory.id,
+                    later=(later.call_id, later.index),
+                    earlier=(earlier.call_id, earlier.index),
+                    position=at,
+                    cause=_cause(earlier, prompt, at, decode, end_ids),
+                )
+            )
+    return forks
 
 
 def _shared(sample: Sample, prompt: NDArray[np.int32]) -> int:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ...errors import ConfigError
+from ..token_tree import Ints, Segments, TokenTree, build_tree, segments
 from .cost import Estimate, ModelShape, tree_pairs
 from .pieces import Piece, cut
-from .token_tree import Ints, Segments, TokenTree, build_tree, segments
 
 if TYPE_CHECKING:
     from ...config import LayoutName

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +10,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...config import LoraOptions
-from ...errors import TrainError, UnderstudyError
+from ...config import LoraOptions, TrainConfig
+from ...errors import TrainError
 from ...types import TrainResult
 from ..checkpoint_files import Checkpoint, CheckpointNote
 from ..protocol import JobTrajectory, Progressed, TrainCommand, TrainJob, Warned, read_job
+from ..token_file import Fork
 from . import checkpoints
 from .advantage import Advantages, call_advantages, group_advantages
 from .batch import Groups, TrainBatch, make_batch
 from .checkpoints import Draft, OptimizerState
-from .forks import Cause, count_forks
+from .forks import find_forks
 from .loss_scale import LossScale
 from .metrics import batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
 from .no_signal import NoSignal, equal_rewards, no_gradient
+from .optimizer_state import restore_state, state_tensors
 from .policy import Policy
 from .render import render_trajectory
 from .step import Step, StepTotals
+from .token_trace import keep, trace
 
 Emit = Callable[[Progressed | Warned], None]
 SAVE_STAGES = 5  # adapter, optimizer, generators, on the disk, in place
@@ -45,8 +47,10 @@ class _State:
 class Learner:
     """Holds one policy; `base_model` is written into checkpoints. `emit` gets progress and warnings as they happen."""
 
-    def __init__(self, policy: Policy, base_model: str, emit: Emit) -> None:
+    def __init__(self, policy: Policy, base_model: str, emit: Emit, row_limit: int | None = None) -> None:
+        """`row_limit`: tokens of a row that fit beside everything else, whatever a job asks for."""
         self._policy = policy
+        self._row_limit = row_limit
         self._base_model = base_model
         self._emit = emit
         self._state: _State | None = None
@@ -55,6 +59,11 @@ class Learner:
         self._updates = 0
         self._scale: LossScale | None = None
         self._warnings: list[str] = []
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of the model that was trained last."""
+        return self._optimizer
 
     def train(self, command: TrainCommand) -> TrainResult:
         """Apply the job, or return the stored result when this request was applied before. Any exception means that
@@ -115,7 +124,7 @@ class Learner:
         else:
             self._policy.load_adapter(newest.path)
             saved = checkpoints.load_optimizer(newest.path)
-            _restore(optimizer, parameters, saved.tensors)
+            restore_state(optimizer, parameters, saved.tensors)
             self._updates = saved.updates
             self._scale = self._scale and (saved.scale or self._scale)
             checkpoints.set_rng_states(checkpoints.load_rng(newest.path))
@@ -126,7 +135,7 @@ class Learner:
 
     def _step(self, command: TrainCommand, job: TrainJob) -> TrainResult:
         started = time.monotonic()
-        config = job.config
+        config = self._within_limit(job.config)
         advantages = _advantages(job)
         groups = self._rendered(job, advantages, command.step)
         metrics = reward_metrics(groups, advantages)
@@ -136,13 +145,10 @@ class Learner:
             return self._no_signal(command, metrics, equal_rewards(advantages))
         batch = make_batch(groups, advantages)
         self._check_batch(batch, command.request_id)
-        metrics |= batch_metrics(batch, command.step) | fork_metrics(self._forks(groups, advantages))
-        if metrics["calls/rendered_share"] > config.rendered_warn:
-            self._warner(command.request_id)(
-                f"{metrics['calls/rendered_share']:.0%} of the calls were rendered from messages, as their choices name no "
-                "call that was recorded here: keep `completion.choices[0]` of this server's answers. If they are another "
-                "endpoint's, and meant to be trained on, rendered_warn=1 says so"
-            )
+        forks = self._forks(groups, advantages)
+        metrics |= batch_metrics(batch, command.step) | fork_metrics(forks)
+        if (rendered := metrics["calls/rendered_share"]) > config.rendered_warn:
+            self._warner(command.request_id)(_rendered_calls(rendered))
         assert self._optimizer is not None  # brought before the step
         for group in self._optimizer.param_groups:
             group.update(betas=config.betas, weight_decay=config.weight_decay)
@@ -167,10 +173,21 @@ class Learner:
                 f"kl_warn={config.kl_warn:g} (largest logprob difference {mismatch.max_difference:.3g}; "
                 f"{metrics['calls/stale_share']:.0%} of the calls are from earlier steps): {_same_precision(self._policy)}"
             )
-        if not outcome.updates:
+        tokens = trace(command, job, batch, outcome, forks) if command.keep_tokens else None
+        if outcome.updates:
+            result = self._save(command, job, metrics, started, report)
+        else:
             self._state = None  # generators and loss scale have moved: the next job begins at the checkpoint again
-            return self._no_signal(command, metrics, no_gradient(batch, outcome, half=self._scale is not None))
-        return self._save(command, job, metrics, started, report)
+            result = self._no_signal(command, metrics, no_gradient(batch, outcome, half=self._scale is not None))
+        if tokens is not None:
+            keep(command, tokens, self._warner(command.request_id))
+        return result.model_copy(update={"warnings": tuple(self._warnings)})
+
+    def _within_limit(self, config: TrainConfig) -> TrainConfig:
+        """The job's options, with rows of at most `row_limit` tokens."""
+        if self._row_limit is None or config.row_tokens <= self._row_limit:
+            return config
+        return config.model_copy(update={"row_tokens": self._row_limit})
 
     def _rendered(self, job: TrainJob, advantages: Advantages, step: int) -> Groups:
         """The job's groups; histories of trajectories that have an advantage are samples."""
@@ -235,18 +252,19 @@ class Learner:
                 reason="bad_job",
             )
 
-    def _forks(self, groups: Groups, advantages: Advantages) -> Counter[Cause]:
+    def _forks(self, groups: Groups, advantages: Advantages) -> list[Fork]:
         tokenizer = self._policy.tokenizer
 
         def decode(ids: Sequence[int]) -> str:
             return str(tokenizer.decode(list(ids)))  # pyright: ignore[reportUnknownMemberType]  # transformers' tokenizers are only partly typed
 
-        forks: Counter[Cause] = Counter()
-        for group, values in zip(groups, advantages.values, strict=True):
-            for trajectory, value in zip(group, values, strict=True):
-                if value is not None and len(trajectory.samples) > 1:
-                    forks += count_forks(trajectory.samples, decode, self._policy.end_ids)
-        return forks
+        return [
+            fork
+            for group, values in zip(groups, advantages.values, strict=True)
+            for trajectory, value in zip(group, values, strict=True)
+            if value is not None
+            for fork in find_forks(trajectory, decode, self._policy.end_ids)
+        ]
 
     # ---- saving
 
@@ -264,7 +282,7 @@ class Learner:
         with Draft(command.checkpoints, step) as draft:
             self._policy.save_adapter(draft.path)
             report("save", 1, SAVE_STAGES)
-            tensors = _saved(self._optimizer, self._policy.trainable_parameters())
+            tensors = state_tensors(self._optimizer, self._policy.trainable_parameters())
             draft.write_optimizer(OptimizerState(tensors, self._updates, self._scale))
             report("save", 2, SAVE_STAGES)
             generators = checkpoints.rng_states()
@@ -307,6 +325,14 @@ class Learner:
             self._emit(Warned(request_id=request_id, message=message))
 
         return warn
+
+
+def _rendered_calls(share: float) -> str:
+    return (
+        f"{share:.0%} of the calls were rendered from messages, as their choices name no call that was recorded here: keep "
+        "`completion.choices[0]` of this server's answers. If they are another endpoint's, and meant to be trained on, "
+        "rendered_warn=1 says so"
+    )
 
 
 def _same_precision(policy: Policy) -> str:
@@ -362,26 +388,3 @@ def _no_scored_groups(job: TrainJob) -> TrainError:
         "rollouts of each scenario, repair the failing ones, or return a reward",
         reason="no_scored_groups",
     )
-
-
-def _saved(optimizer: torch.optim.AdamW, parameters: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:
-    """AdamW's state by `{parameter name}|{field}`, on the CPU."""
-    return {
-        f"{name}|{key}": value.detach().cpu().contiguous()
-        for name, parameter in parameters.items()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def _restore(
-    optimizer: torch.optim.AdamW, parameters: dict[str, torch.nn.Parameter], tensors: dict[str, Tensor]
-) -> None:
-    """The inverse of `_saved`. Raises UnderstudyError when a tensor belongs to no parameter."""
-    for place, tensor in tensors.items():
-        name, _, key = place.rpartition("|")
-        parameter = parameters.get(name)
-        if parameter is None or (key != "step" and tensor.shape != parameter.shape):
-            raise UnderstudyError(
-                f"the saved optimizer state {place!r} {tuple(tensor.shape)} fits no adapter parameter"
-            )
-        optimizer.state[parameter][key] = tensor if key == "step" else tensor.to(parameter.device)

@@ -87,7 +87,11 @@ def check_head(model: PreTrainedModel) -> None:
 
 def _with_transformers(base: Path, device: str, dtype: torch.dtype, kind: str, *, four_bit: bool) -> PreTrainedModel:
     if not four_bit:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation=kind)
+        # Straight onto a GPU: through main memory, 7B would need 15 GB of it.
+        place = {"device_map": {"": device}} if device.startswith("cuda") else {}
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, attn_implementation=kind, **place
+        )
         model.to(torch.device(device))  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
         return model
     packed = BitsAndBytesConfig(

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from ..protocol import Sample
+from ..token_tree import numbered
 from .layouts import plan
 from .policy import Policy
 from .target_logprobs import TargetSettings
-from .token_tree import numbered
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Largest difference of a logprob that rounding explains, in nats. A wrong mask is off by more, save on a flat model."""

@@ -48,9 +48,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..token_file import Fork
 from .advantage import Advantages
 from .batch import Groups, TrainBatch
-from .forks import CAUSES, Cause
+from .forks import CAUSES
 from .loss import importance_weights, k3
 from .render import RENDERED
 from .step import StepTotals
@@ -146,9 +147,10 @@ def step_metrics(
     return metrics | {f"seconds/{phase}": seconds for phase, seconds in outcome.seconds.items()}
 
 
-def fork_metrics(forks: Counter[Cause]) -> dict[str, float]:
+def fork_metrics(forks: Sequence[Fork]) -> dict[str, float]:
     """Forks per cause, over the trained trajectories."""
-    return {f"forks/{cause}": float(forks[cause]) for cause in CAUSES}
+    causes = Counter(fork.cause for fork in forks)
+    return {f"forks/{cause}": float(causes[cause]) for cause in CAUSES}
 
 
 def sampler_mismatch(batch: TrainBatch, outcome: StepTotals) -> Mismatch:

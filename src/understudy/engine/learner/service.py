@@ -7,6 +7,7 @@ import gc
 import importlib.metadata
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO
 
@@ -16,6 +17,7 @@ from ...config import LoraOptions
 from ..precision import dtype_of
 from ..protocol import Command, Event, Failed, MergeCommand, Merged, Ready, StopCommand, TrainCommand, Trained
 from .failures import Memory, describe_failure
+from .host_memory import HostMemory
 from .learner import Learner
 from .mask_probe import mask_probe
 from .merge import merge
@@ -42,7 +44,15 @@ class Service:
             name=arguments.name,
         )
         self._memory = Memory(device, self._policy.four_bit)
-        self.learner = Learner(self._policy, arguments.name or str(self._base), self.emit)
+        self.learner = Learner(self._policy, arguments.name or str(self._base), self.emit, arguments.row_limit)
+        self._host: HostMemory | None = None
+        if arguments.offload:
+            self._host = HostMemory(lambda: self._policy.model, lambda: self.learner.optimizer, _device(self._policy))
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether the learner is in host memory."""
+        return self._host is not None and self._host.away
 
     def emit(self, event: Event) -> None:
         """Write one event."""
@@ -66,6 +76,9 @@ class Service:
         print("The learner: " + "; ".join(f"{name} {value}" for name, value in facts.items()), file=sys.stderr)
         if not probe.ok:
             print(f"The token tree is off for this model, plain rows are used: {probe.reason}", file=sys.stderr)
+        if self._host is not None:
+            self._host.leave()
+            _release_memory()
         return Ready(facts=facts)
 
     def run(self, commands: Iterable[Command]) -> None:
@@ -85,7 +98,9 @@ class Service:
         """The last event of a command. Any failure is an answer: the process goes on, unless its device is lost."""
         try:
             if isinstance(command, TrainCommand):
-                return Trained(request_id=command.request_id, result=self.learner.train(command))
+                with self._host.on_device() if self._host is not None else nullcontext():
+                    result = self.learner.train(command)
+                return Trained(request_id=command.request_id, result=result)
             path = merge(self._base, command.adapter, command.output, self._policy.dtype)
             return Merged(request_id=command.request_id, path=path)
         except Exception as error:  # noqa: BLE001  # the boundary of the process: the server gets every failure as an event
@@ -93,6 +108,11 @@ class Service:
             reason, message = describe_failure(error, place, self._memory)
             self._device_broken = isinstance(error, torch.AcceleratorError) and reason != "out_of_memory"
             return Failed(request_id=command.request_id, reason=reason, message=message)
+
+
+def _device(policy: Policy) -> torch.device:
+    """Where the base is, with its index: `cuda` alone is not equal to `cuda:0`."""
+    return next(policy.model.parameters()).device
 
 
 def _release_memory() -> None:

@@ -24,6 +24,7 @@ from .cost import ModelShape
 from .layouts import ComputeRow, LayoutPlan, plan
 from .loss import LOSSES, SEQUENCE_LOSSES, Clip, Gradient, Targets, denominators, importance_weights
 from .loss_scale import LossScale
+from .row_split import RowSplit
 from .target_logprobs import TargetSettings
 
 Report = Callable[[str, int, int], None]
@@ -71,12 +72,35 @@ class Scores:
         self.kept[ids_n] = kept_n.cpu()
 
 
+@dataclass(frozen=True)
+class LastUpdate:
+    """Per target of the step, on the CPU, float64 [N]: d loss / d logprob and the logprob of the last update that took it
+    in; `clipped`, bool [N]: the clip touched it in some update. Zeros until `put`."""
+
+    coefficients: Tensor
+    logprobs: Tensor
+    clipped: Tensor
+
+    @classmethod
+    def empty(cls, size: int) -> LastUpdate:
+        zeros = torch.zeros(size, dtype=torch.float64)
+        return cls(zeros, zeros.clone(), torch.zeros(size, dtype=torch.bool))
+
+    def put(self, ids_n: Tensor, logprobs_n: Tensor, gradient: Gradient) -> None:
+        """Store what an update did to these targets."""
+        self.coefficients[ids_n] = gradient.coefficients
+        self.logprobs[ids_n] = logprobs_n
+        self.clipped[ids_n] |= gradient.clipped
+
+
 @dataclass
 class StepTotals:
-    """What a step did. `first`: every target's scores at the start of the step. Lists have one number per update."""
+    """What a step did. `first`: every target's scores at the start of the step; `last`: what its last update did to each.
+    Lists have one number per update."""
 
     plans: tuple[LayoutPlan, ...]
     first: Scores
+    last: LastUpdate
     losses: list[float] = field(default_factory=list[float])
     grad_norms: list[float] = field(default_factory=list[float])
     base_scored: bool = False
@@ -130,11 +154,18 @@ class Step:
         divisors = denominators(config.loss, torch.from_numpy(batch.trajectory), config.max_tokens)
         self._weights = len(self._parts) / divisors  # each minibatch estimates the step's gradient, not a part of it
         self._reference: Tensor | None = None
+        self._split = RowSplit(policy.shape)
 
     def run(self) -> StepTotals:
-        """All updates of the step. Raises NotFiniteError before an update that would apply a bad gradient."""
+        """All updates of the step; no gradient is left. Raises NotFiniteError before an update that would apply a bad one."""
+        try:
+            return self._run()
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+
+    def _run(self) -> StepTotals:
         started = time.monotonic()
-        outcome = StepTotals(self._plans(), Scores.empty(len(self._batch)))
+        outcome = StepTotals(self._plans(), Scores.empty(len(self._batch)), LastUpdate.empty(len(self._batch)))
         outcome.seconds["plan"] = time.monotonic() - started
         updates = self._config.epochs * len(outcome.plans)
         self._reference = self._base_logprobs(outcome)
@@ -164,14 +195,20 @@ class Step:
         known: _Known | None,
         report: Callable[[int], None],
     ) -> float:
-        """The gradient of a minibatch, on the parameters; its loss. What overflows is computed again at a lower scale."""
+        """The gradient of a minibatch, on the parameters; its loss. What overflows is computed again at a lower scale, what
+        runs out of memory in rows that are split: from the start, as a backward pass that breaks off leaves parts behind."""
+        counted = outcome.entered, outcome.clipped, outcome.kl_sum
         while True:
-            counted = outcome.entered, outcome.clipped, outcome.kl_sum
+            outcome.entered, outcome.clipped, outcome.kl_sum = counted
             self._optimizer.zero_grad(set_to_none=True)
             loss = 0.0 if known is None else float(known.value)
-            for i, row in enumerate(part.rows):
-                loss += self._row(row, outcome, one_pass, known)
-                report(i + 1)
+            try:
+                for i, row in enumerate(self._split.rows(part.rows)):
+                    loss += self._row(row, outcome, one_pass, known)
+                    report(min(i + 1, len(part.rows)))
+            except torch.OutOfMemoryError as error:
+                self._split.after(error)
+                continue
             if self._scale is None:
                 return loss
             parameters = self._policy.trainable_parameters().values()
@@ -179,7 +216,6 @@ class Step:
             if fits or not math.isfinite(loss) or not self._scale.lower():
                 return loss
             outcome.overflows += 1
-            outcome.entered, outcome.clipped, outcome.kl_sum = counted
 
     def _plans(self) -> tuple[LayoutPlan, ...]:
         plans: list[LayoutPlan] = []
@@ -202,13 +238,18 @@ class Step:
     @torch.no_grad()
     def _score(self, plans: tuple[LayoutPlan, ...], into: Scores, phase: str | None, *, adapter: bool = True) -> None:
         rows = [row for part in plans for row in part.rows]
-        for i, row in enumerate(rows):
-            if phase is not None:
-                self._report(phase, i, len(rows))
-            answers = self._policy.row_logprobs(
-                row, self._batch.settings, adapter=adapter, logits_chunk=self._config.logits_chunk
-            )
-            into.put(torch.from_numpy(row.target_ids), *answers)
+        while True:
+            try:
+                for i, row in enumerate(self._split.rows(rows)):
+                    if phase is not None:
+                        self._report(phase, min(i, len(rows)), len(rows))
+                    answers = self._policy.row_logprobs(
+                        row, self._batch.settings, adapter=adapter, logits_chunk=self._config.logits_chunk
+                    )
+                    into.put(torch.from_numpy(row.target_ids), *answers)
+                break
+            except torch.OutOfMemoryError as error:
+                self._split.after(error)
         if phase is not None:
             self._report(phase, len(rows), len(rows))
 
@@ -246,6 +287,7 @@ class Step:
         gradient = self._loss(scores.logprobs[ids], self._targets(ids, outcome.first.logprobs[ids]), self._clip)
         coefficients = torch.zeros(len(self._batch), dtype=torch.float64)
         coefficients[ids] = gradient.coefficients
+        outcome.last.put(ids, scores.logprobs[ids], gradient)
         self._count(gradient, outcome)
         return _Known(gradient.value, coefficients)
 
@@ -266,7 +308,9 @@ class Step:
             coefficients_m, value = known.coefficients[ids_m], 0.0
         else:
             targets = self._targets(ids_m, outcome.first.logprobs[ids_m])
-            gradient = self._loss(now_m.detach().cpu().double(), targets, self._clip)
+            current_m = now_m.detach().cpu().double()
+            gradient = self._loss(current_m, targets, self._clip)
+            outcome.last.put(ids_m, current_m, gradient)
             self._count(gradient, outcome)
             coefficients_m, value = gradient.coefficients, float(gradient.value)
         scale = 1.0 if self._scale is None else self._scale.value

@@ -63,6 +63,13 @@ def test_on_gpus_it_may_sleep_where_they_are_shared_and_takes_the_share_that_was
     assert "--enable-sleep-mode" not in made(place=place)
 
 
+def test_calls_decoded_together_are_vllms_own_number_on_a_gpu_and_64_on_a_cpu_unless_given() -> None:
+    gpu = Place("bfloat16", (0,))
+    assert "--max-num-seqs" not in made(place=gpu)
+    assert after("--max-num-seqs", made("--max-batch", "7", place=gpu)) == "7"
+    assert after("--max-num-seqs", made("--device", "cpu")) == "64"
+
+
 def test_a_call_may_have_16_stop_strings_as_in_the_embedded_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place("bfloat16", (0,))
     assert environment(place, None)["VLLM_MAX_STOP_STRINGS"] == "16"

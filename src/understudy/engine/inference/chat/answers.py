@@ -12,17 +12,32 @@ from ..decoding.generation import Update
 from ..decoding.text import Decoder, StopCutter, TextStream
 from .hermes import ToolCall
 from .requests import ChatCompletionRequest
+from .thoughts import OPEN, Thought, ThoughtSplitter
 from .tool_calls import HERMES, CallFormat
 
-Pieces = list[str | ToolCall]
+Pieces = list[str | Thought | ToolCall]
+
+_OPENING_TOKENS = 8
+"""The last tokens of a prompt, which tell whether it opens a thought."""
+
+
+def _opens_thought(prompt_end: str) -> bool:
+    return prompt_end.rstrip().endswith(OPEN)
 
 
 class ChoiceReader:
-    """Reads the updates of one choice as content and tool calls."""
+    """Reads the updates of one choice as thought, content and tool calls."""
 
-    def __init__(self, request: ChatCompletionRequest, decoder: Decoder, calls: CallFormat) -> None:
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        decoder: Decoder,
+        calls: CallFormat,
+        thoughts: ThoughtSplitter | None = None,
+    ) -> None:
         self._request = request
         self._decoder = decoder
+        self._thoughts = thoughts
         self._stream = TextStream(decoder, skip_special=request.skip_special_tokens)
         self._cutter = StopCutter(request.stops, include=request.include_stop_str_in_output)
         parsing = bool(request.tools) and request.tool_choice != "none"
@@ -41,10 +56,11 @@ class ChoiceReader:
 
     def read(self, update: Update) -> Pieces:
         """What this update makes certain; everything, when it is the last one."""
-        text = self._text(update)
+        thought, text = self._split(update)
+        pieces: Pieces = [Thought(thought)] if thought else []
         if self._parser is None:
-            return [text] if text else []
-        pieces = self._parser.push(text)
+            return [*pieces, text] if text else pieces
+        pieces += self._parser.push(text)
         if update.finish:
             pieces += self._parser.finish(truncated=update.finish == CUT_OFF)
         return pieces
@@ -52,6 +68,15 @@ class ChoiceReader:
     def finish_reason(self, update: Update) -> str | None:
         """OpenAI's finish reason: tool calls are named as such unless the answer was cut."""
         return "tool_calls" if update.finish == "stop" and self.called else update.finish
+
+    def _split(self, update: Update) -> tuple[str, str]:
+        """The thought, and the text after it."""
+        text = self._text(update)
+        if self._thoughts is None:
+            return "", text
+        thought, answer = self._thoughts.push(text)
+        last = self._thoughts.finish() if update.finish else ("", "")
+        return thought + last[0], answer + last[1]
 
     def _text(self, update: Update) -> str:
         shown = list(update.token_ids)
@@ -72,14 +97,24 @@ class AnswerWriter:
     """Writes the answer to one request."""
 
     def __init__(
-        self, request: ChatCompletionRequest, prompt_ids: tuple[int, ...], decoder: Decoder, calls: CallFormat = HERMES
+        self,
+        request: ChatCompletionRequest,
+        prompt_ids: tuple[int, ...],
+        decoder: Decoder,
+        calls: CallFormat = HERMES,
+        *,
+        thinks: bool = False,
     ) -> None:
         self._request = request
         self._prompt_ids = prompt_ids
         self._decoder = decoder
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._readers = [ChoiceReader(request, decoder, calls) for _ in range(request.n)]
+        inside = thinks and not request.shaped and _opens_thought(decoder.decode(prompt_ids[-_OPENING_TOKENS:]))
+        self._readers = [
+            ChoiceReader(request, decoder, calls, ThoughtSplitter(inside=inside) if thinks else None)
+            for _ in range(request.n)
+        ]
         self._new_id = calls.new_id
         self._calls = [0] * request.n
         self._sampled = 0
@@ -105,6 +140,8 @@ class AnswerWriter:
         reader = self._readers[index]
         pieces = reader.read(update)
         delta: dict[str, Json] = {}
+        if thought := self._thought(pieces):
+            delta["reasoning"] = thought
         if content := "".join(piece for piece in pieces if isinstance(piece, str)):
             delta["content"] = content
         if calls := self._tool_calls(index, pieces):
@@ -120,10 +157,18 @@ class AnswerWriter:
         pieces = self._readers[index].read(update)
         content = "".join(piece for piece in pieces if isinstance(piece, str))
         calls = [call for _, call in self._tool_calls(index, pieces)]
-        message: dict[str, Json] = {"role": "assistant", "content": content or (None if calls else "")}
+        thought = self._thought(pieces)
+        message: dict[str, Json] = {"role": "assistant", "content": content or (None if calls or thought else "")}
+        if thought:
+            message["reasoning"] = thought
         if calls:
             message["tool_calls"] = calls
         return self._facts(index, update, {"message": message})
+
+    def _thought(self, pieces: Pieces) -> str:
+        """The thought among the pieces, where the request wants it shown."""
+        shown = self._request.include_reasoning
+        return "".join(piece.text for piece in pieces if isinstance(piece, Thought)) if shown else ""
 
     def _facts(self, index: int, update: Update, said: dict[str, Json]) -> dict[str, Json]:
         """What a choice carries besides its message or delta."""

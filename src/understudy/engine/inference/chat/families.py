@@ -13,6 +13,7 @@ from typing import cast
 
 from ....errors import ConfigError
 from ....types import Json
+from .thoughts import OPEN
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ _REASONING = (
     _Format("qwen3", _THINKS, ("qwen3",)),
     _Format("deepseek_r1", _THINKS, token="<think>"),
 )
+OPTIONAL_THOUGHTS = "understudy_optional_thoughts"
+"""Our own parser (`vllm/optional_thoughts.py`), for templates that show thoughts and neither open nor switch them."""
 _CLOSED_BY_DEFAULT = re.compile(r"else\s*-?%\}\s*\{\{-?\s*['\"][^'\"]*<think>\\n\\n</think>")
 """The template's last word, unless it is asked to think, is a thought that is over."""
 
@@ -101,6 +104,11 @@ def parsers(folder: Path) -> Parsers:
     templates = _templates(folder)
     tokens = _Tokens(folder)
     return Parsers(_tool_call(templates, family, tokens), _reasoning(templates, family, tokens))
+
+
+def thinks(folder: Path) -> bool:
+    """Whether the model in a folder may write `<think>...</think>` before its answer."""
+    return any(OPEN in text for text in _templates(folder).values())
 
 
 class _Tokens:
@@ -131,8 +139,10 @@ def _reasoning(templates: dict[str, str], family: str, tokens: _Tokens) -> str |
     if "<think>" in text:
         ending = text[text.rfind("add_generation_prompt") :]
         switched = "enable_thinking" in text
-        if _CLOSED_BY_DEFAULT.search(ending) or not (switched or "<think>" in ending):
+        if _CLOSED_BY_DEFAULT.search(ending):
             return None
+        if not (switched or "<think>" in ending):
+            return OPTIONAL_THOUGHTS
     return _first(_REASONING, text, family, tokens)
 
 

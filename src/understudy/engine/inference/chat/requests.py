@@ -115,6 +115,7 @@ class ChatCompletionRequest(BaseModel):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool = True
     response_format: AnswerFormat | None = None
+    include_reasoning: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Json] = Field(default_factory=dict)

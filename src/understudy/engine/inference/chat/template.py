@@ -109,6 +109,8 @@ class ChatRenderer:
             raise DialectError(f"messages.{at}.role must be a string (got {got})", param="messages")
         shown = {name: value for name, value in message.items() if value is not None or name == "content"}
         shown["content"] = _text(message.get("content"), at)
+        if thought := shown.get("reasoning") or shown.get("reasoning_content"):
+            shown |= {"reasoning": thought, "reasoning_content": thought}  # templates read either
         calls = message.get("tool_calls")
         if calls:
             shown["tool_calls"] = [self._call(call, f"messages.{at}.tool_calls") for call in calls]

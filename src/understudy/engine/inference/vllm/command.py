@@ -28,7 +28,7 @@ import psutil
 from ....devices import Gpu, automatic_dtype, chosen, gpus
 from ....errors import ConfigError, MissingExtraError, UnderstudyError
 from ....types import Json
-from ..chat.families import parsers
+from ..chat.families import OPTIONAL_THOUGHTS, parsers
 from .plugin import KNOWN_VERSION, SWITCH
 
 log = logging.getLogger("understudy.sampler")
@@ -40,6 +40,8 @@ MAX_LOGPROBS = 20
 """What OpenAI allows for top_logprobs."""
 CPU_SHARE = 0.25
 """Of the memory that is free at start: the most that the key-value cache takes on a CPU."""
+CPU_CALLS = 64
+"""Calls decoded together on a CPU; on a GPU vLLM's own number for it is better informed: 256, or 1,024 from 70 GiB on."""
 BLOCK = 32
 """Tokens of one block of the key-value cache on a CPU. Only whole blocks are shared between calls: of vLLM's own 128
 tokens, prompts of 140 that begin alike would share one at most."""
@@ -47,6 +49,7 @@ FORCED_CALLS = "hermes"
 """The parser for a model whose chats show no tools: without one vLLM refuses forced calls too, which need none."""
 _PARENT_CHECK = 0.5  # seconds
 _PR_SET_PDEATHSIG = 1
+THOUGHTS = f"{__package__}.optional_thoughts"
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 OURS = {
@@ -86,12 +89,13 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
     """vLLM's command line. Raises ConfigError for an `engine_args` that is ours to say."""
     found = parsers(options.model)
     tools = options.tool_call_parser or found.tool_call or FORCED_CALLS
+    thoughts = options.reasoning_parser or found.reasoning
     said: dict[str, object] = {
         "model": str(options.model),
         "served-model-name": options.served_model_name,
         "dtype": place.dtype,
         "max-model-len": options.max_model_len,
-        "max-num-seqs": options.max_batch,
+        "max-num-seqs": options.max_batch or (None if place.gpus else CPU_CALLS),
         "generation-config": "vllm",
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": MAX_LOGPROBS,
@@ -101,10 +105,12 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
         "max-lora-rank": min(rank for rank in RANKS if rank >= options.max_lora_rank),
         "tool-call-parser": tools,
         "enable-auto-tool-choice": True,
-        "reasoning-parser": options.reasoning_parser or found.reasoning,
+        "reasoning-parser": thoughts,
         "disable-uvicorn-access-log": True,
     }
     said |= {"uds": str(options.uds)} if options.uds else {"host": options.host, "port": options.port}
+    if thoughts == OPTIONAL_THOUGHTS:
+        said |= {"reasoning-parser-plugin": THOUGHTS, "structured-outputs-config": {"enable_in_reasoning": True}}
     if place.gpus:
         said |= {"tensor-parallel-size": len(place.gpus), "enable-sleep-mode": options.shares_gpu or None}
         said |= {"gpu-memory-utilization": options.memory_share}
@@ -148,9 +154,10 @@ def find_place(options: argparse.Namespace) -> Place:
     if not found:
         dtype = _dtype(options, ())
         return Place(dtype, cache_bytes=_cache_bytes(options, dtype))
-    index = options.device.partition(":")[2]
-    asked = options.gpus or ((int(index),) if index else ())
-    used = chosen(asked, found, "inference-gpus")
+    index = int(options.device.partition(":")[2] or 0)
+    if index >= len(found):
+        raise ConfigError(f"--device {options.device}: {len(found)} GPUs can be used, cuda:0 is the first")
+    used = chosen(options.gpus or (found[index].index,), found, "inference-gpus")
     return Place(_dtype(options, used), tuple(gpu.index for gpu in used))
 
 
@@ -159,7 +166,7 @@ def _dtype(options: argparse.Namespace, used: Sequence[Gpu]) -> str:
 
 
 def _cache_bytes(options: argparse.Namespace, dtype: str) -> int:
-    """Room for max_batch whole calls, at most CPU_SHARE of the free memory. Raises ConfigError when not one call fits."""
+    """Room for --max-batch whole calls, at most CPU_SHARE of the free memory. Raises ConfigError when not one call fits."""
     config = cast(dict[str, Json], json.loads((options.model / "config.json").read_text(encoding="utf-8")))
     config = config.get("text_config") or config
     heads = int(config["num_attention_heads"])
@@ -173,7 +180,7 @@ def _cache_bytes(options: argparse.Namespace, dtype: str) -> int:
             f"--max-model-len: one call of {length} tokens takes {call / 2**30:.1f} GiB of key-value cache, and a quarter "
             f"of this machine's free memory is {free / 2**30:.1f} GiB: give a shorter --max-model-len"
         )
-    return min(free, (options.max_batch + 1) * call)
+    return min(free, ((options.max_batch or CPU_CALLS) + 1) * call)
 
 
 def _theirs(given: Mapping[str, object]) -> dict[str, object]:
@@ -224,7 +231,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=lambda text: tuple(int(part) for part in text.split(",")), default=())
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")
-    parser.add_argument("--max-batch", type=int, default=64, help="calls decoded together")
+    parser.add_argument("--max-batch", type=int, help="calls decoded together (default: vLLM's own, on a CPU 64)")
     parser.add_argument("--max-loras", type=int, default=3, help="adapters that calls can use at once")
     parser.add_argument("--max-lora-rank", type=int, default=16, help="largest rank of an adapter")
     parser.add_argument("--threads", type=int, help="CPU threads of the model")

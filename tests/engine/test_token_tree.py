@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.engine.learner.pieces import Kind, cut
-from understudy.engine.learner.token_tree import build_tree, left_at, numbered
 from understudy.engine.protocol import Sample
+from understudy.engine.token_tree import build_tree, left_at, numbered
 from understudy.errors import ConfigError
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ConfigError
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..protocol import Sample
+    from .protocol import Sample
 
 Ints = NDArray[np.int64]
 

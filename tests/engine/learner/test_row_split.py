@@ -1,0 +1,118 @@
+"""A row that runs out of memory is computed in two: loss, gradients and scores are those of the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine.learner.jobs import random_groups, sample
+from tests.engine.learner.test_invariance import VOCABULARY, Shifting, batch_of, config_of, distance, gradients
+from understudy.config import LayoutName, LossName
+from understudy.engine.learner.layouts import ComputeRow, plan
+from understudy.engine.learner.policy import Policy
+from understudy.engine.learner.row_split import halves
+from understudy.engine.learner.step import Step
+
+Policies = Callable[[str, torch.dtype], Policy]
+
+
+class SmallDevice:
+    """A policy on a device that has room for rows of fewer than `largest` tokens: a larger one breaks off where `place`
+    says, in the backward pass after the later layers have left their gradients."""
+
+    def __init__(self, policy: Policy, largest: int, place: str) -> None:
+        self._policy = policy
+        self._largest = largest
+        self._place = place
+        self._breaks = False
+        self.tree_refused, self.shape = policy.tree_refused, policy.shape
+        self.refused: list[int] = []
+        first = next(iter(policy.trainable_parameters().values()))
+        self.hook = first.register_hook(self._backward)
+
+    def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
+        return self._policy.trainable_parameters()
+
+    def row_logprobs(self, row: ComputeRow, *arguments: object, **options: object):
+        large = row.token_ids.size >= self._largest
+        if large:
+            self.refused.append(row.token_ids.size)
+        if large and (self._place == "forward" or not torch.is_grad_enabled()):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        self._breaks = large
+        return self._policy.row_logprobs(row, *arguments, **options)  # pyright: ignore[reportArgumentType]
+
+    def _backward(self, gradient: torch.Tensor) -> None:
+        if self._breaks:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("loss", "layout", "place"),
+    [
+        ("grpo", "tree", "forward"),
+        ("grpo", "tree", "backward"),
+        ("grpo", "call_rows", "backward"),
+        ("dapo", "leaf_rows", "forward"),
+        ("gspo", "tree", "backward"),
+    ],
+)
+def test_split_rows_equal_unsplit_ones(policies: Policies, loss: LossName, layout: LayoutName, place: str) -> None:
+    policy = policies("qwen2", torch.float64)
+    batch = batch_of(random_groups(7, turns=3, vocabulary=VOCABULARY))
+    config = config_of(loss, layout=layout, epochs=2)
+    whole, expected = gradients(policy, batch, config, 0.02)
+    largest = max(row.token_ids.size for part in whole.plans for row in part.rows)
+    device = SmallDevice(policy, largest, place)
+    optimizer = Shifting(policy.trainable_parameters(), 0.02)
+    try:
+        found = Step(device, optimizer, batch, config, 0, lambda *_: None).run()
+    finally:
+        device.hook.remove()
+        optimizer.restore()
+    assert device.refused == [largest]  # it failed once, and was never tried whole again
+    assert found.losses == pytest.approx(whole.losses, rel=1e-9, abs=1e-12)
+    assert [distance(a, b) for a, b in zip(optimizer.gradients, expected, strict=True)] == pytest.approx(
+        [0, 0], abs=1e-9
+    )
+    assert (found.entered, found.clipped) == (whole.entered, whole.clipped)
+    assert found.kl_sum == pytest.approx(whole.kl_sum)
+    torch.testing.assert_close(found.first.logprobs, whole.first.logprobs)
+    assert all(value.grad is None for value in policy.trainable_parameters().values())  # gone after a step
+
+
+def test_rows_that_fail_again_refuse_the_step(policies: Policies) -> None:
+    policy = policies("qwen2", torch.float64)
+    batch = batch_of(random_groups(7, turns=3, vocabulary=VOCABULARY))
+    device = SmallDevice(policy, 2, "forward")
+    optimizer = Shifting(policy.trainable_parameters(), 0.0)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            Step(device, optimizer, batch, config_of("grpo"), 0, lambda *_: None).run()
+    finally:
+        device.hook.remove()
+    assert len(device.refused) == 2 and optimizer.gradients == []
+
+
+@pytest.mark.parametrize("layout", ["call_rows", "leaf_rows", "tree"])
+@pytest.mark.parametrize("seed", range(3))
+def test_halves_are_smaller_and_hold_each_target_once(policies: Policies, layout: LayoutName, seed: int) -> None:
+    shape = policies("qwen2", torch.float64).shape
+    batch = batch_of(random_groups(seed, turns=3, vocabulary=VOCABULARY))
+    for row in plan(batch.samples, layout, 16_384, shape).rows:
+        split = halves(row, shape)
+        if split is None:
+            assert row.forest is None and len(row.lengths) == 1
+            continue
+        assert all(part.tokens < row.tokens for part in split)
+        assert np.sort(np.concatenate([part.target_ids for part in split])).tolist() == np.sort(row.target_ids).tolist()
+
+
+def test_one_chain_of_tokens_cannot_be_split(policies: Policies) -> None:
+    shape = policies("qwen2", torch.float64).shape
+    for layout in ("call_rows", "tree"):
+        [row] = plan([sample("only", [1, 2, 3], [4, 5])], layout, 16_384, shape).rows  # pyright: ignore[reportArgumentType]
+        assert halves(row, shape) is None

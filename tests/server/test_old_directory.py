@@ -37,6 +37,7 @@ async def test_a_directory_of_schema_1_opens_lists_its_trajectories_resumes_and_
     trained = [rollout for rollout in rollouts if rollout["place"]["split"] == "train"]
     assert Counter(rollout["place"]["step"] for rollout in trained) == {0: 6, 1: 6}
     assert Counter(rollout["place"]["group"] for rollout in trained).most_common(1)[0][1] == 3
+    assert all(rollout["tool_runs"] == [] for rollout in rollouts)
     failed = listed(server, model="agent", failed=True)
     assert [rollout["exception"]["message"] for rollout in failed] == ["the tool broke"] * 2
     for finished in rollouts:

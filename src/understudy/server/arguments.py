@@ -79,5 +79,5 @@ def _metavar(option: FieldInfo) -> str:
     if "Literal" in text:
         return "|".join(str(choice) for choice in getattr(option.annotation, "__args__", ()))
     if "tuple" in text:
-        return "N,..." if "int" in text else "URL,..."
+        return "N,..." if "int" in text else "KEY,..." if "_viewer_key" in text else "URL,..."
     return "N" if "int" in text else "SECONDS" if "float" in text else "TEXT"

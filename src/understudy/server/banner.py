@@ -6,8 +6,8 @@ from .http.auth import Key
 from .services import Services
 
 
-def ready(services: Services, url: str, key: Key | None) -> str:
-    """Where everything is, and how to reach it from a client."""
+def ready(services: Services, url: str, key: Key | None, dashboard: str) -> str:
+    """Where everything is, and how to reach it from a client. `dashboard`: its address, with a key a link that works once."""
     options = services.options
     rows = [
         ("base model", f"{services.base.name} ({services.base.path})"),
@@ -22,6 +22,8 @@ def ready(services: Services, url: str, key: Key | None) -> str:
         rows.append(("key", shown))
     elif key is not None:
         rows.append(("key", "the one that was given"))
+    once = " (signs one browser in, within 15 minutes)" if key is not None else ""
+    rows.append(("dashboard", dashboard + once))
     lines = [f"Understudy is ready at {url}", *(f"  {name:<11}{value}" for name, value in rows)]
     return "\n".join([*lines, *_client(url, key)])
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from ..config import ServerOptions
 from .calls.recorder import Recorder
+from .loop_lag import LoopLag
 from .models.base_model import BaseModelPath
 from .models.model_services import ModelServices
 from .records.store import Store
@@ -35,6 +36,7 @@ class Services:
     training: TrainQueue
     train_history: TrainHistory
     archives: Archives
+    lag: LoopLag = field(default_factory=LoopLag)
 
 
 async def _services_of(request: Request) -> Services:

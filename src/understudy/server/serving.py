@@ -10,8 +10,9 @@ import os
 import resource
 import signal
 import socket
-import time
 from collections.abc import Generator
+from functools import partial
+from typing import cast
 
 import psutil
 import uvicorn
@@ -24,11 +25,16 @@ from .calls.call_marks import CALL_MARKS
 from .calls.recorder import Recorder
 from .http import app
 from .http.auth import Guard, Key, is_loopback, key_for
+from .http.bounded_protocol import BoundedProtocol, Door, DoorLimits
+from .http.key_file import KeyFile
 from .lock import DirectoryLock
 from .models.base_model import BaseModelPath, find
 from .models.model_services import open_models
+from .private import make_private
+from .records.running_time import RunningTime
 from .records.store import Store
 from .sampler.choice import choose
+from .scratch import sweep
 from .services import Services
 from .training.archives import Archives
 from .training.history import TrainHistory
@@ -43,6 +49,10 @@ END_SECONDS = 120
 """What runs when the server is told to end has so long to finish."""
 OPEN_FILES = 65_536
 """Each call in flight holds two sockets here; many systems allow 256 or 1,024 unless asked."""
+SWEEP_SECONDS = 60.0
+ALL_ADDRESSES = ("0.0.0.0", "::", "")
+KEPT_FILES = 64
+"""Open files that are no connections: records, logs, checkpoints, the children's pipes."""
 ORPHAN_SECONDS = 3
 """The same when its parent is gone, so that nobody waits for the answers."""
 
@@ -53,12 +63,16 @@ def run(options: ServerOptions) -> int:
     for noisy in ("httpx", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     _allow_open_files()
+    make_private(options.dir)
     base = find(options.model)
     lock = DirectoryLock(options.dir)
     try:
+        sweep(options.dir)
         key = key_for(options.host, options.api_key, options.dir)
+        if options.viewer_keys and key is None:
+            raise ConfigError("--viewer-keys: without --api-key everybody on this machine may do everything; give both")
         with (
-            _listen(options.host, options.port) as listener,
+            listen(options.host, options.port) as listener,
             asyncio.Runner(loop_factory=auto_loop_factory()) as runner,
         ):
             return runner.run(_serve(options, base, lock, listener, key))
@@ -69,8 +83,9 @@ def run(options: ServerOptions) -> int:
 async def open_services(options: ServerOptions, base: BaseModelPath) -> Services:
     """Everything that the routes need, its children starting. Raises ConfigError, StoreError."""
     logs = options.dir / "logs"
-    store = await Store.open(options.store_url or f"sqlite:///{options.dir / 'records.db'}")
+    store = await Store.open(options.store_url or f"sqlite:///{options.dir / 'records.db'}", durable=options.durable)
     learner = runner = None
+    recorder = Recorder(store, base.special_tokens(CALL_MARKS))
     try:
         engine = await asyncio.to_thread(choose, options.engine, trains=not options.inference_only)
         sampler = engine.sampler(base.path, logs / "sampler.log")
@@ -78,14 +93,22 @@ async def open_services(options: ServerOptions, base: BaseModelPath) -> Services
         jobs = JobFolders(options.dir / "jobs", store)
         history = TrainHistory(store, models.registry, jobs)
         if not options.inference_only:
-            learner = LearnerClient(base, engine.options, logs / "learner.log")
-            runner = TrainRunner(learner, models, sampler.calls, history, jobs, sleeps=engine.shares_gpu)
+            learner = LearnerClient(base, engine.options, logs / "learner.log", options.step_timeout)
+            runner = TrainRunner(
+                learner,
+                models,
+                sampler.calls,
+                history,
+                jobs,
+                sleeps=engine.shares_gpu,
+                wrong_answers=lambda: recorder.wrong_answers,
+                keep_tokens=options.engine.keep_tokens,
+            )
         training = TrainQueue(history, jobs, runner, max_staleness=engine.max_staleness)
         await training.open()
     except BaseException:
         await store.close()
         raise
-    recorder = Recorder(store, base.special_tokens(CALL_MARKS))
     archives = Archives(options.dir / "exports")
     return Services(options, engine, base, store, models, sampler, learner, recorder, training, history, archives)
 
@@ -141,16 +164,20 @@ class Ending:
 async def _serve(
     options: ServerOptions, base: BaseModelPath, lock: DirectoryLock, listener: socket.socket, key: Key | None
 ) -> int:
-    url = _url(options.host, listener)
+    url = url_of(options.host, listener)
     services = await open_services(options, base)
+    kept = KeyFile(key.kept, key.text) if key is not None and key.kept is not None else None
+    guard = Guard(key.text if key is not None else None, options.viewer_keys, kept)
     config = uvicorn.Config(
-        app.build(services, Guard(key.text if key is not None else None)),
+        app.build(services, guard),
         log_config=None,
         access_log=False,
         lifespan="off",
         proxy_headers=False,  # nobody here asks who the client is
         server_header=False,
         timeout_keep_alive=75,
+        ws="none",
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, door=Door(_door_limits()))),
     )
     server = Server(config)
     ending = Ending(services, server, lock)
@@ -159,8 +186,9 @@ async def _serve(
     print(f"Loading {base.name} from {base.path}; log: {options.dir / 'logs' / 'sampler.log'}", flush=True)
     failure: list[EngineError] = []
     tasks = [
-        asyncio.create_task(_begin(services, server, ending, lock, url, key, failure)),
+        asyncio.create_task(_begin(services, server, ending, lock, (url, _local(url, listener)), key, guard, failure)),
         asyncio.create_task(_sweep(services)),
+        asyncio.create_task(services.lag.watch()),
     ]
     if options.parent_pid is not None:
         tasks.append(asyncio.create_task(_follow(options.parent_pid, ending)))
@@ -181,15 +209,16 @@ async def _begin(
     server: Server,
     ending: Ending,
     lock: DirectoryLock,
-    url: str,
+    urls: tuple[str, str],
     key: Key | None,
+    guard: Guard,
     failure: list[EngineError],
 ) -> None:
-    """Say where the server is; when the sampler answers, say so; when it cannot be started, end with its reason."""
+    """Say where the server is, to people and to clients on this machine (`urls`); when the sampler answers, say so; when it cannot be started, end with its reason."""
     while not server.started:
         await asyncio.sleep(0.01)
     lock.announce(
-        _local(url), services.base.name, key.text if key is not None and is_loopback(services.options.host) else None
+        urls[1], services.base.name, key.text if key is not None and is_loopback(services.options.host) else None
     )
     learner = services.learner
     if learner is not None and services.engine.shares_gpu:
@@ -204,16 +233,20 @@ async def _begin(
         return
     if learner is not None and not services.engine.shares_gpu:
         learner.start()
-    print(banner.ready(services, url, key), flush=True)
+    link = guard.sessions.one_time_link() if guard.sessions is not None else "/"
+    print(banner.ready(services, urls[0], key, urls[0] + link), flush=True)
 
 
 async def _sweep(services: Services) -> None:
-    """Let calls expire that no trajectory claimed within --unclaimed-ttl."""
-    ttl = services.options.unclaimed_ttl
+    """Let calls expire that no trajectory claimed within --unclaimed-ttl of this server's running time."""
+    ttl, store = services.options.unclaimed_ttl, services.store
+    running = RunningTime(await store.running())
     while True:
-        await asyncio.sleep(min(ttl / 2, 60.0))
+        await asyncio.sleep(min(ttl / 2, SWEEP_SECONDS))
+        running.tick()
         try:
-            await services.store.expire_unclaimed(time.time() - ttl)
+            await store.save_running(running.text())
+            await store.expire_unclaimed(running.ago(ttl), tuple(services.recorder.in_flight))
         except StoreError as error:
             log.error("Unclaimed calls were not swept: %s", error)
 
@@ -242,10 +275,20 @@ def _allow_open_files() -> None:
         log.warning("only %d files can be open at once (%s): some %d calls in flight", soft, error, soft // 2)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _door_limits() -> DoorLimits:
+    """As many connections as there can be open files for: a call in flight holds two."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+    connections = max(64, min(files // 2 - KEPT_FILES, DoorLimits.connections))
+    return DoorLimits(connections=connections, strangers=min(DoorLimits.strangers, connections // 2))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises ConfigError saying what to do."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        both = family == socket.AF_INET6 and host in ALL_ADDRESSES and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             why = f"port {port} on {host} is taken by another program; give another --port (0 takes a free one)"
@@ -256,12 +299,16 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(why) from error
 
 
-def _url(host: str, listener: socket.socket) -> str:
-    shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+def url_of(host: str, listener: socket.socket) -> str:
+    """Where a server that listens is found."""
+    shown = socket.gethostname() if host in ALL_ADDRESSES else host
     return f"http://{f'[{shown}]' if ':' in shown else shown}:{listener.getsockname()[1]}"
 
 
-def _local(url: str) -> str:
+def _local(url: str, listener: socket.socket) -> str:
     """The address for clients on this machine: loopback, also where all addresses are served."""
     name, _, port = url.removeprefix("http://").rpartition(":")
-    return url if is_loopback(name) or name != socket.gethostname() else f"http://127.0.0.1:{port}"
+    if is_loopback(name) or name != socket.gethostname():
+        return url
+    only_ipv6 = listener.family == socket.AF_INET6 and listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+    return f"http://{'[::1]' if only_ipv6 else '127.0.0.1'}:{port}"

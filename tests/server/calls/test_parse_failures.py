@@ -12,6 +12,7 @@ from understudy.server.calls.chat_request import ChatRequest
 from understudy.server.calls.recorder import OpenCall, Recorder
 from understudy.server.calls.sampled_answer import Sampled
 from understudy.server.records.store import Store
+from understudy.server.sampler.answer_limits import AnswerLimits
 from understudy.wire import TRAJECTORY_HEADER
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
@@ -29,7 +30,7 @@ async def recorded(folder: Path, *choices: dict[str, Any], tools: tuple[Any, ...
     store = await Store.open(f"sqlite:///{folder / 'records.db'}")
     body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     request = ChatRequest.parse(orjson.dumps(body | ({"tools": tools} if tools else {})), {TRAJECTORY_HEADER: "t"})
-    sampled = Sampled()
+    sampled = Sampled(AnswerLimits(choices=len(choices)))
     sampled.add_answer({"prompt_token_ids": [1, 2], "choices": list(choices)})
     try:
         kept = await Recorder(store, frozenset({MARK})).keep(OpenCall(request, "t", "m", 0), sampled)
@@ -41,7 +42,12 @@ async def recorded(folder: Path, *choices: dict[str, Any], tools: tuple[Any, ...
 
 
 async def test_a_parse_failure_is_an_answer_with_the_tool_token_or_its_text_and_no_parsed_call(tmp_path: Path) -> None:
-    parsed = choice(0, None, message={"tool_calls": [{"id": "1"}]}, token_ids=[MARK, 1])
+    parsed = choice(
+        0,
+        None,
+        message={"tool_calls": [{"id": "1", "function": {"name": "find", "arguments": "{}"}}]},
+        token_ids=[MARK, 1],
+    )
     by_token = choice(1, "find", token_ids=[MARK, 1])
     by_text = choice(2, "<tool_call>{")
     plain = choice(3, "hello")
@@ -66,6 +72,6 @@ async def test_the_engines_own_word_is_taken_whole_or_from_the_last_chunk(tmp_pa
     assert await recorded(tmp_path, quoted, unseen) == [False, True]
     sampled = Sampled()
     sampled.add_chunk({"choices": [{"index": 0, "delta": {"content": "<tool_call>"}, "finish_reason": None}]})
-    assert sampled.choice(0).parse_failure is None
+    assert sampled.choices[0].parse_failure is None
     sampled.add_chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "parse_failure": True}]})
-    assert sampled.choice(0).parse_failure is True
+    assert sampled.choices[0].parse_failure is True

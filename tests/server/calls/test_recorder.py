@@ -13,7 +13,7 @@ import pytest
 
 from understudy.server.calls.chat_request import ChatRequest
 from understudy.server.calls.recorder import OpenCall, Recorder
-from understudy.server.calls.sampled_answer import Sampled, aligned
+from understudy.server.calls.sampled_answer import Sampled, SampledChoice, aligned
 from understudy.server.records.store import Store
 from understudy.server.sampler.quirks import Quirks
 from understudy.types import CallStatus, Json
@@ -63,7 +63,7 @@ async def test_an_answer_becomes_a_call_with_its_reasoning_and_without_empty_fie
 
 async def test_an_unknown_finish_reason_is_a_failed_choice(store: Store) -> None:
     sampled = an_answer()
-    sampled.choice(0).finish_reason = "abort"
+    sampled.choices[0].finish_reason = "abort"
     kept = await Recorder(store).keep(OpenCall(a_request(), "t1", "m", 0), sampled)
     assert kept.status == kept.outputs[0].status == CallStatus.FAILED
 
@@ -85,7 +85,7 @@ def test_streamed_deltas_join_into_the_message_that_was_meant() -> None:
     ]
     for delta in deltas:
         sampled.add_chunk({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-    assert sampled.choice(0).message == {
+    assert sampled.choices[0].message == {
         "role": "assistant",
         "content": "",
         "reasoning": "because",
@@ -94,14 +94,14 @@ def test_streamed_deltas_join_into_the_message_that_was_meant() -> None:
             {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
         ],
     }
-    assert not sampled.finished(1)
+    assert not sampled.finished()
 
 
 def test_logprobs_keep_the_place_of_their_token() -> None:
-    assert aligned([1, 2, 3], [-1, None]) == [-1.0, math.nan, math.nan]
-    assert aligned([1], [-1, -2]) == [math.nan]
-    assert aligned([], []) == []
-    assert aligned([1, 2], [-9999.0, 0]) == [math.nan, 0.0]
+    assert aligned(0, [1, 2], [-1, None]) == [-1.0, math.nan]
+    assert aligned(0, [1, 2], []) == [math.nan, math.nan]
+    assert aligned(0, [], []) == []
+    assert aligned(0, [1, 2], [-9999.0, 0]) == [math.nan, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_logprobs_keep_the_place_of_their_token() -> None:
     ids=["a dict for each", "a plain list"],
 )
 def test_logprobs_are_read_in_both_shapes(logprobs: dict[str, Json]) -> None:
-    choice = Sampled().choice(0)
-    choice.add_tokens({"token_ids": [4, 5, 6, 7], "logprobs": logprobs})
-    assert choice.logprobs == [-1.0, math.nan, math.nan, math.nan]
+    choice = SampledChoice(0)
+    choice.add_tokens({"token_ids": [4, 5, 6], "logprobs": logprobs})
+    assert choice.logprobs == [-1.0, math.nan, math.nan]
 
 
 async def test_calls_with_one_key_take_turns_and_others_do_not_wait(store: Store) -> None:

@@ -40,6 +40,12 @@ def start(*flags: str, folder: Path, env: dict[str, str] | None = None) -> subpr
     return subprocess.run(command(folder, *flags), capture_output=True, text=True, timeout=60, env=env)
 
 
+def test_nothing_in_the_directory_is_open_to_other_accounts(server: RunningServer) -> None:
+    made = [server.folder, *server.folder.rglob("*")]
+    assert (server.folder / "records.db").is_file()
+    assert not [path for path in made if not path.is_socket() and path.stat().st_mode & 0o077]
+
+
 # ---- starting
 
 
@@ -185,17 +191,17 @@ def test_beyond_loopback_a_key_is_made_shown_once_and_asked_for(tmp_path: Path) 
         wrong = running.http.get("/v1/models", headers={"authorization": "Bearer nope"})
         assert refused(wrong, 401)["code"] == "invalid_api_key"
         assert running.http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
-        assert "www-authenticate" in running.http.get("/").headers
+        assert running.http.get("/").headers["location"] == "/sign-in"
         until(lambda: "ready at" in running.output(), "the banner", 180)
         assert running.output().count(key) == 2  # the key's line and the client's line to paste
         assert f'api_key="{key}"' in running.output()
 
 
-def test_the_status_page_shows_models_and_runs_no_scripts(server: RunningServer) -> None:
+def test_the_first_page_names_the_engine_and_forbids_inline_scripts(server: RunningServer) -> None:
     page = server.http.get("/")
-    assert page.status_code == 200 and "default" in page.text and "tiny" in page.text
-    assert page.headers["content-security-policy"].startswith("default-src 'none'")
-    assert "<script" not in page.text
+    assert page.status_code == 200 and "tiny on embedded" in page.text
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'") and "unsafe" not in policy
 
 
 # ---- refusals

@@ -9,8 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
 from tests.server.records.test_store import a_call, a_record
+from understudy.server.records.database import engine_at
 from understudy.server.records.listing import DRIVING, statement
-from understudy.server.records.store import Store, _engine
+from understudy.server.records.store import Store
 from understudy.server.records.tables import metadata
 from understudy.types import CallRef, RolloutException, RolloutPlace
 from understudy.wire import TrajectoryQuery
@@ -113,7 +114,7 @@ INDEX_OF = {
 
 
 def test_every_list_follows_the_index_of_its_narrowest_filter_and_sorts_nothing(tmp_path: Path) -> None:
-    engine, _ = _engine(f"sqlite:///{tmp_path / 'records.db'}")
+    engine, _ = engine_at(f"sqlite:///{tmp_path / 'records.db'}", 5)
     with engine.connect() as connection:
         metadata.create_all(connection)
         for chosen in itertools.product((False, True), repeat=len(FILTERS)):

@@ -23,7 +23,8 @@ from tests.paths import ROOT
 from tests.server.records.conftest import POSTGRES
 from understudy.errors import StoreError
 from understudy.server.errors import ApiError, StoreFullError
-from understudy.server.records.store import Store, _engine
+from understudy.server.records.database import engine_at
+from understudy.server.records.store import Store
 from understudy.server.records.tables import metadata, trajectories
 from understudy.types import Call, CallOrigin, CallOutput, CallRef, CallStatus, Sampling, new_id
 from understudy.wire import LogRequest, TrainStatus, TrajectoryQuery, TrajectoryRecord
@@ -97,7 +98,7 @@ async def test_equal_calls_without_a_key_stay_apart(store: Store) -> None:
 
 
 def test_on_sqlite_a_transaction_is_begun_before_its_first_statement(tmp_path: Path) -> None:
-    engine, _ = _engine(f"sqlite:///{tmp_path / 'records.db'}")
+    engine, _ = engine_at(f"sqlite:///{tmp_path / 'records.db'}", 5)
     with engine.connect() as connection:
         assert connection.scalar(sa.text("SELECT 1")) == 1  # the driver itself begins at the first INSERT
         assert connection.connection.driver_connection.in_transaction  # pyright: ignore
@@ -105,7 +106,7 @@ def test_on_sqlite_a_transaction_is_begun_before_its_first_statement(tmp_path: P
 
 
 def test_no_question_of_calls_reads_them_all(tmp_path: Path) -> None:
-    engine, _ = _engine(f"sqlite:///{tmp_path / 'records.db'}")
+    engine, _ = engine_at(f"sqlite:///{tmp_path / 'records.db'}", 5)
     with engine.connect() as connection:
         metadata.create_all(connection)
         for condition, index in (

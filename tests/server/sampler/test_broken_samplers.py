@@ -158,9 +158,9 @@ async def test_ids_that_are_none_are_refused_and_the_call_is_recorded_as_failed(
 async def test_an_answer_of_no_shape_that_can_be_kept_leaves_a_failed_call(gateway: Gateway) -> None:
     gateway.sampler.turns.append(Turn((Choice(finish_reason=5),)))  # type: ignore[arg-type]
     answer = await gateway.chat(T1)
-    assert answer.status_code == 500
+    assert answer.status_code == 502 and "finish_reason is a string" in answer.text
     (call,) = await gateway.calls("t1")
-    assert (call.status, call.outputs) == (CallStatus.FAILED, ())
+    assert (call.status, call.outputs[0].finish_reason) == (CallStatus.FAILED, None)
 
 
 async def test_a_stream_that_has_begun_is_not_asked_for_again_without_its_length(gateway: Gateway) -> None:

@@ -14,8 +14,8 @@ from understudy.server.sampler import choice as engines
 from understudy.server.sampler.choice import choose
 
 GIB = 1024  # MiB
-H100 = "{index}, NVIDIA H100, 81920, {free}, 9.0"
-T4 = "{index}, Tesla T4, 15360, {free}, 7.5"
+H100 = "{index}, NVIDIA H100, 81920, {free}, 9.0, GPU-{index}a2b"
+T4 = "{index}, Tesla T4, 15360, {free}, 7.5, GPU-{index}c3d"
 
 
 @pytest.fixture
@@ -88,6 +88,44 @@ def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver) -> None:
     driver(T4.format(index=0, free=15 * GIB))
     with pytest.raises(ConfigError, match=r"--train-gpus: this machine has no GPU 3 \(it has: 0\)"):
         choose(EngineOptions.parse(train_gpus="3"), trains=True)
+
+
+@pytest.mark.parametrize(
+    ("shown", "seen"),
+    [
+        (None, [0, 1]),
+        ("1", [1]),
+        ("1,0", [1, 0]),
+        ("GPU-1a2b", [1]),
+        ("GPU-0a", [0]),
+        ("", []),
+        ("-1", []),
+        ("0,7,1", [0]),
+        ("GPU-", []),
+        ("1,1", [1]),
+        ("MIG-0a2b", []),
+    ],
+)
+def test_cuda_visible_devices_is_respected_by_index_and_by_uuid(
+    driver, monkeypatch: pytest.MonkeyPatch, shown: str | None, seen: list[int]
+) -> None:
+    driver(H100.format(index=0, free=60 * GIB), H100.format(index=1, free=70 * GIB))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert [gpu.index for gpu in gpus()] == seen
+
+
+def test_both_sides_are_given_the_first_visible_gpu_and_no_other_may_be_named(
+    driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(H100.format(index=0, free=60 * GIB), H100.format(index=1, free=70 * GIB))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a2b")
+    engine = choose(EngineOptions(engine="vllm"), trains=True)
+    assert (engine.options.inference_gpus, engine.options.train_gpus, engine.shares_gpu) == ((1,), (1,), True)
+    assert after("--gpus", engine.command(Path("base"), Path("socket"))) == "1"
+    with pytest.raises(ConfigError, match=r"no GPU 0 that CUDA_VISIBLE_DEVICES=GPU-1a2b shows \(it has: 1\)"):
+        choose(EngineOptions.parse(engine="vllm", train_gpus="0"), trains=True)
 
 
 def test_a_driver_that_fails_counts_as_none_and_is_logged(driver, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import string
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar, cast
 from urllib.parse import quote
 
@@ -24,8 +24,9 @@ from ...wire import CALL_HEADER, TRAJECTORY_HEADER
 from ..errors import ApiError, as_api_error, internal_error, shortened
 from ..models.leases import AdapterLeases
 from ..models.model import ModelRoute
+from ..sampler.answer_limits import MAX_ANSWER, WrongAnswer, too_large
 from ..sampler.sampler import SamplerCalls
-from ..sampler.transport import Reply
+from ..sampler.transport import Reply, read
 from .chat_answer import Answer, replayed, replayed_chunks, shown, split
 from .chat_request import LENGTHS, ChatRequest
 from .recorder import OpenCall, Recorder
@@ -34,6 +35,8 @@ from .sampled_answer import Sampled
 log = logging.getLogger(__name__)
 R = TypeVar("R")
 
+TAIL_SECONDS = 10.0
+"""How long a stream may stay open after its last choice has finished: for the usage, and for [DONE]."""
 _DONE = b"data: [DONE]\n\n"
 _PROMPT_LENGTHS = frozenset({"input_tokens", "input_text"})
 """What vLLM calls the field of a prompt that is too long."""
@@ -74,12 +77,18 @@ class ChatExchange(Response):
                     return
                 async with self._leases.lease(request.model) as route:
                     call = _opened(request, route)
-                    sampled = Sampled()
+                    sampled = Sampled(request.limits)
                     try:
-                        await self._sample(route, call, sampled, send)
+                        with recorder.sampling(call):
+                            await self._sample(route, call, sampled, send)
                     except asyncio.CancelledError:
                         if call is not None and not call.settled:
                             await recorder.keep_cancelled(call, sampled)
+                        raise
+                    except WrongAnswer as error:
+                        recorder.wrong_answers += 1
+                        if call is not None and not call.settled:
+                            await recorder.keep_failed(call, sampled, str(error))
                         raise
                     except StoreError:
                         raise  # recording failed; the client gets this error
@@ -109,36 +118,37 @@ class ChatExchange(Response):
         if self._request.stream:
             async with self._sampler.stream(payload) as response:
                 if response.status != 200:
-                    raise _refusal(response.status, await response.read())
+                    raise _refusal(response.status, await read(response, MAX_ANSWER))
                 await self._relay(response, call, sampled, send)
         else:
-            await self._whole(await self._sampler.post(payload), call, sampled, send)
+            await self._whole(await self._sampler.post(payload, sampled.limits.bytes), call, sampled, send)
 
     async def _whole(self, reply: Reply, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         if reply.status != 200:
             raise _refusal(reply.status, reply.content)
         answer = _object(reply.content)
+        _understood(sampled.add_answer, answer)
+        sampled.check()
         if call is not None:
-            _understood(sampled.add_answer, answer)
-            sampled.check(self._request.choices)
             kept = await self._recorder.keep(call, sampled)
             await self._send_json(shown(answer, self._request, kept), kept, send)
         else:
-            await self._send_json(_understood(self._shown, answer), None, send)
+            await self._send_json(self._shown(answer), None, send)
 
     async def _relay(
         self, response: aiohttp.ClientResponse, call: OpenCall | None, sampled: Sampled, send: Send
     ) -> None:
         """Pass chunks on as they come; those that finish a choice wait until the call is durable."""
         held: list[Answer] = []
-        async for events in _events(response):
+        stream = _events(response, sampled.limits.bytes)
+        while (events := await _next(stream, TAIL_SECONDS if sampled.finished() else None)) is not None:
             ready: list[Answer] = []
             try:
                 await self._take(events, call, sampled, held, ready)
             finally:  # what came before an error is shown before it
                 await self._send_chunks(ready, call, send)
-        if not sampled.finished(self._request.choices):
-            raise EngineError(
+        if not sampled.finished():
+            raise WrongAnswer(
                 f"the sampler's stream ended after {len(sampled.choices)} choices of {self._request.choices}, "
                 "not all of them finished"
             )
@@ -160,8 +170,8 @@ class ChatExchange(Response):
                 ready.append(self._shown(going_on))
             if finishing is not None:
                 held.append(finishing)
-            if sampled.finished(self._request.choices):
-                sampled.check(self._request.choices)
+            if sampled.finished():
+                sampled.check()
                 kept = await self._recorder.keep(call, sampled)
                 ready.extend(shown(item, self._request, kept) for item in held)
 
@@ -234,11 +244,20 @@ async def _until_gone(receive: Receive) -> None:
         continue
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
-    """The events of a stream, those that arrived together as one list. Ends at [DONE]."""
-    rest = b""
+async def _events(response: aiohttp.ClientResponse, limit: int) -> AsyncGenerator[list[bytes]]:
+    """The events of a stream, those that arrived together as one list. Ends at [DONE]. Raises WrongAnswer for a stream
+    of more than `limit` bytes."""
+    rest: list[bytes] = []  # of a line that has not ended
+    size = 0
     async for piece in response.content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
+        size += len(piece)
+        if size > limit:
+            raise too_large(limit)
+        rest.append(piece)
+        if b"\n" not in piece:
+            continue
+        *lines, last = b"".join(rest).split(b"\n")
+        rest = [last]
         events = [line[5:].strip() for line in lines if line.startswith(b"data:")]
         if b"[DONE]" in events:
             yield [event for event in events[: events.index(b"[DONE]")] if event]
@@ -246,13 +265,24 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]
         yield [event for event in events if event]
 
 
+async def _next(stream: AsyncGenerator[list[bytes]], seconds: float | None) -> list[bytes] | None:
+    """The next events; None at the end, and where a stream whose choices are all finished says nothing for `seconds`."""
+    try:
+        return await asyncio.wait_for(anext(stream), seconds)
+    except StopAsyncIteration:
+        return None
+    except TimeoutError:
+        log.warning("The sampler kept a stream open for %.0f s after its last choice; it is ended here", seconds)
+        return None
+
+
 def _object(raw: bytes) -> Answer:
     try:
         answer = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise EngineError(f"the sampler answered what is not JSON: {raw[:200]!r}") from error
+        raise WrongAnswer(f"the sampler answered what is not JSON: {raw[:200]!r}") from error
     if not isinstance(answer, dict):
-        raise EngineError(f"the sampler answered what is no object: {raw[:200]!r}")
+        raise WrongAnswer(f"the sampler answered what is no object: {raw[:200]!r}")
     return cast(Answer, answer)
 
 
@@ -261,7 +291,7 @@ def _understood(take: Callable[[Answer], R], answer: Answer) -> R:
         return take(answer)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         shape = f"{type(error).__name__}: {error}"
-        raise EngineError(f"the sampler's answer is not of vLLM's dialect ({shape}): {shortened(answer)}") from error
+        raise WrongAnswer(f"the sampler's answer is not of vLLM's dialect ({shape}): {shortened(answer)}") from error
 
 
 def _refusal(status: int, raw: bytes) -> ApiError | EngineError:

@@ -16,6 +16,7 @@ from ...engine.protocol import FLAT_LOGPROBS
 from ...types import GREEDY_BELOW, CallOrigin, Json, Message, Sampling, Tool, new_id
 from ...wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, OPEN, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 from ..errors import ApiError, bad_request, shortened
+from ..sampler.answer_limits import AnswerLimits
 from ..sampler.quirks import Quirks
 from .chat_fields import CONSTRAINTS, GUIDED, OURS, REFUSED, WITHOUT_EFFECT, AllowedToolChoice, ChatFields, Named
 
@@ -51,6 +52,7 @@ class ChatRequest:
     origin: CallOrigin | None
     fit: bool = False
     quirks: Quirks = field(default_factory=Quirks)
+    size: int = 0  # bytes of the body
 
     @classmethod
     def parse(
@@ -73,7 +75,7 @@ class ChatRequest:
         if key is not None and len(key) > _MAX_KEY:
             raise ApiError(400, f"{IDEMPOTENCY_HEADER} is longer than {_MAX_KEY} characters", IDEMPOTENCY_HEADER)
         trajectory = _trajectory(fields, headers, url_trajectory, key)
-        return cls(body, fields, trajectory, key, _origin(headers), _fit(headers), quirks or Quirks())
+        return cls(body, fields, trajectory, key, _origin(headers), _fit(headers), quirks or Quirks(), len(raw))
 
     @property
     def model(self) -> str:
@@ -104,6 +106,19 @@ class ChatRequest:
     def wants_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return bool(self.fields.stream_options and self.fields.stream_options.include_usage)
+
+    @cached_property
+    def limits(self) -> AnswerLimits:
+        """What the answer may be."""
+        fields = self.fields
+        lengths = [length for length in (fields.max_tokens, fields.max_completion_tokens) if length is not None]
+        return AnswerLimits.of(
+            choices=self.choices,
+            tokens=max(lengths, default=None),
+            top_logprobs=max(fields.top_logprobs or 0, fields.prompt_logprobs or 0, 0),
+            request_bytes=self.size,
+            recorded=self.recorded,
+        )
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Set
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine, Generator, Set
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -44,6 +45,10 @@ class Recorder:
         self._mark_ids = mark_ids
         self._turns: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.wrong_answers = 0
+        """Answers of the sampler, since the start, that did not fit their request."""
+        self.in_flight: Counter[str] = Counter()
+        """Trajectories with calls that are being sampled, and how many."""
 
     async def keep(self, call: OpenCall, sampled: Sampled) -> Call:
         """Record an answer that came whole; returns once it is durable. Raises StoreError."""
@@ -73,6 +78,20 @@ class Recorder:
                 "idempotency_key_reused",
             )
         return call
+
+    @contextmanager
+    def sampling(self, call: OpenCall | None) -> Generator[None]:
+        """The call's trajectory is in flight: nothing of it expires."""
+        if call is None:
+            yield
+            return
+        self.in_flight[call.trajectory_id] += 1
+        try:
+            yield
+        finally:
+            self.in_flight[call.trajectory_id] -= 1
+            if not self.in_flight[call.trajectory_id]:
+                del self.in_flight[call.trajectory_id]
 
     @asynccontextmanager
     async def turn(self, request: ChatRequest) -> AsyncGenerator[None]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ...engine.protocol import UNKNOWN_LOGPROB
-from ...errors import EngineError
 from ...types import CUT_OFF, CallOutput, CallStatus, Json, Message
+from ..sampler.answer_limits import LOGPROB_ABOVE, MAX_FINISH_REASON, MAX_TOOL_CALLS, AnswerLimits, WrongAnswer
 from .call_marks import looks_like_call
 
 COMPLETE_REASONS = frozenset({"stop", "tool_calls", "function_call"})
@@ -37,12 +37,30 @@ class SampledChoice:
         _check_ids(ids)
         self.ids_seen = True
         logprobs = cast(dict[str, Json], choice.get("logprobs") or {})
-        self.token_ids.extend(ids)
         values = cast(list[float | None] | None, logprobs.get("token_logprobs"))
         if values is None:
             content = cast(list[dict[str, Json] | None], logprobs.get("content") or [])
             values = [item.get("logprob") if item is not None else None for item in content]
-        self.logprobs.extend(aligned(ids, values))
+        known = aligned(self.index, ids, values)
+        self.token_ids.extend(ids)
+        self.logprobs.extend(known)
+
+    def add_message(self, message: dict[str, Json]) -> None:
+        """Take a whole answer's message."""
+        self.message = {name: value for name, value in message.items() if value not in (None, [])}
+        self.message.setdefault("content", None)
+        for call in self.message.get("tool_calls", ()):
+            function = call["function"]
+            if not isinstance(function["name"], str) or not isinstance(function["arguments"], str):
+                raise TypeError("the name and the arguments of a tool call are strings")
+
+    def finish(self, reason: object) -> None:
+        """Take a finish reason; None leaves the choice open."""
+        if reason is None:
+            return
+        if not isinstance(reason, str) or len(reason) > MAX_FINISH_REASON:
+            raise TypeError(f"finish_reason is a string of at most {MAX_FINISH_REASON} characters")
+        self.finish_reason = reason
 
     def add_delta(self, delta: dict[str, Json]) -> None:
         """Append a streamed delta to the message: text is joined, tool calls by their index."""
@@ -85,7 +103,11 @@ class SampledChoice:
 
     def _add_tool_call(self, part: dict[str, Json]) -> None:
         calls = cast(list[dict[str, Json]], self.message.setdefault("tool_calls", []))
-        at = int(part.get("index") or 0)
+        at = part.get("index") or 0
+        if type(at) is not int or not 0 <= at < MAX_TOOL_CALLS:
+            raise WrongAnswer(
+                f"the sampler gave a tool call the index {str(at)[:40]}, of at most {MAX_TOOL_CALLS} calls"
+            )
         while len(calls) <= at:
             calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
         call = calls[at]
@@ -98,8 +120,9 @@ class SampledChoice:
 
 @dataclass
 class Sampled:
-    """An answer of the sampler as far as it came."""
+    """An answer of the sampler as far as it came, held to what its request allows."""
 
+    limits: AnswerLimits = field(default_factory=AnswerLimits)
     prompt_ids: list[int] | None = None
     choices: dict[int, SampledChoice] = field(default_factory=dict[int, SampledChoice])
 
@@ -107,21 +130,25 @@ class Sampled:
         """Take a whole answer."""
         self._add_prompt(answer)
         for item in answer["choices"]:
-            choice = self.choice(int(item["index"]))
-            choice.add_tokens(item)
-            choice.message = {name: value for name, value in item["message"].items() if value not in (None, [])}
-            choice.message.setdefault("content", None)
-            choice.finish_reason = item.get("finish_reason")
+            index = self.limits.check_index(item["index"])
+            if index in self.choices:
+                raise WrongAnswer(f"the sampler gave choice {index} twice")
+            choice = self._add_tokens(index, item)
+            choice.add_message(item["message"])
+            choice.finish(item.get("finish_reason"))
             choice.parse_failure = item.get("parse_failure")
 
     def add_chunk(self, chunk: dict[str, Json]) -> None:
         """Take one chunk of a stream."""
         self._add_prompt(chunk)
         for item in chunk.get("choices") or ():
-            choice = self.choice(int(item["index"]))
-            choice.add_tokens(item)
+            index = self.limits.check_index(item["index"])
+            known = self.choices.get(index)
+            if known is not None and known.finish_reason is not None and (item.get("token_ids") or item.get("delta")):
+                raise WrongAnswer(f"the sampler went on with choice {index} after its finish_reason")
+            choice = self._add_tokens(index, item)
             choice.add_delta(item.get("delta") or {})
-            choice.finish_reason = item.get("finish_reason") or choice.finish_reason
+            choice.finish(item.get("finish_reason"))
             choice.parse_failure = item.get("parse_failure", choice.parse_failure)
 
     def _add_prompt(self, answer: dict[str, Json]) -> None:
@@ -130,25 +157,31 @@ class Sampled:
             _check_ids(ids)
             self.prompt_ids = ids
 
-    def choice(self, index: int) -> SampledChoice:
-        """The choice of this index, made where it is new."""
-        return self.choices.setdefault(index, SampledChoice(index))
+    def _add_tokens(self, index: int, item: dict[str, Json]) -> SampledChoice:
+        """The choice of this index, made where it is new, with the item's tokens."""
+        choice = self.choices.get(index)
+        if choice is None:
+            choice = self.choices[index] = SampledChoice(index)
+        choice.add_tokens(item)
+        self.limits.check_length(index, len(choice.token_ids))
+        return choice
 
-    def finished(self, count: int) -> bool:
-        """Whether `count` choices have their finish reason."""
-        return sum(choice.finish_reason is not None for choice in self.choices.values()) >= count
+    def finished(self) -> bool:
+        """Whether every choice that was asked for has its finish reason."""
+        return sum(choice.finish_reason is not None for choice in self.choices.values()) >= self.limits.choices
 
-    def check(self, count: int) -> None:
-        """Raises EngineError where the answer cannot be recorded, naming the field that lacks."""
-        if not self.prompt_ids:
-            raise EngineError(_lacks("prompt_token_ids"))
-        if len(self.choices) < count:
-            raise EngineError(f"the sampler answered {len(self.choices)} choices of {count}")
+    def check(self) -> None:
+        """Raises WrongAnswer where the whole answer is not what was asked for, naming the field."""
+        limits = self.limits
+        if limits.recorded and not self.prompt_ids:
+            raise WrongAnswer(_lacks("prompt_token_ids"))
+        if len(self.choices) < limits.choices:
+            raise WrongAnswer(f"the sampler answered {len(self.choices)} choices of {limits.choices}")
         for choice in self.choices.values():
-            if not choice.ids_seen:
-                raise EngineError(_lacks(f"choices[{choice.index}].token_ids"))
+            if limits.recorded and not choice.ids_seen:
+                raise WrongAnswer(_lacks(f"choices[{choice.index}].token_ids"))
             if choice.finish_reason is None:
-                raise EngineError(f"the sampler gave choice {choice.index} no finish_reason")
+                raise WrongAnswer(f"the sampler gave choice {choice.index} no finish_reason")
 
     def outputs(self, unfinished: CallStatus, mark_ids: Set[int] | None = None) -> tuple[CallOutput, ...]:
         """The choices in order of index. `mark_ids`: tokens that begin a tool call, for an engine that does not say
@@ -157,19 +190,23 @@ class Sampled:
 
 
 def _check_ids(ids: object) -> None:
-    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < _IDS for each in cast(list[object], ids)):
+    known = cast(list[int], ids) if isinstance(ids, list) else None
+    # By sets and extremes, which C computes: prompts are long, and every call's are checked.
+    if known is None or (known and (set(map(type, known)) != {int} or min(known) < 0 or max(known) >= _IDS)):
         raise TypeError("token ids are integers of 0 to 2^31 - 1")
 
 
-def aligned(ids: Sequence[int], values: Sequence[float | None]) -> list[float]:
-    """One logprob for each id, NaN where the engine gave none.
-
-    A list that stops early lacks those of the last ids. One that is too long cannot be matched: all NaN.
-    """
-    if len(values) > len(ids):
+def aligned(index: int, ids: Sequence[int], values: Sequence[float | None]) -> list[float]:
+    """One logprob for each id of choice `index`, NaN where the engine gave none. Raises WrongAnswer for logprobs of
+    another number than the ids, and for those of no probability."""
+    if not values:
         return [math.nan] * len(ids)
-    known = [float(value) if value is not None and abs(value) < -UNKNOWN_LOGPROB else math.nan for value in values]
-    return known + [math.nan] * (len(ids) - len(known))
+    if len(values) != len(ids):
+        raise WrongAnswer(f"the sampler gave choice {index} {len(values)} logprobs for {len(ids)} tokens")
+    known = [math.nan if value is None or value <= UNKNOWN_LOGPROB else float(value) for value in values]
+    if any(value > LOGPROB_ABOVE for value in known):
+        raise WrongAnswer(f"the sampler gave choice {index} a logprob above 0")
+    return known
 
 
 def status_of(outputs: Sequence[CallOutput]) -> CallStatus:

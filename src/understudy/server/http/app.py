@@ -20,9 +20,14 @@ import understudy
 from ...errors import UnderstudyError
 from ...wire import Health
 from ..errors import ApiError, internal_error, refused, shortened
+from ..pages.site import add_pages
+from ..pages.source import DashboardSource, EngineState
 from ..services import Services, ServicesDep
-from . import cross_site, openai_api, status_page, training_api, trajectory_api
-from .auth import Guard
+from . import cross_site, openai_api, resampling, training_api, trajectory_api
+from .auth import SIGN_IN, SIGN_OUT, Guard
+from .bounded_protocol import ADMIT
+from .openapi import add_openapi
+from .sign_in import LARGEST_FORM, add_sign_in, is_page, to_sign_in
 
 DISCARD_SECONDS = 10.0
 """How long the rest of a body that is too large is read and thrown away."""
@@ -34,14 +39,14 @@ def build(services: Services, guard: Guard) -> FastAPI:
     """The application over services that are open; whoever opened them closes them."""
     app = FastAPI(title="Understudy", version=understudy.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
-    routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router, status_page.router)
+    routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router, resampling.router)
     for router in routers:
         app.include_router(router)
+    add_pages(app, DashboardSource(services.store, services.options.dir, lambda: engine_state(services)))
     app.add_api_route("/health", health, methods=["GET"])
-    app.add_exception_handler(UnderstudyError, _refuse)
-    app.add_exception_handler(RequestValidationError, _refuse_body)
-    app.add_exception_handler(HTTPException, _refuse_route)
-    app.add_exception_handler(OSError, _refuse_disk)
+    add_sign_in(app, guard)
+    add_openapi(app)
+    add_error_answers(app)
     app.add_middleware(openai_api.Chats, services=services)
     origins = services.options.allow_origin
     app.add_middleware(Gate, guard=guard, max_body=services.options.max_body, origins=frozenset(origins))
@@ -49,6 +54,14 @@ def build(services: Services, guard: Guard) -> FastAPI:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(LastResort)
     return app
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """One shape for every error."""
+    app.add_exception_handler(UnderstudyError, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_body)
+    app.add_exception_handler(HTTPException, _refuse_route)
+    app.add_exception_handler(OSError, _refuse_disk)
 
 
 async def health(services: ServicesDep) -> Health:
@@ -64,7 +77,23 @@ async def health(services: ServicesDep) -> Health:
         detail=services.sampler.detail,
         in_flight=services.sampler.calls.in_flight,
         restarts=services.sampler.restarts,
+        loop_lag=services.lag.p99(),
+        wrong_answers=services.recorder.wrong_answers,
         learner=services.learner.facts if services.learner is not None else {},
+    )
+
+
+def engine_state(services: Services) -> EngineState:
+    """What the dashboard says of the running engine."""
+    learner = services.learner
+    facts = [learner.state, *(f"{name} {value}" for name, value in learner.facts.items())] if learner else ["off"]
+    return EngineState(
+        version=understudy.__version__,
+        base_model=services.base.name,
+        engine=services.engine.described(),
+        sampler=services.sampler.state,
+        learner=", ".join(facts),
+        training=services.training.running,
     )
 
 
@@ -112,20 +141,26 @@ class Gate:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
-        refusal = self._guard.refusal(scope["path"], headers)
-        refusal = refusal or cross_site.refusal(scope["method"], headers, self._origins)
+        path, method = scope["path"], scope["method"]
+        decided = self._guard.decide(path, headers, method)
+        form = path in (SIGN_IN, SIGN_OUT)
+        refusal = decided if isinstance(decided, tuple) else None
+        refusal = refusal or cross_site.refusal(method, headers, self._origins, form=form)
         if refusal is not None:
             status, code, message = refusal
-            challenge = (
-                {"www-authenticate": 'Basic realm="understudy"'} if status == 401 and scope["path"] == "/" else None
-            )
-            return await ApiError(status, message, code=code).response(challenge)(scope, receive, send)
+            if status == 401 and is_page(method, path, headers):
+                return await to_sign_in(scope)(scope, receive, send)
+            return await ApiError(status, message, code=code).response()(scope, receive, send)
+        scope.setdefault("state", {})["access"] = decided
+        if decided is not None and (admit := scope.get(ADMIT)) is not None:
+            admit()
+        largest = self._max_body if decided is not None else min(self._max_body, LARGEST_FORM)
         declared = headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > self._max_body:
-            return await self._refuse_large(scope, receive, send)
-        return await self._bounded(scope, receive, send)
+        if declared.isdecimal() and int(declared) > largest:
+            return await self._refuse_large(scope, receive, send, largest)
+        return await self._bounded(scope, receive, send, largest)
 
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send, largest: int) -> None:
         """Count the body as it comes; past the limit the refusal is the answer, whatever the route makes of it."""
         seen, answering, sending = 0, False, True
 
@@ -134,27 +169,29 @@ class Gate:
             message = await receive()
             sending = bool(message.get("more_body"))
             seen += len(message.get("body", b"")) if message["type"] == "http.request" else 0
-            if seen > self._max_body:
-                raise self._too_large()
+            if seen > largest:
+                raise _too_large(largest)
             return message
 
         async def answer(message: Message) -> None:
             nonlocal answering
-            if answering or seen <= self._max_body:
+            if answering or seen <= largest:
                 answering = True
                 await send(message)
 
         try:
             await self._app(scope, counted, answer)
         except Exception:  # what a route makes of a body that is cut off is of no interest
-            if answering or seen <= self._max_body:
+            if answering or seen <= largest:
                 raise
-        if not answering and seen > self._max_body:
-            await self._refuse_large(scope, receive, send, sending=sending)
+        if not answering and seen > largest:
+            await self._refuse_large(scope, receive, send, largest, sending=sending)
 
-    async def _refuse_large(self, scope: Scope, receive: Receive, send: Send, *, sending: bool = True) -> None:
+    async def _refuse_large(
+        self, scope: Scope, receive: Receive, send: Send, largest: int, *, sending: bool = True
+    ) -> None:
         """Reads on for a while first: a client that is still sending would see a reset connection, not the refusal."""
-        left = 4 * self._max_body if sending else 0
+        left = 4 * largest if sending else 0
         with suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_SECONDS):
                 while left > 0:
@@ -162,14 +199,13 @@ class Gate:
                     if not message.get("more_body"):
                         break
                     left -= len(message["body"])
-        await self._too_large().response({"connection": "close"})(scope, receive, send)
+        await _too_large(largest).response({"connection": "close"})(scope, receive, send)
 
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"The request body is larger than {self._max_body} bytes; raise the server's --max-body",
-            code="body_too_large",
-        )
+
+def _too_large(largest: int) -> ApiError:
+    return ApiError(
+        413, f"The request body is larger than {largest} bytes; raise the server's --max-body", code="body_too_large"
+    )
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -1,21 +1,36 @@
-"""Who may call: a key beyond loopback, the Host header on loopback."""
+"""Who may call: a key, or a session that one opened, beyond loopback; the Host header on loopback."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 import ipaddress
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ConfigError
+from .cross_site import READING
+from .key_file import KeyFile
+from .sessions import CSRF_HEADER, Access, Sessions
 
 OPEN_PATHS = frozenset({"/health"})
 """Answered without a key, so that load balancers and starters can ask."""
+SIGN_IN = "/sign-in"
+SIGN_OUT = "/sign-out"
+STATIC = "/pages/static/"
+PAGE_ACTIONS = "/pages/"
+"""What a page may change: below this, every request that changes something carries the page's CSRF token."""
+
+Refusal = tuple[int, str, str]
+"""Status, code and message."""
+
+
+def same(sent: str, known: str) -> bool:
+    """Whether two secrets are equal, in a time that tells nothing of them."""
+    return secrets.compare_digest(sent.encode(), known.encode())
 
 
 def is_loopback(host: str) -> bool:
@@ -50,12 +65,13 @@ def key_for(host: str, given: str | None, folder: Path) -> Key | None:
 def _kept_key(folder: Path) -> Key:
     path = folder / "key"
     try:
-        kept = path.read_text("ascii").strip()
+        lines = path.read_text("ascii").split("\n")
     except FileNotFoundError:
-        kept = ""
+        lines = []
+    kept = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if kept:
         path.chmod(0o600)
-        return Key(kept, path)
+        return Key(kept[0], path)
     key = "us-" + secrets.token_urlsafe(32)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
@@ -64,30 +80,57 @@ def _kept_key(folder: Path) -> Key:
 
 
 class Guard:
-    """Decides about one request from its path and headers (lower-case names)."""
+    """Decides about one request from its method, path and headers (lower-case names). `viewer_keys` may only read."""
 
-    def __init__(self, key: str | None) -> None:
-        self._key = key.encode() if key is not None else None
+    def __init__(self, key: str | None, viewer_keys: Sequence[str] = (), file: KeyFile | None = None) -> None:
+        """`file`: where keys are kept that can change; else `key` is the only one."""
+        only = frozenset({key.encode()} if key is not None else ())
+        owners = file.keys if file is not None else lambda: only
+        self.sessions = Sessions(owners, viewer_keys) if key is not None else None
+        self._local = Access("owner", secrets.token_urlsafe(24))
 
-    def refusal(self, path: str, headers: Mapping[str, str]) -> tuple[int, str, str] | None:
+    def refusal(self, path: str, headers: Mapping[str, str], method: str = "GET") -> Refusal | None:
         """None when the request may pass, else (status, code, message)."""
-        if self._key is None:
-            return self._host_refusal(headers.get("host", ""))
-        if path in OPEN_PATHS:
+        decided = self.decide(path, headers, method)
+        return decided if isinstance(decided, tuple) else None
+
+    def decide(self, path: str, headers: Mapping[str, str], method: str) -> Refusal | Access | None:
+        """What the request may do; None where the path is open to everybody; else why it is refused."""
+        if self.sessions is None:
+            return self._host_refusal(headers.get("host", "")) or self._checked(self._local, path, headers, method)
+        if path in OPEN_PATHS or path == SIGN_IN or path.startswith(STATIC):
             return None
         sent = _sent_key(headers.get("authorization", ""))
         if sent is None:
+            access = self.sessions.access(headers.get("cookie", ""))
+            if access is not None:
+                return self._checked(access, path, headers, method)
             return 401, "missing_api_key", "This server needs a key: send the header `Authorization: Bearer <key>`"
-        if not hmac.compare_digest(sent, self._key):
+        role = self.sessions.role_of_key(sent)
+        if role is None:
             return (
                 401,
                 "invalid_api_key",
                 "The key is wrong: send the one that the server was started with (one that it made itself is in the "
                 "file `key` of its directory)",
             )
-        return None
+        return self._checked(Access(role, self._local.csrf), path, headers, method)
 
-    def _host_refusal(self, host: str) -> tuple[int, str, str] | None:
+    def _checked(self, access: Access, path: str, headers: Mapping[str, str], method: str) -> Refusal | Access:
+        if method in READING or path == SIGN_OUT:
+            return access
+        if access.role == "viewer":
+            return 403, "read_only_key", f"This key may only read: {method} {path} needs the server's own key"
+        if (access.session or path.startswith(PAGE_ACTIONS)) and not same(headers.get(CSRF_HEADER, ""), access.csrf):
+            return (
+                403,
+                "csrf_token_missing",
+                f"{method} {path} was sent by a browser without the token of its page (header {CSRF_HEADER}): load the "
+                "page again, or send a key",
+            )
+        return access
+
+    def _host_refusal(self, host: str) -> Refusal | None:
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         if is_loopback(name):
             return None

@@ -8,12 +8,14 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing; what they answer, a browser keeps from the pages of other sites."""
 
 
-def refusal(method: str, headers: Mapping[str, str], allowed: Collection[str]) -> tuple[int, str, str] | None:
+def refusal(
+    method: str, headers: Mapping[str, str], allowed: Collection[str], *, form: bool = False
+) -> tuple[int, str, str] | None:
     """None when the request may pass, else (status, code, message). Header names are in lower case; `allowed` are origins
     (`https://name:port`) whose pages may do everything.
 
     Browsers say where a request comes from by `Origin` and `Sec-Fetch-Site`; other clients send neither, and pass. A form
-    of another site can send no JSON content type without asking first, so bodies must have one.
+    of another site can send no JSON content type without asking first, so bodies must have one. `form`: the route takes a page's own form, which has none.
     """
     if method in READING:
         return None
@@ -26,6 +28,8 @@ def refusal(method: str, headers: Mapping[str, str], allowed: Collection[str]) -
             f"A web page at {origin or 'another site'} may not change anything here; start the server with "
             "--allow-origin and the page's origin if it shall",
         )
+    if form:
+        return None
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if has_body and kind != "application/json":

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from ...config import Name
@@ -29,11 +29,24 @@ from ..models.checkpoints import state_of, write_text
 from ..services import Services, ServicesDep
 from ..training import exports
 from ..training.feed import TrainFeed
+from .json_body import JsonRoute
 
 HEARTBEAT_SECONDS = 10.0
 """A comment line is sent after so much silence, so that proxies and clients see that the stream lives."""
 
-router = APIRouter(prefix="/api")
+router = APIRouter(prefix="/api", route_class=JsonRoute)
+
+
+class TarResponse(FileResponse):
+    """A whole archive, or the range of it that is asked for."""
+
+    media_type = "application/x-tar"
+
+
+class TrainEvents(StreamingResponse):
+    """Server-sent events, each a TrainEvent."""
+
+    media_type = "text/event-stream"
 
 
 @router.get("/models")
@@ -68,18 +81,19 @@ async def list_logs(services: ServicesDep, name: Name) -> list[LogRequest]:
     return await services.store.logs(name)
 
 
-@router.get("/models/{name}/state")
-async def get_state(services: ServicesDep, name: str) -> UserState:
+@router.get("/models/{name}/state", responses={200: {"model": UserState}})
+async def get_state(services: ServicesDep, name: str) -> Response:
+    """The UserState as it was written, which FastAPI would take apart and put together again for a second."""
     path = _state_file(services, name)
-    if not path.exists():
-        return UserState()
-    return UserState.model_validate_json(await asyncio.to_thread(path.read_text, "utf-8"))
+    text = await asyncio.to_thread(path.read_text, "utf-8") if path.exists() else UserState().model_dump_json()
+    return Response(text, media_type="application/json")
 
 
-@router.put("/models/{name}/state")
-async def put_state(services: ServicesDep, name: str, body: UserState) -> UserState:
-    await asyncio.to_thread(write_text, _state_file(services, name), body.model_dump_json())
-    return body
+@router.put("/models/{name}/state", responses={200: {"model": UserState}})
+async def put_state(services: ServicesDep, name: str, body: UserState) -> Response:
+    text = body.model_dump_json()
+    await asyncio.to_thread(write_text, _state_file(services, name), text)
+    return Response(text, media_type="application/json")
 
 
 def _state_file(services: Services, name: str) -> Path:
@@ -109,10 +123,10 @@ async def archive_checkpoint(services: ServicesDep, name: str, step: int, body: 
     return await exports.archive(services, name, step, body)
 
 
-@router.get("/exports/{archive_id}")
-async def download(services: ServicesDep, archive_id: str) -> FileResponse:
+@router.get("/exports/{archive_id}", response_class=TarResponse)
+async def download(services: ServicesDep, archive_id: str) -> TarResponse:
     path, state = services.archives.get(archive_id)
-    return FileResponse(path, media_type="application/x-tar", headers={"etag": f'"{state.sha256}"'})
+    return TarResponse(path, headers={"etag": f'"{state.sha256}"'})
 
 
 @router.delete("/exports/{archive_id}")
@@ -121,10 +135,10 @@ async def delete_archive(services: ServicesDep, archive_id: str) -> dict[str, st
     return {}
 
 
-@router.post("/train")
-async def train(services: ServicesDep, body: TrainRequest) -> StreamingResponse:
+@router.post("/train", response_class=TrainEvents)
+async def train(services: ServicesDep, body: TrainRequest) -> TrainEvents:
     feed = await services.training.submit(body)
-    return StreamingResponse(_server_sent(feed), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+    return TrainEvents(_server_sent(feed), headers={"cache-control": "no-cache"})
 
 
 @router.get("/train/{request_id:path}")

@@ -7,39 +7,44 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from ...wire import FinishRequest, FinishResult, TrajectoryQuery
+from ...wire import FinishRequest, FinishResult, TracePage, TrajectoryPage, TrajectoryQuery, TrajectoryWithCalls
 from ..errors import ApiError, bad_request
 from ..services import ServicesDep
+from .json_body import check_size
 
 router = APIRouter(prefix="/api/trajectories")
 traces = APIRouter(prefix="/api/traces")
 
 
-@router.post("")
+@router.post("", response_model_exclude_defaults=True)
 async def finish(request: Request, services: ServicesDep) -> FinishResult:
     """Seal trajectories and claim their calls, all or none."""
+    raw = await request.body()
+    check_size("/api/trajectories", raw)
     try:
-        body = FinishRequest.model_validate_json(await request.body())
+        body = FinishRequest.model_validate_json(raw)
     except ValidationError as error:
         raise bad_request(error, "body") from error
-    return FinishResult(calls=await services.store.finish(body.trajectories))
+    calls = await services.store.finish(body.trajectories)
+    expired = await services.store.expired([record.id for record in body.trajectories if record.calls is None])
+    return FinishResult(calls=calls, expired=expired)
 
 
-@router.get("")
+@router.get("", responses={200: {"model": TrajectoryPage}})
 async def listed(query: Annotated[TrajectoryQuery, Query()], services: ServicesDep) -> Response:
     """A page of the finished trajectories that fit every filter."""
     page = await services.store.trajectories(query)
     return Response(page.model_dump_json(), media_type="application/json")
 
 
-@traces.get("")
+@traces.get("", responses={200: {"model": TracePage}})
 async def listed_traces(query: Annotated[TrajectoryQuery, Query()], services: ServicesDep) -> Response:
     """A page of the finished trajectories that fit every filter, with their calls but without token arrays."""
     page = await services.store.traces(query)
     return Response(page.model_dump_json(), media_type="application/json")
 
 
-@router.get("/{trajectory_id:path}")
+@router.get("/{trajectory_id:path}", responses={200: {"model": TrajectoryWithCalls}})
 async def one(trajectory_id: str, services: ServicesDep) -> Response:
     """A trajectory with its calls, finished or not."""
     trajectory = await services.store.trajectory(trajectory_id)

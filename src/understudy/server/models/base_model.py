@@ -27,7 +27,12 @@ class BaseModelPath:
 
     def is_called(self, name: str) -> bool:
         """Whether `name` means this base: the same word, or the same folder."""
-        return name == self.name or (name != "tiny" and Path(name).exists() and Path(name).resolve() == self.path)
+        if name in (self.name, "tiny"):
+            return name == self.name
+        try:
+            return Path(name).exists() and Path(name).resolve() == self.path
+        except (OSError, ValueError):  # longer than a path may be, or with a NUL in it
+            return False
 
     def special_tokens(self, texts: Sequence[str]) -> frozenset[int]:
         """The ids of those texts that are special tokens by the tokenizer's file."""

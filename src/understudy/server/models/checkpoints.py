@@ -14,10 +14,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...config import LoraOptions, Name
 from ...engine import checkpoint_files
-from ...engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG, NOTE, Checkpoint, sync
+from ...engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG, NOTE, Checkpoint, make_folder, sync
 from ...errors import EngineError
 from ...types import Json
 from ...wire import CheckpointState
+from .lost_facts import base_name, has_checkpoints, newest_note
 
 log = logging.getLogger(__name__)
 
@@ -61,25 +62,58 @@ def _put_aside(path: Path, error: EngineError) -> None:
     log.error("Put aside as %s, and passed over: %s. The model goes on from its newest whole step", aside, error)
 
 
-def scan_models(root: Path) -> list[tuple[Path, ModelFacts]]:
-    """Every model under `{dir}`; a folder whose model.json cannot be read is named in the log."""
+def scan_models(root: Path, *, mend: bool = False) -> list[tuple[Path, ModelFacts]]:
+    """Every model under `{dir}`. One whose model.json is lost or cut is known by its checkpoints, with a line in the log,
+    and where `mend` is set the file is written anew; without checkpoints it is only named in the log."""
     found: list[tuple[Path, ModelFacts]] = []
-    for path in sorted(root.glob(f"*/models/*/{FACTS}")):
-        if path.parent.name.startswith("."):
+    for folder in sorted(path for path in root.glob("*/models/*") if path.is_dir()):
+        if folder.name.startswith("."):
             continue
         try:
-            facts = ModelFacts.model_validate(json.loads(path.read_text("utf-8")))
+            facts = read_facts(folder)
         except (OSError, ValueError) as error:
-            reason = str(error) if not isinstance(error, ValidationError) else f"{error.error_count()} bad fields"
-            log.error("The model at %s is ignored, its %s cannot be read: %s", path.parent, FACTS, reason)
-            continue
-        found.append((path.parent, facts))
+            facts = _mended(folder, error, mend=mend)
+        if facts is not None:
+            found.append((folder, facts))
     return found
+
+
+def read_facts(folder: Path) -> ModelFacts:
+    """`model.json` of a model's folder. Raises OSError, ValueError."""
+    return ModelFacts.model_validate(json.loads((folder / FACTS).read_text("utf-8")))
+
+
+def recovered_facts(folder: Path) -> ModelFacts | None:
+    """The facts that the newest whole checkpoint tells; None where there is none."""
+    note = newest_note(folder)
+    if note is None:
+        return None
+    try:
+        return ModelFacts(
+            name=folder.name, project=folder.parent.parent.name, base_model=base_name(note), lora=note.lora
+        )
+    except ValidationError:
+        return None  # no folder that a server made
+
+
+def _mended(folder: Path, error: OSError | ValueError, *, mend: bool) -> ModelFacts | None:
+    reason = str(error) if not isinstance(error, ValidationError) else f"{error.error_count()} bad fields"
+    facts = recovered_facts(folder)
+    if facts is None:
+        if has_checkpoints(folder) or (folder / FACTS).exists():
+            log.error("The model at %s is ignored, its %s cannot be read: %s", folder, FACTS, reason)
+        return None
+    log.error("%s of the model at %s cannot be read (%s); its checkpoints tell: %s", FACTS, folder, reason, facts)
+    if mend:
+        if (folder / FACTS).exists():
+            checkpoint_files.put_aside(folder / FACTS)
+        write_facts(folder, facts)
+    return facts
 
 
 def write_facts(folder: Path, facts: ModelFacts) -> None:
     """Write `model.json` durably. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_text(folder / FACTS, facts.model_dump_json(indent=2) + "\n")
 
 
@@ -99,7 +133,7 @@ def write_text(path: Path, text: str) -> None:
 
 def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> None:
     """Make a model's folder whose only checkpoint is a copy of `start`; appears whole or not at all. Raises OSError."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     scratch = folder.with_name(f".fork-{folder.name}")
     shutil.rmtree(scratch, ignore_errors=True)  # of a fork that a crash cut short
     try:
@@ -114,6 +148,7 @@ def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> Non
             note |= {"model": facts.name, "request_id": None, "result": result, "forked_from": origin}
             write_text(copy / NOTE, json.dumps(note, indent=2) + "\n")
             sync(copy.parent)
+            sync(scratch)
         scratch.rename(folder)
         sync(folder.parent)
     except OSError:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ...config import LoraOptions
 from ...wire import ForkRequest, ModelState, RegisterRequest
-from ..errors import ApiError
+from ..errors import ApiError, shortened
 from . import checkpoints
 from .checkpoints import ModelFacts
 from .leases import AdapterLeases
+from .lost_facts import has_checkpoints
 from .model import ServedModel
 from .registry import ModelRegistry
 
@@ -85,6 +86,14 @@ class ModelRegistration:
             lora=request.lora or LoraOptions(),
         )
         model = ServedModel(self._new_folder(facts), facts)
+        if has_checkpoints(model.folder):
+            raise ApiError(
+                409,
+                f"The folder {model.folder} holds checkpoints and no {checkpoints.FACTS}, and none of them is whole: a new "
+                "model there would begin at step 0. Restore it from a backup, or move the folder elsewhere",
+                "name",
+                "model_damaged",
+            )
         checkpoints.write_facts(model.folder, facts)
         self._registry.add(model)
         return model.state()
@@ -111,8 +120,8 @@ class ModelRegistration:
         if not base.is_called(request.base_model):
             raise ApiError(
                 409,
-                f"This server's base model is {base.name!r}, not {request.base_model!r}: register with that one, "
-                f"or start a server with --model {request.base_model}.",
+                f"This server's base model is {base.name!r}, not {shortened(request.base_model)}: register with that one, "
+                "or start a server with that --model.",
                 "base_model",
                 "model_conflict",
             )

@@ -31,7 +31,7 @@ class ModelRegistry:
     def read(cls, root: Path, base: BaseModelPath, default: str) -> ModelRegistry:
         """The models of a directory. Raises ConfigError when two have one name."""
         registry = cls(base, default)
-        for folder, facts in checkpoints.scan_models(root):
+        for folder, facts in checkpoints.scan_models(root, mend=True):
             if not base.is_called(facts.base_model):
                 registry._elsewhere[facts.name] = facts
             elif facts.name in registry._models:

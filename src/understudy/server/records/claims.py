@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sqlalchemy import (
     CompoundSelect,
@@ -26,6 +27,8 @@ from ...wire import TrajectoryRecord
 from ..errors import ApiError
 from .tables import calls, outputs, trajectories, trajectory_models
 from .unnamed_choices import named_by_content
+
+K = TypeVar("K")
 
 CHUNK = 500
 _SHOWN = 10
@@ -178,10 +181,10 @@ def _claim(connection: Connection, records: Finish, claims: dict[CallRef, str]) 
             .values(claimed_by=bindparam("owner")),
             [{"ref_call": ref.call_id, "ref_index": ref.index, "owner": owner} for ref, owner in claims.items()],
         )
-    for record in records:
-        if record.calls is None:
-            own = select(calls.c.id).where(calls.c.trajectory_id == record.id, not_(calls.c.late))
-            connection.execute(update(outputs).where(outputs.c.call_id.in_(own)).values(claimed_by=record.id))
+    under = select(calls.c.trajectory_id).where(calls.c.id == outputs.c.call_id).scalar_subquery()
+    for chunk in chunks([record.id for record in records if record.calls is None]):
+        own = select(calls.c.id).where(calls.c.trajectory_id.in_(chunk), not_(calls.c.late))
+        connection.execute(update(outputs).where(outputs.c.call_id.in_(own)).values(claimed_by=under))
 
 
 def _save(connection: Connection, records: Finish) -> None:
@@ -260,7 +263,7 @@ def _counts(connection: Connection, records: Finish) -> dict[str, int]:
     return counts
 
 
-def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+def chunks(ids: Sequence[K]) -> Iterator[Sequence[K]]:
     """The ids in parts that fit into one statement."""
     for start in range(0, len(ids), CHUNK):
         yield ids[start : start + CHUNK]

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ...errors import StoreError
 from .backup import back_up
 from .migrate_1_to_2 import migrate_1_to_2
-from .tables import SCHEMA, meta, metadata, trajectories
+from .tables import SCHEMA, expired, meta, metadata, trajectories
 from .writer import store_error
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ def prepare(engine: Engine, where: str) -> None:
         )
     if int(stored) < SCHEMA:
         _migrate(engine, where, int(stored))
+    expired.create(engine, checkfirst=True)
 
 
 def _migrate(engine: Engine, where: str, schema: int) -> None:

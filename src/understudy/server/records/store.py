@@ -1,7 +1,7 @@
 """The records: calls, finished trajectories, train requests and logs, in SQLite (WAL) or PostgreSQL.
 
 The event loop awaits; one writer thread commits in groups, readers have connections of their own. A write that
-returned survives a killed process; power loss may cost the last commits.
+returned survives a killed process; power loss may cost the last commits unless they are durable.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, Row, delete, event, insert, select, update
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+from sqlalchemy import Connection, Engine, Row, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from ...errors import StoreError, UnderstudyError
 from ...types import Call, Json
@@ -32,8 +32,11 @@ from ...wire import (
 from .call_reading import WHOLE, read_calls, trace_page
 from .call_rows import call_of, call_row, output_rows
 from .claims import chunks, finish
+from .database import engine_at
+from .expiry import expire, expired_of, read_running, save_running
 from .listing import page
 from .schema import prepare
+from .sqlite_file import check_file, mark_file
 from .tables import calls, logs, outputs, trains, trajectories
 from .writer import Writer, store_error
 
@@ -60,16 +63,20 @@ class Store:
         self._readers = ThreadPoolExecutor(_READERS, "understudy-read")
 
     @classmethod
-    async def open(cls, url: str) -> Store:
-        """Open or make the records at a SQLAlchemy URL. Records of an older version are migrated.
+    async def open(cls, url: str, *, durable: bool = False) -> Store:
+        """Open or make the records at a SQLAlchemy URL; `durable` as of `engine_at`. Records of an older version are migrated.
         Raises StoreError: unreachable, not ours, newer than us, or not migrated."""
-        return await asyncio.to_thread(cls._opened, url)
+        return await asyncio.to_thread(cls._opened, url, durable)
 
     @classmethod
-    def _opened(cls, url: str) -> Store:
-        engine, where = _engine(url)
+    def _opened(cls, url: str, durable: bool) -> Store:
+        engine, where = engine_at(url, _READERS + 1, durable=durable)
         try:
+            if engine.dialect.name == "sqlite":
+                check_file(Path(where))
             prepare(engine, where)
+            if engine.dialect.name == "sqlite":
+                mark_file(engine)
         except SQLAlchemyError as error:
             engine.dispose()
             raise store_error(error, "open", where) from error
@@ -100,22 +107,34 @@ class Store:
 
     async def call_with_key(self, trajectory_id: str, idempotency_key: str) -> Call | None:
         """The call that was recorded under the trajectory with this idempotency key."""
-        return await self._read(lambda connection: _with_key(connection, trajectory_id, idempotency_key))
+        return await self.read(lambda connection: _with_key(connection, trajectory_id, idempotency_key))
 
     async def calls_of(self, trajectory_ids: Sequence[str]) -> dict[str, tuple[Call, ...]]:
         """The calls of each trajectory in order of start, with those of their choices that belong to it.
 
         Late calls are included and say so: they are never trained.
         """
-        return await self._read(lambda connection: read_calls(connection, trajectory_ids, WHOLE))
+        return await self.read(lambda connection: read_calls(connection, trajectory_ids, WHOLE))
 
-    async def expire_unclaimed(self, before: float) -> int:
+    async def expire_unclaimed(self, before: float, in_flight: Collection[str] = ()) -> int:
         """Delete the calls of unfinished trajectories whose newest call ended before this time (unix seconds) and of
-        which no trajectory claims a choice. Returns how many."""
-        count = await self._writer.write(_expire, before)
+        which no trajectory claims a choice, but those of trajectories `in_flight`. Returns how many."""
+        count = await self._writer.write(expire, (before, frozenset(in_flight)))
         if count:
             log.warning("%d recorded calls that no trajectory claimed have expired (--unclaimed-ttl)", count)
         return count
+
+    async def expired(self, ids: Sequence[str]) -> dict[str, int]:
+        """How many calls under each id have expired; ids without any are left out."""
+        return await self.read(lambda connection: expired_of(connection, ids))
+
+    async def running(self) -> str | None:
+        """What `save_running` kept."""
+        return await self.read(read_running)
+
+    async def save_running(self, text: str) -> None:
+        """Keep how long the server has run (RunningTime)."""
+        await self._writer.write(save_running, text)
 
     # ---- trajectories
 
@@ -128,25 +147,25 @@ class Store:
 
     async def finished(self, ids: Sequence[str]) -> dict[str, TrajectoryRecord]:
         """Those of the trajectories that are finished."""
-        return await self._read(lambda connection: _finished(connection, ids))
+        return await self.read(lambda connection: finished(connection, ids))
 
     async def trajectories(self, query: TrajectoryQuery | None = None) -> TrajectoryPage:
         """A page of the finished trajectories that fit a query, all of them by default."""
-        return await self._read(lambda connection: page(connection, query or TrajectoryQuery()))
+        return await self.read(lambda connection: page(connection, query or TrajectoryQuery()))
 
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls | None:
         """One trajectory with its calls; None where nothing is known of it."""
 
         def read(connection: Connection) -> TrajectoryWithCalls | None:
-            record = _finished(connection, [trajectory_id]).get(trajectory_id)
+            record = finished(connection, [trajectory_id]).get(trajectory_id)
             found = read_calls(connection, [trajectory_id], WHOLE)[trajectory_id]
             return TrajectoryWithCalls(trajectory=record, calls=found) if record is not None or found else None
 
-        return await self._read(read)
+        return await self.read(read)
 
     async def traces(self, query: TrajectoryQuery) -> TracePage:
         """A page of the finished trajectories that fit a query, with their calls but without token arrays."""
-        return await self._read(lambda connection: trace_page(connection, query))
+        return await self.read(lambda connection: trace_page(connection, query))
 
     # ---- train requests and logs
 
@@ -169,6 +188,11 @@ class Store:
         query = select(trains.c.status).where(trains.c.state.in_(["queued", "running"])).order_by(trains.c.created_at)
         return [TrainStatus.model_validate_json(row.status) for row in await self._rows(query)]
 
+    async def done_trains(self, limit: int) -> list[TrainStatus]:
+        """The requests that were applied last, newest first."""
+        query = select(trains.c.status).where(trains.c.state == "done").order_by(trains.c.created_at.desc())
+        return [TrainStatus.model_validate_json(row.status) for row in await self._rows(query.limit(limit))]
+
     async def add_log(self, model: str, entry: LogRequest) -> None:
         """Keep metrics of the user's own."""
         await self._writer.write(_add_logs, (model, entry))
@@ -181,9 +205,10 @@ class Store:
     # ---- reading
 
     async def _rows(self, query: sa.Select[Json]) -> Sequence[Row[Json]]:
-        return await self._read(lambda connection: connection.execute(query).all())
+        return await self.read(lambda connection: connection.execute(query).all())
 
-    async def _read(self, read: Callable[[Connection], R]) -> R:
+    async def read(self, read: Callable[[Connection], R]) -> R:
+        """What `read` makes of a connection, in a thread of the readers. Raises StoreError."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._reading, read)
 
     def _reading(self, read: Callable[[Connection], R]) -> R:
@@ -192,43 +217,6 @@ class Store:
                 return read(connection)
         except SQLAlchemyError as error:
             raise store_error(error, "read", self._where) from error
-
-
-def _engine(url: str) -> tuple[Engine, str]:
-    try:
-        parsed = sa.make_url(url)
-    except ArgumentError as error:
-        raise StoreError(f"store_url {url!r} is no SQLAlchemy URL, such as sqlite:////srv/records.db") from error
-    sqlite = parsed.get_backend_name() == "sqlite"
-    where = (parsed.database or "") if sqlite else parsed.render_as_string(hide_password=True)
-    if sqlite and where in ("", ":memory:"):
-        raise StoreError(f"store_url {url!r} keeps records in memory, where they would be lost: give a file")
-    try:
-        engine = sa.create_engine(parsed, pool_size=_READERS + 1, pool_pre_ping=not sqlite, pool_use_lifo=True)
-    except ModuleNotFoundError as error:
-        raise StoreError(
-            f"the driver of {where} is not installed ({error}): pip install it, such as "
-            "`pip install 'psycopg[binary]'` for postgresql+psycopg://"
-        ) from error
-    except SQLAlchemyError as error:
-        raise StoreError(f"store_url {where!r} cannot be used: {error}") from error
-    if sqlite:
-        event.listen(engine, "connect", _configure_sqlite)
-        engine.dialect.do_begin = _begin_sqlite
-    return engine, where
-
-
-def _configure_sqlite(connection: Json, entry: ConnectionPoolEntry) -> None:
-    """WAL, and transactions that we begin ourselves: the driver's own begin too late for DDL and reads."""
-    del entry
-    connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin_sqlite(dbapi_connection: PoolProxiedConnection) -> None:
-    """Not a listener for "begin": with one, SQLAlchemy goes through its events at every statement."""
-    dbapi_connection.cursor().execute("BEGIN")
 
 
 # ---- writes: each takes a batch, see writer.Apply
@@ -258,23 +246,6 @@ def _add_calls(connection: Connection, batch: Sequence[NewCall]) -> list[Call | 
     return results
 
 
-def _expire(connection: Connection, batch: Sequence[float]) -> list[int | UnderstudyError]:
-    before = max(batch)
-    newer = calls.alias("newer")
-    claimed = select(outputs.c.call_id).where(outputs.c.claimed_by.is_not(None))
-    old = select(calls.c.id).where(
-        calls.c.ended_at < before,
-        ~sa.exists().where(trajectories.c.id == calls.c.trajectory_id),
-        ~sa.exists().where(newer.c.trajectory_id == calls.c.trajectory_id, newer.c.ended_at >= before),
-        calls.c.id.not_in(claimed),
-    )
-    ids = connection.scalars(old).all()
-    for chunk in chunks(ids):
-        connection.execute(delete(outputs).where(outputs.c.call_id.in_(chunk)))
-        connection.execute(delete(calls).where(calls.c.id.in_(chunk)))
-    return [len(ids), *(0 for _ in batch[1:])]
-
-
 def _save_trains(connection: Connection, batch: Sequence[tuple[TrainStatus, str]]) -> list[UnderstudyError | None]:
     for status, request in batch:
         row = {"model": status.model, "state": status.state, "status": status.model_dump_json(), "request": request}
@@ -302,7 +273,8 @@ def _with_key(connection: Connection, trajectory_id: str, key: str) -> Call | No
     return call_of(row, connection.execute(select(outputs).where(outputs.c.call_id == row.id)))
 
 
-def _finished(connection: Connection, ids: Sequence[str]) -> dict[str, TrajectoryRecord]:
+def finished(connection: Connection, ids: Sequence[str]) -> dict[str, TrajectoryRecord]:
+    """Those of the trajectories that are finished."""
     found: dict[str, TrajectoryRecord] = {}
     for chunk in chunks(ids):
         rows = connection.execute(select(trajectories.c.id, trajectories.c.body).where(trajectories.c.id.in_(chunk)))

@@ -110,6 +110,13 @@ trains = Table(
     Column("request", Text, nullable=False),
 )
 
+expired = Table(  # made where it lacks: older versions pass over it
+    "expired",
+    metadata,
+    Column("trajectory_id", String(200), primary_key=True),
+    Column("calls", Integer, nullable=False),  # recorded under the id, and deleted because nobody claimed them in time
+)
+
 logs = Table(
     "logs",
     metadata,

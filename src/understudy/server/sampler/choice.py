@@ -74,8 +74,12 @@ class EngineChoice:
     def _words(self) -> list[str]:
         """The options beside model and address. A shared GPU's memory is measured."""
         options = self.options
-        words = ["--device", options.device, "--dtype", options.dtype, "--max-batch", str(options.max_batch)]
-        values: dict[str, object] = {"max-model-len": options.max_model_len, "threads": options.threads}
+        words = ["--device", options.device, "--dtype", options.dtype]
+        values: dict[str, object] = {
+            "max-batch": options.max_batch,
+            "max-model-len": options.max_model_len,
+            "threads": options.threads,
+        }
         if self.name == "embedded":
             values |= {"max-string": options.max_string, "max-items": options.max_items}
         if self.name == "vllm":
@@ -125,8 +129,10 @@ def choose(options: EngineOptions, *, trains: bool) -> EngineChoice:
     for option, indices in (("inference-gpus", options.inference_gpus), ("train-gpus", options.train_gpus)):
         if indices:
             chosen(indices, found, option)
-    options = options.model_copy(update={"inference_gpus": sampling, "train_gpus": training})
     name = options.engine if options.engine != "auto" else _automatic(found)
+    if name == "vllm" and found and not sampling and options.device in ("auto", "cuda"):
+        sampling = training = (found[0].index,)  # both sides name it: CUDA may number GPUs in another order
+    options = options.model_copy(update={"inference_gpus": sampling, "train_gpus": training})
     if name == "embedded":
         if unused := options.given(OF_VLLM):
             log.warning("The embedded engine samples, and has no use for %s", ", ".join(unused))

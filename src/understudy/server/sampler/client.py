@@ -15,8 +15,9 @@ import orjson
 
 from ...errors import EngineError
 from ...types import Json
+from .answer_limits import MAX_ANSWER
 from .link import SamplerLink
-from .transport import SERVED_NAME, CallClient, Reply, SamplerConnection, reason_of
+from .transport import SERVED_NAME, CallClient, Reply, SamplerConnection, read, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +36,14 @@ class SamplerClient:
     def in_flight(self) -> int:
         return self._in_flight
 
-    async def post(self, payload: Mapping[str, Json]) -> Reply:
+    async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
         body = self._body(payload)
 
         async def whole(connection: SamplerConnection) -> Reply:
             client = connection.calls
             response = await client.open(body)
             try:
-                return Reply(response.status, await response.read())
+                return Reply(response.status, await read(response, limit))
             finally:
                 client.done(response)
 

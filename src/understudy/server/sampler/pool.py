@@ -11,6 +11,7 @@ import aiohttp
 
 from ...errors import EngineError
 from ...types import Json
+from .answer_limits import MAX_ANSWER
 from .sampler import SamplerState
 from .supervised import SupervisedSampler
 from .transport import Reply
@@ -82,11 +83,11 @@ class PoolCalls:
     def in_flight(self) -> int:
         return sum(member.calls.in_flight for member in self._pool.members)
 
-    async def post(self, payload: Mapping[str, Json]) -> Reply:
+    async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
         for others in range(len(self._pool.members) - 1, -1, -1):
             member = await self._next()
             try:
-                return await member.calls.post(payload)
+                return await member.calls.post(payload, limit)
             except EngineError:
                 if member.state == "ok" or not others:
                     raise

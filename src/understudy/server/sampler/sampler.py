@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import aiohttp
 
 from ...types import Json
+from .answer_limits import MAX_ANSWER
 from .transport import Reply
 
 SamplerState = Literal["starting", "ok", "failed", "stopped"]
@@ -23,8 +24,8 @@ class SamplerCalls(Protocol):
         """Calls that are being answered."""
         ...
 
-    async def post(self, payload: Mapping[str, Json]) -> Reply:
-        """A whole chat completion, whatever its status. Raises EngineError."""
+    async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
+        """A whole chat completion of at most `limit` bytes, whatever its status. Raises EngineError."""
         ...
 
     def stream(self, payload: Mapping[str, Json]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:

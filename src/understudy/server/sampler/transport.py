@@ -13,6 +13,7 @@ import httpx
 
 from ...errors import EngineError
 from ...types import Json
+from .answer_limits import too_large
 
 SERVED_NAME = "base"
 """The model name under which the gateway speaks of the base without an adapter."""
@@ -56,7 +57,8 @@ class CallClient:
             url + "/",
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-            headers={"content-type": "application/json"} | _authorization(key),
+            headers={"content-type": "application/json", "accept-encoding": "identity"} | _authorization(key),
+            auto_decompress=False,  # a small answer could become a huge one
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         self._open: set[aiohttp.ClientResponse] = set()
@@ -75,6 +77,9 @@ class CallClient:
             place = response.headers.get("location")
             response.close()
             raise EngineError(f"the sampler answered with status {response.status}, a redirect to {place!r}")
+        if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
+            response.close()
+            raise EngineError(f"the sampler answered in the encoding {encoding!r}, which it was not asked for")
         self._open.add(response)
         return response
 
@@ -100,6 +105,20 @@ class CallClient:
             unfinished = not response.content.is_eof() and response.content.exception() is None
             if unfinished and (transport is None or transport.is_closing()):
                 response.content.set_exception(aiohttp.ClientPayloadError("it ended within an answer"))
+
+
+async def read(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """A whole body. Raises WrongAnswer for one of more than `limit` bytes, aiohttp.ClientError."""
+    if (response.content_length or 0) > limit:
+        raise too_large(limit)
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.content.iter_any():
+        size += len(piece)
+        if size > limit:
+            raise too_large(limit)
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 class SamplerConnection:

@@ -21,7 +21,7 @@ from ..models.checkpoints import write_text
 
 KEPT = 3
 """Archives that wait for their download; the oldest ones go. A client removes its own when it has it."""
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,199}")
 
 
 def archive_id(checkpoint: Checkpoint, format: ExportFormat) -> str:

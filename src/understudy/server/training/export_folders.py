@@ -38,7 +38,11 @@ def new_folder(output: str) -> Path:
         path = path.expanduser()
     if not path.is_absolute() or "\0" in output:
         raise ApiError(400, f"output must be an absolute path on the server's machine, not {output!r}", "output")
-    if path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise ApiError(400, f"output cannot be a folder: {error.strerror}", "output", "invalid_value") from error
+    if exists:
         raise ApiError(409, f"output {path} exists already; name a new folder", "output", "output_exists")
     return path
 

@@ -15,6 +15,8 @@ from .job_folders import JobFolders
 
 log = logging.getLogger(__name__)
 
+_LOOKED_AT = 1_000
+"""Requests that are looked at for steps that were lost."""
 INTERRUPTED = "The server ended before this request was applied; send it again with the same id"
 
 
@@ -60,6 +62,22 @@ class TrainHistory:
         """Close the requests that an earlier run did not finish: done where a checkpoint is there, else interrupted."""
         for status in await self._store.unfinished_trains():
             await self._settle(status)
+        await self._tell_lost_steps()
+
+    async def _tell_lost_steps(self) -> None:
+        """Name the models whose newest step was recorded and is not on the disk: deleted, or lost with the disk."""
+        trained: dict[str, int] = {}
+        for status in await self._store.done_trains(_LOOKED_AT):
+            if status.result is not None and status.result.applied:
+                trained[status.model] = max(trained.get(status.model, 0), status.result.step)
+        for name, step in trained.items():
+            model = self._registry.get(name)
+            if model is not None and model.step < step:
+                log.error(
+                    "Model %s was trained to step %d, and %s holds no whole checkpoint of it: the model goes on from step "
+                    "%d. Restore the folder from a backup to go on from step %d",
+                    *(name, step, model.checkpoint_folder, model.step, step),
+                )
 
     async def _settle(self, status: TrainStatus) -> None:
         request = await self._store.train_request(status.id) or ""

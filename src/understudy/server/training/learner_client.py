@@ -6,11 +6,13 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+import psutil
 from pydantic import ValidationError
 
 from ...config import EngineOptions
@@ -33,6 +35,8 @@ from ..models.base_model import BaseModelPath
 log = logging.getLogger(__name__)
 
 START_SECONDS = 900.0
+HEARTBEAT_SECONDS = 5.0
+"""A learner that is silent for so long is looked at."""
 
 State = Literal["stopped", "starting", "ready"]
 
@@ -40,10 +44,14 @@ State = Literal["stopped", "starting", "ready"]
 class LearnerClient:
     """One learner: started early in the background, and again by the next command after a death."""
 
-    def __init__(self, base: BaseModelPath, options: EngineOptions, log_path: Path) -> None:
+    def __init__(
+        self, base: BaseModelPath, options: EngineOptions, log_path: Path, step_timeout: float | None = None
+    ) -> None:
+        """`step_timeout`: seconds without an event after which a command is given up."""
         self._base = base
         self._options = options
         self._log_path = log_path
+        self._step_timeout = step_timeout
         self._child: Child | None = None
         self._one_at_a_time = asyncio.Lock()
         self._early: asyncio.Task[None] | None = None
@@ -146,7 +154,8 @@ class LearnerClient:
         raise EngineError(f"The learner ended ({child.ending()}) before it was ready. {_tail(child)}")
 
     async def _events(self, child: Child, request_id: str) -> AsyncGenerator[Event]:
-        while (event := await _next_event(child)) is not None:
+        silence = _Silence(child, self._step_timeout)
+        while (event := await silence.next_event()) is not None:
             if isinstance(event, Ready) or event.request_id != request_id:
                 continue  # a leftover of an earlier command whose reader went away
             yield event
@@ -155,7 +164,7 @@ class LearnerClient:
         self.state = "stopped"
         await child.exited.wait()
         killed = "the system may have run out of memory: lower row_tokens or logits_chunk, or send fewer groups. "
-        why = killed if child.returncode == -signal.SIGKILL else ""
+        why = silence.reason or (killed if child.returncode == -signal.SIGKILL else "")
         message = (
             f"The learner ended ({child.ending()}) before the step was saved; it was not applied. {why}{_tail(child)}"
         )
@@ -174,6 +183,45 @@ class LearnerClient:
         gpus = ",".join(map(str, self._options.train_gpus))
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
         return {"UNSLOTH_COMPILE_LOCATION": str(self._log_path.parent / "unsloth_compiled_cache"), **order}
+
+
+class _Silence:
+    """Waits for a learner's events, and ends a learner that gives none for `seconds`: it hangs, or is stopped."""
+
+    def __init__(self, child: Child, seconds: float | None) -> None:
+        self._child = child
+        self._seconds = seconds
+        self._told = False
+        self.reason = ""
+        """Why it was ended here."""
+
+    async def next_event(self) -> Event | None:
+        """The next event; None when the learner closed its stdout."""
+        began = time.monotonic()
+        while True:
+            try:
+                return await asyncio.wait_for(_next_event(self._child), HEARTBEAT_SECONDS)
+            except TimeoutError:
+                self._look(time.monotonic() - began)
+
+    def _look(self, silent: float) -> None:
+        stopped = self._is_stopped()
+        if stopped and not self._told:
+            self._told = True
+            pid = self._child.pid
+            log.error("The learner is stopped (SIGSTOP, or a debugger); `kill -CONT %d` lets the step go on", pid)
+        if self._seconds is not None and silent > self._seconds and not self.reason:
+            state = "was stopped" if stopped else "gave no sign of progress"
+            self.reason = (
+                f"It {state} for {silent:.0f} s, and was ended: raise --step-timeout if its work takes so long. "
+            )
+            self._child.kill()
+
+    def _is_stopped(self) -> bool:
+        try:
+            return psutil.Process(self._child.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
 
 
 async def _send(child: Child, command: TrainCommand | MergeCommand | StopCommand) -> None:

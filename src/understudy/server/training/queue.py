@@ -19,6 +19,8 @@ from .runner import TrainRunner
 
 log = logging.getLogger(__name__)
 
+STORE_AGAIN_SECONDS = 5.0
+
 
 class TrainQueue:
     """The queue of one server. Each request is applied at most once."""
@@ -44,6 +46,7 @@ class TrainQueue:
         self._idle.set()
         self._ending = False
         self._worker: asyncio.Task[None] | None = None
+        self._unstored: dict[str, asyncio.Task[None]] = {}
 
     @property
     def running(self) -> str | None:
@@ -80,6 +83,8 @@ class TrainQueue:
                 await self._worker
         if running is not None and not running.ended:
             await self._interrupt(running)
+        for task in tuple(self._unstored.values()):
+            task.cancel()  # the next start settles its request
 
     # ---- accepting
 
@@ -115,6 +120,8 @@ class TrainQueue:
             )
 
     async def _accept(self, request: TrainRequest) -> TrainFeed:
+        if (outdated := self._unstored.pop(request.id, None)) is not None:
+            outdated.cancel()  # what is told from now on counts
         await self._jobs.prepare(request)
         await self._history.save(request, TrainStatus(id=request.id, model=request.model, state="queued"))
         feed = self._feeds[request.id] = TrainFeed(request)
@@ -173,9 +180,25 @@ class TrainQueue:
         feed.fail(INTERRUPTED, "interrupted")
 
     async def _close(self, feed: TrainFeed, status: TrainStatus) -> None:
-        """Store the outcome; a store that fails is named in the log, and the listeners still hear the outcome."""
+        """Store the outcome; a store that fails is named in the log and tried again until it takes it, and the listeners
+        still hear the outcome."""
         self._feeds.pop(feed.request.id, None)
         try:
             await self._history.save(feed.request, status)
         except UnderstudyError as error:
-            log.error("The outcome of train request %s could not be stored: %s", status.id, error)
+            log.error("The outcome of train request %s could not be stored, and is tried again: %s", status.id, error)
+            task = asyncio.create_task(self._store_later(feed.request, status), name=f"outcome {status.id}")
+            self._unstored[status.id] = task
+
+    async def _store_later(self, request: TrainRequest, status: TrainStatus) -> None:
+        """Until it is stored. Cancelled when the request is sent again: then its newer state counts."""
+        while True:
+            await asyncio.sleep(STORE_AGAIN_SECONDS)
+            try:
+                await self._history.save(request, status)
+            except UnderstudyError as error:
+                log.warning("The outcome of train request %s is not stored yet: %s", status.id, error)
+                continue
+            log.info("The outcome of train request %s is stored", status.id)
+            self._unstored.pop(status.id, None)
+            return

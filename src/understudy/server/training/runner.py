@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, nullcontext
 
 from ...engine.protocol import Event, Failed, Merged, Progressed, Ready, TrainCommand, Trained, Warned
@@ -20,10 +21,17 @@ from .learner_client import LearnerClient
 
 QUEUE_METRIC = "sampler/queue_seconds"
 """How long a call waited for its turn in the engine, on average since the last step."""
+WRONG_METRIC = "sampler/wrong_answers"
+"""Answers of the sampler since the last step that did not fit their request."""
+
+
+SWAP_METRIC = "sampler/swap_seconds"
+"""How long the sampler took to load the new step and to flip to it."""
 
 
 class TrainRunner:
-    """`sleeps`: the sampler leaves the GPU to the learner during a step."""
+    """`sleeps`: the sampler leaves the GPU to the learner during a step. `wrong_answers`: how many there were so far.
+    `keep_tokens`: see TrainCommand."""
 
     def __init__(
         self,
@@ -34,6 +42,8 @@ class TrainRunner:
         jobs: JobFolders,
         *,
         sleeps: bool = False,
+        wrong_answers: Callable[[], int] = lambda: 0,
+        keep_tokens: int = 0,
     ) -> None:
         self._learner = learner
         self._models = models
@@ -41,6 +51,9 @@ class TrainRunner:
         self._history = history
         self._jobs = jobs
         self._sleeps = sleeps
+        self._wrong_answers = wrong_answers
+        self._wrong_before = 0
+        self._keep_tokens = keep_tokens
 
     async def run(self, feed: TrainFeed) -> TrainResult | Failed:
         """Run a prepared job. A learner that fails once its checkpoint is saved has applied the step all the same.
@@ -54,6 +67,7 @@ class TrainRunner:
             checkpoints=model.checkpoint_folder,
             step=model.step,
             lora=model.facts.lora,
+            keep_tokens=self._keep_tokens,
         )
         async with self._calls.asleep() if self._sleeps else nullcontext():
             event = await _last_event(self._learner.run(command), feed)
@@ -64,11 +78,16 @@ class TrainRunner:
 
     async def _take_into_use(self, request: TrainRequest, result: TrainResult) -> TrainResult:
         waited = await self._calls.queue_seconds()
+        wrong = self._wrong_answers()
+        counted: dict[str, float] = {WRONG_METRIC: wrong - self._wrong_before}
+        self._wrong_before = wrong
         if waited is not None:
-            result = result.model_copy(update={"metrics": {**result.metrics, QUEUE_METRIC: waited}})
-        result = _finite(result)
+            counted[QUEUE_METRIC] = waited
+        result = _finite(result.model_copy(update={"metrics": result.metrics | counted}))
         if result.applied and result.step > self._models.registry.model(request.model).step:
+            began = time.monotonic()
             problem = await self._models.swaps.advance(request.model, result.step)
+            result = result.model_copy(update={"metrics": {**result.metrics, SWAP_METRIC: time.monotonic() - began}})
             if problem is not None:
                 warning = f"Step {result.step} is saved, but the sampler has not loaded it yet: {problem}"
                 result = result.model_copy(update={"warnings": (*result.warnings, warning)})

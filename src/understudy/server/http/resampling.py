@@ -1,0 +1,63 @@
+"""`POST /pages/resample`: a recorded prompt answered by another step, for a rollout's page. Nothing is recorded of it."""
+
+from __future__ import annotations
+
+import json
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...types import Call, Json
+from ...wire import LENGTH_HEADER, name_at
+from ..calls.chat_exchange import ChatExchange
+from ..calls.chat_request import ChatRequest
+from ..errors import ApiError
+from ..services import ServicesDep
+
+router = APIRouter()
+
+LEAST_TOKENS = 256
+"""An answer may be so long, or twice as long as the recorded one."""
+
+
+class ResampleRequest(BaseModel):
+    """Which recorded call, and which step of its model shall answer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    trajectory: str = Field(min_length=1, max_length=200)
+    call: str = Field(min_length=1, max_length=200)
+    step: int = Field(ge=0)
+
+
+@router.post("/pages/resample")
+async def resample(body: ResampleRequest, services: ServicesDep) -> ChatExchange:
+    """A chat completion of the step, under the call's sampling settings. Raises ApiError 404."""
+    found = await services.store.trajectory(body.trajectory)
+    call = next((call for call in found.calls if call.id == body.call), None) if found is not None else None
+    if call is None:
+        raise ApiError(
+            404, f"There is no call {body.call!r} in the rollout {body.trajectory!r}", "call", "unknown_call"
+        )
+    content = json.dumps(_payload(call, body.step)).encode()
+    chat = ChatRequest.parse(content, {LENGTH_HEADER: "fit"}, None, services.engine.quirks)
+    services.models.registry.resolve(chat.model)
+    return ChatExchange(chat, services.models.leases, services.sampler.calls, services.recorder)
+
+
+def _payload(call: Call, step: int) -> dict[str, Json]:
+    longest = max((len(output.token_ids) for output in call.outputs), default=0)
+    payload: dict[str, Json] = {
+        "model": name_at(call.model, step),
+        "messages": list(call.messages),
+        "temperature": call.sampling.temperature,
+        "top_p": call.sampling.top_p,
+        "max_completion_tokens": max(LEAST_TOKENS, 2 * longest),
+    }
+    if call.sampling.top_k:
+        payload["top_k"] = call.sampling.top_k
+    if call.sampling.min_p:
+        payload["min_p"] = call.sampling.min_p
+    if call.tools:
+        payload["tools"] = list(call.tools)
+    return payload

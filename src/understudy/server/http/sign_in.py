@@ -1,0 +1,105 @@
+"""The sign-in page: the only page that is open without a key, and how a session begins and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import parse_qs, quote, urlsplit
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.types import Scope
+
+from ..pages.rendering import Crumb, page
+from .auth import PAGE_ACTIONS, SIGN_IN, SIGN_OUT, Guard, same
+from .cross_site import READING
+from .sessions import COOKIE, SESSION_SECONDS, Access, Sessions
+
+_PROGRAMS = ("/v1", "/api", "/t/", "/health", PAGE_ACTIONS)
+"""Where programs ask: they get an error as JSON and no page to sign in on."""
+LARGEST_FORM = 10_000
+
+
+def is_page(method: str, path: str, headers: Mapping[str, str]) -> bool:
+    """Whether a request is a browser's for a page."""
+    wants = headers.get("accept", "")
+    return (
+        method in READING and not path.startswith(_PROGRAMS) and ("text/html" in wants or "*/*" in wants or not wants)
+    )
+
+
+def to_sign_in(scope: Scope) -> Response:
+    """On to the sign-in page, and from there back to the page that was asked for."""
+    query = scope["query_string"].decode("latin-1")
+    wanted = quote(scope["path"]) + (f"?{query}" if query else "")
+    return RedirectResponse(SIGN_IN + ("" if wanted == "/" else f"?next={quote(wanted, safe='')}"), 303)
+
+
+def add_sign_in(app: FastAPI, guard: Guard) -> None:
+    """The routes of signing in and out; without a key there are none."""
+    if guard.sessions is not None:
+        app.include_router(_routes(guard.sessions))
+
+
+def _routes(sessions: Sessions) -> APIRouter:
+    router = APIRouter()
+
+    @router.get(SIGN_IN)
+    async def sign_in_page(request: Request) -> Response:
+        return _page(request, "")
+
+    @router.post(SIGN_IN)
+    async def sign_in(request: Request) -> Response:
+        """By the token of a one-time link, or by a key."""
+        form = await _form(request)
+        once = form.get("once", "")
+        cookie = sessions.open_by_link(once) if once else sessions.open_by_key(form.get("key", ""))
+        if cookie is None:
+            why = (
+                "This link was used, or is older than 15 minutes. Sign in with a key." if once else "The key is wrong."
+            )
+            return _page(request, why, status=401)
+        answer = RedirectResponse(_inside(form.get("next", "")), 303)
+        answer.set_cookie(
+            COOKIE, cookie, max_age=SESSION_SECONDS, httponly=True, samesite="strict", secure=_encrypted(request)
+        )
+        return answer
+
+    @router.post(SIGN_OUT)
+    async def sign_out(request: Request) -> Response:
+        access: Access = request.state.access
+        form = await _form(request)
+        if not same(form.get("csrf", ""), access.csrf):
+            return _page(request, "The form was too old: nothing was changed.", status=403)
+        answer = RedirectResponse(SIGN_IN, 303)
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return answer
+
+    _ = (sign_in_page, sign_in, sign_out)
+    return router
+
+
+def _page(request: Request, fault: str, status: int = 200) -> Response:
+    query = request.query_params
+    context = {
+        "fault": fault,
+        "once": "" if fault else query.get("once", ""),
+        "next": _inside(query.get("next", "")),
+        "bare": True,
+    }
+    return page(request, "sign_in.html", "Sign in", (Crumb("Sign in"),), context, status)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    body = (await request.body())[:LARGEST_FORM].decode("utf-8", "replace")
+    return {name: values[0] for name, values in parse_qs(body).items()}
+
+
+def _inside(path: str) -> str:
+    """A path of this server; anything else is its first page."""
+    parts = urlsplit(path)
+    plain = path.startswith("/") and not path.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
+    return path if plain and path.isprintable() else "/"
+
+
+def _encrypted(request: Request) -> bool:
+    return request.url.scheme == "https" or request.headers.get("x-forwarded-proto", "") == "https"

@@ -1,0 +1,53 @@
+"""`GET /runs/{run}/steps/{step}/groups/{group}`: rollouts of one scenario, beside each other."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from .group_view import SIDES, GroupView, group_view
+from .links import name_of, run_url, step_url
+from .rendering import Crumb, UnknownPage, page
+from .run_page import run_name
+from .source import DashboardSource, SourceDep
+from .token_view import diverging
+
+router = APIRouter()
+
+
+async def known_group(source: DashboardSource, run: str, group: str) -> GroupView:
+    """The group of two segments of an address. Raises UnknownPage."""
+    name = name_of(group)
+    view = await group_view(source, name_of(run), name) if name is not None else None
+    if view is None:
+        raise UnknownPage("Unknown group", f"There is no group {name!r} in the run {name_of(run)!r}.")
+    return view
+
+
+@router.get("/runs/{run}/steps/{step}/groups/{group}")
+async def group_page(request: Request, run: str, step: str, group: str, source: SourceDep) -> HTMLResponse:
+    """`step` is part of the address for people; a group is of one step."""
+    del step
+    view = await known_group(source, run, group)
+    context = group_context(view) | {"standalone": False}
+    return page(request, "group.html", title_of(view), crumbs_of_group(view), context)
+
+
+def group_context(view: GroupView) -> dict[str, object]:
+    """What the template of a group shows."""
+    best_first = sorted(view.sides, key=lambda side: (side.row.reward is None, -(side.row.reward or 0.0), side.number))
+    return {"view": view, "diverging": diverging, "beside": best_first[:SIDES]}
+
+
+def title_of(view: GroupView) -> str:
+    return view.scenario or view.group
+
+
+def crumbs_of_group(view: GroupView) -> tuple[Crumb, ...]:
+    """The way to a group: its run and step."""
+    return (
+        Crumb("Runs", "/"),
+        Crumb(run_name(view.run), run_url(view.run)),
+        Crumb("No step" if view.step is None else f"Step {view.step}", step_url(view.run, view.step)),
+        Crumb(title_of(view)),
+    )

@@ -1,0 +1,235 @@
+"""A group as its page and its exported file show it: its rollouts beside each other, what they share, and its tree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from sqlalchemy import Connection
+
+from ...engine.token_file import TokenHead
+from ...types import Call
+from ...wire import TrajectoryRecord
+from ..records.call_reading import WHOLE, read_calls
+from ..records.overview import RolloutRow
+from ..records.store import finished
+from .conversation import ShownMessage, shown, turns
+from .group_tree import GroupTree, group_tree
+from .links import trajectory_url
+from .numbers import DASH
+from .rollout_view import explanations
+from .source import DashboardSource
+from .token_files import why_none
+from .token_view import advantage_words
+from .tree_picture import SLIM, WIDE, Picture, TreeRollout, picture
+from .updates import TrainUpdate
+
+SIDES = 16
+"""Rollouts that stand side by side; the table has all."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A rollout of the group. `messages` are those after what all have in common; `value` is its advantage, or, where no
+    token file tells of it, its reward above the group's mean."""
+
+    number: int
+    row: RolloutRow
+    advantage: str
+    value: float | None
+    calls: int
+    tokens: int
+    shared: int
+    own: int
+    stopped: str
+    explanations: tuple[str, ...]
+    messages: tuple[ShownMessage, ...]
+
+    @property
+    def label(self) -> str:
+        return f"R{self.number}"
+
+
+@dataclass(frozen=True)
+class ForkCount:
+    """Forks of one cause among the calls of the group's rollouts, and whose."""
+
+    cause: str
+    rollouts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """`common`: the messages with which every rollout begins. `trained`: whether a token file tells of the group; `why`
+    says why none does."""
+
+    run: str | None
+    step: int | None
+    group: str
+    scenario: str | None
+    sides: tuple[Side, ...]
+    common: tuple[ShownMessage, ...]
+    tree: GroupTree | None
+    wide: Picture | None
+    slim: Picture | None
+    forks: tuple[ForkCount, ...]
+    update: TrainUpdate | None
+    trained: bool
+    why: str
+
+    @property
+    def rewards(self) -> list[float]:
+        return [side.row.reward for side in self.sides if side.row.reward is not None and not side.row.failed]
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+
+    @property
+    def spread(self) -> float | None:
+        """The population's standard deviation of the scored rewards."""
+        mean = self.mean
+        if mean is None:
+            return None
+        return (sum((reward - mean) ** 2 for reward in self.rewards) / len(self.rewards)) ** 0.5
+
+    @property
+    def task(self) -> str:
+        """What the user asks, where all rollouts are asked the same."""
+        return next((message.text for message in reversed(self.common) if message.role == "user"), "")
+
+
+async def group_view(source: DashboardSource, run: str | None, group: str) -> GroupView | None:
+    """A group of a run; None where no rollout names it."""
+    rows = await source.group(run, group)
+    if not rows:
+        return None
+    ids = [row.id for row in rows]
+
+    def read(connection: Connection) -> tuple[dict[str, TrajectoryRecord], dict[str, tuple[Call, ...]]]:
+        return finished(connection, ids), read_calls(connection, ids, WHOLE)
+
+    records, calls = await source.read(read)
+    update = await source.update_of(run, ids[0])
+    return await asyncio.to_thread(_joined, source, run, group, rows, records, calls, update)
+
+
+def _joined(
+    source: DashboardSource,
+    run: str | None,
+    group: str,
+    rows: Sequence[RolloutRow],
+    records: Mapping[str, TrajectoryRecord],
+    calls: Mapping[str, tuple[Call, ...]],
+    update: TrainUpdate | None,
+) -> GroupView:
+    numbers = {(row.index if row.index is not None else at) + 1: row for at, row in enumerate(rows)}
+    tree = group_tree({number: calls[row.id] for number, row in numbers.items()})
+    heads = _heads(source, rows, update)
+    advantages = {row.id: [call.advantage for head in heads for call in head.calls_of(row.id)] for row in rows}
+    texts = {row.id: _messages(calls[row.id]) for row in rows}
+    same = _common([texts[row.id] for row in rows if texts[row.id]])
+    scored = [row.reward for row in rows if row.reward is not None and not row.failed]
+    mean = sum(scored) / len(scored) if scored else None
+    sides = tuple(
+        Side(
+            number=number,
+            row=row,
+            advantage=advantage_words(tuple(dict.fromkeys(advantages[row.id]))),
+            value=_value(row, advantages[row.id], mean),
+            calls=len(calls[row.id]),
+            tokens=sum(len(output.token_ids) for call in calls[row.id] for output in call.outputs),
+            shared=tree.shared(number) if tree is not None else 0,
+            own=tree.own(number) if tree is not None else 0,
+            stopped=_stopped(row, calls[row.id]),
+            explanations=explanations(records.get(row.id)),
+            messages=texts[row.id][len(same) :],
+        )
+        for number, row in numbers.items()
+    )
+    named = {s.number: TreeRollout(s.label, trajectory_url(s.row.id), s.row.reward, s.value) for s in sides}
+    trained = any(advantages.values())
+    return GroupView(
+        run=run,
+        step=rows[0].step,
+        group=group,
+        scenario=rows[0].scenario,
+        sides=sides,
+        common=same,
+        tree=tree,
+        wide=picture(tree, named, WIDE) if tree is not None else None,
+        slim=picture(tree, named, SLIM) if tree is not None else None,
+        forks=_forks(heads, sides),
+        update=update,
+        trained=trained,
+        why="" if trained else _why(source, rows, scored, update, heads),
+    )
+
+
+def _heads(source: DashboardSource, rows: Sequence[RolloutRow], update: TrainUpdate | None) -> list[TokenHead]:
+    """The newest token file of each model that tells of the group."""
+    found: list[TokenHead] = []
+    ids = {row.id for row in rows}
+    for model in dict.fromkeys([*((update.model,) if update is not None else ()), *(row.model for row in rows)]):
+        folder = source.model_folder(model)
+        heads = source.token_files.heads(folder[0]) if folder is not None else ()
+        head = next((head for _, head in heads if any(call.trajectory in ids for call in head.calls)), None)
+        found += [head] if head is not None else []
+    return found
+
+
+def _value(row: RolloutRow, advantages: Sequence[float], mean: float | None) -> float | None:
+    if advantages:
+        return advantages[0]
+    return row.reward - mean if row.reward is not None and mean is not None and not row.failed else None
+
+
+def _messages(calls: Sequence[Call]) -> tuple[ShownMessage, ...]:
+    """A rollout as one list: what is new to each call, then its first answer."""
+    found: list[ShownMessage] = []
+    for turn in turns(calls):
+        found += turn.context
+        found += [shown({"role": "assistant"} | output.message) for output in turn.outputs[:1]]
+    return tuple(found)
+
+
+def _common(texts: Sequence[tuple[ShownMessage, ...]]) -> tuple[ShownMessage, ...]:
+    """The first messages that all have in common; nothing of a rollout that stands alone."""
+    if len(texts) < 2:
+        return ()
+    return tuple(same[0] for same in takewhile(lambda each: len(set(each)) == 1, zip(*texts, strict=False)))
+
+
+def _stopped(row: RolloutRow, calls: Sequence[Call]) -> str:
+    if row.exception is not None:
+        return row.exception
+    reasons = [output.finish_reason for call in calls for output in call.outputs]
+    return (reasons[-1] or DASH) if reasons else "no call"
+
+
+def _forks(heads: Sequence[TokenHead], sides: Sequence[Side]) -> tuple[ForkCount, ...]:
+    """Within rollouts, by cause, as the learner saw them."""
+    labels = {side.row.id: side.label for side in sides}
+    by_cause: dict[str, list[str]] = {}
+    for head in heads:
+        for fork in head.forks:
+            if fork.trajectory in labels:
+                by_cause.setdefault(fork.cause, []).append(labels[fork.trajectory])
+    return tuple(ForkCount(cause, tuple(names)) for cause, names in sorted(by_cause.items()))
+
+
+def _why(
+    source: DashboardSource,
+    rows: Sequence[RolloutRow],
+    scored: Sequence[float],
+    update: TrainUpdate | None,
+    heads: Sequence[TokenHead],
+) -> str:
+    if len(scored) >= 2 and min(scored) == max(scored):
+        return f"All {len(scored)} scored rollouts have the reward {scored[0]:g}: there is nothing to compare, so the group trains nothing."
+    if len(scored) < 2:
+        return f"{len(scored)} of {len(rows)} rollouts have a reward: a group needs two to be compared, so it trains nothing."
+    head = heads[0] if heads else None
+    return why_none(update, head, scored=True, failed=False, running=source.engine is not None)

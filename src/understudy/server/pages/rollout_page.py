@@ -1,0 +1,87 @@
+"""`GET /trajectories/{id}`: a rollout, with what the learner made of its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from ...engine import checkpoint_files
+from .links import group_url, name_of, run_url, step_url
+from .rendering import Crumb, UnknownPage, page
+from .rollout_view import RolloutView, rollout_view
+from .run_page import run_name
+from .source import DashboardSource, SourceDep
+from .step_groups import group_lines
+from .token_view import COLOURS, Colour, advantage_words
+
+router = APIRouter()
+
+
+async def known_rollout(source: DashboardSource, part: str, colour: str | None = None) -> RolloutView:
+    """The rollout of a segment of an address. Raises UnknownPage."""
+    trajectory_id = name_of(part) or ""
+    view = await rollout_view(source, trajectory_id, colour)
+    if view is None:
+        raise UnknownPage("Unknown rollout", f"There is no rollout {trajectory_id!r} here.")
+    return view
+
+
+@router.get("/trajectories/{trajectory_id}")
+async def rollout_page(
+    request: Request,
+    trajectory_id: str,
+    source: SourceDep,
+    colour: Annotated[Colour | None, Query()] = None,
+) -> HTMLResponse:
+    view = await known_rollout(source, trajectory_id, colour)
+    access = getattr(request.state, "access", None)
+    may_ask = source.engine is not None and access is not None and access.role == "owner"
+    steps = await asyncio.to_thread(_steps, source, view) if may_ask else {}
+    context = rollout_context(view) | {"steps": steps, "standalone": False}
+    return page(request, "rollout.html", view.name, crumbs_of(view), context)
+
+
+def rollout_context(view: RolloutView) -> dict[str, object]:
+    """What the template of a rollout shows."""
+    number = {call.id: at for at, call in enumerate(view.calls, 1)}
+    answers = list(view.tokens.answers.values())
+    return {
+        "view": view,
+        "record": view.record,
+        "tokens": view.tokens,
+        "colours": COLOURS,
+        "advantage": advantage_words(view.tokens.advantages),
+        "answer_numbers": {(answer.call_id, answer.index): at for at, answer in enumerate(answers)},
+        "token_data": [answer.columns | {"call": number[answer.call_id], "why": answer.why} for answer in answers],
+        "chips": [chip for line in group_lines(view.siblings) for chip in line.chips],
+        "steps": {},
+    }
+
+
+def _steps(source: DashboardSource, view: RolloutView) -> dict[str, list[int]]:
+    """By model of the rollout: the steps whose checkpoints are there, newest first, and the base."""
+    found = {model: source.model_folder(model) for model in {call.model for call in view.calls}}
+    return {
+        model: [*checkpoint_files.steps(folder[0] / "checkpoints"), 0]
+        for model, folder in found.items()
+        if folder is not None
+    }
+
+
+def crumbs_of(view: RolloutView) -> tuple[Crumb, ...]:
+    """The way to a rollout: run, step and group where it has them."""
+    place = view.record.place if view.record is not None else None
+    if place is None or place.run is None:
+        return Crumb("Runs", "/"), Crumb(view.name)
+    step = "No step" if place.step is None else f"Step {place.step}"
+    way = [
+        Crumb("Runs", "/"),
+        Crumb(run_name(place.run), run_url(place.run)),
+        Crumb(step, step_url(place.run, place.step)),
+    ]
+    if place.group is not None:
+        way.append(Crumb(place.scenario or "Group", group_url(place.run, place.step, place.group)))
+    return *way, Crumb(view.name)

@@ -1,0 +1,171 @@
+"""The charts of a run: which metrics they show, and their values by step and by time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from ...types import Json
+from .source import RunOverview
+from .updates import LoggedEvaluation, TrainUpdate
+
+Value = Callable[[TrainUpdate], float | None]
+UPDATES = "updates"
+COST = "costs/"
+
+
+@dataclass(frozen=True)
+class ChartLine:
+    """A line of a chart: its name, and its value of an update. `spread`: half the height of a band around it."""
+
+    label: str
+    value: Value
+    spread: Value | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """`unit` and `note` are shown under the title."""
+
+    key: str
+    title: str
+    unit: str
+    parts: tuple[ChartLine, ...]
+    note: str = ""
+
+
+def metric(name: str) -> Value:
+    """A metric of an update by its name."""
+    return lambda update: update.metrics.get(name)
+
+
+def ratio(above: str, below: str) -> Value:
+    """One metric over another."""
+
+    def value(update: TrainUpdate) -> float | None:
+        top, bottom = update.metrics.get(above), update.metrics.get(below)
+        return None if top is None or not bottom else top / bottom
+
+    return value
+
+
+def saved_by_tree(update: TrainUpdate) -> float | None:
+    """The share of the tokens of plain rows that the tree did not compute."""
+    share = ratio("tokens/computed", "tokens/plain_rows")(update)
+    return None if share is None else 1 - share
+
+
+CHARTS = (
+    Chart(
+        "reward",
+        "Reward",
+        "mean of the step",
+        (ChartLine("mean", metric("reward/mean"), metric("reward/std")),),
+        "the band is one standard deviation of the step's rollouts",
+    ),
+    Chart("loss", "Loss", "mean over the step's updates", (ChartLine("loss", metric("loss/value")),)),
+    Chart(
+        "kl",
+        "KL",
+        "nats per token",
+        (
+            ChartLine("sampler to learner", metric("kl/sampler_learner")),
+            ChartLine("to the base", metric("kl/base")),
+        ),
+    ),
+    Chart("entropy", "Entropy", "nats per sampled token", (ChartLine("entropy", metric("entropy")),)),
+    Chart(
+        "speed",
+        "Training speed",
+        "trained tokens per second",
+        (ChartLine("tokens", ratio("tokens/trained", "seconds/total")),),
+    ),
+    Chart("tree", "Saved by the tree", "share of tokens not computed again", (ChartLine("saved", saved_by_tree),)),
+    Chart(
+        "dropped",
+        "Groups without a gradient",
+        "groups of the step",
+        (
+            ChartLine("equal rewards", metric("groups/no_spread")),
+            ChartLine("too few scored", metric("groups/dropped_too_few")),
+        ),
+    ),
+    Chart("clip", "Clipped", "share of trained tokens", (ChartLine("clipped", metric("clip_fraction")),)),
+)
+
+
+def chart_json(found: RunOverview) -> dict[str, Json]:
+    """What the browser draws: `x` has the values of each axis by source, `charts` the lines over one of these sources."""
+    began = found.first.started_at
+    updates = [update for update in found.updates if update.result_step is not None]
+    axes: dict[str, Json] = {
+        UPDATES: {
+            "step": [update.result_step for update in updates],
+            "minutes": [_minutes(update.created_at, began) for update in updates],
+        }
+    }
+    charts = [_chart(chart, updates) for chart in CHARTS]
+    for split, entries in evaluations_by_split(found.evaluations).items():
+        axes[split] = {
+            "step": [entry.step for entry in entries],
+            "minutes": [_minutes(entry.created_at, began) for entry in entries],
+        }
+    charts.insert(1, _evaluation_chart(found.evaluations))
+    spent = [entry for entry in found.evaluations if any(name.startswith(COST) for name in entry.metrics)]
+    axes[COST] = {
+        "step": [entry.step for entry in spent],
+        "minutes": [_minutes(entry.created_at, began) for entry in spent],
+    }
+    charts.append(_cost_chart(spent))
+    return {"x": axes, "charts": [chart for chart in charts if chart["parts"]]}
+
+
+def evaluations_by_split(entries: Iterable[LoggedEvaluation]) -> dict[str, list[LoggedEvaluation]]:
+    """The evaluations that have a step and a score, by split, in order of their steps."""
+    found: dict[str, list[LoggedEvaluation]] = {}
+    for entry in entries:
+        if entry.step is not None and score(entry) is not None:
+            found.setdefault(entry.split, []).append(entry)
+    return {split: sorted(each, key=lambda entry: entry.step or 0) for split, each in found.items()}
+
+
+def score(entry: LoggedEvaluation) -> float | None:
+    """Success where the reward reports it, else the mean reward."""
+    success = entry.value("success")
+    return success if success is not None else entry.value("reward")
+
+
+def _chart(chart: Chart, updates: Sequence[TrainUpdate]) -> dict[str, Json]:
+    parts: list[dict[str, Json]] = []
+    for part in chart.parts:
+        values = [part.value(update) for update in updates]
+        if all(value is None for value in values):
+            continue
+        line: dict[str, Json] = {"label": part.label, "x": UPDATES, "y": values}
+        if part.spread is not None:
+            line["spread"] = [part.spread(update) for update in updates]
+        parts.append(line)
+    return {"key": chart.key, "title": chart.title, "unit": chart.unit, "note": chart.note, "parts": parts}
+
+
+def _evaluation_chart(entries: Iterable[LoggedEvaluation]) -> dict[str, Json]:
+    by_split = evaluations_by_split(entries)
+    success = any(entry.value("success") is not None for entry in chain.from_iterable(by_split.values()))
+    parts = [{"label": split, "x": split, "y": [score(entry) for entry in each]} for split, each in by_split.items()]
+    title = "Held-out success" if success else "Held-out reward"
+    return {"key": "evaluation", "title": title, "unit": "mean over scenarios", "note": "", "parts": parts}
+
+
+def _cost_chart(entries: Sequence[LoggedEvaluation]) -> dict[str, Json]:
+    """What a trainer logged of other LLMs, such as a judge."""
+    names = sorted({name for entry in entries for name in entry.metrics if name.startswith(COST)})
+    parts = [
+        {"label": name.removeprefix(COST), "x": COST, "y": [entry.metrics.get(name) for entry in entries]}
+        for name in names
+    ]
+    return {"key": "cost", "title": "Cost of other LLMs", "unit": "USD of the step", "note": "", "parts": parts}
+
+
+def _minutes(at: float, began: float) -> float:
+    return round(max(0.0, at - began) / 60, 3)

@@ -1,0 +1,44 @@
+"""The pages as routes of an application: add new pages to ROUTERS."""
+
+from __future__ import annotations
+
+import os
+
+from fastapi import FastAPI, Request, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from . import export, group_page, rollout_page, run_page, runs_page, search_page, step_page
+from .rendering import SAFE, STATIC, Crumb, UnknownPage, page
+from .source import DashboardSource
+
+ROUTERS = (
+    *(runs_page.router, run_page.router, step_page.router, group_page.router, rollout_page.router),
+    *(search_page.router, export.router),
+)
+
+
+class StaticFilesOfPages(StaticFiles):
+    """Scripts, styles and the icon; browsers ask each time whether they changed."""
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(SAFE | {"cache-control": "no-cache"})
+        return response
+
+
+def add_pages(app: FastAPI, source: DashboardSource) -> None:
+    """Serve the dashboard from this application."""
+    app.state.dashboard = source
+    for router in ROUTERS:
+        app.include_router(router)
+    app.mount("/pages/static", StaticFilesOfPages(directory=STATIC))
+    app.add_exception_handler(UnknownPage, _unknown)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    assert isinstance(error, UnknownPage)
+    crumbs = (Crumb("Runs", "/"), Crumb(error.title))
+    return page(request, "error.html", error.title, crumbs, {"message": error.message}, status=404)

@@ -1,0 +1,135 @@
+"""`GET /runs/{run}/steps/{step}`: the groups of a step, sorted by what was learned, and its timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+from sqlalchemy import Connection
+
+from ..records import overview
+from ..records.overview import CallTimes, RolloutRow
+from .links import number_of, run_url, trajectory_url
+from .numbers import DASH, fixed, number, percent, seconds
+from .rendering import Crumb, UnknownPage, page
+from .run_facts import Fact
+from .run_page import known_run, run_name
+from .source import RunOverview, SourceDep
+from .step_groups import MIN_GROUP_SIZE, GroupLine, group_lines
+from .timeline import Timeline, timeline
+from .updates import TrainUpdate
+
+router = APIRouter()
+
+GROUPS_SHOWN = 100
+
+
+@router.get("/runs/{run}/steps/{step}")
+async def step_page(
+    request: Request,
+    run: str,
+    step: str,
+    source: SourceDep,
+    split: Annotated[str | None, Query(max_length=500)] = None,
+    at: Annotated[int, Query(ge=1, le=100_000)] = 1,
+) -> HTMLResponse:
+    """`split`: which rollouts; those that were trained where there are any. `at`: which page of groups."""
+    found = await known_run(source, run)
+    number_, every = await _rollouts(found, step, source)
+    splits = list(dict.fromkeys(rollout.split or "" for rollout in every))
+    chosen = split if split in splits else "train" if "train" in splits else splits[0]
+    rollouts = [rollout for rollout in every if (rollout.split or "") == chosen]
+    ids = {rollout.id for rollout in rollouts}
+    updates = [update for update in found.updates if not ids.isdisjoint(update.positions)]
+    smallest = int(updates[-1].config.get("min_group_size", MIN_GROUP_SIZE)) if updates else MIN_GROUP_SIZE
+    lines = group_lines(rollouts, smallest)
+
+    def read(connection: Connection) -> tuple[list[CallTimes], tuple[int | None, int | None]]:
+        calls = overview.call_times(connection, [rollout.id for rollout in rollouts])
+        around = overview.steps_around(connection, found.run, number_) if number_ is not None else (None, None)
+        return calls, around
+
+    calls, (before, after) = await source.read(read)
+    shown = timeline(rollouts, calls, updates, [trajectory_url(rollout.id) for rollout in rollouts])
+    context = {
+        "run": found.run,
+        "step": number_,
+        "splits": splits,
+        "split": chosen,
+        "lines": lines[(at - 1) * GROUPS_SHOWN : at * GROUPS_SHOWN],
+        "groups": len(lines),
+        "learned": sum(line.learned for line in lines),
+        "facts": facts_of_step(rollouts, lines, updates, shown, sum(call.tokens for call in calls)),
+        "updates": updates,
+        "timeline": shown,
+        "before": before,
+        "after": after,
+        "at": at,
+        "pages": max(1, -(-len(lines) // GROUPS_SHOWN)),
+    }
+    title = step_name(number_)
+    crumbs = (Crumb("Runs", "/"), Crumb(run_name(found.run), run_url(found.run)), Crumb(title))
+    return page(request, "step.html", title, crumbs, context)
+
+
+def step_name(step: int | None) -> str:
+    """What a step is called on pages."""
+    return "Rollouts without a step" if step is None else f"Step {step}"
+
+
+async def _rollouts(found: RunOverview, part: str, source: SourceDep) -> tuple[int | None, list[RolloutRow]]:
+    """The step of a segment of an address, and its rollouts. Raises UnknownPage."""
+    try:
+        step = number_of(part)
+    except ValueError:
+        raise UnknownPage("Unknown step", f"{part!r} is no step: a step is a number.") from None
+    rollouts = await source.rollouts(found.run, step) if step is None or 0 <= step < 2**31 else []
+    if not rollouts:
+        known = sorted({row.step for row in await source.steps(found.run) if row.step is not None})
+        span = f" It has steps {known[0]} to {known[-1]}." if known else ""
+        raise UnknownPage("Unknown step", f"The run {run_name(found.run)!r} has no rollouts of step {part}.{span}")
+    return step, rollouts
+
+
+def facts_of_step(
+    rollouts: Sequence[RolloutRow],
+    lines: Sequence[GroupLine],
+    updates: Sequence[TrainUpdate],
+    shown: Timeline | None,
+    tokens: int,
+) -> list[Fact]:
+    """Rollouts, reward, groups, what the update did, and where the time went. The reward is the learner's own where it
+    trained on all of these rollouts."""
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None and not rollout.failed]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    spread = (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5 if mean is not None else None
+    failed = sum(rollout.failed for rollout in rollouts)
+    learned = sum(line.learned for line in lines)
+    facts = [
+        Fact("Rollouts", number(len(rollouts)), f"{failed} failed" if failed else "none failed"),
+        Fact("Reward", fixed(mean, 3), f"spread {fixed(spread, 3)}"),
+        Fact("Gradient from", f"{learned} of {len(lines)}", "groups whose rewards differ"),
+        Fact("Sampled", number(tokens), "tokens"),
+    ]
+    if shown is not None:
+        rate = tokens / shown.rollouts_end if shown.rollouts_end else None
+        facts += [
+            Fact("Rollouts took", seconds(shown.rollouts_end), f"{number(rate)} tokens per second"),
+            Fact("Sampling", percent(shown.share("sampling")), "of the rollouts' time"),
+        ]
+        if tools := shown.share("tool"):
+            facts.append(Fact("Tools", percent(tools), "of the rollouts' time"))
+    if updates:
+        last = updates[-1]
+        made = number(last.result_step) if last.applied else DASH
+        told = "made from it" if last.applied else "nothing learned" if last.state == "done" else last.state
+        facts.append(Fact("Next step", made, told))
+        facts.append(Fact("Training took", seconds(last.metrics.get("seconds/total")), _tokens(last)))
+    return facts
+
+
+def _tokens(update: TrainUpdate) -> str:
+    trained = update.metrics.get("tokens/trained")
+    return "" if trained is None else f"{number(trained)} tokens"

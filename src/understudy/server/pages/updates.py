@@ -1,0 +1,172 @@
+"""Train requests and logged evaluations by the run whose rollouts they name; what is final is parsed once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import orjson
+from pydantic import ValidationError
+from sqlalchemy import Connection
+
+from ...types import Json
+from ...wire import LogRequest, TrainStatus
+from ..records import overview
+from ..records.overview import TrainRow
+
+log = logging.getLogger(__name__)
+
+FINAL = frozenset({"done", "failed", "interrupted"})
+"""States that only change when the request is sent again."""
+
+
+@dataclass(frozen=True)
+class TrainUpdate:
+    """A train request. `step` is the policy step of its first rollout, `result_step` the model's step afterwards; `metrics`
+    are the learner's. `positions`: trajectory id -> (group of the request, index in it)."""
+
+    id: str
+    model: str
+    state: str
+    created_at: float
+    run: str | None
+    step: int | None
+    result_step: int | None
+    applied: bool
+    why: str  # nothing was applied, or the error
+    no_signal: str | None
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    warnings: tuple[str, ...] = ()
+    positions: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    config: dict[str, Json] = field(default_factory=dict[str, Json])
+
+
+@dataclass(frozen=True)
+class LoggedEvaluation:
+    """Metrics that were logged with a model, such as an evaluation's: `{split}/reward`."""
+
+    model: str
+    run: str | None
+    split: str
+    step: int | None
+    created_at: float
+    metrics: dict[str, float]
+    rollouts: int
+
+    def value(self, name: str) -> float | None:
+        """A metric by its name without the split."""
+        return self.metrics.get(f"{self.split}/{name}")
+
+
+class UpdateIndex:
+    """Every train request of the records. Used from several threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, TrainUpdate] = {}
+        self._by_run: dict[str | None, tuple[TrainUpdate, ...]] = {}
+        self._lock = threading.Lock()
+
+    def of_run(self, run: str | None) -> tuple[TrainUpdate, ...]:
+        """The requests of a run, oldest first, as of the last `refresh`."""
+        return self._by_run.get(run, ())
+
+    def refresh(self, connection: Connection) -> None:
+        """Read the requests that are new or whose state has changed."""
+        with self._lock:
+            states = overview.train_states(connection)
+            wanted = [
+                id
+                for id, state in states
+                if state not in FINAL or id not in self._known or self._known[id].state != state
+            ]
+            if not wanted and len(states) == len(self._known):
+                return
+            self._known |= _parsed(connection, overview.train_rows(connection, wanted).values())
+            by_run: dict[str | None, list[TrainUpdate]] = defaultdict(list)
+            for id, _ in states:
+                by_run[self._known[id].run].append(self._known[id])
+            self._known = {id: self._known[id] for id, _ in states}
+            self._by_run = {run: tuple(updates) for run, updates in by_run.items()}
+
+
+class EvaluationIndex:
+    """Every log entry of the records. Used from several threads."""
+
+    def __init__(self) -> None:
+        self._newest = 0
+        self._by_run: dict[str | None, tuple[LoggedEvaluation, ...]] = {}
+        self._lock = threading.Lock()
+
+    def of_run(self, run: str | None) -> tuple[LoggedEvaluation, ...]:
+        """The entries whose rollouts belong to a run, oldest first, as of the last `refresh`."""
+        return self._by_run.get(run, ())
+
+    def refresh(self, connection: Connection) -> None:
+        """Read the entries that are new."""
+        with self._lock:
+            rows = overview.log_rows(connection, self._newest)
+            if not rows:
+                return
+            entries = [(row, LogRequest.model_validate_json(row.body)) for row in rows]
+            firsts = [entry.trajectory_ids[0] for _, entry in entries if entry.trajectory_ids]
+            rollouts = overview.rollouts_by_id(connection, firsts)
+            for row, entry in entries:
+                rollout = rollouts.get(entry.trajectory_ids[0]) if entry.trajectory_ids else None
+                run = rollout.run if rollout is not None else None
+                evaluation = LoggedEvaluation(
+                    row.model, run, entry.split, entry.step, row.created_at, entry.metrics, len(entry.trajectory_ids)
+                )
+                self._by_run[run] = (*self._by_run.get(run, ()), evaluation)
+            self._newest = rows[-1].id
+
+
+def _parsed(connection: Connection, rows: Iterable[TrainRow]) -> dict[str, TrainUpdate]:
+    requests = [(row, orjson.loads(row.request or "{}")) for row in rows]
+    firsts = [ids[0] for _, request in requests if (ids := _first_group(request))]
+    rollouts = overview.rollouts_by_id(connection, firsts)
+    found: dict[str, TrainUpdate] = {}
+    for row, request in requests:
+        rollout = next((rollouts[id] for id in _first_group(request)[:1] if id in rollouts), None)
+        status = _status(row)
+        result = status.result
+        found[row.id] = TrainUpdate(
+            id=row.id,
+            model=row.model,
+            state=row.state,
+            created_at=row.created_at,
+            run=rollout.run if rollout is not None else None,
+            step=rollout.step if rollout is not None else None,
+            result_step=result.step if result is not None else None,
+            applied=result.applied if result is not None else False,
+            why=(result.why if result is not None else status.error) or "",
+            no_signal=result.no_signal if result is not None else None,
+            metrics=result.metrics if result is not None else {},
+            warnings=result.warnings if result is not None else (),
+            positions=_positions(request),
+            config=request.get("config") or {},
+        )
+    return found
+
+
+def _status(row: TrainRow) -> TrainStatus:
+    try:
+        return TrainStatus.model_validate_json(row.status)
+    except ValidationError:
+        log.warning("Train request %s was stored in a shape that is no longer read", row.id)
+        return TrainStatus(id=row.id, model=row.model, state="failed", error="stored in a shape that is no longer read")
+
+
+def _first_group(request: dict[str, Json]) -> list[str]:
+    groups: list[dict[str, Json]] = request.get("groups") or []
+    return groups[0]["trajectory_ids"] if groups else []
+
+
+def _positions(request: dict[str, Json]) -> dict[str, tuple[int, int]]:
+    return {
+        trajectory_id: (number, index)
+        for number, group in enumerate(request.get("groups") or [])
+        for index, trajectory_id in enumerate(group["trajectory_ids"])
+    }

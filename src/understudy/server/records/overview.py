@@ -1,0 +1,256 @@
+"""What overviews read: runs, their steps and rollouts, train requests and logged metrics, from indexes where they can.
+
+A run, step or group of None means the rollouts that name none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy import Connection, Row, func, select
+
+from ...types import Json
+from .claims import chunks
+from .tables import calls, logs, outputs, trains, trajectories
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """The rollouts that name a run: how many, and the first and last of them in order of finishing."""
+
+    run: str | None
+    rollouts: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class StepRollouts:
+    """The rollouts of one split that a policy step sampled. `reward` is the mean of the scored, None where none is."""
+
+    step: int | None
+    split: str | None
+    rollouts: int
+    scored: int
+    failed: int
+    reward: float | None
+    ended_at: float
+
+
+@dataclass(frozen=True)
+class ToolTime:
+    """When a tool ran, by the client's clock."""
+
+    name: str
+    started_at: float
+    ended_at: float
+    error: str | None
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """A finished rollout as lists show it. `started_at` and `ended_at` in unix seconds."""
+
+    seq: int
+    id: str
+    model: str
+    run: str | None
+    split: str | None
+    step: int | None
+    scenario: str | None
+    group: str | None
+    index: int | None
+    reward: float | None
+    failed: bool
+    started_at: float
+    ended_at: float
+    metrics: dict[str, float]
+    exception: str | None  # its type
+    message: str  # of the exception
+    tools: tuple[ToolTime, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainRow:
+    """A train request as it is stored: JSON of TrainStatus and of TrainRequest."""
+
+    id: str
+    model: str
+    state: str
+    created_at: float
+    status: str
+    request: str
+
+
+@dataclass(frozen=True)
+class LogRow:
+    """Metrics that were logged of a model: JSON of LogRequest."""
+
+    id: int
+    model: str
+    created_at: float
+    body: str
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """When a call of a trajectory ran, in unix seconds, and how many tokens it sampled."""
+
+    trajectory: str
+    call: str
+    started_at: float
+    ended_at: float
+    tokens: int
+
+
+LISTED: tuple[sa.ColumnElement[Json], ...] = (
+    *(trajectories.c.seq, trajectories.c.id, trajectories.c.model, trajectories.c.run, trajectories.c.split),
+    *(trajectories.c.step, trajectories.c.scenario, trajectories.c.group_id, trajectories.c.group_index),
+    *(trajectories.c.reward, trajectories.c.failed, trajectories.c.ended_at, trajectories.c.body),
+)
+"""What `rollout_row` reads."""
+
+
+def run_rows(connection: Connection) -> list[RunRow]:
+    """Every run, the one that was active last first."""
+    seq, run = trajectories.c.seq, trajectories.c.run
+    query = select(run, func.count(), func.min(seq), func.max(seq)).group_by(run).order_by(func.max(seq).desc())
+    return [RunRow(*row) for row in connection.execute(query)]
+
+
+def run_row(connection: Connection, run: str | None) -> RunRow | None:
+    """One run; None where no rollout names it."""
+    seq = trajectories.c.seq
+    row = connection.execute(select(func.count(), func.min(seq), func.max(seq)).where(_is(run))).one()
+    return RunRow(run, *row) if row[0] else None
+
+
+def step_rows(connection: Connection, run: str | None) -> list[StepRollouts]:
+    """The steps and splits of a run, the newest step first."""
+    columns, failed = trajectories.c, sa.case((trajectories.c.failed, 1), else_=0)
+    query = (
+        select(
+            *(columns.step, columns.split, func.count(), func.count(columns.reward), func.sum(failed)),
+            *(func.avg(columns.reward), func.max(columns.ended_at)),
+        )
+        .where(_is(run))
+        .group_by(columns.step, columns.split)
+        .order_by(columns.step.desc(), columns.split)
+    )
+    return [StepRollouts(*row) for row in connection.execute(query)]
+
+
+def steps_around(connection: Connection, run: str | None, step: int) -> tuple[int | None, int | None]:
+    """The run's steps before and after `step`; None where it is the first or the last."""
+    number = trajectories.c.step
+    before = connection.scalar(select(func.max(number)).where(_is(run), number < step))
+    after = connection.scalar(select(func.min(number)).where(_is(run), number > step))
+    return before, after
+
+
+def rollouts_of_step(connection: Connection, run: str | None, step: int | None) -> list[RolloutRow]:
+    """The rollouts of a step in order of finishing, all splits."""
+    query = select(*LISTED).where(_is(run), trajectories.c.step == step).order_by(trajectories.c.seq)
+    return [rollout_row(row) for row in connection.execute(query)]
+
+
+def rollouts_of_group(connection: Connection, run: str | None, group: str) -> list[RolloutRow]:
+    """The rollouts of a group of a run, by their index in it."""
+    query = select(*LISTED).where(trajectories.c.group_id == group)
+    found = [rollout_row(row) for row in connection.execute(query) if row.run == run]
+    return sorted(found, key=lambda rollout: (rollout.index is None, rollout.index, rollout.seq))
+
+
+def rollouts_at(connection: Connection, numbers: Iterable[int]) -> dict[int, RolloutRow]:
+    """Rollouts by their `seq`."""
+    found: dict[int, RolloutRow] = {}
+    for chunk in chunks(list(numbers)):
+        rows = connection.execute(select(*LISTED).where(trajectories.c.seq.in_(chunk)))
+        found |= {row.seq: rollout_row(row) for row in rows}
+    return found
+
+
+def rollouts_by_id(connection: Connection, ids: Sequence[str]) -> dict[str, RolloutRow]:
+    """Rollouts by their id; those that are not finished are missing."""
+    found: dict[str, RolloutRow] = {}
+    for chunk in chunks(list(ids)):
+        rows = connection.execute(select(*LISTED).where(trajectories.c.id.in_(chunk)))
+        found |= {row.id: rollout_row(row) for row in rows}
+    return found
+
+
+def train_states(connection: Connection) -> list[tuple[str, str]]:
+    """Id and state of every train request, oldest first."""
+    query = select(trains.c.id, trains.c.state).order_by(trains.c.created_at, trains.c.id)
+    return [(row.id, row.state) for row in connection.execute(query)]
+
+
+def train_rows(connection: Connection, ids: Sequence[str]) -> dict[str, TrainRow]:
+    """Train requests by id."""
+    found: dict[str, TrainRow] = {}
+    for chunk in chunks(list(ids)):
+        for row in connection.execute(select(trains).where(trains.c.id.in_(chunk))):
+            found[row.id] = TrainRow(row.id, row.model, row.state, row.created_at, row.status, row.request)
+    return found
+
+
+def log_rows(connection: Connection, after: int) -> list[LogRow]:
+    """What was logged after the entry with this id, oldest first."""
+    rows = connection.execute(select(logs).where(logs.c.id > after).order_by(logs.c.id))
+    return [LogRow(row.id, row.model, row.created_at, row.body) for row in rows]
+
+
+def call_times(connection: Connection, ids: Sequence[str]) -> list[CallTimes]:
+    """The calls recorded under these trajectories, and those whose choices they claim, in order of start."""
+    found: list[CallTimes] = []
+    size = func.coalesce(func.sum(func.length(outputs.c.token_ids)), 0)
+    for chunk in chunks(list(ids)):
+        own = select(calls.c.trajectory_id.label("owner"), calls.c.id).where(calls.c.trajectory_id.in_(chunk))
+        claimed = select(outputs.c.claimed_by.label("owner"), outputs.c.call_id.label("id")).where(
+            outputs.c.claimed_by.in_(chunk)
+        )
+        owned = sa.union(own, claimed).subquery()
+        query = (
+            select(owned.c.owner, calls.c.id, calls.c.started_at, calls.c.ended_at, size)
+            .join(calls, calls.c.id == owned.c.id)
+            .outerjoin(outputs, outputs.c.call_id == calls.c.id)
+            .group_by(owned.c.owner, calls.c.id, calls.c.started_at, calls.c.ended_at)
+            .order_by(calls.c.started_at, calls.c.id)
+        )
+        found += [CallTimes(*row[:4], tokens=row[4] // 4) for row in connection.execute(query)]
+    return found
+
+
+def rollout_row(row: Row[Json]) -> RolloutRow:
+    """A row of `trajectories` as lists show it."""
+    body: dict[str, Json] = orjson.loads(row.body)
+    error: dict[str, str] = body.get("exception") or {}
+    return RolloutRow(
+        seq=row.seq,
+        id=row.id,
+        model=row.model,
+        run=row.run,
+        split=row.split,
+        step=row.step,
+        scenario=row.scenario,
+        group=row.group_id,
+        index=row.group_index,
+        reward=row.reward,
+        failed=bool(row.failed),
+        started_at=body["started_at"],
+        ended_at=row.ended_at,
+        metrics=body.get("metrics") or {},
+        exception=error.get("type"),
+        message=error.get("message") or "",
+        tools=tuple(
+            ToolTime(run["name"], run["started_at"], run["ended_at"], run.get("error"))
+            for run in body.get("tool_runs") or ()
+        ),
+    )
+
+
+def _is(run: str | None) -> sa.ColumnElement[bool]:
+    return trajectories.c.run.is_(None) if run is None else trajectories.c.run == run

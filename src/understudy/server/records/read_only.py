@@ -1,0 +1,95 @@
+"""Records opened for reading only: of a directory on which no server runs, or beside the one that does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from sqlalchemy import Connection, Engine, inspect, select
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+from ...errors import StoreError
+from .database import read_only_engine_at
+from .tables import SCHEMA, meta
+from .writer import store_error
+
+R = TypeVar("R")
+
+_READERS = 4
+
+
+class Readable(Protocol):
+    """Records that can be read: those of a server (Store), or ReadOnlyRecords."""
+
+    async def read(self, read: Callable[[Connection], R]) -> R:
+        """What `read` makes of a connection, in another thread. Raises StoreError."""
+        ...
+
+
+class ReadOnlyRecords:
+    """Takes no lock of the directory, migrates nothing, and cannot write."""
+
+    def __init__(self, engine: Engine, where: str) -> None:
+        self._engine = engine
+        self._where = where
+        self._readers = ThreadPoolExecutor(_READERS, "understudy-read")
+
+    @classmethod
+    def open(cls, url: str) -> ReadOnlyRecords:
+        """Records at a SQLAlchemy URL. Raises StoreError: unreachable, not ours, or of another schema."""
+        engine, where = read_only_engine_at(url, _READERS)
+        sqlite = engine.dialect.name == "sqlite"
+        if sqlite and not Path(where).is_file():
+            engine.dispose()
+            raise StoreError(f"there are no records at {where}: no server has recorded anything there")
+        try:
+            try:
+                _check_schema(engine, where)
+            except OperationalError:
+                if not sqlite:
+                    raise
+                engine.dispose()
+                engine, where = read_only_engine_at(url, _READERS, immutable=True)
+                _check_schema(engine, where)
+        except SQLAlchemyError as error:
+            engine.dispose()
+            raise store_error(error, "open", where) from error
+        except StoreError:
+            engine.dispose()
+            raise
+        return cls(engine, where)
+
+    async def read(self, read: Callable[[Connection], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._reading, read)
+
+    def close(self) -> None:
+        """Let go of the database. Blocks."""
+        self._readers.shutdown()
+        self._engine.dispose()
+
+    def _reading(self, read: Callable[[Connection], R]) -> R:
+        try:
+            with self._engine.connect() as connection:
+                return read(connection)
+        except SQLAlchemyError as error:
+            raise store_error(error, "read", self._where) from error
+
+
+def _check_schema(engine: Engine, where: str) -> None:
+    with engine.connect() as connection:
+        if not inspect(connection).has_table("meta"):
+            raise StoreError(f"the database at {where} holds no records of Understudy")
+        stored = connection.execute(select(meta.c.value).where(meta.c.key == "schema")).scalar()
+    if stored is not None and int(stored) < SCHEMA:
+        raise StoreError(
+            f"the records at {where} have the older schema {stored}: start a server on them once "
+            f"(`understudy serve --dir {Path(where).parent}`), which brings them to schema {SCHEMA}"
+        )
+    if stored is None or int(stored) > SCHEMA:
+        raise StoreError(
+            f"the records at {where} have schema {stored!r}, and this version of understudy knows up to {SCHEMA}: "
+            "upgrade understudy"
+        )

@@ -1,0 +1,74 @@
+"""The file of SQLite records before it is opened: whether it is ours, whole, and not an empty one beside checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from ...errors import StoreError
+from .tables import SCHEMA
+
+log = logging.getLogger(__name__)
+
+APPLICATION_ID = 0x55534459  # "USDY"
+CHECKED_BYTES = 2**30
+"""A larger file is not checked at each start, which would read all of it: `understudy verify` does."""
+_MAGIC = b"SQLite format 3\0"
+
+
+def check_file(path: Path) -> None:
+    """Raises StoreError for records that must not be opened, with what to do."""
+    fault = fault_of(path, "quick_check" if path.exists() and path.stat().st_size <= CHECKED_BYTES else None)
+    if fault is not None:
+        raise StoreError(
+            f"the records at {path} cannot be used: {fault}. Restore them from a backup; `understudy verify "
+            f"{path.parent} --repair` puts them aside, and the server begins new ones"
+        )
+
+
+def fault_of(path: Path, check: str | None) -> str | None:
+    """What is wrong with a file of records; None for a good one, or none. `check`: quick_check or integrity_check."""
+    if not path.exists():
+        return None
+    try:
+        # With a journal beside it SQLite makes the file whole first: a loss of power cut its first write.
+        with path.open("rb") as file:
+            head = file.read(len(_MAGIC))
+        if not head:
+            return "the file is empty beside checkpoints" if _has_checkpoints(path.parent) else None
+        if head != _MAGIC and not path.with_name(f"{path.name}-journal").exists():
+            return "it is no SQLite database"
+        with closing(sqlite3.connect(path, timeout=10.0)) as connection:
+            return _foreign(connection) or (_damaged(connection, check) if check else None)
+    except (OSError, sqlite3.Error) as error:
+        return str(error)
+
+
+def mark_file(engine: Engine) -> None:
+    """Write whose file it is into its header, and which schema it has."""
+    with engine.begin() as connection:
+        if connection.exec_driver_sql("PRAGMA application_id").scalar() != APPLICATION_ID:
+            connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
+        if connection.exec_driver_sql("PRAGMA user_version").scalar() != SCHEMA:
+            connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA}")
+
+
+def _foreign(connection: sqlite3.Connection) -> str | None:
+    (owner,) = connection.execute("PRAGMA application_id").fetchone()
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if owner not in (0, APPLICATION_ID):
+        return f"it belongs to another program (application_id {owner:#x})"
+    return f"its tables are not ours ({', '.join(sorted(tables)[:5])})" if tables and "meta" not in tables else None
+
+
+def _damaged(connection: sqlite3.Connection, check: str) -> str | None:
+    lines = [line for (line,) in connection.execute(f"PRAGMA {check}(3)")]
+    return None if lines == ["ok"] else "it is damaged: " + "; ".join(lines)
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return next(folder.glob("*/models/*/checkpoints/*/understudy.json"), None) is not None

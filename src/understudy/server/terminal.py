@@ -1,0 +1,220 @@
+"""`python -m understudy.server runs|show`: runs, a run's steps, and a rollout in the terminal, read from a directory."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from difflib import get_close_matches
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import Connection, select
+
+from ..config import default_dir
+from ..errors import ConfigError
+from ..types import Call, Json, Message
+from ..wire import TrajectoryWithCalls
+from .http.viewer import open_records
+from .pages.export import rollout_document
+from .pages.numbers import ago, fixed, moment, number, seconds, signed
+from .pages.rollout_view import rollout_view
+from .pages.run_facts import facts_of, warnings_of
+from .pages.run_page import HEADINGS, run_name, step_lines
+from .pages.runs_page import RunLine, line_of
+from .pages.source import DashboardSource, RunOverview
+from .records.tables import trajectories
+
+_RUNS = 30
+_STEPS = 20
+_NEAR = 2_000
+
+
+def run_terminal(argv: Sequence[str]) -> int:
+    """Print what a command asks for. Raises ConfigError for a folder or a name that is unknown, StoreError."""
+    arguments = _parse(argv)
+    folder: Path = (arguments.dir or default_dir()).expanduser().absolute()
+    records = open_records(folder, arguments.store_url)
+    try:
+        source = DashboardSource(records, folder)
+        console = Console(highlight=False)
+        if arguments.command == "runs":
+            asyncio.run(_runs(source, console, as_json=arguments.json))
+        else:
+            asyncio.run(_show(source, console, arguments.name, arguments.html))
+    finally:
+        records.close()
+    return 0
+
+
+async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> None:
+    rows = await source.runs()
+    lines = [line_of(found, source) for found in await source.overviews(rows[:_RUNS])]
+    if as_json:
+        console.print_json(json.dumps([asdict(line) for line in lines]))
+        return
+    if not lines:
+        console.print(f"No rollout has finished in {source.folder} yet.", markup=False)
+        return
+    console.print(_runs_table(lines))
+    if len(rows) > _RUNS:
+        console.print(f"and {len(rows) - _RUNS} older runs: `understudy ui` has them all", style="dim")
+
+
+def _runs_table(lines: Sequence[RunLine]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("run", "status", "model", "started"):
+        table.add_column(name, overflow="fold")
+    for name in ("step", "reward", "trend", "evaluation", "rollouts"):
+        table.add_column(name, justify="right")
+    for line in lines:
+        table.add_row(
+            Text(run_name(line.run)),
+            f"{line.status.mark} {line.status.text}",
+            Text(line.models),
+            ago(line.began),
+            number(line.step),
+            fixed(line.reward, 3),
+            signed(line.change, 3),
+            fixed(line.evaluation, 3),
+            number(line.rollouts),
+        )
+    return table
+
+
+async def _show(source: DashboardSource, console: Console, name: str, html: Path | None) -> None:
+    run = await source.run(name)
+    if run is not None:
+        if html is not None:
+            raise ConfigError(f"--html: {name!r} is a run; a file is written of a trajectory")
+        console.print(_run(run))
+        return
+    found = await source.trajectory(name)
+    if found is None:
+        raise ConfigError(await _unknown(source, name))
+    if html is not None:
+        await _write_html(source, name, html)
+        console.print(f"{name} is in {html}", markup=False)
+        return
+    console.print(_trajectory(name, found))
+
+
+async def _write_html(source: DashboardSource, name: str, file: Path) -> None:
+    view = await rollout_view(source, name)
+    if view is None:
+        raise ConfigError(await _unknown(source, name))
+    try:
+        file.write_text(rollout_document(view), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html: {file} cannot be written: {error.strerror or error}") from error
+
+
+async def _unknown(source: DashboardSource, name: str) -> str:
+    runs = [row.run for row in await source.runs() if row.run is not None]
+
+    def newest(connection: Connection) -> list[str]:
+        return list(connection.scalars(select(trajectories.c.id).order_by(trajectories.c.seq.desc()).limit(_NEAR)))
+
+    known = [*runs, *await source.read(newest)]
+    begins = [each for each in known if each.startswith(name)]
+    nearest = list(dict.fromkeys([*begins[:3], *get_close_matches(name, known, n=3)]))[:3]
+    hint = f"; the nearest are {', '.join(map(repr, nearest))}" if nearest else "; `understudy runs` lists the runs"
+    return f"there is no run and no trajectory {name!r} in {source.folder}{hint}"
+
+
+def _run(found: RunOverview) -> Group:
+    facts = Table.grid(padding=(0, 3))
+    for fact in facts_of(found):
+        facts.add_row(Text(fact.name, "dim"), Text(fact.value, "bold"), Text(fact.note, "dim"))
+    steps = Table(box=None, pad_edge=False, header_style="bold")
+    steps.add_column("step")
+    for heading in HEADINGS:
+        steps.add_column(heading.lower(), justify="right")
+    steps.add_column("")
+    for line in step_lines(found)[:_STEPS]:
+        steps.add_row(line.step, *line.cells, line.state)
+    warnings = [
+        Text(
+            f"! step {number(each.step)}: {each.text}" + (f" ({each.times} times)" if each.times > 1 else ""), "yellow"
+        )
+        for each in warnings_of(found)
+    ]
+    head = Text(f"{run_name(found.run)}: {', '.join(found.models)}, {number(found.row.rollouts)} rollouts", "bold")
+    began = Text(f"began {moment(found.first.started_at)}, last rollout {ago(found.last.ended_at)}", "dim")
+    return Group(
+        head, began, *warnings, Text(), facts, Text(), steps if found.updates else Text("Nothing was trained.")
+    )
+
+
+def _trajectory(name: str, found: TrajectoryWithCalls) -> Group:
+    record = found.trajectory
+    parts: list[RenderableType] = [Text(name, "bold")]
+    if record is None:
+        parts.append(Text("not finished yet", "yellow"))
+    else:
+        place = record.place
+        where = {"run": place.run, "step": place.step, "split": place.split, "scenario": place.scenario}
+        told = [f"{key} {value}" for key, value in where.items() if value is not None]
+        took = seconds(record.ended_at - record.started_at)
+        parts.append(Text(", ".join([*told, f"model {record.model}", f"took {took}"]), "dim"))
+        parts.append(Text(f"reward {fixed(record.reward, 3)}", "bold"))
+        parts += [Text(f"  {key} {number(value)}") for key, value in record.metrics.items()]
+        parts += [Text(f"  log: {line}") for line in record.logs]
+        if record.exception is not None:
+            error = record.exception
+            parts.append(Panel(Text(error.traceback or error.message), title=Text(error.type), border_style="red"))
+    for number_, call in enumerate(found.calls, start=1):
+        parts += _call(number_, call, found.calls[number_ - 2] if number_ > 1 else None)
+    return Group(*parts)
+
+
+def _call(number_: int, call: Call, before: Call | None) -> Iterator[RenderableType]:
+    """A call: the messages that the one before it had not, and its answers."""
+    known = len(before.messages) if before is not None else 0
+    shared = before is not None and call.messages[:known] == before.messages
+    fresh = call.messages[known:] if shared else call.messages
+    if shared and fresh and fresh[0].get("role") == "assistant":
+        fresh = fresh[1:]  # the answer of the call before, shown there
+    tokens = sum(len(output.token_ids) for output in call.outputs)
+    took = seconds(call.ended_at - call.started_at)
+    yield Text(
+        f"\ncall {number_}: {call.model} at step {call.step}, {tokens} tokens, {took}, {call.status}", "bold cyan"
+    )
+    for message in fresh:
+        yield _message(message, "dim")
+    for output in call.outputs:
+        yield _message(output.message, "")
+    if call.error:
+        yield Text(call.error, "red")
+
+
+def _message(message: Message, style: str) -> Text:
+    """A message with its tool calls as people read them."""
+    content: Json = message.get("content")
+    lines = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
+    for tool in message.get("tool_calls") or ():
+        function: dict[str, Json] = tool.get("function") or {}
+        lines.append(f"{function.get('name')}({function.get('arguments')})")
+    return Text(f"{message.get('role', '?')}: ", "bold").append("\n".join(lines), style or "not bold")
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="understudy", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("runs", prog="understudy runs", description="List the runs of a server's directory.")
+    runs.add_argument("dir", type=Path, nargs="?", help="directory of a server; none: ./.understudy")
+    runs.add_argument("--json", action="store_true", help="as JSON")
+    show = commands.add_parser("show", prog="understudy show", description="Show a run's steps, or a rollout.")
+    show.add_argument("name", help="a run, or the id of a trajectory")
+    show.add_argument("--dir", type=Path, help="directory of a server; none: ./.understudy")
+    show.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the trajectory as one HTML file, with its tokens"
+    )
+    for command in (runs, show):
+        command.add_argument("--store-url", help="SQLAlchemy URL of the records, where the server had one")
+    return parser.parse_args(argv)

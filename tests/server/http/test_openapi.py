@@ -1,0 +1,134 @@
+"""`/openapi.json`, and requests made of it: no route answers 500, and what it answers fits its schema."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.acting_sampler import Act
+from tests.fakes.gateway import Gateway
+from tests.fakes.served_gateway import ServedGateway, served_gateway
+from understudy.server.http.auth import Guard
+from understudy.server.http.openapi import OPENAPI
+
+CASES = int(os.environ.get("UNDERSTUDY_TEST_API_CASES", "8"))
+"""Requests of each kind to each operation."""
+KNOWN = {"name": "default", "trajectory_id": "rolled-out", "request_id": "r", "step": 1, "run": "a-run", "group": "g"}
+"""What a path may name that is there."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    """A server with a finished rollout of one call."""
+    with served_gateway(lambda _: Act("an answer"), tmp_path_factory.mktemp("api")) as running:
+        body = {"model": "default", "messages": [{"role": "user", "content": "hi"}]}
+        called = running.http.post("/t/rolled-out/v1/chat/completions", json=body)
+        record = {"id": "rolled-out", "model": "default", "reward": 1.0, "started_at": 1.0, "ended_at": 2.0}
+        record |= {"place": {"run": "a-run", "step": 1, "group": "g"}}
+        finished = running.http.post("/api/trajectories", json={"trajectories": [record]})
+        assert (called.status_code, finished.status_code) == (200, 200), (called.text, finished.text)
+        yield running
+
+
+async def test_the_description_names_every_route_of_programs_and_the_types_that_its_handlers_read(
+    gateway: Gateway,
+) -> None:
+    found = (await gateway.http.get(OPENAPI)).json()
+    assert found["openapi"].startswith("3.1")
+    assert {"/v1/chat/completions", "/api/train", "/api/trajectories", "/health"} <= found["paths"].keys()
+    chat = found["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert chat == {"$ref": "#/components/schemas/ChatFields"}
+    assert found["components"]["schemas"]["ChatFields"]["properties"]["temperature"]["anyOf"][0]["maximum"] == 100
+    references = {value for value in _references(found)}
+    assert {reference.rpartition("/")[2] for reference in references} <= found["components"]["schemas"].keys()
+
+
+def test_the_description_is_behind_the_key() -> None:
+    refusal = Guard("a-key").refusal(OPENAPI, {"host": "example.com"})
+    assert refusal is not None and refusal[0] == 401
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from ([value["$ref"]] if isinstance(value.get("$ref"), str) else [])
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in inside:
+        yield from _references(item)
+
+
+@pytest.mark.parametrize("valid", [True, False], ids=["valid", "invalid"])
+def test_no_request_to_any_route_is_answered_500_or_with_what_its_schema_does_not_say(
+    served: ServedGateway, require: Callable[[bool, str], None], valid: bool
+) -> None:
+    require(find_spec("schemathesis") is not None, "pip install -r requirements/test.txt")
+    import schemathesis
+    from schemathesis import GenerationMode
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.core.result import Ok
+    from schemathesis.specs.openapi.checks import response_schema_conformance
+
+    schema = schemathesis.openapi.from_dict(served.http.get(OPENAPI).json())
+    schema.config.update(base_url=served.url)
+    mode = GenerationMode.POSITIVE if valid else GenerationMode.NEGATIVE
+    found = list(schema.get_all_operations())
+    operations = [each.ok() for each in found if isinstance(each, Ok)]
+    assert len(operations) == len(found) > 20
+    asked = 0
+
+    def ask(operation: Any) -> None:
+        @settings(
+            max_examples=CASES,
+            derandomize=True,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+        )
+        @given(case=operation.as_strategy(generation_mode=mode), known=st.booleans())
+        def run(case: Any, known: bool) -> None:
+            nonlocal asked
+            if known:
+                named = {name: value for name, value in KNOWN.items() if name in case.path_parameters}
+                case.path_parameters.update(named)
+            asked += 1
+            case.call_and_validate(checks=[not_a_server_error, response_schema_conformance], timeout=60)
+
+        run()
+
+    for operation in operations:
+        if valid or operation.body:  # nothing is invalid where any word is a name
+            ask(operation)
+    assert asked >= 10 * CASES
+    assert served.http.get("/health").json()["status"] == "ok"
+
+
+PAGES = ("/", "/runs/{run}", "/compare", "/search", "/pages/data/runs/{run}", "/runs/{run}/steps/{step}")
+PAGES += ("/runs/{run}/steps/{step}/groups/{group}", "/trajectories/{trajectory_id}", "/pages/resample")
+WORDS = st.one_of(
+    st.sampled_from([str(value) for value in KNOWN.values()]), st.text(max_size=30), st.integers().map(str)
+)
+
+
+@settings(max_examples=8 * CASES, derandomize=True, deadline=None, database=None)
+@given(
+    place=st.sampled_from(PAGES),
+    words=st.dictionaries(st.sampled_from([*KNOWN]), WORDS),
+    query=st.dictionaries(
+        st.one_of(st.sampled_from(["run", "step", "text", "sort", "page", "a", "b"]), st.text()), WORDS
+    ),
+)
+def test_no_page_is_answered_500(
+    served: ServedGateway, place: str, words: dict[str, str], query: dict[str, str]
+) -> None:
+    from urllib.parse import quote, urlencode
+
+    path = place.format(**{name: quote(words.get(name, str(value)), safe="") for name, value in KNOWN.items()})
+    text = urlencode(query, errors="surrogatepass")
+    assert httpx.get(f"{served.url}{path}?{text}", trust_env=False, timeout=60).status_code < 500

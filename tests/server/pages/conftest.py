@@ -1,0 +1,110 @@
+"""What the tests of pages share: one real run, recorded once, its dashboard, Chromium, and axe."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.pages.recorded_run import RUN, record_run
+from tests.server.pages.viewing import from_records, viewing
+from understudy.server.pages.step_groups import group_lines
+from understudy.server.records.overview import RolloutRow
+
+AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
+KEPT = 2
+"""Of the recorded run's three steps: those whose tokens are kept."""
+PLANTED = '<script>document.title = "planted"</script>'
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a server that trained three steps, kept the tokens of the last two, and has ended."""
+    folder = tmp_path_factory.mktemp("recorded")
+    record_run(folder, keep_tokens=KEPT)
+    return folder / "server"
+
+
+@pytest.fixture(scope="session")
+def widest(recorded: Path) -> RolloutRow:
+    """The best rollout of the last step's group whose rewards differ most."""
+    lines = group_lines(from_records(recorded, lambda source: source.rollouts(RUN, 2)))
+    assert lines[0].learned, "no group of the last step has rewards that differ"
+    return max((chip.rollout for chip in lines[0].chips), key=lambda row: row.reward or 0.0)
+
+
+@pytest.fixture(scope="session")
+def planted(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the directory in which a run's name, a scenario's, tool results and an error of step 1 are markup."""
+    folder = tmp_path_factory.mktemp("planted") / "server"
+    shutil.copytree(recorded, folder)
+    records = sqlite3.connect(folder / "records.db")
+    with records:
+        bodies = records.execute(
+            "SELECT calls.id, calls.body FROM calls JOIN trajectories ON trajectories.id = calls.trajectory_id "
+            "WHERE trajectories.step = 1"
+        ).fetchall()
+        for call, body in bodies:
+            records.execute("UPDATE calls SET body = ? WHERE id = ?", (_with_markup(body), call))
+        records.execute(
+            "UPDATE trajectories SET run = ?1, scenario = ?1, "
+            "body = json_set(body, '$.place.run', ?1, '$.place.scenario', ?1) WHERE step = 1",
+            (PLANTED,),
+        )
+        records.execute(
+            "UPDATE trajectories SET failed = 1, body = json_set(body, '$.exception', json(?)) WHERE step = 1 "
+            "AND group_index = 0",
+            ('{"type": "<b>ToolError</b>", "message": "<script>1</script>", "traceback": "<script>2</script>"}',),
+        )
+    records.close()
+    return folder
+
+
+def _with_markup(body: str) -> str:
+    """A call's body in which every tool answers with markup."""
+    call = json.loads(body)
+    for message in call["messages"]:
+        if message["role"] == "tool":
+            message["content"] = PLANTED
+    return json.dumps(call)
+
+
+@pytest.fixture(scope="session")
+def dashboard(recorded: Path) -> Iterator[str]:
+    """The URL of the recorded run's dashboard."""
+    with viewing(recorded) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def axe(require: Callable[[bool, str], None]) -> str:
+    """The source of axe-core."""
+    if shutil.which("npm") is None:
+        pytest.skip("not available: npm, and then make page-tools")
+    require(AXE.exists(), "make page-tools")
+    return AXE.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def chromium(require: Callable[[bool, str], None]) -> Iterator[Any]:
+    """A browser, Debian's: nothing is downloaded. Only for one module: while Playwright runs, its event loop does, and no
+    other test of the process could run one."""
+    require(find_spec("playwright") is not None, "pip install -r requirements/test.txt")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None and (os.geteuid() != 0 or shutil.which("apt-get") is None):
+        pytest.skip("not available: Chromium")
+    require(path is not None, "apt-get install chromium")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    playwright = importlib.import_module("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()

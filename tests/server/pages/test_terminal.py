@@ -1,0 +1,88 @@
+"""`understudy runs` and `show`, over a directory on which a server may run; records that are only read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.fakes.gateway import Gateway
+from tests.server.pages.test_runs_page import finish, record
+from understudy.errors import ConfigError, StoreError
+from understudy.server.__main__ import main
+from understudy.server.http.viewer import open_records
+from understudy.server.records.read_only import ReadOnlyRecords
+from understudy.server.records.store import Store
+from understudy.server.records.tables import meta
+from understudy.server.terminal import run_terminal
+
+
+@pytest.fixture
+async def folder(gateway: Gateway, tmp_path: Path) -> Path:
+    """The directory of a server that is still running."""
+    answer = await gateway.chat({"x-understudy-trajectory": "rollout-1"})
+    assert answer.status_code == 200
+    error = {"type": "ToolError", "message": "shut", "traceback": "Traceback: the till is [red]shut[/red]"}
+    await finish(gateway, record("rollout-1", 0.5), record("rollout-2", None, exception=error))
+    return tmp_path
+
+
+async def test_runs_are_listed_and_given_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    await asyncio.to_thread(main, ["runs", str(folder)])
+    assert "run-1" in capsys.readouterr().out
+    await asyncio.to_thread(main, ["runs", str(folder), "--json"])
+    [run] = json.loads(capsys.readouterr().out)
+    assert run["run"] == "run-1" and run["rollouts"] == 2
+
+
+async def test_a_run_and_a_rollout_are_shown_with_markup_as_text(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await asyncio.to_thread(main, ["show", "run-1", "--dir", str(folder)]) == 0
+    assert "2 rollouts" in capsys.readouterr().out
+    assert await asyncio.to_thread(main, ["show", "rollout-1", "--dir", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "reward 0.500" in shown and "user: hi" in shown and "call 1: default at step 0" in shown
+    assert await asyncio.to_thread(main, ["show", "rollout-2", "--dir", str(folder)]) == 0
+    assert "[red]shut[/red]" in capsys.readouterr().out
+
+
+async def test_an_unknown_name_names_the_nearest(folder: Path) -> None:
+    for name, nearest in (("run-11", "'run-1'"), ("rollout", "'rollout-2', 'rollout-1'")):
+        with pytest.raises(ConfigError, match=nearest):
+            await asyncio.to_thread(run_terminal, ["show", name, "--dir", str(folder)])
+
+
+async def test_a_folder_that_is_no_servers_says_where_one_is(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        open_records(tmp_path / "nowhere")
+    around = tmp_path / "around"
+    around.mkdir()
+    (around / "server").symlink_to(folder)
+    with pytest.raises(ConfigError, match=f"there are records in {around / 'server'}"):
+        open_records(around)
+
+
+async def test_records_that_are_only_read_cannot_be_written_beside_a_server(folder: Path, gateway: Gateway) -> None:
+    records = open_records(folder)
+    await finish(gateway, record("rollout-3"))
+    assert await records.read(lambda connection: connection.scalar(sa.text("SELECT count(*) FROM trajectories"))) == 3
+    with pytest.raises(StoreError, match="readonly"):
+        await records.read(lambda connection: connection.execute(sa.delete(meta)))
+    records.close()
+
+
+async def test_records_of_another_schema_say_what_to_do(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'records.db'}"
+    store = await Store.open(url)
+    await store.close()
+    for schema, advice in (("1", "start a server on them once"), ("99", "upgrade understudy")):
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(sa.update(meta).values(value=schema))
+        engine.dispose()
+        with pytest.raises(StoreError, match=advice):
+            ReadOnlyRecords.open(url)

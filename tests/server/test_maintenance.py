@@ -1,0 +1,200 @@
+"""Damaged directories: what the server makes of them at its start, `understudy verify` and `understudy backup`."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from understudy.errors import ConfigError, StoreError
+from understudy.server.__main__ import main
+from understudy.server.errors import ApiError
+from understudy.server.lock import DirectoryLock
+from understudy.server.maintenance import backup, verify
+from understudy.server.models.base_model import BaseModelPath
+from understudy.server.models.checkpoints import read_facts
+from understudy.server.models.registry import ModelRegistry
+from understudy.server.records import sqlite_file
+from understudy.server.records.store import Store
+from understudy.server.training.history import TrainHistory
+from understudy.server.training.job_folders import JobFolders
+from understudy.types import TrainResult
+from understudy.wire import TrainStatus
+
+WRITTEN = Path(__file__).with_name("old_directory") / "files"
+
+
+@pytest.fixture(autouse=True)
+def umask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("understudy.server.maintenance.os.umask", lambda _: None)
+    yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory with a model of two steps, one of none, and records."""
+    return Path(shutil.copytree(WRITTEN, tmp_path / "dir"))
+
+
+def agent(folder: Path) -> Path:
+    return folder / "desk" / "models" / "agent"
+
+
+def registry(folder: Path) -> ModelRegistry:
+    return ModelRegistry.read(folder, BaseModelPath("tiny", folder, "tiny"), "default")
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[Store]:
+    store = await Store.open(f"sqlite:///{folder / 'records.db'}")
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+# ---- model.json
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut", "foreign"])
+def test_a_lost_or_cut_model_json_is_made_anew_from_the_newest_checkpoint(
+    folder: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = agent(folder) / "model.json"
+    before = read_facts(agent(folder))
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_text(path.read_text()[:20] if damage == "cut" else "[]")
+    model = registry(folder).model("agent")
+    assert (model.facts, model.step) == (before, 2)
+    assert "its checkpoints tell" in caplog.text and read_facts(agent(folder)) == before
+    assert [each.name for each in agent(folder).glob("model.json.*")] == (
+        [] if damage == "lost" else [f"{path.name}.damaged-0"]
+    )
+
+
+def test_a_model_without_facts_and_without_a_whole_checkpoint_is_never_served_as_its_base(folder: Path) -> None:
+    from understudy.server.models.leases import AdapterLeases
+    from understudy.server.models.registration import ModelRegistration
+    from understudy.wire import RegisterRequest
+
+    (agent(folder) / "model.json").unlink()
+    for step in ("0001", "0002"):
+        (agent(folder) / "checkpoints" / step / "adapter_config.json").unlink()
+    models = registry(folder)
+    assert models.get("agent") is None
+    leases = AdapterLeases(models, None)  # type: ignore[arg-type]  # nothing is sampled
+    with pytest.raises(ApiError, match="none of them is whole"):
+        ModelRegistration(folder, models, leases).register(
+            RegisterRequest(name="agent", project="desk", base_model="tiny")
+        )
+
+
+async def test_a_newest_step_that_is_gone_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(folder) as store:
+        result = TrainResult(applied=True, step=2, request_id="r", model="agent", metrics={}, checkpoint="x")
+        await store.save_train(TrainStatus(id="r", model="agent", state="done", result=result), "{}")
+        for gone in (False, True):
+            if gone:
+                shutil.rmtree(agent(folder) / "checkpoints" / "0002")
+            caplog.clear()
+            await TrainHistory(store, registry(folder), JobFolders(folder / "jobs", store)).settle()
+            told = "agent was trained to step 2" in caplog.text and "goes on from step 1" in caplog.text
+            assert told == gone
+
+
+# ---- records
+
+
+async def test_records_say_whose_they_are_and_of_which_version(folder: Path) -> None:
+    async with opened(folder):
+        pass
+    with sqlite3.connect(folder / "records.db") as connection:
+        assert connection.execute("PRAGMA application_id").fetchone() == (sqlite_file.APPLICATION_ID,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    connection.close()
+
+
+async def test_records_that_are_empty_beside_checkpoints_foreign_or_damaged_are_refused(folder: Path) -> None:
+    path = folder / "records.db"
+    async with opened(folder):
+        pass
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match="empty beside checkpoints"):
+        await Store.open(f"sqlite:///{path}")
+    path.write_text("a text of somebody else's, which is no database")
+    with pytest.raises(StoreError, match="no SQLite database"):
+        await Store.open(f"sqlite:///{path}")
+    path.write_bytes(whole[:8192] + b"\xff" * 4096 + whole[12288:])
+    with pytest.raises(StoreError, match=r"damaged|malformed"):
+        await Store.open(f"sqlite:///{path}")
+    path.unlink()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE songs (id INTEGER)")
+    connection.close()
+    with pytest.raises(StoreError, match=r"not ours \(songs\)"):
+        await Store.open(f"sqlite:///{path}")
+
+
+async def test_an_empty_file_where_nothing_was_trained_is_a_new_database(tmp_path: Path) -> None:
+    (tmp_path / "records.db").touch()
+    async with opened(tmp_path) as store:
+        assert await store.calls_of(["a"]) == {"a": ()}
+
+
+# ---- understudy verify
+
+
+def test_verify_names_what_is_damaged_and_repair_puts_it_aside(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(folder, repair=False) == 0
+    assert "0 damaged" in capsys.readouterr().out
+    weights = agent(folder) / "checkpoints" / "0002" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    (agent(folder) / "state.json").write_text("{")
+    (agent(folder) / "model.json").write_text("")
+    (folder / "records.db").write_text("x")
+    assert main(["verify", str(folder)]) == 1
+    told = capsys.readouterr().out
+    for part in ("0002", "state.json", "model.json", "records.db"):
+        assert f"{part}: " in told
+    assert "4 damaged" in told and weights.exists()
+    assert main(["verify", str(folder), "--repair"]) == 0
+    assert "written anew" in capsys.readouterr().out
+    assert verify(folder, repair=False) == 0
+    assert registry(folder).model("agent").step == 1
+    assert (folder / "records.db.damaged-0").read_text() == "x"
+
+
+def test_verify_waits_for_no_server(folder: Path) -> None:
+    lock = DirectoryLock(folder)
+    with pytest.raises(ConfigError, match="another server has this directory"):
+        verify(folder, repair=False)
+    lock.release()
+    assert main(["verify", str(folder / "nowhere")]) == 2
+
+
+# ---- understudy backup
+
+
+async def test_a_backup_of_a_directory_in_use_is_whole_and_can_be_served(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "copy"
+    lock = DirectoryLock(folder)
+    async with opened(folder) as store:
+        await store.save_train(TrainStatus(id="r", model="agent", state="queued"), "{}")
+        backup(folder, output)  # the newest write lies in the write-ahead log only
+    lock.release()
+    assert verify(output, repair=False) == 0
+    assert registry(output).model("agent").step == 2
+    async with opened(output) as store:
+        assert [status.id for status in await store.unfinished_trains()] == ["r"]
+    assert not list(tmp_path.glob(".copy*"))
+    with pytest.raises(ConfigError, match="exists already"):
+        backup(folder, output)

@@ -38,8 +38,8 @@ class Agent:
             messages: list[Any] = [{"role": "user", "content": scenario["prompt"]}]
             for model in (*models, *models):
                 answer = await model.openai_client().chat.completions.create(
-                    model=model.name, messages=messages, max_tokens=6
-                )
+                    model=model.name, messages=messages, max_tokens=6, temperature=1.5
+                )  # hot, so that rollouts differ: a group of equal ones is dropped, and another is rolled out
                 messages += [
                     {"role": "assistant", "content": answer.choices[0].message.content or ""},
                     {"role": "user", "content": "again"},

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from understudy.errors import ConfigError, LlmError, RolloutError
 from understudy.llms import budget
 from understudy.rewards.agreement import kendall_tau_b, pairs_in_order
+from understudy.rewards.judge_prompt import DEFAULT_RUBRIC
 from understudy.rewards.ruler_judge import Ruler
 from understudy.scenarios.text_files import jsonl_rows
 from understudy.types import History
@@ -165,3 +166,12 @@ def _histories(values: Mapping[str, Any]) -> tuple[History, ...]:
         raise ConfigError("`messages` is missing: the conversation as a list") from error
     except (ValidationError, TypeError) as error:
         raise ConfigError(f"`messages`, `tools` or `additional_histories` cannot be read: {error}") from error
+
+
+def ruler_at(model: str, api_base: str | None, rubric: Path | None, *, reasoning: bool = False) -> Ruler:
+    """The judge that the options name. Raises ConfigError."""
+    try:
+        text = DEFAULT_RUBRIC if rubric is None else rubric.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--rubric: {rubric} cannot be read: {error}") from error
+    return Ruler(model, rubric=text, reasoning=reasoning, api_base=api_base)

@@ -18,6 +18,7 @@ from understudy.client.records import rollout_records
 from understudy.config import TrainConfig
 from understudy.errors import ConfigError, RolloutError, ServerError, UnderstudyError
 from understudy.types import RolloutPlace, Trajectory, TrajectoryGroup, call_ref
+from understudy.wire import LogRequest
 
 Models = tuple[TrainableModel, ...]
 
@@ -209,6 +210,19 @@ async def log_to_each(
     for model in reversed(models):
         known = await _known_to(await model.api(), groups) if several else groups
         await model.log(known, metrics=metrics, split=split, step=steps[model.name])
+
+
+async def log_spent(
+    model: TrainableModel, groups: Sequence[TrajectoryGroup], step: int, spent: Mapping[str, float]
+) -> None:
+    """Keep with the model what other LLMs were asked for a step and what that cost; the dashboard shows it."""
+    if not spent:
+        return
+    first = next((trajectory.id for group in groups for trajectory in group), None)
+    ids = (first,) if first is not None else ()  # names the run
+    await (await model.api()).log(
+        model.name, LogRequest(split="train", step=step, metrics=dict(spent), trajectory_ids=ids)
+    )
 
 
 def _choices(trajectory: Trajectory) -> Iterator[Choice]:

@@ -9,12 +9,12 @@ from typing import TypedDict, Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
+from understudy.alerts import AlertLimits
 from understudy.client.sampling import MAX_COMPLETION_TOKENS
 from understudy.config import TrainConfig
 from understudy.contracts import Alert, Judge, TraceSink
 from understudy.errors import ConfigError
 from understudy.llms.ledger import check_max_cost
-from understudy.tracing.alerts import AlertLimits
 from understudy.types import PlaceName, Trajectory
 
 from .judging import check_judge

@@ -31,6 +31,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
+from understudy.alerts import signs
 from understudy.client.http import Api
 from understudy.config import TrainConfig
 from understudy.contracts import (
@@ -44,7 +45,6 @@ from understudy.contracts import (
     digest,
 )
 from understudy.errors import UnderstudyError
-from understudy.tracing.alerts import signs
 from understudy.tracing.fanout import FanOut, sink_name
 from understudy.tracing.names import resolve_sinks
 from understudy.types import Json, TrajectoryGroup

@@ -38,7 +38,7 @@ from .messages import (
     untrained_line,
     warnings_of,
 )
-from .models import check_choices, checked_models, keep, keep_beside, log_to_each, steps_of, train_each
+from .models import check_choices, checked_models, keep, keep_beside, log_spent, log_to_each, steps_of, train_each
 from .options import RunOptions, TrainerOptions, check_place, is_number
 from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
@@ -268,6 +268,7 @@ class Trainer:
         for warning in warnings_of(made):
             run.progress.say(warning)
         run.applied(iteration)
+        await log_spent(self.model, scored.groups, iteration.step, scored.spent)
         run.progress.finished(table_row(iteration))
         for line in failure_lines(run.new_failures(iteration.failures)):
             run.progress.say(line)

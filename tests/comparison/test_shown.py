@@ -1,0 +1,134 @@
+"""Where a comparison is seen afterwards: trace sinks, the dashboard, the records, and an export of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import understudy as us
+from tests.fakes.obedient_policy import obey
+from tests.fakes.served_gateway import ServedGateway, served_gateway
+from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
+from understudy.cli import app as command_line
+from understudy.cli import guarded
+from understudy.client.http import Api
+from understudy.llms.testing import LlmReply, LlmRequest, says, scripted_llm
+from understudy.tracing.export import export_run
+from understudy_langfuse import LangfuseConnection, LangfuseSink, save_dataset
+
+SCENARIOS = [{"id": word, "question": f"say {word}"} for word in ("blue", "teal", "gold")]
+APP = """
+import os
+import understudy as us
+from langchain_openai import ChatOpenAI
+from understudy_langgraph import trainable
+
+backend = us.RemoteBackend(os.environ["APP_SERVER"])
+
+
+@trainable(model=us.TrainableModel(name="shown", base_model="tiny", backend=backend))
+async def agent(scenario):
+    answer = await ChatOpenAI(model="gpt-4.1").ainvoke(scenario["question"])
+    return us.RewardResult(float(scenario["id"] in answer.text), {"success": float(scenario["id"] in answer.text)})
+"""
+
+
+def blue_only(request: LlmRequest) -> LlmReply:
+    return says("I say blue.")
+
+
+@pytest.fixture
+def langfuse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TraceServer]:
+    """Langfuse by its variables, and delivery notes of this test's own."""
+    monkeypatch.setenv("UNDERSTUDY_DIR", str(tmp_path / "dir"))
+    with trace_server() as served:
+        monkeypatch.setenv("LANGFUSE_HOST", served.url)
+        monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", PUBLIC)
+        monkeypatch.setenv("LANGFUSE_SECRET_KEY", SECRET)
+        yield served
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    with served_gateway(obey, tmp_path_factory.mktemp("shown")) as running:
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: ServedGateway) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, value in {"APP_SERVER": served.url, "OPENAI_API_KEY": "unused"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "shown_app.py").write_text(APP)
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(each) + "\n" for each in SCENARIOS))
+    return tmp_path
+
+
+def test_one_line_shows_every_candidate_in_langfuse_the_dashboard_and_an_export_lands_on_it(
+    folder: Path, served: ServedGateway, langfuse: TraceServer
+) -> None:
+    with scripted_llm(blue_only) as api:
+        words = ["compare", "shown_app:agent", "--scenarios", "held_out.jsonl", "--trace", "langfuse,jsonl:log"]
+        words += ["--with", "step:0", "--with", f"openai/big?name=my big&api_base={api.url}"]
+        assert guarded(lambda: command_line(words, standalone_mode=False)) == 0
+    run = json.loads((folder / "comparison" / "comparison.json").read_text())["run"]
+    runs = (f"{run}-step-0", f"{run}-my-big")
+
+    assert langfuse.faults_found() == []
+    agents = [span for span in langfuse.spans.values() if span.type == "agent"]
+    sessions = Counter(span.attributes["langfuse.session.id"] for span in agents)
+    assert sessions == {f"{each}/step-00000": 3 for each in runs}
+    means = {
+        score["sessionId"]: score["value"] for score in langfuse.scores.values() if score["name"] == "compare/success"
+    }
+    assert means == {f"{runs[0]}/step-00000": 1.0, f"{runs[1]}/step-00000": pytest.approx(1 / 3)}
+    said = [
+        span.attributes["langfuse.observation.output"]
+        for span in agents
+        if runs[1] in span.attributes["langfuse.session.id"]
+    ]
+    assert all("I say blue." in each for each in said) and len(said) == 3
+    evaluations = [json.loads(line) for line in (folder / "log" / "evaluations.jsonl").read_text().splitlines()]
+    assert [(each["run"], each["split"]) for each in evaluations] == [(each, "compare") for each in runs]
+
+    page = served.http.get("/").text
+    for each in runs:
+        assert each in page
+        assert "blue" in served.http.get("/search", params={"run": each}).text
+        assert served.http.get(f"/runs/{each}").status_code == 200
+    assert served.http.get("/compare", params={"run": runs}).status_code == 200
+
+    before = set(langfuse.spans), {id: score["value"] for id, score in langfuse.scores.items()}
+    told: list[str] = []
+    for each in runs:  # what the line of a sink that was away says to run
+        export_run(Api(served.url, None), each, [LangfuseSink()], say=told.append)
+    assert told == [f"langfuse: 3 rollouts of run {each}" for each in runs]
+    now = {id: score["value"] for id, score in langfuse.scores.items()}
+    assert (set(langfuse.spans), now) == before
+    assert langfuse.faults_found() == []
+
+
+def test_a_comparison_is_an_experiment_on_a_langfuse_dataset_for_each_candidate(
+    folder: Path, langfuse: TraceServer
+) -> None:
+    import shown_app  # type: ignore[import-not-found]  # written by the fixture
+
+    connection = LangfuseConnection(langfuse.url, PUBLIC, SECRET)
+    save_dataset("words", SCENARIOS, expected="question", connection=connection)
+    with scripted_llm(blue_only) as api:
+        given = ["step:0", us.Model("big", inference_base_url=api.url, inference_api_key="k")]
+        sinks = [LangfuseSink(connection, dataset="words")]
+        found = asyncio.run(us.acompare(shown_app.agent, SCENARIOS, given, output=folder / "out", sinks=sinks))
+    items = Counter(
+        (span.attributes["langfuse.experiment.name"], span.attributes["langfuse.experiment.item.id"])
+        for span in langfuse.spans.values()
+        if span.type == "agent"
+    )
+    names = [f"{found.run}-{name}@step-0" for name in ("step-0", "big")]
+    assert items == {(name, each["id"]): 1 for name in names for each in SCENARIOS}

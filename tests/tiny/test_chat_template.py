@@ -42,7 +42,7 @@ def test_what_the_policy_is_taught_to_write_before_a_call_is_a_part_of_a_tools_l
         drawn = episode(random.Random(seed))
         lines = render(drawn.messages, drawn.tools).split("</tools>")[0].splitlines()
         for completion in (call for turn in drawn.turns for call in turn.calls):
-            assert any(completion.split("\n")[0] in line for line in lines)
+            assert any(completion.removeprefix("<think>").split("</think>")[0] in line for line in lines)
 
 
 def test_a_system_message_stands_before_the_tools_in_one_block():

@@ -9,13 +9,16 @@ from understudy.tiny.choices import choices
 from understudy.tiny.episodes import Turn, episode
 from understudy.tiny.evaluate import load
 from understudy.tiny.marks import MARKS
-from understudy.tiny.tokenizer import end_id, ids_of
-from understudy.tiny.train import FALLING, Batch, encode, loss_of, padded
+from understudy.tiny.tokenizer import end_id, ids_of, template
+from understudy.tiny.train import FALLING, Batch, encode, grow, loss_of, padded
 
 
 @pytest.fixture(scope="module")
 def policy():
-    return load()
+    model, tokenizer = load()
+    grow(model, tokenizer, seed=0)
+    tokenizer.chat_template = template()
+    return model, tokenizer
 
 
 def test_where_completions_part_every_next_token_has_its_share(policy):

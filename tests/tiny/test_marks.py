@@ -10,6 +10,12 @@ ORDER_BUYER = Tool(("order", "buyer"), (Argument("order"),))
 TOOLS = (ORDER_STATUS, ORDER_BUYER)
 
 
+def written(message):
+    """The message's text, after its thought."""
+    thought = message.get("reasoning_content")
+    return f"<think>{thought}</think>{message['content']}" if thought else message["content"]
+
+
 def marked(named, request, result):
     """Each word or value of what is read, with its mark, and the tool that an opening name is marked as; the policy calls
     order_status, which `named` says."""
@@ -19,7 +25,7 @@ def marked(named, request, result):
         {"role": "assistant", "content": f"The answer is {result}."},
     ]
     drawn = Episode("named", [tool.schema() for tool in TOOLS], messages)
-    text = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    text = "".join(f"<|im_start|>{each['role']}\n{written(each)}<|im_end|>\n" for each in messages)
     found = [(text[begin:end], mark) for begin, end, mark in marks(drawn, text)]
     read = {said: mark for said, mark in found if mark < FIRST_TOOL}
     return read, [(said, mark) for said, mark in found if mark >= FIRST_TOOL]

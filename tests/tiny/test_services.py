@@ -70,7 +70,10 @@ def test_every_message_of_the_assistant_is_among_the_right_ones_of_its_turn():
             if "tool_calls" in message:
                 function = message["tool_calls"][0]["function"]
                 text = f'{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}'
-                assert any(call.startswith(message["content"] + "\n") and text in call for call in turn.calls)
+                assert any(
+                    call.startswith(f"<think>{message['reasoning_content']}</think><tool_call>") and text in call
+                    for call in turn.calls
+                )
             else:
                 assert message["content"] in turn.texts
 
@@ -128,7 +131,7 @@ def test_what_the_policy_copies_before_a_call_is_a_part_of_a_tools_line():
         )
         lines = text.split("</tools>")[0].splitlines()
         for completion in (call for turn in drawn.turns for call in turn.calls):
-            assert any(completion.split("\n")[0] in line for line in lines)
+            assert any(completion.removeprefix("<think>").split("</think>")[0] in line for line in lines)
         for tool in drawn.tools:
             shown = f"({signature(tool['function']['parameters'])})"
             assert any(line.endswith(shown) for line in lines)

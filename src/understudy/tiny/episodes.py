@@ -175,7 +175,12 @@ def arguments_of(tool: Tool, offered: dict[str, Value]) -> str:
 def call_text(tools: Sequence[Tool], tool: Tool, offered: dict[str, Value], named: Mention | None) -> str:
     """The completion that calls a tool, as the chat template writes it: what it goes by, then the call."""
     call = f'{{"name": "{tool.name}", "arguments": {arguments_of(tool, offered)}}}'
-    return f"{opening(tools, tool, named)}\n<tool_call>\n{call}\n</tool_call>"
+    return completion(opening(tools, tool, named), call)
+
+
+def completion(thought: str, call: str) -> str:
+    """A call as the assistant writes it, after the line that it goes by."""
+    return f"<think>{thought}</think><tool_call>\n{call}\n</tool_call>"
 
 
 def opening(tools: Sequence[Tool], tool: Tool, named: Mention | None) -> str:
@@ -199,7 +204,7 @@ def exchange(
     """An assistant's call and the tool's message."""
     call = {"type": "function", "function": {"name": tool.name, "arguments": arguments_of(tool, offered)}}
     return [
-        {"role": "assistant", "content": opening(tools, tool, named), "tool_calls": [call]},
+        {"role": "assistant", "content": "", "reasoning_content": opening(tools, tool, named), "tool_calls": [call]},
         {"role": "tool", "content": render_result(rng, result)},
     ]
 

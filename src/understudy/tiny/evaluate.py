@@ -6,8 +6,9 @@
 import argparse
 import math
 import random
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
@@ -18,7 +19,7 @@ from . import path
 from .basics import basic_episode
 from .episodes import Episode, Kind, Turn, episode
 from .services import service_episode
-from .tokenizer import end_id, ids_of, padding_id, render
+from .tokenizer import end_id, ids_of, padding_id, render, thinks
 
 BATCH = 48
 MOST_TOKENS = 192
@@ -68,6 +69,7 @@ def draw(count: int, seed: int, held_out: bool, kinds: Sequence[Kind]) -> list[E
 
 def probes(tokenizer: PreTrainedTokenizerBase, drawn: Episode) -> list[Probe]:
     """One probe for each message of the assistant."""
+    turns = drawn.turns if thinks(tokenizer) else [unthinking(turn) for turn in drawn.turns]
     spoken = [index for index, message in enumerate(drawn.messages) if message["role"] == "assistant"]
     return [
         Probe(
@@ -75,8 +77,13 @@ def probes(tokenizer: PreTrainedTokenizerBase, drawn: Episode) -> list[Probe]:
             turn=turn,
             first=drawn.messages[index - 1]["role"] == "user",
         )
-        for index, turn in zip(spoken, drawn.turns, strict=True)
+        for index, turn in zip(spoken, turns, strict=True)
     ]
+
+
+def unthinking(turn: Turn) -> Turn:
+    """The turn as the bundled policy writes it."""
+    return replace(turn, calls=tuple(re.sub("<think>(.*)</think>", r"\1\n", call) for call in turn.calls))
 
 
 def complete(
@@ -151,7 +158,7 @@ def glance(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: i
     return ", ".join([*report, f"goes on {mean(going_on):.0%}"])
 
 
-def glance_at_services(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: int = 48) -> str:
+def glance_at_services(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: int = 16) -> str:
     """How far training on services is: greedy first calls of held-out episodes, beside the old kinds."""
     rng = random.Random(0)
     easy = [service_episode(rng, held_out=True, level=0.0) for _ in range(count)]

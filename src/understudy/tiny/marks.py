@@ -19,7 +19,7 @@ MARKS = range(FIRST_TOOL + len(NUMBERS))
 UNMARKED = -100
 WORD = re.compile(r"[^\W_]+")
 READ = re.compile(r"<\|im_start\|>(?:user|tool)\n(.*?)<\|im_end\|>", re.DOTALL)
-NAMED = re.compile(r"<\|im_start\|>assistant\n([\w-]+)<(\d+)>\(")
+NAMED = re.compile(r"<\|im_start\|>assistant\n<think>([\w-]+)<(\d+)>\(")
 
 
 def marks(drawn: Episode, text: str) -> Iterator[tuple[int, int, int]]:
@@ -54,7 +54,7 @@ def opened(tools: list[ToolSchema], answer: Message) -> list[str]:
     """How the request may have named the tool that the assistant calls by its name."""
     for call in answer.get("tool_calls", ()):
         required = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in tools}
-        said = answer["content"].split("<")[0]
+        said = answer["reasoning_content"].split("<")[0]
         if said != ", ".join(required[call["function"]["name"]]):
             return [said, said.replace("_", " ")]
     return []

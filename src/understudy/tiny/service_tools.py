@@ -74,12 +74,15 @@ class Size:
 
 
 def size_at(bag: Bag, level: float, tools: int | None = None) -> Size:
-    """The size of a service when `level` of the widening is done, 0 to 1; `tools`: this many."""
+    """The size of a service when `level` of the widening is done, 0 to 1; above 1, more tools take several arguments.
+    `tools`: this many."""
     rng = bag.rng
     draw = rng.random()
     most = rng.randint(1, 4) if draw < 0.45 else rng.randint(5, 9) if draw < 0.75 else rng.randint(10, 16)
     return Size(
-        tools or min(most, 3 + int(13 * level)), 1 + int(2.99 * level * rng.random() ** 0.6), rng.random() < level
+        tools or min(most, 3 + int(13 * level)),
+        1 + int(2.99 * min(1.0, level * rng.random() ** 0.6)),
+        rng.random() < level,
     )
 
 

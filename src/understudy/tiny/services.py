@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..types import Json, Message
 from .asking import Naming, naming, offers, request, shown_in
-from .episodes import Episode, Turn, system_prompt
+from .episodes import Episode, Turn, completion, system_prompt
 from .fields import KINDS, Field, flat
 from .service_tools import ServiceTool, draw_service, signature, size_at
 from .words import Bag
@@ -44,7 +44,8 @@ def service_episode(
     tools: int | None = None,
 ) -> Episode:
     """One to four requests to one service (held out: one), each with its calls and an answer. `level`, 0 to 1, is how wide
-    the episodes are: tools, arguments and types; `requests` and `tools` fix these numbers."""
+    the episodes are: tools, arguments and types; above 1, tools of more arguments are asked for. `requests` and `tools`
+    fix these numbers."""
     bag = Bag(rng, held_out)
     service = draw_service(bag, size_at(bag, level, tools))
     drawn = Episode("service", [tool.schema() for tool in service])
@@ -52,15 +53,20 @@ def service_episode(
         drawn.messages.append({"role": "system", "content": system_prompt(bag)})
     most = 1 if held_out else rng.choice([1, 2, 2, 3, 3, 4])
     for _ in range(requests or most):
-        add_request(drawn, bag, service, held_out)
+        add_request(drawn, bag, service, held_out, demanding=level > 1)
     return drawn
 
 
-def add_request(drawn: Episode, bag: Bag, tools: Sequence[ServiceTool], held_out: bool) -> None:
-    """Appends a request and the conversation that serves it."""
+def add_request(
+    drawn: Episode, bag: Bag, tools: Sequence[ServiceTool], held_out: bool, demanding: bool = False
+) -> None:
+    """Appends a request and the conversation that serves it. `demanding`: to the one of two tools that takes more, with
+    more of its optional arguments."""
     rng = bag.rng
     tool = rng.choice(tools)
-    values = draw_values(bag, tool)
+    if demanding:
+        tool = max(tool, rng.choice(tools), key=lambda each: 2 * len(each.required) + len(each.optional))
+    values = draw_values(bag, tool, 0.55 if demanding else 0.35)
     named = not tool.required or rng.random() >= OPEN
     if not named:
         values = {each.name: values[each.name] for each in tool.required}
@@ -78,9 +84,9 @@ def add_request(drawn: Episode, bag: Bag, tools: Sequence[ServiceTool], held_out
     play(drawn, bag, tools, Task(tool, values, after, named), mentions, result, hints)
 
 
-def draw_values(bag: Bag, tool: ServiceTool) -> dict[str, Json]:
-    """Values for all required arguments, and for some optional ones, in the order of the signature."""
-    optional = [each for each in tool.optional if bag.rng.random() < 0.35]
+def draw_values(bag: Bag, tool: ServiceTool, share: float) -> dict[str, Json]:
+    """Values for all required arguments, and for a share of the optional ones, in the order of the signature."""
+    optional = [each for each in tool.optional if bag.rng.random() < share]
     return {each.name: each.draw(bag) for each in [*tool.required, *optional]}
 
 
@@ -186,13 +192,13 @@ def opening(tools: Sequence[ServiceTool], tool: ServiceTool, named: Naming | Non
 def call_text(tools: Sequence[ServiceTool], tool: ServiceTool, values: dict[str, Json], named: Naming | None) -> str:
     """The completion that calls a tool, as the chat template writes it: what it goes by, then the call."""
     call = f'{{"name": "{tool.name}", "arguments": {json.dumps(values)}}}'
-    return f"{opening(tools, tool, named)}\n<tool_call>\n{call}\n</tool_call>"
+    return completion(opening(tools, tool, named), call)
 
 
 def exchange(tool: ServiceTool, values: dict[str, Json], opened: str, result: str) -> list[Message]:
     """An assistant's call and the tool's message."""
     call = {"type": "function", "function": {"name": tool.name, "arguments": json.dumps(values)}}
     return [
-        {"role": "assistant", "content": opened, "tool_calls": [call]},
+        {"role": "assistant", "content": "", "reasoning_content": opened, "tool_calls": [call]},
         {"role": "tool", "content": result},
     ]

@@ -15,13 +15,13 @@ from .basics import basic_episode
 from .episodes import Message, ToolSchema
 from .words import english, word
 
-VOCABULARY = 1543
+VOCABULARY = 1545
 CONTEXT = 4096
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MOST_TOOLS = 16
 NUMBERS = [f"<{number}>" for number in range(1, MOST_TOOLS + 1)]
 """Each tool of a list has one, as a token of its own."""
-MARKUP = ["<tool_call>", "</tool_call>", "<tools>", "</tools>", *NUMBERS]
+MARKUP = ["<tool_call>", "</tool_call>", "<tools>", "</tools>", "<think>", "</think>", *NUMBERS]
 # Letters never take the space before them, digits stand alone, and JSON's punctuation forms runs such as `": "`.
 PIECES = r"""\p{L}+|\p{N}|["{}\[\]:, ]+|[^\p{L}\p{N}"{}\[\]:, ]"""
 
@@ -33,7 +33,7 @@ def corpus(seed: int, episodes: int) -> Iterator[str]:
         drawn = basic_episode(rng)
         for message in drawn.messages:
             yield message["role"]
-            yield message["content"] or ""
+            yield message.get("reasoning_content") or message["content"] or ""
             for call in message.get("tool_calls", ()):
                 name, arguments = call["function"]["name"], call["function"]["arguments"]
                 yield f'{{"name": "{name}", "arguments": {arguments}}}'
@@ -74,9 +74,9 @@ def make_tokenizer(seed: int, episodes: int = 3000) -> PreTrainedTokenizerFast:
 
 
 def complete_tokenizer(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Adds what an older tokenizer lacks, and returns the added numbers of tools. Transformers loads a Qwen2 model's
+    """Adds what an older tokenizer lacks, and returns the added markup. Transformers loads a Qwen2 model's
     tokenizer with Qwen2's splits, which cut `'sorts` into `'s` and `orts`; as a token of its own, the quote stands alone."""
-    missing = [number for number in NUMBERS if number not in tokenizer.get_vocab()]
+    missing = [text for text in MARKUP if text not in tokenizer.get_vocab()]
     added = [AddedToken(text, special=False, normalized=False) for text in ["'", *missing]]
     tokenizer.add_tokens(added)  # pyright: ignore[reportArgumentType]  # the stub names another class of this name
     return missing
@@ -92,9 +92,24 @@ def render(
 ) -> str:
     """The conversation as text; a prompt ends where the assistant speaks."""
     text = tokenizer.apply_chat_template(
-        list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
+        [as_known(tokenizer, each) for each in messages],
+        tools=list(tools) or None,
+        tokenize=False,
+        add_generation_prompt=prompt,
     )
     return cast(str, text)
+
+
+def thinks(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the policy writes the line before a call as a thought; the bundled one writes it as its message's text."""
+    return "<think>" in tokenizer.get_vocab()
+
+
+def as_known(tokenizer: PreTrainedTokenizerBase, message: Message) -> Message:
+    """The message as the policy's own chat template takes it."""
+    if thinks(tokenizer) or "reasoning_content" not in message:
+        return message
+    return {**message, "content": message["reasoning_content"]}
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -29,13 +29,15 @@ from .marks import MARKS, UNMARKED, marks
 from .muon import Muon
 from .parallel import Replicas
 from .services import service_episode
-from .tokenizer import CONTEXT, NUMBERS, complete_tokenizer, end_id, padding_id, render
+from .tokenizer import CONTEXT, MARKUP, NUMBERS, complete_tokenizer, end_id, padding_id, render
 
 POOL = 768
 THREADS = 2
 REPORT_STEPS = 20
-PROBE_TOKENS = 500_000
+PROBE_TOKENS = 2_000_000
 MARKED_LAYER = 3
+FORGETFUL = 0.4
+WIDE_LEVELS = (1.0, 1.6)
 WRITTEN = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", re.DOTALL)
 
 
@@ -75,7 +77,7 @@ SERVICES = Stage(
     muon_rate=0.0065,
     adam_rate=1.2e-3,
     mark_weight=0.2,
-    services=0.5,
+    services=0.58,
     service_widening=0.3,
     pool=256,
     warmup=20,
@@ -143,13 +145,16 @@ class Batch:
     open: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, drawn: Episode) -> Example:
-    """The episode as the policy is trained on it."""
-    text = render(tokenizer, drawn.messages, drawn.tools)
+def encode(tokenizer: PreTrainedTokenizerBase, drawn: Episode, forgotten: int = 0) -> Example:
+    """The episode as the policy is trained on it. The first `forgotten` turns of the assistant are context, without their
+    thoughts, as most clients send them."""
+    first = [index for index, each in enumerate(drawn.messages) if each["role"] == "assistant"][forgotten]
+    before = [{key: each[key] for key in each if key != "reasoning_content"} for each in drawn.messages[:first]]
+    text = render(tokenizer, before + drawn.messages[first:], drawn.tools)
     encoded = tokenizer(text, return_offsets_mapping=True)
     begins = [begin for begin, _ in encoded["offset_mapping"]]
     example = Example(encoded["input_ids"], [False] * len(begins), [UNMARKED] * len(begins), {})
-    for found, turn in zip(WRITTEN.finditer(text), drawn.turns, strict=True):
+    for found, turn in list(zip(WRITTEN.finditer(text), drawn.turns, strict=True))[forgotten:]:
         begin, end = places(begins, *found.span(1))
         example.written[begin:end] = [True] * (end - begin)
         example.open.update(
@@ -161,6 +166,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, drawn: Episode) -> Example:
     return example
 
 
+def forget(rng: random.Random, turns: int) -> int:
+    """How many turns of an episode are shown without their thoughts: never the last one."""
+    return rng.randrange(turns) if rng.random() < FORGETFUL else 0
+
+
 def places(begins: list[int], begin: int, end: int) -> tuple[int, int]:
     """The range of tokens that begin within these characters."""
     return bisect_left(begins, begin), bisect_left(begins, end)
@@ -169,7 +179,7 @@ def places(begins: list[int], begin: int, end: int) -> tuple[int, int]:
 def draw(rng: random.Random, stage: Stage, progress: float) -> Episode:
     """An episode as the stage shows it when this share of it is done."""
     if rng.random() < stage.services:
-        level = progress / stage.service_widening if progress < stage.service_widening else 1.0
+        level = progress / stage.service_widening if progress < stage.service_widening else rng.choice(WIDE_LEVELS)
         return service_episode(rng, level=level)
     narrow, full = stage.wide
     wide = narrow + (full - narrow) * min(1.0, progress / stage.widening)
@@ -180,7 +190,9 @@ def batches(tokenizer: PreTrainedTokenizerBase, rng: random.Random, stage: Stage
     """Batches of episodes of like lengths, from one pool."""
     drawn = (draw(rng, stage, progress) for _ in range(stage.pool))
     size = stage.batch_tokens // THREADS
-    encoded = sorted((encode(tokenizer, one) for one in drawn), key=lambda example: len(example.ids))
+    encoded = sorted(
+        (encode(tokenizer, one, forget(rng, len(one.turns))) for one in drawn), key=lambda example: len(example.ids)
+    )
     grouped: list[list[Example]] = [[]]
     for example in encoded:
         if len(example.ids) * (len(grouped[-1]) + 1) > size:
@@ -233,21 +245,22 @@ def loss_of(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage, batch: Batc
 
 
 def grow(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-    """Gives every number of a tool its token: new rows of the embedding are mixtures of the old numbers' rows."""
+    """Gives every number of a tool, and all other markup, its token: new rows of the embedding are mixtures of the rows
+    of its kind."""
     torch.manual_seed(seed)
     missing = complete_tokenizer(tokenizer)
     if not missing:
         return
-    known = [number for number in NUMBERS if number not in missing]
     ids = tokenizer.get_vocab()
-    embedding = cast(nn.Embedding, model.get_input_embeddings())
-    rows_N_D = embedding.weight.data[[ids[number] for number in known]].clone()
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     embedding = cast(nn.Embedding, model.get_input_embeddings())
-    middle_D = rows_N_D.mean(0)
-    for number in missing:
-        shares_N = torch.randn(len(known))
-        embedding.weight.data[ids[number]] = middle_D + (shares_N / shares_N.norm()) @ (rows_N_D - middle_D)
+    for kind in (NUMBERS, [text for text in MARKUP if text not in NUMBERS]):
+        known = [text for text in kind if text not in missing]
+        rows_N_D = embedding.weight.data[[ids[text] for text in known]].clone()
+        middle_D = rows_N_D.mean(0)
+        for text in [each for each in kind if each in missing]:
+            shares_N = torch.randn(len(known))
+            embedding.weight.data[ids[text]] = middle_D + (shares_N / shares_N.norm()) @ (rows_N_D - middle_D)
 
 
 class ProbedPolicy(nn.Module):

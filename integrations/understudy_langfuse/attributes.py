@@ -16,6 +16,7 @@ from understudy.integration import (
     RunStarted,
     SpanKind,
     TraceSpan,
+    span_id,
 )
 
 
@@ -36,7 +37,12 @@ class TraceFacts:
 
     @classmethod
     def of(
-        cls, rollout: RolloutTrace, event: GroupsFinished, environment: str, experiment: Experiment | None
+        cls,
+        rollout: RolloutTrace,
+        root: TraceSpan,
+        event: GroupsFinished,
+        environment: str,
+        experiment: Experiment | None,
     ) -> TraceFacts:
         record, place = rollout.record, rollout.record.place
         session = session_id(event.run, event.step)
@@ -69,6 +75,7 @@ class TraceFacts:
                 "langfuse.experiment.name": name,
                 "langfuse.experiment.dataset.id": experiment.dataset_id,
                 "langfuse.experiment.item.id": experiment.item_id,
+                "langfuse.experiment.item.root_observation_id": f"{span_id(rollout, root.key):016x}",
                 "langfuse.experiment.item.expected_output": json.dumps(experiment.expected),
             }
         return cls(found)

@@ -17,6 +17,9 @@ from .rest import LangfuseRest
 
 FIELDS: Final = "core,basic,io,metadata,trace_context"
 PAGE: Final = 500
+"""Observations of a request."""
+SCORES: Final = 100
+"""Scores of a request: the API takes no more."""
 _SCORE = re.compile(r"\s*(?P<name>[^<>=]+?)\s*(?P<sign><=|<|>=|>)\s*(?P<value>-?[0-9.]+(?:e-?[0-9]+)?)\s*")
 
 
@@ -62,7 +65,8 @@ class ScoreBound:
     @property
     def parameters(self) -> dict[str, str | float]:
         """Of the API, whose bounds are inclusive."""
-        return {"name": self.name, "valueMax" if self.sign[0] == "<" else "valueMin": self.value}
+        bound = "valueMax" if self.sign[0] == "<" else "valueMin"
+        return {"name": self.name, "dataType": "NUMERIC", bound: self.value}
 
 
 def scenarios_from_traces(
@@ -97,7 +101,7 @@ def scenarios_from_traces(
 def _scored(rest: LangfuseRest, bound: ScoreBound) -> dict[str, float]:
     """Trace id -> the score, where it is in bounds."""
     found: dict[str, float] = {}
-    for score in rest.by_cursor("/api/public/v3/scores", {**bound.parameters, "fields": "subject", "limit": PAGE}):
+    for score in rest.by_cursor("/api/public/v3/scores", {**bound.parameters, "fields": "subject", "limit": SCORES}):
         subject = cast(Mapping[str, Json], score.get("subject") or {})
         trace = subject.get("id") if subject.get("kind") == "trace" else subject.get("traceId")
         value = score.get("value")

@@ -85,7 +85,9 @@ class ScoreSender:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         batch = [{"id": each.id, "timestamp": now, "type": "score-create", "body": each.body()} for each in scores]
         answer = _posted(http, "/api/public/ingestion", {"batch": batch})
-        if answer.status_code in (400, 404):  # one bad item, or a server without this route
+        if answer.status_code == 404:
+            return self._listed(http, scores)
+        if answer.status_code == 400:  # one bad item
             return [line for each in scores if (line := self._single(http, each)) is not None]
         if not answer.is_success:
             raise DeliveryError(_line(answer))
@@ -94,11 +96,23 @@ class ScoreSender:
         again = [each for each in scores if each.id in failed]
         return [line for each in again if (line := self._single(http, each)) is not None]
 
+    def _listed(self, http: httpx.Client, scores: Sequence[LangfuseScore]) -> list[str]:
+        """Send them to a server without the bulk route: newer ones take a list, and name no ids in what they refuse."""
+        answer = _posted(http, "/api/public/scores", [each.body() for each in scores])
+        if answer.status_code == 400:
+            return [line for each in scores if (line := self._single(http, each)) is not None]
+        if not answer.is_success:
+            raise DeliveryError(_line(answer))
+        errors = _json(answer).get("errors") if answer.status_code == 207 else None
+        return [str(error.get("message")) for error in cast(Sequence[Mapping[str, Json]], errors or ())]
+
     def _single(self, http: httpx.Client, score: LangfuseScore) -> str | None:
         """Send one; None, or why it was not taken."""
-        answer = _posted(http, "/api/public/scores", score.body())
-        if answer.status_code == 400:  # newer servers take a list
+        answer = first = _posted(http, "/api/public/scores", score.body())
+        if first.status_code == 400:  # newer servers take a list
             answer = _posted(http, "/api/public/scores", [score.body()])
+            if answer.status_code == 400:
+                return f"{score.name}: {_line(first)}, and as a list: {_line(answer)}"
         if answer.status_code == 207:
             errors: Json = _json(answer).get("errors")
             return f"{score.name}: {errors!r:.300}" if errors else None

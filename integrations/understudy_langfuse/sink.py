@@ -35,6 +35,8 @@ Mask = Callable[[Json], Json]
 OTLP_PATH: Final = "/api/public/otel/v1/traces"
 ENVIRONMENT: Final = "LANGFUSE_TRACING_ENVIRONMENT"
 SAMPLE_RATE: Final = "LANGFUSE_SAMPLE_RATE"
+EVALUATED: Final = ("val", "compare")
+"""How the splits of evaluations and comparisons begin."""
 
 
 class LangfuseSink(TraceSink):
@@ -79,7 +81,7 @@ class LangfuseSink(TraceSink):
 
     def groups_finished(self, event: GroupsFinished) -> None:
         shown = [each for each in event.rollouts if is_sampled(each, self._rate)]
-        experiments = self._items() if event.split.startswith("val") else {}
+        experiments = self._items() if event.split.startswith(EVALUATED) else {}
         self._sender.send([self._spans(each, event, experiments) for each in shown])
         environment = self._environment_of(event.split)
         self._scores.send([score for each in shown for score in rollout_scores(each, environment, self._mask)])
@@ -119,7 +121,8 @@ class LangfuseSink(TraceSink):
         self, rollout: RolloutTrace, event: GroupsFinished, experiments: Mapping[str, Experiment]
     ) -> Sequence[OtlpSpan]:
         scenario = rollout.record.place.scenario or ""
-        facts = TraceFacts.of(rollout, event, self._environment_of(event.split), experiments.get(scenario))
+        spans, environment = rollout_spans(rollout), self._environment_of(event.split)
+        facts = TraceFacts.of(rollout, spans[0], event, environment, experiments.get(scenario))
         return [
             OtlpSpan(
                 trace_id(rollout),
@@ -131,7 +134,7 @@ class LangfuseSink(TraceSink):
                 span_attributes(span, facts, self._mask),
                 span.error,
             )
-            for span in rollout_spans(rollout)
+            for span in spans
         ]
 
     def _items(self) -> dict[str, Experiment]:

@@ -6,13 +6,20 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from understudy import TrainableModel, Trajectory
-from understudy.integration import MAX_COMPLETION_TOKENS, ConfigError, capturing, completion_limit, logged_reward
+from understudy.integration import (
+    MAX_COMPLETION_TOKENS,
+    ConfigError,
+    EndpointModel,
+    capturing,
+    completion_limit,
+    logged_reward,
+)
 
 from .active_capture import ActiveCapture, CallRoute, OnLeak, Scope, SharedState, activated, active
-from .endpoint import chat_model, in_own_loop
+from .endpoint import Answering, chat_model, in_own_loop
 from .ledger import Ledger, TrainOn
 from .origin_counts import OriginCounts
 from .patches import install
@@ -21,6 +28,9 @@ from .tool_errors import explain
 
 Models: TypeAlias = TrainableModel | Mapping[TrainableModel, Selection]
 """The model that is trained; or several, each with the calls that are its own: one LoRA per role."""
+
+Answerers: TypeAlias = Answering | Mapping[Answering, Selection]
+"""What answers in a comparison: in place of the model, or of each of several with its calls."""
 
 CAPTURED = "captured_calls"
 """Metric of a trajectory: the calls that the policy answered."""
@@ -44,6 +54,15 @@ def by_model(models: Models, select: Selection | None) -> dict[TrainableModel, P
         if not isinstance(each, TrainableModel):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"model: the keys must be TrainableModels, got {each!r}")
     return {each: as_predicate(taken, f"model[{each.name!r}]") for each, taken in models.items()}
+
+
+def by_answerer(models: Models | Answerers, select: Selection | None) -> Mapping[Answering, Predicate | None]:
+    """The same where other LLMs may answer in the models' place."""
+    if isinstance(models, EndpointModel):
+        return {models: as_predicate(select, "select")}
+    if isinstance(models, Mapping) and models and all(isinstance(each, EndpointModel) for each in models):
+        return {each: as_predicate(taken, f"model[{each.name!r}]") for each, taken in models.items()}
+    return {**by_model(cast(Models, models), select)}
 
 
 def check_choice(option: str, value: str) -> None:
@@ -77,7 +96,7 @@ class capture:  # used like a function: `async with capture(model) as trajectory
 
     def __init__(
         self,
-        model: Models,
+        model: Models | Answerers,
         *,
         select: Selection | None = None,
         exclude: Selection | None = None,
@@ -92,7 +111,7 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         for option, value in (("scope", scope), ("on_leak", on_leak), ("shared_state", shared_state)):
             check_choice(option, value)
         check_length(max_completion_tokens)
-        self._models = by_model(model, select)
+        self._models = by_answerer(model, select)
         self._exclude = as_predicate(exclude, "exclude")
         self._scope: Scope = scope
         self._trajectory = trajectory if trajectory is not None else Trajectory()

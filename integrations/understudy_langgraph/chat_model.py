@@ -28,13 +28,17 @@ RAW_ARGUMENTS = "understudy_arguments"
 """Key of `additional_kwargs`: tool call id -> the arguments exactly as they were sampled."""
 
 
+THOUGHT = "reasoning_content"
+"""Key of `additional_kwargs`: what the model thought before it answered, as LangChain's own models of thinking models name it."""
+
+
 class ChatUnderstudy(ChatOpenAI):
     """`ChatUnderstudy(model="agent-001", base_url="http://host:8000/v1", api_key=...)`; without `base_url` and `api_key`, those
     of UNDERSTUDY_URL and UNDERSTUDY_API_KEY, never OpenAI's.
 
     Differs from ChatOpenAI: no hidden retries, no limit between a stream's chunks (calls wait for their turn on a small
-    machine), usable from any event loop, calls labelled with their trajectory and origin, and tool arguments sent back
-    as they were sampled, so that the next prompt extends the last one.
+    machine), usable from any event loop, calls labelled with their trajectory and origin, and thoughts and tool arguments
+    sent back as they were sampled, so that the next prompt extends the last one.
     """
 
     model_config = ConfigDict(hide_input_in_errors=True)  # the input has the key
@@ -128,8 +132,11 @@ class ChatUnderstudy(ChatOpenAI):
         messages = self._convert_input(input_).to_messages()
         written: list[Message] = payload["messages"]
         for message, sent in zip(messages, written, strict=True):
-            if isinstance(message, AIMessage) and sent.get("tool_calls"):
-                sent["tool_calls"] = as_sampled(message, sent["tool_calls"])
+            if isinstance(message, AIMessage):
+                if sent.get("tool_calls"):
+                    sent["tool_calls"] = as_sampled(message, sent["tool_calls"])
+                if thought := message.additional_kwargs.get(THOUGHT):
+                    sent["reasoning"] = thought
             elif isinstance(message, SystemMessage):  # "developer" when the model is called like one of OpenAI's
                 sent["role"] = message.additional_kwargs.get("__openai_role__", "system")
         own: dict[str, str] = payload.get("extra_headers") or {}
@@ -148,6 +155,7 @@ class ChatUnderstudy(ChatOpenAI):
         plain: dict[str, Any] = response if isinstance(response, dict) else response.model_dump(warnings=False)
         for generation, choice in zip(result.generations, plain["choices"], strict=True):
             self._mark(generation.message, choice)
+            note_thought(generation.message, choice["message"])
             calls: list[Message] = choice["message"].get("tool_calls") or []
             if calls:
                 raw: dict[str, str] = {call["id"]: call["function"]["arguments"] for call in calls}
@@ -162,6 +170,7 @@ class ChatUnderstudy(ChatOpenAI):
         choices: list[dict[str, Any]] = inner.get("choices") or []
         if made is not None and choices:
             self._mark(made.message, choices[0])
+            note_thought(made.message, choices[0].get("delta") or {})
         return made
 
     def _mark(self, message: BaseMessage, choice: dict[str, Any]) -> None:
@@ -189,6 +198,12 @@ class ChatUnderstudy(ChatOpenAI):
         raw = RawArguments()
         async for chunk in ChatOpenAI._astream(self._streaming(kwargs), *args, **kwargs):
             yield raw.note(chunk)
+
+
+def note_thought(message: BaseMessage, answer: Mapping[str, Any]) -> None:
+    """Keep the thought of an answer, or of a piece of one, with its message."""
+    if thought := answer.get("reasoning") or answer.get("reasoning_content"):
+        message.additional_kwargs[THOUGHT] = thought
 
 
 def as_plain_json(payload: dict[str, Any]) -> dict[str, Any]:

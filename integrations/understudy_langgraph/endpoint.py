@@ -7,17 +7,19 @@ import os
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from pydantic import SecretStr
 
 from understudy import TrainableModel
-from understudy.integration import forced_temperature
+from understudy.integration import EndpointModel, forced_temperature
 
 from .chat_model import ChatUnderstudy
 
 Result = TypeVar("Result")
+Answering: TypeAlias = TrainableModel | EndpointModel
+"""What can answer an app's calls so that they are recorded."""
 
 _of_server: WeakKeyDictionary[object, ChatUnderstudy] = WeakKeyDictionary()
 """By the model's connection to its server, so that all models of one server share a client."""
@@ -26,11 +28,11 @@ if hasattr(os, "register_at_fork"):
 
 
 async def chat_model(
-    model: TrainableModel, temperature: float | None, step: int | None = None, longest: int | None = None
+    model: Answering, temperature: float | None, step: int | None = None, longest: int | None = None
 ) -> ChatUnderstudy:
-    """A chat model on the newest step, or on step `step`. Registers the model when it is not. An evaluation's
-    temperature goes before `temperature`. `longest`: see `ChatUnderstudy`."""
-    api = await model.api()
+    """A chat model on the newest step, or on step `step`; or on the endpoint of another LLM. Registers the model when it is
+    not. An evaluation's temperature goes before `temperature`. `longest`: see `ChatUnderstudy`."""
+    api = model.endpoint if isinstance(model, EndpointModel) else await model.api()
     shared = _of_server.get(api)
     if shared is None:
         shared = ChatUnderstudy(model=model.name, base_url=f"{api.url}/v1", api_key=SecretStr(api.key or "none"))

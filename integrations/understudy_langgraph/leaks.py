@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 
-from understudy.integration import LeakError, is_labelled
+from understudy.integration import LeakError, is_labelled, is_outside
 
 from .active_capture import ActiveCapture, active
 
@@ -64,7 +64,7 @@ def watch() -> None:
 def check(method: str, url: str, headers: Mapping[str, Any] | None, body: Callable[[], object]) -> None:
     """Act on a request that is about to leave, if it leaks. Raises LeakError where the capture says so."""
     capture = active()
-    if capture is None or capture.ended or capture.on_leak == "ignore" or method.upper() != "POST":
+    if is_outside() or capture is None or capture.ended or capture.on_leak == "ignore" or method.upper() != "POST":
         return
     if is_labelled(url, [str(name) for name in headers or ()]):
         return

@@ -16,6 +16,7 @@ from understudy.integration import Call, CallOrigin, ConfigError
 from .chat_model import MARK
 from .conversations import BegunCall, answers, begun_call, output_of, show
 from .runs import RunTree
+from .tool_watch import tool_call_ids
 
 TrainOn = Callable[[CallOrigin], bool | float]
 """The weight of a call's tokens in training: True is 1, False is 0; `origin.unused` is known by then."""
@@ -46,7 +47,8 @@ class Ledger(RunTree):
         return len(self._origins)
 
     def close(self, trajectory: Trajectory, train_on: TrainOn | None) -> None:
-        """Write marks and weights on the trajectory. Raises ConfigError for a weight that is no number of at least 0."""
+        """Write marks, weights and the times of tools on the trajectory. Raises ConfigError for a weight that is no number of at least 0."""
+        self.tools.write(trajectory, tool_call_ids(asked.messages for asked, _ in list(self._answered)))
         origins = dict(self._origins)  # a task that the rollout left behind may still add to them
         unused = frozenset(call_id for call_id in origins if self._is_unused(call_id))
         trajectory.unused = [*trajectory.unused, *(call_id for call_id in origins if call_id in unused)]
@@ -87,6 +89,7 @@ class Ledger(RunTree):
             self._failed.add(run_id)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        super().on_tool_error(error, run_id=run_id, **kwargs)
         if not isinstance(error, ENTERED):
             self._failed.add(run_id)
 

@@ -125,6 +125,8 @@ class Watcher(RunTree):
             self._keep(asked, (), CallStatus.CANCELLED, "it had not ended when the observation did")
         self._asked.clear()
         show(trajectory, self._calls, marked=False)
+        sent = (message for call in self._calls for message in call.messages if message.get("role") == "tool")
+        self.tools.write(trajectory, {str(message.get("tool_call_id")) for message in sent})
         for call in self._calls:
             if call.error is not None:
                 trajectory.log(f"a call of {call.model} has no answer ({call.status}): {call.error}")

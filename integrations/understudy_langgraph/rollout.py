@@ -25,7 +25,7 @@ from understudy.integration import (
 
 from .active_capture import OnLeak, Scope, SharedState
 from .agents import Agent, OnInterrupt, ToContext, ToInput
-from .capture_block import Models, capture
+from .capture_block import Answerers, Models, capture
 from .ledger import TrainOn
 from .origin_counts import OriginCounts
 from .selection import Selection
@@ -63,11 +63,12 @@ class TrainingPlan:
             )
         return self.model
 
-    def capture(self, trajectory: Trajectory) -> capture:
-        """The capture of one rollout."""
+    def capture(self, trajectory: Trajectory, answerers: Answerers | None = None) -> capture:
+        """The capture of one rollout, by `answerers` in place of the models where they are given."""
+        several = isinstance(answerers, Mapping)
         return capture(
-            self.models(),
-            select=self.select,
+            self.models() if answerers is None else answerers,
+            select=None if several else self.select,
             exclude=self.exclude,
             scope=self.scope,
             trajectory=trajectory,
@@ -77,11 +78,22 @@ class TrainingPlan:
             train_on=self.train_on,
         )
 
-    async def rollout(self, agent: Agent, scenario: object, judged: bool, counts: OriginCounts) -> Trajectory:
+    async def rollout(
+        self,
+        agent: Agent,
+        scenario: object,
+        judged: bool,
+        counts: OriginCounts,
+        *,
+        trajectory: Trajectory | None = None,
+        answerers: Answerers | None = None,
+    ) -> Trajectory:
         """Run the agent once on its stand-in; its calls are added to `counts`. What it raises is kept on the trajectory,
-        which stays unscored; a fault of the capture itself is raised."""
-        trajectory = Trajectory(captured=True, metadata={"scenario_id": scenario_id(scenario)})
-        block = self.capture(trajectory)
+        which stays unscored; a fault of the capture itself is raised. `answerers`: see `capture`."""
+        trajectory = Trajectory() if trajectory is None else trajectory
+        trajectory.captured = True
+        trajectory.metadata["scenario_id"] = scenario_id(scenario)
+        block = self.capture(trajectory, answerers)
         with capturing(trajectory):
             try:
                 async with block:
@@ -141,7 +153,13 @@ def is_reward(output: object) -> bool:
 
 def own_trajectory(value: Trajectory, captured: Trajectory) -> Trajectory:
     """A trajectory that the function returned, with the captured calls and what is known of them."""
-    kept = {"id": captured.id, "captured": True, "weights": captured.weights, "unused": captured.unused}
+    kept: dict[str, object] = {
+        "id": captured.id,
+        "captured": True,
+        "weights": captured.weights,
+        "unused": captured.unused,
+    }
+    kept["tool_runs"] = captured.tool_runs
     kept["metrics"] = {**captured.metrics, **value.metrics}
     kept["metadata"] = {**captured.metadata, **value.metadata}
     kept["logs"] = [*captured.logs, *value.logs]

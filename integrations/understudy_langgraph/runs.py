@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.runnables.config import var_child_runnable_config
+
+from .tool_watch import ToolWatch
 
 AGENT_NAME = "lc_agent_name"
 """LangChain's metadata key for the name of an agent that `create_agent` built; everything beneath inherits it."""
@@ -35,6 +37,7 @@ class RunTree(BaseCallbackHandler):
     def __init__(self) -> None:
         self._parents: dict[UUID, UUID | None] = {}
         self._chains: dict[UUID, ChainRun] = {}
+        self.tools = ToolWatch()
 
     def agent_of(self, run: UUID | None) -> str | None:
         """The name of the nearest named agent or graph in which this run is; None where there is none."""
@@ -70,6 +73,14 @@ class RunTree(BaseCallbackHandler):
 
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
         self._parents[run_id] = parent_of(kwargs)
+        name = kwargs.get("name") or cast(Mapping[str, Any], serialized or {}).get("name")
+        self.tools.start(run_id, name, kwargs.get("tool_call_id"))
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self.tools.end(run_id, output)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self.tools.fail(run_id, error)
 
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self._parents[run_id] = parent_of(kwargs)

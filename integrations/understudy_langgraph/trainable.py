@@ -11,13 +11,14 @@ from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, ge
 from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
 
-from understudy import Trainer, Trajectory
+from understudy import Model, TrainableModel, Trainer, Trajectory
 from understudy.integration import ConfigError, Evaluation, Judge, TrainerOptions, TrainReport
 
 from .active_capture import OnLeak, Scope, SharedState
 from .agent_trainer import AgentTrainer
 from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToContext, ToInput
-from .capture_block import Models, by_model, check_choice, check_length
+from .capture_block import Answerers, Models, by_model, check_choice, check_length
+from .endpoint import Answering
 from .ledger import TrainOn
 from .origin_counts import OriginCounts
 from .rollout import Reward, TrainingPlan
@@ -110,6 +111,30 @@ class TrainingMethods:
         """Run and score each scenario with the newest step: greedy at temperature 0, sampled at 1."""
         trainer = self.trainer(scenarios, model=model, **options)
         return await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts)
+
+    def own_models(self) -> tuple[TrainableModel, ...]:
+        """The models that are trained in it; none where it was wrapped without."""
+        plan = self._plan
+        return () if plan.model is None else tuple(by_model(plan.model, plan.select))
+
+    def own_judge(self) -> Judge | None:
+        """The judge that it was wrapped with."""
+        return self._plan.judge
+
+    def most_at_once(self) -> int | None:
+        """How many rollouts may run at once; None: any number."""
+        return 1 if self._plan.scope == "process" else None
+
+    async def rollout_by(
+        self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool
+    ) -> Trajectory:
+        """One rollout for `understudy.compare`: these models answer, one for each of `own_models`."""
+        plan, agent, given = self._plan, self._agent(), cast(Sequence[Answering], models)
+        check_scored(plan, agent, judged)
+        answerers: Answerers = given[0]
+        if isinstance(plan.model, Mapping):
+            answerers = dict(zip(given, plan.model.values(), strict=True))
+        return await plan.rollout(agent, scenario, judged, OriginCounts(), trajectory=trajectory, answerers=answerers)
 
     def _serving(
         self,

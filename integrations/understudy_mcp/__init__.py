@@ -3,6 +3,11 @@
 from understudy.integration import MissingExtraError
 
 try:
+    from .connection.limits import Limits
+    from .connection.oauth import client_credentials
+    from .connection.pool import ServerPool
+    from .connection.servers import HttpServer, InProcessServer, StdioServer
+    from .connection.target import Target
     from .errors import (
         McpConnectionError,
         McpOverflowError,
@@ -12,20 +17,15 @@ try:
         McpTimeoutError,
         McpToolsChangedError,
     )
-    from .limits import Limits
-    from .mcp_tools import mcp_tools
-    from .oauth import client_credentials
-    from .pool import ServerPool
-    from .results import ToolResult
-    from .rollout_tools import RolloutTools
     from .scenarios.files import ScenarioSet, load_scenarios, save_scenarios
     from .scenarios.generate import generate_scenarios
     from .scenarios.probing import set_aside
     from .scenarios.scenario import McpScenario
-    from .servers import HttpServer, InProcessServer, StdioServer
-    from .target import Target
-    from .tools import ServerDescription, ServerTool, ToolKind
-    from .toolset import ModelTool, Toolset
+    from .tools.mcp_tools import mcp_tools
+    from .tools.results import ToolResult
+    from .tools.rollout_tools import RolloutTools
+    from .tools.tool import ServerDescription, ServerTool, ToolKind
+    from .tools.toolset import ModelTool, Toolset
     from .training.mcp_trainer import MCPTrainer
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("understudy"):

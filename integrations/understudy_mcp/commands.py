@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from .pool import ServerPool
+from .connection.pool import ServerPool
+from .connection.target import Target
 from .scenarios import commands as scenario_commands
-from .target import Target
 from .target_command import on_target
 from .tools_page import as_json, lines
 from .training.commands import add_training_commands

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
-from .limits import Limits
+from .connection.limits import Limits
 from .target_options import (
     Bind,
     Env,

@@ -12,8 +12,8 @@ import typer
 
 from understudy.integration import ConfigError
 
-from .limits import Limits
-from .target import Target, TargetLike
+from .connection.limits import Limits
+from .connection.target import Target, TargetLike
 
 TargetArgument = Annotated[
     str, typer.Argument(help="a command in quotes, a URL, an mcp.json, or module:name of a server object")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from .pool import ServerPool
+from .connection.pool import ServerPool
 from .printable import one_line, printable
-from .toolset import ModelTool
+from .tools.toolset import ModelTool
 
 
 def lines(pool: ServerPool) -> Iterator[str]:

@@ -79,7 +79,8 @@ _of_others: set[int] = set()
 
 
 @pytest.fixture(autouse=True)
-def _processes_of_others() -> None:
+def processes_of_others() -> None:
+    """Remembers what ran before the test began, so that `children` leaves it out."""
     _of_others.clear()
     _of_others.update(child.pid for child in psutil.Process().children(recursive=True))
 

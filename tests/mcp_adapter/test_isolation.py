@@ -15,7 +15,7 @@ from tests.mcp_adapter.conftest import SERVERS, children, misbehaving, python_mo
 from tests.mcp_adapter.servers import notes_server
 from understudy.errors import ConfigError
 from understudy_mcp import RolloutTools, ServerPool, Target
-from understudy_mcp.servers import ROLLOUT_DIR
+from understudy_mcp.connection.servers import ROLLOUT_DIR
 
 
 async def answer(tools: RolloutTools, name: str, /, **arguments: object) -> str:

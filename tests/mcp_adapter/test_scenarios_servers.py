@@ -12,9 +12,9 @@ import pytest
 from tests.mcp_adapter.conftest import python_module
 from tests.mcp_adapter.test_scenarios import check_sound
 from understudy_mcp import Target
+from understudy_mcp.connection.servers import ROLLOUT_DIR
 from understudy_mcp.scenarios.files import ScenarioSet
 from understudy_mcp.scenarios.generate import generate_scenarios
-from understudy_mcp.servers import ROLLOUT_DIR
 
 ENTITIES = {"Ada": ("person", "likes tea"), "Delft": ("city", "has canals"), "Orchard": ("project", "starts in May")}
 RELATIONS = [("Ada", "Delft", "lives in"), ("Ada", "Orchard", "leads")]

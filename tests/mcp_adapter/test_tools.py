@@ -15,10 +15,10 @@ from tests.paths import ROOT
 from understudy.errors import ConfigError
 from understudy_mcp import ServerDescription, ServerPool, ServerTool, Target, ToolKind
 from understudy_mcp.printable import one_line, printable
-from understudy_mcp.results import as_tool_result, resource_text
-from understudy_mcp.schemas import simplified
-from understudy_mcp.tools import fingerprint, tool_kind
-from understudy_mcp.toolset import make_toolset
+from understudy_mcp.tools.results import as_tool_result, resource_text
+from understudy_mcp.tools.schemas import simplified
+from understudy_mcp.tools.tool import fingerprint, tool_kind
+from understudy_mcp.tools.toolset import make_toolset
 
 TEXT: dict[str, object] = {"type": "string"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.obedient_policy import obey
 from tests.fakes.served_gateway import ServedGateway, served_gateway
-from tests.mcp_adapter.conftest import python_module
+from tests.mcp_adapter.conftest import processes_of_others, python_module  # noqa: F401  # used for every test
 from understudy import LocalBackend, RemoteBackend, TrainableModel
 from understudy.types import new_id
 from understudy_mcp import Target

@@ -16,6 +16,10 @@ from tests.fakes.served_gateway import ServedGateway, served_gateway
 from tests.mcp_adapter.conftest import children, misbehaving
 from tests.mcp_training.conftest import time_target, told
 from understudy import RemoteBackend, TrainableModel, Trajectory
+from understudy.client.records import trajectory_record
+from understudy.integration import SpanKind, rollout_spans
+from understudy.types import RolloutPlace
+from understudy.wire import TracePage
 from understudy_mcp import Limits, ServerPool, StdioServer, Target
 from understudy_mcp.scenarios.scenario import McpScenario
 from understudy_mcp.training.agent_loop import SYSTEM, LoopOptions, parsed
@@ -47,6 +51,10 @@ async def test_a_task_is_solved_on_a_real_server_and_the_conversation_is_kept(st
     [called] = trajectory.metadata["tool_calls"]
     assert (called["tool"], called["turn"], called["is_error"]) == ("convert_time", 1, False)
     assert 0 < called["seconds"] < 30
+    [run] = trajectory.tool_runs
+    assert (run.tool_call_id, run.name) == (said[2]["tool_calls"][0]["id"], "convert_time")
+    assert (run.error, run.result) == (None, None)  # the model was sent it
+    assert run.ended_at - run.started_at == pytest.approx(called["seconds"], abs=1e-3)
     assert trajectory.metadata["ended"] == "answered"
 
 
@@ -64,12 +72,31 @@ async def test_parallel_calls_are_all_answered(stand_in: TrainableModel) -> None
     assert [message["tool_call_id"] for message in said[3:5]] == calls
 
 
+async def test_the_times_of_tools_are_in_the_servers_records_and_in_their_spans(
+    obedient: ServedGateway, stand_in: TrainableModel
+) -> None:
+    scenario = told(f"{CALL} then get_current_time(timezone='UTC')", ("convert_time", CONVERSION))
+    async with ServerPool(time_target(), ahead=0) as pool:
+        trajectory = await McpRollout(pool)(stand_in, scenario)
+    record = trajectory_record(trajectory, stand_in.name, "the rollout", RolloutPlace())
+    await (await stand_in.api()).finish([record])
+    page = obedient.http.get("/api/traces", params={"model": stand_in.name})
+    [rollout] = TracePage.model_validate_json(page.content).rollouts
+    runs = rollout.record.tool_runs
+    assert [run.name for run in runs] == ["convert_time", "get_current_time"]
+    for run, before, after in zip(runs, rollout.calls[:-1], rollout.calls[1:], strict=True):
+        assert before.ended_at <= run.started_at < run.ended_at <= after.started_at
+    spans = [span for span in rollout_spans(rollout) if span.kind is SpanKind.TOOL]
+    assert [(span.facts or {})["timing"] for span in spans] == ["recorded: when the tool ran"] * 2
+
+
 async def test_wrong_arguments_are_answered_with_the_servers_error_and_counted(stand_in: TrainableModel) -> None:
     task = 'get_current_time(timezone="Nowhere/Town")'
     trajectory = await rolled_out(time_target(), stand_in, told(task, ("get_current_time", {"timezone": "UTC"})))
     assert trajectory.exception is None
     assert (trajectory.metrics["errors"], trajectory.metrics["argument_match"]) == (1.0, 0.0)
     assert "Nowhere/Town" in messages(trajectory)[3]["content"]
+    assert trajectory.tool_runs[0].error == messages(trajectory)[3]["content"]
 
 
 async def test_a_tool_that_is_not_shown_is_not_called(stand_in: TrainableModel, tmp_path: Path) -> None:
@@ -144,6 +171,7 @@ async def test_turns_are_limited(tmp_path: Path) -> None:
         trajectory = await rolled_out(target, model, told("go", ("left", {})), loop=loop)
     assert calls == ["left"] * 3
     assert (trajectory.metadata["ended"], trajectory.metrics["needless_calls"]) == ("turn_limit", 2.0)
+    assert [run.result for run in trajectory.tool_runs] == [None, None, "left"]  # the model was not sent the last
     assert trajectory.metrics["success"] == 0.0
 
 
@@ -183,6 +211,7 @@ async def test_a_server_that_fails_in_a_call_leaves_a_recorded_unscored_rollout(
     assert trajectory.reward is None
     assert trajectory.exception is not None
     assert trajectory.exception.type == error
+    assert [run.error is not None and error in run.error for run in trajectory.tool_runs] == [True]
     assert [message["role"] for message in messages(trajectory)] == ["system", "user", "assistant"]
     assert children() == set()
 

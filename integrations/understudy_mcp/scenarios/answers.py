@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..results import ToolResult
+from ..tools.results import ToolResult
 from .harvest import SHORT, Leaf, leaves_of, strings_of
 from .moments import is_dated
 

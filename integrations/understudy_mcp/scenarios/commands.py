@@ -10,9 +10,9 @@ import typer
 
 from understudy.integration import ConfigError, Llm, budget
 
-from ..pool import ServerPool
+from ..connection.pool import ServerPool
+from ..connection.target import Target
 from ..printable import one_line
-from ..target import Target
 from . import pages
 from .explore import explore as explored
 from .explore import left_out

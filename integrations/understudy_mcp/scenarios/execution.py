@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..connection.pool import ServerPool
 from ..errors import McpServerError, McpStartError, McpToolsChangedError
-from ..pool import ServerPool
-from ..rollout_tools import RolloutTools
-from ..tools import ToolKind
+from ..tools.rollout_tools import RolloutTools
+from ..tools.tool import ToolKind
 from .answers import Answered
 from .explore import CALL_SECONDS, Exploration, Observation, answered
 from .harvest import strings_of

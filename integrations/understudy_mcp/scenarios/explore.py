@@ -15,13 +15,13 @@ from mcp.types import ReadResourceResult
 
 from understudy.integration import ConfigError
 
+from ..connection.pool import ServerPool
 from ..errors import McpServerError, McpToolsChangedError
-from ..pool import ServerPool
 from ..printable import one_line
-from ..results import ToolResult, resource_text
-from ..rollout_tools import RolloutTools
-from ..tools import Schema, ToolKind
-from ..toolset import ModelTool
+from ..tools.results import ToolResult, resource_text
+from ..tools.rollout_tools import RolloutTools
+from ..tools.tool import Schema, ToolKind
+from ..tools.toolset import ModelTool
 from .harvest import Leaf, is_empty, leaves_of, strings_of, words_of
 from .sampler import ArgumentSampler, DraftCall
 from .scenario import ReferenceCall

@@ -10,7 +10,7 @@ from typing import cast
 
 from understudy.integration import ConfigError, Llm, LlmError
 
-from ..toolset import ModelTool
+from ..tools.toolset import ModelTool
 from .answers import Answered
 from .execution import ReferenceRun
 from .generation import ScenarioGeneration

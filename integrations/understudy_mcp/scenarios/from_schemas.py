@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ..tools import ToolKind
+from ..tools.tool import ToolKind
 from .answers import Expected, expected
 from .execution import SERVER_FAILED, ReferenceRun
 from .generation import ScenarioGeneration

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from understudy.integration import ConfigError, Llm
 
-from ..pool import ServerPool
+from ..connection.pool import ServerPool
+from ..connection.target import Target, TargetLike
 from ..printable import one_line
-from ..target import Target, TargetLike
 from .explore import Exploration, explore
 from .files import ScenarioSet
 from .from_llm import from_llm

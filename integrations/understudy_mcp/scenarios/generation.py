@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..pool import ServerPool
+from ..connection.pool import ServerPool
 from .execution import Executor
 from .explore import Exploration
 from .files import ScenarioSet

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from ..results import ToolResult
-from ..servers import ROLLOUT_DIR
+from ..connection.servers import ROLLOUT_DIR
+from ..tools.results import ToolResult
 
 Scalar: TypeAlias = str | int | float | bool
 

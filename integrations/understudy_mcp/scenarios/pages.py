@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ..pool import ServerPool
+from ..connection.pool import ServerPool
 from ..printable import one_line
 from .explore import Exploration
 from .files import ScenarioSet

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ..tools import ToolKind
-from ..toolset import ModelTool
+from ..tools.tool import ToolKind
+from ..tools.toolset import ModelTool
 from .explore import Exploration, Observation
 from .harvest import SHORT, Leaf
 from .sampler import DraftCall, Pick

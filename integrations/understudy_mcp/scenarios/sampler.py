@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from ..tools import Schema
-from ..toolset import ModelTool
+from ..tools.tool import Schema
+from ..tools.toolset import ModelTool
 from .harvest import Leaf, Scalar, words_of
 from .moments import is_dated
 from .slots import Slot, properties_of, slot_of

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
-from ..tools import Schema, ToolKind
-from ..toolset import ModelTool
+from ..tools.tool import Schema, ToolKind
+from ..tools.toolset import ModelTool
 from .harvest import Scalar, usable_value, words_of
 
 ZONES = [

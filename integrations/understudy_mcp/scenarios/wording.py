@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from ..tools import ToolKind, is_verb
-from ..toolset import ModelTool
+from ..tools.tool import ToolKind, is_verb
+from ..tools.toolset import ModelTool
 from .harvest import singular, strings_of
 from .plans import Plan
 from .sampler import DraftCall

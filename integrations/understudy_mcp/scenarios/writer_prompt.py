@@ -10,7 +10,7 @@ from typing import cast
 
 from pydantic import BaseModel, Field, field_validator
 
-from ..toolset import ModelTool
+from ..tools.toolset import ModelTool
 from .answers import Answered
 from .explore import Exploration
 from .harvest import LONGEST_VALUE

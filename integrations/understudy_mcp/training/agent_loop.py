@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -16,9 +15,10 @@ from openai.types.chat.chat_completion_message_tool_call import ChatCompletionMe
 from understudy import History
 from understudy.integration import ConfigError
 
-from ..results import ToolResult, bounded_text
-from ..rollout_tools import RolloutTools
+from ..tools.results import ToolResult, bounded_text
+from ..tools.rollout_tools import RolloutTools
 from .episode import Arguments, EpisodeEnd, MadeCall, ToolEpisode
+from .tool_clock import ToolClock
 
 T = TypeVar("T")
 SYSTEM = "Use the tools for what the user asks. Then answer in one short sentence."
@@ -62,14 +62,15 @@ class ToolRecord:
 
 @dataclass
 class AgentLoop:
-    """The loop over one model's endpoint and one rollout's tools. `records` has each call that it made; the tokens are those
-    of all requests, as the endpoint counts them."""
+    """The loop over one model's endpoint and one rollout's tools. `records` has each call that it made, `clock` when; the
+    tokens are those of all requests, as the endpoint counts them."""
 
     client: AsyncOpenAI
     model: str
     tools: RolloutTools
     options: LoopOptions = field(default_factory=LoopOptions)
     records: list[ToolRecord] = field(default_factory=list[ToolRecord])
+    clock: ToolClock = field(default_factory=ToolClock)
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -82,6 +83,7 @@ class AgentLoop:
             if choice is None:
                 return ToolEpisode(tuple(made), "", EpisodeEnd.CONTEXT_FULL, turn - 1)
             history.messages_and_choices.append(choice)
+            self.clock.turn = turn
             calls = choice.message.tool_calls or []
             if not calls:
                 answer = self.tools.neutral(choice.message.content or "")
@@ -118,16 +120,17 @@ class AgentLoop:
         return await _all([self._call(call, turn) for call in calls])
 
     async def _call(self, call: ChatCompletionMessageToolCallUnion, turn: int) -> ToolRecord:
-        began = time.monotonic()
         if call.type != "function":
             result = bounded_text("only functions can be called", 200, is_error=True)
             return ToolRecord(turn, call.custom.name, call.custom.input, result, 0.0)
         name, written = call.function.name, call.function.arguments
-        try:
-            result = await self.tools.call(name, written)
-        except RecursionError:  # of the JSON parser
-            result = bounded_text(f"the arguments of {name} are nested too deeply", 1_000, is_error=True)
-        return ToolRecord(turn, name, written, result, time.monotonic() - began)
+        with self.clock.timed(call.id, name) as timing:
+            try:
+                result = await self.tools.call(name, written)
+            except RecursionError:  # of the JSON parser
+                result = bounded_text(f"the arguments of {name} are nested too deeply", 1_000, is_error=True)
+            timing.result = result
+        return ToolRecord(turn, name, written, result, timing.seconds)
 
     def _as_made(self, record: ToolRecord) -> MadeCall:
         arguments = parsed(record.arguments) if self.tools.toolset.find(record.tool) else None

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from understudy import History, TrainableModel
 
+from ..connection.pool import ServerPool
 from ..errors import McpServerError
-from ..pool import ServerPool
 from ..printable import one_line, printable
-from ..rollout_tools import RolloutTools
+from ..tools.rollout_tools import RolloutTools
 from .agent_loop import SYSTEM, AgentLoop, LoopOptions, ToolRecord
 from .episode import EpisodeEnd
 from .rollout import restricted

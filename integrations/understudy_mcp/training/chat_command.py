@@ -12,9 +12,9 @@ from rich.console import Console
 
 from understudy import TrainableModel
 
-from ..pool import ServerPool
-from ..target import Target
-from ..typed_lines import typed_lines
+from ..connection.pool import ServerPool
+from ..connection.target import Target
+from ..connection.typed_lines import typed_lines
 from .agent_loop import LoopOptions
 from .chat import chat, conversations
 from .defaults import defaults_for

@@ -1,4 +1,4 @@
-"""`understudy mcp train | eval`."""
+"""`understudy mcp train | eval | compare`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from typing import Annotated
 import typer
 
 from understudy import Ruler, TrainConfig
-from understudy.integration import ConfigError, Llm, TrainReport, evaluation_line
+from understudy.integration import (
+    CompareOptions,
+    CompareSettings,
+    ConfigError,
+    Llm,
+    TrainReport,
+    evaluation_line,
+    lines_of,
+    resolve_sinks,
+)
 
-from ..target import Target
+from ..connection.target import Target
 from ..target_command import on_target
 from .chat_command import talk
 from .comparison import tool_lines
@@ -23,6 +32,9 @@ from .model_options import DEFAULT_BASE, BaseModel, ModelName, ScenarioFile, Ser
 from .serve_command import serve
 
 STEPS = 20
+Candidates = Annotated[
+    list[str], typer.Option("--with", help="step:0, step:newest, openai/gpt-4.1, openai/name?api_base=URL; repeat it")
+]
 Writer = Annotated[
     str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1; none: made offline")
 ]
@@ -133,6 +145,45 @@ def evaluate(
         json.write_text(json_format.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
+def compare(
+    target: Target,
+    candidates: Candidates,
+    model: ModelName = None,
+    base: BaseModel = DEFAULT_BASE,
+    scenarios: ScenarioFile = None,
+    baseline: Annotated[str | None, typer.Option(help="candidate to compare with; none: the first")] = None,
+    rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario and candidate")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
+    gpu_price: Annotated[float | None, typer.Option(min=0, help="USD per hour of the machine of trained steps")] = None,
+    judge: Annotated[str | None, typer.Option("--judge", help="LLM that compares the candidates' rollouts")] = None,
+    judge_api_base: JudgeBase = None,
+    max_cost: MaxCost = None,
+    max_turns: MaxTurns = ToolOptions.max_turns,
+    max_tools: MaxTools = None,
+    concurrency: Concurrency = None,
+    output: Annotated[Path, typer.Option(help="folder of the report and the rollouts")] = CompareSettings.output,
+    fresh: Annotated[bool, typer.Option("--fresh", help="run everything again")] = False,
+    trace: Trace = None,
+    dir: ServerDir = None,
+    url: ServerUrl = None,
+) -> None:
+    """Have steps and other LLMs use the tools on the held-out scenarios; write a report with charts."""
+    chosen = _chosen(judge, judge_api_base, None, None, max_tools, concurrency, None)
+    own: MCPTrainerOptions = {"max_turns": max_turns, "say": typer.echo, **chosen}
+    trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **own)
+    options: CompareOptions = {
+        "baseline": baseline,
+        "rollouts": rollouts,
+        "temperature": temperature,
+        "gpu_price": gpu_price,
+        "max_cost": max_cost,
+        "output": output,
+        "fresh": fresh,
+        "sinks": resolve_sinks(names_in(trace)),
+    }
+    typer.echo("\n".join(lines_of(trainer.compare(candidates, **options), output)))
+
+
 def show(trainer: MCPTrainer, report: TrainReport, dir: Path | None) -> None:
     """Success before and after, and what can be done with the LoRA."""
     if trainer.comparison is not None:
@@ -187,5 +238,6 @@ def add_training_commands(app: typer.Typer) -> None:
     """Add them to `understudy mcp`."""
     app.command("train")(on_target(train))
     app.command("eval")(on_target(evaluate))
+    app.command("compare")(on_target(compare))
     app.command("chat")(on_target(talk))
     app.command("serve")(on_target(serve))

@@ -8,8 +8,8 @@ from functools import partial
 
 from understudy import TrainConfig
 
-from ..servers import StdioServer
-from ..target import Target
+from ..connection.servers import StdioServer
+from ..connection.target import Target
 
 GROUP_SIZE = 8
 """Rollouts of one scenario."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from typing import cast
 
 from typing_extensions import Unpack
 
-from understudy import TrainableModel, UnderstudyError
+from understudy import TrainableModel, UnderstudyError, acompare
 from understudy.integration import (
+    CandidateLike,
+    CompareOptions,
+    ComparisonReport,
     ConfigError,
     Evaluation,
     Judge,
@@ -23,11 +26,11 @@ from understudy.integration import (
     resolve_sinks,
 )
 
-from ..pool import ServerPool
+from ..connection.pool import ServerPool
+from ..connection.target import Target, TargetLike
 from ..printable import one_line
 from ..scenarios.files import ScenarioSet, save_scenarios
 from ..scenarios.generate import generate_scenarios
-from ..target import Target, TargetLike
 from .agent_loop import LoopOptions
 from .comparison import Comparison
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
@@ -35,7 +38,7 @@ from .model_at_step import ModelAtStep
 from .plan import plan_lines
 from .probe import probed
 from .rollout import McpRollout
-from .scenario_judge import ScenarioJudge
+from .scenario_judge import ScenarioJudge, unjudged
 from .scenario_source import ScenariosLike, as_set, check_usable, scenario_file
 from .scenario_trainer import ScenarioTrainer
 from .training_state import TrainingState
@@ -135,6 +138,28 @@ class MCPTrainer:
         async with self._prepared(1, step) as (trainer, scenarios):
             chosen = scenarios.eval or scenarios.scenarios
             return await trainer.aevaluate(chosen, temperature=temperature, rollouts=rollouts)
+
+    def compare(self, candidates: Sequence[CandidateLike], **options: Unpack[CompareOptions]) -> ComparisonReport:
+        """`acompare`, outside an event loop."""
+        refuse_running_loop("compare", "acompare")
+        return asyncio.run(self.acompare(candidates, **options))
+
+    async def acompare(
+        self, candidates: Sequence[CandidateLike], **options: Unpack[CompareOptions]
+    ) -> ComparisonReport:
+        """Have steps of the model and other LLMs use the tools on the held-out scenarios, on all where none is held out; see
+        `understudy.compare`. The judge, where there is one, is shown all candidates' rollouts of a scenario."""
+        judge = options.get("judge") or self._judge
+        own: CompareOptions = {"concurrency": self._concurrency, "trained_on": None}
+        async with self._pool() as pool:
+            scenarios = await self._chosen(pool)
+            check_usable(scenarios, pool, self._max_tools, judge is not None, trained=False)
+            if scenarios.eval:
+                own["trained_on"] = scenarios.train
+            chosen = scenarios.eval or scenarios.scenarios
+            given: CompareOptions = {**own, **options, "judge": judge}
+            rollout = unjudged(self._rollout(pool))
+            return await acompare(rollout, chosen, candidates, model=self.model, **given)
 
     async def aplan(self, steps: int) -> list[str]:
         """What `atrain` would do, a line each. The servers are started; no model is called and nothing is written."""

@@ -11,7 +11,7 @@ import typer
 from understudy import LocalBackend, RemoteBackend, TrainableModel
 from understudy.integration import ConfigError
 
-from ..target import Target
+from ..connection.target import Target
 
 ModelName = Annotated[str | None, typer.Option("--model", help="name of the model; none: that of the server")]
 BaseModel = Annotated[

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from understudy import TrainableModel
 from understudy.integration import TrainerOptions
 
-from ..pool import ServerPool
+from ..connection.pool import ServerPool
 from ..printable import one_line
 from ..scenarios.files import ScenarioSet
 from ..tools_page import sharing

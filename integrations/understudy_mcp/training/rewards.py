@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from understudy import RewardResult
 
 from ..scenarios.scenario import CheckKind, McpScenario, ReferenceCall
-from ..tools import ToolKind
-from ..toolset import Toolset
+from ..tools.tool import ToolKind
+from ..tools.toolset import Toolset
 from .answers import answer_score
 from .episode import EpisodeEnd, MadeCall, ToolEpisode
 from .equivalence import argument_score

@@ -10,11 +10,11 @@ from typing import Any, cast
 from understudy import TrainableModel, Trajectory
 from understudy.integration import CaptureError, ConfigError, as_rollout_exception, capturing
 
-from ..pool import ServerPool
-from ..rollout_tools import RolloutTools
+from ..connection.pool import ServerPool
+from ..connection.servers import ROLLOUT_DIR
 from ..scenarios.scenario import McpScenario
-from ..servers import ROLLOUT_DIR
-from ..toolset import Toolset
+from ..tools.rollout_tools import RolloutTools
+from ..tools.toolset import Toolset
 from .agent_loop import SYSTEM, AgentLoop, LoopOptions
 from .episode import ToolEpisode
 from .rewards import score
@@ -86,7 +86,8 @@ def restricted(tools: RolloutTools, shown: Toolset, limit: int) -> RolloutTools:
 
 
 def record_calls(trajectory: Trajectory, loop: AgentLoop) -> None:
-    """Keep what was called, and how long the servers took, with the trajectory."""
+    """Keep what was called, when, and how long the servers took, with the trajectory."""
+    trajectory.tool_runs = loop.clock.runs()
     trajectory.metadata["tool_calls"] = [record.as_json() for record in loop.records]
     trajectory.metrics["tool_seconds"] = sum(record.seconds for record in loop.records)
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from understudy import TrajectoryGroup
+from understudy import TrainableModel, Trajectory, TrajectoryGroup
 from understudy.integration import Judge, RolloutError
 
 from ..scenarios.scenario import CheckKind, McpScenario
+from .rollout import McpRollout
 
 SHARE = 0.5
 """Of the judge in the reward of a scenario that is scored by both."""
+
+
+def unjudged(rollout: McpRollout) -> Callable[[TrainableModel, McpScenario], Awaitable[Trajectory]]:
+    """The rollout function, without a reward where only a judge can tell: what malformed calls cost is none by itself."""
+
+    async def run(model: TrainableModel, scenario: McpScenario) -> Trajectory:
+        trajectory = await rollout(model, scenario)
+        if scenario.check is CheckKind.JUDGE:
+            trajectory.reward = None
+        return trajectory
+
+    return run
 
 
 class ScenarioJudge:

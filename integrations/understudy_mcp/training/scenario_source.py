@@ -9,7 +9,7 @@ from typing import TypeAlias
 from understudy import LocalBackend, TrainableModel
 from understudy.integration import ConfigError
 
-from ..pool import ServerPool
+from ..connection.pool import ServerPool
 from ..scenarios.files import ScenarioSet, load_scenarios
 from ..scenarios.scenario import CheckKind, McpScenario
 from .rollout import check_scenarios
@@ -37,9 +37,12 @@ def as_set(scenarios: ScenarioSet | Sequence[McpScenario] | Path | str) -> Scena
     return ScenarioSet(listed, next((each.server for each in listed if each.server), ""))
 
 
-def check_usable(scenarios: ScenarioSet, pool: ServerPool, max_tools: int | None, judged: bool) -> None:
-    """Raise ConfigError for scenarios that cannot be run on this target, or not be scored."""
-    if not scenarios.train:
+def check_usable(
+    scenarios: ScenarioSet, pool: ServerPool, max_tools: int | None, judged: bool, *, trained: bool = True
+) -> None:
+    """Raise ConfigError for scenarios that cannot be run on this target, or not be scored; where it is `trained` on them, also
+    for those that are all held out."""
+    if trained and not scenarios.train:
         raise ConfigError(f"scenarios: none of {len(scenarios.scenarios)} is for training; their split is 'eval'")
     check_scenarios(list(scenarios.scenarios), pool.toolset, max_tools)
     for_judge = [each for each in scenarios.scenarios if each.check is CheckKind.JUDGE]

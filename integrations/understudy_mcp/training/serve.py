@@ -15,8 +15,8 @@ from starlette.types import ASGIApp
 
 from understudy import TrainableModel
 
+from ..connection.pool import ServerPool
 from ..errors import McpServerError
-from ..pool import ServerPool
 from ..printable import one_line
 from .access import OPEN_PATH, KeyGate, fault
 from .agent_loop import AgentLoop, LoopOptions

@@ -12,8 +12,8 @@ import uvicorn
 from understudy import TrainableModel
 from understudy.integration import ConfigError
 
-from ..pool import ServerPool
-from ..target import Target
+from ..connection.pool import ServerPool
+from ..connection.target import Target
 from .access import checked_key
 from .agent_loop import LoopOptions
 from .defaults import defaults_for

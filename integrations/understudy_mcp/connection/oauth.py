@@ -8,7 +8,7 @@ import httpx2
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
-from .references import References
+from ..tools.references import References
 
 
 class MemoryTokens:

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import cast
 
-from .errors import McpServerError
-from .printable import one_line, printable
-from .references import without
+from ..errors import McpServerError
+from ..printable import one_line, printable
+from ..tools.references import without
 
 _TAIL_BYTES = 8_192
 _TAIL_LINES = 15

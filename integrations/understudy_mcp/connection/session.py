@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from understudy.integration import ConfigError
 
-from .errors import (
+from ..errors import (
     McpConnectionError,
     McpProtocolError,
     McpServerError,
@@ -30,13 +30,13 @@ from .errors import (
     McpTimeoutError,
     McpToolsChangedError,
 )
+from ..tools.references import without
+from ..tools.tool import ServerDescription, as_server_tool
 from .http_transport import http_transport
 from .limits import Limits
 from .link import Link, described
 from .process_transport import stdio_transport
-from .references import without
 from .servers import AnyServer, HttpServer, InProcess, StdioServer
-from .tools import ServerDescription, as_server_tool
 
 logger = logging.getLogger("understudy")
 ResultT = TypeVar("ResultT")

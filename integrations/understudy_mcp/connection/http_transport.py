@@ -9,10 +9,10 @@ import httpx2
 from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 
-from .errors import McpOverflowError
+from ..errors import McpOverflowError
+from ..tools.references import References
 from .limits import Limits
 from .link import Link
-from .references import References
 from .servers import HttpServer
 
 _STREAM_FACTOR = 8

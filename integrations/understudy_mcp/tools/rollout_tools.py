@@ -11,11 +11,11 @@ from typing import cast
 
 from mcp import Client, MCPError
 
-from .printable import one_line
+from ..connection.servers import ROLLOUT_DIR
+from ..connection.session import Session
+from ..printable import one_line
 from .results import ToolResult, as_tool_result, bounded_text, resource_text
-from .servers import ROLLOUT_DIR
-from .session import Session
-from .tools import ToolKind
+from .tool import ToolKind
 from .toolset import ModelTool, Toolset
 
 

@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 
 from understudy.integration import MissingExtraError
 
-from .target import ConnectOptions, TargetLike
+from ..connection.target import ConnectOptions, TargetLike
 
 if TYPE_CHECKING:
     from .langchain_tools import McpTools

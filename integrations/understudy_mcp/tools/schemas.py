@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import cast
 
-from .tools import Schema
+from .tool import Schema
 
 _KEPT = frozenset(
     [

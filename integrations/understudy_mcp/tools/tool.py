@@ -14,7 +14,7 @@ from mcp import types
 
 from understudy.integration import ConfigError
 
-from .servers import ROLLOUT_DIR
+from ..connection.servers import ROLLOUT_DIR
 
 Schema = dict[str, object]
 

@@ -14,7 +14,7 @@ import httpx2
 from mcp.server import Server as LowLevelServer
 from mcp.server.mcpserver import MCPServer
 
-from .references import names_secret
+from ..tools.references import names_secret
 
 ROLLOUT_DIR = "{rollout_dir}"
 """In a command, an environment variable or a bound argument: the folder of the rollout."""

@@ -15,14 +15,14 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from understudy.integration import ConfigError
 
-from .errors import McpServerError, McpToolsChangedError
+from ..errors import McpServerError, McpToolsChangedError
+from ..tools.rollout_tools import RolloutTools
+from ..tools.tool import ServerDescription, fingerprint, signature
+from ..tools.toolset import Toolset, make_toolset
 from .folders import RolloutFolders
-from .rollout_tools import RolloutTools
 from .servers import AnyServer
 from .session import Session
 from .target import Target
-from .tools import ServerDescription, fingerprint, signature
-from .toolset import Toolset, make_toolset
 
 
 @dataclass

@@ -27,11 +27,11 @@ from mcp.types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
 from understudy.integration import ConfigError
 
-from .errors import McpOverflowError, McpProtocolError
+from ..errors import McpOverflowError, McpProtocolError
+from ..tools.references import References
 from .limits import Limits
 from .link import Link
 from .reaper import reaper
-from .references import References
 from .servers import ROLLOUT_DIR, StdioServer
 
 logger = logging.getLogger("understudy")

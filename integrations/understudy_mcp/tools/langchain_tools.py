@@ -18,10 +18,10 @@ from typing_extensions import Unpack
 from understudy import current_trajectory
 from understudy.integration import RolloutError, on_capture_end
 
-from .pool import ServerPool
+from ..connection.pool import ServerPool
+from ..connection.target import ConnectOptions, Target, TargetLike
 from .results import ToolResult
 from .rollout_tools import RolloutTools
-from .target import ConnectOptions, Target, TargetLike
 from .toolset import ModelTool, Toolset
 
 ResultT = TypeVar("ResultT")

@@ -12,10 +12,10 @@ from typing import Literal, TypeAlias, cast
 
 from understudy.integration import ConfigError, Tool
 
-from .printable import one_line
+from ..connection.servers import ROLLOUT_DIR
+from ..printable import one_line
 from .schemas import simplified
-from .servers import ROLLOUT_DIR
-from .tools import Schema, ServerDescription, ServerTool, ToolKind, picked
+from .tool import Schema, ServerDescription, ServerTool, ToolKind, picked
 
 _LONGEST_NAME = 64
 _LONGEST_DESCRIPTION = 8_000

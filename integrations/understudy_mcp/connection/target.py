@@ -17,10 +17,10 @@ from typing_extensions import Unpack
 
 from understudy.integration import ConfigError
 
+from ..tools.toolset import uses_folder
 from .limits import Limits
 from .mcp_json import read_mcp_json
 from .servers import AnyServer, HttpServer, InProcess, InProcessServer, ServerFactory, StdioServer
-from .toolset import uses_folder
 
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 

@@ -1,0 +1,1 @@
+"""Targets, and the sessions with their servers: started, pooled, bounded, ended."""

@@ -1,0 +1,1 @@
+"""A server's tools as the model's: schemas, results, references, and how rollouts call them."""

@@ -2,10 +2,11 @@
 # make test         the quick tests, in two processes (ARGS="-n 0" for one, ARGS=--all for all tests)
 # make check        lint, types and the quick tests: the gate for every change
 # make mcp-servers  the MCP servers of others that run on Node, for the tests that need them (npm)
+# make page-tools   axe-core, which checks the dashboard's pages in the tests (npm)
 # ARGS is passed to the command, PIP_ARGS to pip, for example:
 #   make quickstart ARGS="--seed 1" PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
-.PHONY: quickstart test check mcp-servers
+.PHONY: quickstart test check mcp-servers page-tools
 export PIP_ARGS
 
 quickstart:
@@ -22,3 +23,6 @@ check:
 
 mcp-servers:
 	@npm install --prefix tests/mcp_adapter --ignore-scripts --no-package-lock --no-audit --no-fund --silent
+
+page-tools:
+	@npm install --prefix tests/server/pages --ignore-scripts --no-package-lock --no-audit --no-fund --silent

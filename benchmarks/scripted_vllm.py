@@ -1,4 +1,5 @@
-"""A vLLM that computes nothing, on the port it is given: every call waits 50 ms, then gets max_tokens equal tokens."""
+"""A vLLM that computes nothing, on the port it is given: every call waits 50 ms, or the seconds given after the port, then gets
+max_tokens equal tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from aiohttp import web
 from understudy.engine.protocol import FLAT_LOGPROBS
 
 SECONDS = 0.05
+WAIT = web.AppKey("wait", float)
 
 
 @cache
@@ -32,7 +34,7 @@ def answer(tokens: int, flat: bool) -> bytes:
 
 async def chat(request: web.Request) -> web.Response:
     asked = await request.json()
-    await asyncio.sleep(SECONDS)
+    await asyncio.sleep(SECONDS if asked["max_tokens"] == 1 else request.app[WAIT])
     whole = answer(asked["max_tokens"], FLAT_LOGPROBS in asked.get("vllm_xargs", {}))
     return web.Response(body=whole, content_type="application/json")
 
@@ -47,6 +49,7 @@ async def health(request: web.Request) -> web.Response:
 
 def main() -> None:
     app = web.Application()
+    app[WAIT] = float(sys.argv[2]) if len(sys.argv) > 2 else SECONDS
     app.add_routes([web.get("/health", health), web.get("/v1/models", models), web.post("/v1/chat/completions", chat)])
     web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), loop=uvloop.new_event_loop(), access_log=None)
 

@@ -44,7 +44,7 @@ class Both:
 def both(base: Path, *, train: bool = False, scripted: bool = False) -> Iterator[Both]:
     """Started on free ports, ended with the block. `scripted`: a vLLM that computes nothing, see scripted_vllm.py."""
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
-        ports = _free_ports(2)
+        ports = free_ports(2)
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         vllm = ["-m", "understudy.engine.inference.vllm.command", "--model", str(base), "--served-model-name", "base"]
         vllm += ["--port", str(ports[0]), "--parent-pid", str(os.getpid()), "--max-model-len", "1024"]
@@ -60,7 +60,7 @@ def both(base: Path, *, train: bool = False, scripted: bool = False) -> Iterator
                 with log.open("wb") as output:
                     command = [sys.executable, *words]
                     processes.append(subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True))
-                _await(url, processes[-1], log)
+                await_health(url, processes[-1], log)
             yield Both(urls[0], urls[1], psutil.Process(processes[0].pid), psutil.Process(processes[1].pid))
         except BaseException:
             for log in sorted(Path(folder).glob("*.log")):
@@ -72,7 +72,8 @@ def both(base: Path, *, train: bool = False, scripted: bool = False) -> Iterator
                 process.wait()
 
 
-def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def await_health(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a server answers; ends the program with its log when it does not."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -87,7 +88,8 @@ def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise SystemExit(f"{url} did not start:\n{log.read_text(errors='replace')[-3000:]}")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))

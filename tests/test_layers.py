@@ -13,19 +13,25 @@ import understudy
 import understudy.integration as door
 from tests.paths import ROOT
 
-BASE = {"config", "errors", "extras", "types"}
-USER_BASE = BASE | {"contracts", "plugins", "wire"}
+BASE = {"config", "errors", "extras", "tool_runs", "types"}
+USER_BASE = BASE | {"alerts", "contracts", "plugins", "wire"}
+
+SHARED_ENGINE = {"engine.protocol", "engine.checkpoint_files", "engine.token_file", "engine.token_tree"}
+"""The modules of the engine that the server shares: no torch."""
 
 # For each part of the package: the other parts it may import.
 MAY_IMPORT: dict[str, set[str]] = {
     "extras": set(),
     "errors": {"extras"},
+    "alerts": {"errors"},
     "choices": set(),
+    "tool_runs": set(),
     "tiny": BASE,
     "config": {"errors"},
-    "types": {"choices", "errors"},
+    "types": {"choices", "errors", "tool_runs"},
     "devices": {"errors"},
-    "wire": {"config", "errors", "types"},
+    "memory_plan": {"config", "errors", "tiny", "types"},
+    "wire": {"config", "errors", "tool_runs", "types"},
     "contracts": {"config", "errors", "types", "wire"},
     "plugins": {"config", "contracts", "errors", "types"},
     "client": USER_BASE,
@@ -34,13 +40,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scenarios": USER_BASE | {"client"},
     "tracing": USER_BASE | {"client"},
     "trainer": USER_BASE | {"client", "llms", "rewards", "scenarios", "tracing"},
+    "comparison": USER_BASE | {"choices", "client", "llms", "rewards", "scenarios", "tracing", "trainer"},
     "quickstart": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "understudy_langgraph"},
     "compat": USER_BASE | {"choices", "client", "llms", "rewards", "understudy_langgraph"},
-    "doctor": USER_BASE | {"client", "llms"},
-    "integration": USER_BASE | {"client", "llms", "rewards", "scenarios", "tracing", "trainer"},
+    "doctor": USER_BASE | {"client", "devices", "llms", "memory_plan"},
+    "integration": USER_BASE | {"client", "comparison", "llms", "rewards", "scenarios", "tracing", "trainer"},
     "cli": USER_BASE
     | {
         "client",
+        "comparison",
         "llms",
         "rewards",
         "scenarios",
@@ -55,8 +63,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "engine.protocol": BASE,
     "engine.checkpoint_files": BASE,
-    "engine": BASE | {"devices", "engine.protocol", "engine.checkpoint_files"},
-    "server": BASE | {"devices", "engine.protocol", "engine.checkpoint_files", "tiny", "wire"},
+    "engine.token_file": BASE | {"engine.checkpoint_files"},
+    "engine.token_tree": BASE | {"engine.protocol"},
+    "engine": BASE | {"devices", *SHARED_ENGINE},
+    "server": BASE | {"alerts", "devices", "memory_plan", *SHARED_ENGINE, "tiny", "wire"},
 }
 """The public names (`understudy.__init__`) may name any part: they are loaded lazily."""
 
@@ -72,8 +82,6 @@ HEAVY = {
     "litellm",
     "langfuse",
 }
-LIGHT_ENGINE = {part for part in MAY_IMPORT if part.startswith("engine.")}
-"""The modules of the engine that the server shares: no torch."""
 LIGHT_PARTS = set(MAY_IMPORT) - {"engine", "tiny", "quickstart"}
 
 
@@ -85,7 +93,7 @@ def part_of(module: str) -> str | None:
     if names[0] != "understudy" or len(names) == 1:
         return None
     inside = ".".join(names[1:3])
-    return inside if inside in LIGHT_ENGINE else names[1]
+    return inside if inside in SHARED_ENGINE else names[1]
 
 
 def imports_of(path: Path, module: str) -> list[tuple[int, str]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .client.local import LocalBackend
     from .client.model import Model, TrainableModel
     from .client.retry import limit_concurrency, retry
+    from .comparison.compare import acompare, compare
     from .config import EngineOptions, LoraOptions, TrainConfig
     from .contracts import TraceSink
     from .errors import UnderstudyError
@@ -48,8 +49,10 @@ __all__ = [
     "Trajectory",
     "TrajectoryGroup",
     "UnderstudyError",
+    "acompare",
     "auto_trajectory",
     "capture_auto_trajectory",
+    "compare",
     "current_trajectory",
     "gather_trajectories",
     "gather_trajectory_groups",
@@ -83,8 +86,10 @@ _MODULE_OF = {
     "Trajectory": "types",
     "TrajectoryGroup": "types",
     "UnderstudyError": "errors",
+    "acompare": "comparison.compare",
     "auto_trajectory": "client.capture",
     "capture_auto_trajectory": "client.capture",
+    "compare": "comparison.compare",
     "current_trajectory": "client.capture",
     "gather_trajectories": "client.gather",
     "gather_trajectory_groups": "client.gather",

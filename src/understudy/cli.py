@@ -12,24 +12,21 @@ from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 
 import typer
-from rich.console import Console
 
 from . import plugins
 from .client.commands import convert_command, export_model, list_checkpoints, run_server
 from .client.model import TrainableModel
-from .config import MAX_TEMPERATURE, EngineOptions, LossName, TrainConfig, default_dir
-from .doctor.examine import examine
-from .doctor.page import as_json, console, show
+from .comparison.commands import compare_command
+from .config import MAX_TEMPERATURE, EngineOptions, LossName, TrainConfig
+from .doctor.command import doctor_command
 from .errors import ConfigError, MissingExtraError, UnderstudyError
-from .rewards.judge_prompt import DEFAULT_RUBRIC
-from .rewards.ruler_judge import Ruler
 from .scenarios.loading import load_scenarios
 from .trace_commands import Dir, Server, traces, usage
 from .tracing.commands import named_sinks
 from .tracing.jsonl import JsonlSink
 from .tracing.names import resolve_sinks
 from .trainer.evaluation_report import RegressionGate, interval_lines, report_json
-from .trainer.judge_check import check_judge_on, read_ranked
+from .trainer.judge_check import check_judge_on, read_ranked, ruler_at
 from .trainer.messages import evaluation_line, failure_lines
 from .trainer.options import RunOptions
 from .trainer.target import TargetOptions, load_target
@@ -53,6 +50,8 @@ app = typer.Typer(
 
 app.add_typer(traces, name="traces")
 app.command()(usage)
+app.command("compare")(compare_command)
+app.command("doctor")(doctor_command)
 
 Target = Annotated[str, typer.Argument(help="what `trainable` returned, as module:name, such as my_app:agent")]
 Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or folder[:split] of a saved Hugging Face dataset")]
@@ -79,6 +78,24 @@ Trace = Annotated[str | None, typer.Option(help="where to show rollouts and step
 def serve(context: typer.Context) -> None:
     """Serve a model with OpenAI's API, record its calls, train it (`understudy serve --help` lists the options)."""
     run_server(context.args)
+
+
+@app.command(context_settings=ALL_TO_THE_COMMAND)
+def ui(context: typer.Context) -> None:
+    """Show the runs of a directory in a browser, also where no server runs (`understudy ui [DIR] [--port N]`)."""
+    run_server(["ui", *context.args])
+
+
+@app.command(context_settings=ALL_TO_THE_COMMAND)
+def runs(context: typer.Context) -> None:
+    """List the runs of a directory, also where no server runs (`understudy runs [DIR]`)."""
+    run_server(["runs", *context.args])
+
+
+@app.command("show", context_settings=ALL_TO_THE_COMMAND)
+def show_records(context: typer.Context) -> None:
+    """Show a run's steps, or a rollout's conversation (`understudy show RUN|TRAJECTORY [--dir DIR]`)."""
+    run_server(["show", *context.args])
 
 
 @app.command()
@@ -248,24 +265,18 @@ def export(
 
 
 @app.command()
-def doctor(
-    engine: Annotated[str, typer.Option(help="which one is looked at: auto, embedded, vllm")] = "auto",
-    loader: Annotated[str, typer.Option(help="which one is looked at: auto, peft, unsloth")] = "auto",
-    dir: Dir = None,
-    json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+def verify(
+    dir: Path,
+    repair: Annotated[bool, typer.Option("--repair", help="put damaged parts aside, mend model.json")] = False,
 ) -> None:
-    """Show what is here, what is missing for which part, and the command that installs it; exit code 1 where the engine
-    cannot run."""
-    options = EngineOptions.parse(engine=engine, loader=loader)
-    folder = (dir or default_dir()).expanduser().absolute()
-    with Console(stderr=True).status("Asking torch and the engines ..."):
-        report = examine(options, folder)
-    if json:
-        typer.echo(as_json(report))
-    else:
-        show(report, console())
-    if not report.ok:
-        raise typer.Exit(1)
+    """Check records, models and checkpoints of a directory on which no server runs; exit code 1 where one is damaged."""
+    run_server(["verify", str(dir.expanduser().absolute()), *(["--repair"] if repair else [])])
+
+
+@app.command()
+def backup(dir: Path, output: Annotated[Path, typer.Argument(help="new folder")]) -> None:
+    """Copy records, models and checkpoints of a directory, also while its server runs."""
+    run_server(["backup", str(dir.expanduser().absolute()), str(output.expanduser().absolute())])
 
 
 def length_option(max_completion_tokens: int | None) -> TargetOptions:
@@ -278,15 +289,6 @@ def judge_option(model: str | None, api_base: str | None, rubric: Path | None) -
     if model is None and (api_base, rubric) != (None, None):
         raise ConfigError("--judge-api-base and --rubric need --judge too, as in --judge openai/o3")
     return {} if model is None else {"judge": ruler_at(model, api_base, rubric)}
-
-
-def ruler_at(model: str, api_base: str | None, rubric: Path | None, *, reasoning: bool = False) -> Ruler:
-    """The judge that the options name. Raises ConfigError."""
-    try:
-        text = DEFAULT_RUBRIC if rubric is None else rubric.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--rubric: {rubric} cannot be read: {error}") from error
-    return Ruler(model, rubric=text, reasoning=reasoning, api_base=api_base)
 
 
 def cost_option(max_cost: float | None) -> TargetOptions:

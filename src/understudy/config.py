@@ -19,6 +19,8 @@ from .errors import ConfigError
 LossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
 EngineName = Literal["embedded", "vllm"]
 LayoutName = Literal["auto", "tree", "leaf_rows", "call_rows"]
+MemoryLayout = Literal["side_by_side", "free_cache", "offload"]
+"""How sampler and learner share one GPU in a memory plan."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -241,6 +243,17 @@ Origins = Annotated[
     tuple[Annotated[str, AfterValidator(_origin)], ...], AfterValidator(_different), BeforeValidator(_from_list)
 ]
 
+
+def _viewer_key(value: str) -> str:
+    if not value.isascii() or not value.isprintable() or len(value) < 8:
+        raise ValueError("a key is printable ASCII of at least 8 characters")
+    return value
+
+
+ViewerKeys = Annotated[
+    tuple[Annotated[str, AfterValidator(_viewer_key)], ...], AfterValidator(_different), BeforeValidator(_from_list)
+]
+
 OF_VLLM = ("max_loras", "max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args")
 """What the embedded engine has no use for."""
 OF_EMBEDDED = ("max_string", "max_items")
@@ -277,7 +290,9 @@ class EngineOptions(Options):
     max_model_len: int | None = Field(
         default=None, ge=16, description="longest prompt plus completion in tokens; None: the model's own"
     )
-    max_batch: int = Field(default=64, ge=1, le=1024, description="calls decoded together")
+    max_batch: int | None = Field(
+        default=None, ge=1, le=1024, description="calls decoded together; None: 64, on a GPU vLLM's own number for it"
+    )
     max_string: int = Field(
         default=4096, ge=1, description="characters of a string in a forced call or a response_format (embedded)"
     )
@@ -306,6 +321,9 @@ class EngineOptions(Options):
         description="CPU threads of each engine process; None: torch's choice, in vLLM all cores but one",
     )
     deterministic: bool = Field(default=False, description="torch's deterministic algorithms in the learner")
+    keep_tokens: int = Field(
+        default=10, ge=0, le=1_000_000, description="newest steps whose token files the token view reads; 0 keeps none"
+    )
 
     @model_validator(mode="after")
     def _one_engine(self) -> Self:
@@ -344,8 +362,14 @@ class ServerOptions(Options):
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     dir: Path = Field(default_factory=lambda: default_dir(), description="where checkpoints and records are kept")
     store_url: str | None = Field(default=None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
+    durable: bool = Field(
+        default=False, description="wait for the disk at every commit: a loss of power costs nothing that was answered"
+    )
     api_key: str | None = Field(
         default=None, description="key that clients must send; made and kept in `dir` beyond loopback"
+    )
+    viewer_keys: ViewerKeys = Field(
+        default=(), description="keys that may read pages and records and change nothing, with commas between"
     )
     engine: EngineOptions = Field(default_factory=EngineOptions)
     inference_only: bool = Field(default=False, description="serve without a learner; train requests are refused")
@@ -355,6 +379,9 @@ class ServerOptions(Options):
     )
     unclaimed_ttl: float = Field(
         default=7 * 86_400.0, gt=0, description="seconds until a recorded call that no trajectory claimed expires"
+    )
+    step_timeout: float = Field(
+        default=3600.0, gt=0, description="seconds without progress after which a step is given up, its learner ended"
     )
     parent_pid: int | None = Field(default=None, ge=1, description="end with this process (set by LocalBackend)")
 

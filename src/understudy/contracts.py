@@ -56,7 +56,8 @@ class EvaluationFinished:
 
     @property
     def id(self) -> str:
-        return f"{self.run}/{self.model}/{self.split}/{self.step}/evaluation/{digest(*self.groups)}"
+        groups = digest(*sorted(self.groups))  # the records list them as they ended
+        return f"{self.run}/{self.model}/{self.split}/{self.step}/evaluation/{groups}"
 
 
 @dataclass(frozen=True)

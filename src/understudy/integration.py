@@ -5,10 +5,13 @@
   after which call rewards are logged. `LoopTransport`
   is the httpx transport of a client that several event loops share. `is_labelled` tells a recorded call from a request to
   another LLM. What a rollout has for itself is given back by `on_capture_end`.
+- Tools: keep when each ran as a `ToolRun` in `Trajectory.tool_runs`.
 - Observation: describe calls of the app's own models as `Call`s, and turn them into conversations with `histories_of`;
   `continues` tells which of them a graph's state continues.
 - Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
   reward with `as_reward`; keep what it raised with `as_rollout_exception`.
+- Comparisons: options and result of `understudy.compare`, and `lines_of` it; an `EndpointModel` answers in place of the trained model, at its `endpoint`; what
+  answers there `is_outside` of all captures.
 - Trace sinks: the events that `understudy.TraceSink` is given, rollouts with their calls, and the same as spans with fixed
   ids and times (`rollout_spans`), sent by `OtlpSender`; `DeliveryError` says that a tool did not take an event.
 - Other LLMs: ask one with `Llm`, inside `budget(max_cost)`, whose `Spending` is the ledger.
@@ -16,9 +19,22 @@
   `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
 """
 
-from .client.capture import call_answered, capturing, continues, histories_of, logged_reward, on_capture_end
+from .client.capture import (
+    call_answered,
+    capturing,
+    continues,
+    histories_of,
+    is_outside,
+    logged_reward,
+    on_capture_end,
+)
+from .client.endpoint_model import EndpointModel
 from .client.sampling import MAX_COMPLETION_TOKENS, completion_limit, forced_temperature
 from .client.transport import LoopTransport
+from .comparison.candidates import CandidateLike
+from .comparison.commands import lines_of
+from .comparison.options import CompareOptions, CompareSettings
+from .comparison.results import ComparisonReport
 from .contracts import (
     Alert,
     CheckpointSaved,
@@ -43,6 +59,7 @@ from .llms.ledger import Spending, budget
 from .llms.llm import Llm
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
+from .tool_runs import ToolRun
 from .tracing.names import resolve_sinks
 from .tracing.otlp import Attribute, DeliveryError, OtlpSender, OtlpSpan
 from .tracing.sampling_rate import checked_rate, is_sampled
@@ -76,10 +93,15 @@ __all__ = [
     "CallOutput",
     "CallStatus",
     "CallTrace",
+    "CandidateLike",
     "CaptureError",
     "CheckpointSaved",
+    "CompareOptions",
+    "CompareSettings",
+    "ComparisonReport",
     "ConfigError",
     "DeliveryError",
+    "EndpointModel",
     "Evaluation",
     "EvaluationFinished",
     "GroupsFinished",
@@ -102,6 +124,7 @@ __all__ = [
     "Spending",
     "StepFinished",
     "Tool",
+    "ToolRun",
     "TraceSpan",
     "TrainReport",
     "TrainerOptions",
@@ -119,7 +142,9 @@ __all__ = [
     "forced_temperature",
     "histories_of",
     "is_labelled",
+    "is_outside",
     "is_sampled",
+    "lines_of",
     "logged_reward",
     "new_id",
     "on_capture_end",

@@ -1,7 +1,6 @@
 """The nouns of Understudy: calls, trajectories, groups, scenarios and results.
 
-`Call` is what the server recorded and never changes. `Trajectory`, `TrajectoryGroup` and `History` are filled in by
-users, so they are mutable.
+`Call` is recorded and never changes. `Trajectory`, `TrajectoryGroup` and `History` are filled in by users, and mutable.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from pydantic import (
 )
 
 from .choices import as_choice, as_entry, as_message, mark_of
+from .tool_runs import ToolRun
 
 Json: TypeAlias = Any
 """A JSON value. (Recursive aliases make pydantic and editors slow; the name says what is meant.)"""
@@ -140,7 +140,7 @@ class CallRef(Frozen):
     """One choice of one recorded call."""
 
     call_id: str
-    index: int = 0
+    index: int = Field(default=0, ge=0, lt=2**31)
 
 
 class RolloutException(Frozen):
@@ -226,10 +226,10 @@ class Trajectory(History):
     logs: list[str] = Field(default_factory=list[str])
     exception: RolloutException | None = None
     captured: bool = False  # its calls carry its id: every call recorded under it belongs to it
-    weights: dict[str, float] = Field(default_factory=dict[str, float])
-    """Call id -> weight of its tokens in training: 0 leaves the call out, calls that it does not name have weight 1."""
+    weights: dict[str, float] = Field(default_factory=dict[str, float])  # by call id; 0: not trained; missing: 1
     call_rewards: dict[str, float] = Field(default_factory=dict[str, float])  # call id -> what was earned after it
     unused: list[str] = Field(default_factory=list[str])  # ids of calls whose output was thrown away
+    tool_runs: list[ToolRun] = Field(default_factory=list[ToolRun])  # in order of start, timed by the adapter
     started_at: float = Field(default_factory=time.time)
     ended_at: float | None = None
     place: RolloutPlace = RolloutPlace()  # filled in by what gathers, trains and logs it

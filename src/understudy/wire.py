@@ -37,6 +37,7 @@ from typing import Annotated, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 from .config import LoraOptions, Name, TrainConfig
+from .tool_runs import ToolRun
 from .types import (
     Call,
     CallOrigin,
@@ -89,6 +90,14 @@ def is_labelled(url: str, headers: Iterable[str]) -> bool:
 
 def _storable(value: Json) -> Json:
     """Refuses NaN and infinity anywhere inside: JSON has no word for them, so they would come back as null."""
+    try:
+        json.dumps(value, allow_nan=False)  # in C: the search below takes a hundred times longer
+    except (ValueError, TypeError, RecursionError):
+        return _searched(value)
+    return value
+
+
+def _searched(value: Json) -> Json:
     if (found := _not_finite(value)) is not None:
         raise ValueError(f"JSON has no NaN and no infinity, got {found}")
     return value
@@ -107,6 +116,10 @@ def _not_finite(value: Json, place: str = "") -> str | None:
     return next((each for each in found if each is not None), None)
 
 
+FINISHED_AT_ONCE = 1_000
+"""Trajectories of one FinishRequest."""
+GROUPS_AT_ONCE = 10_000
+"""Groups of one TrainRequest."""
 StoredJson = Annotated[Json, AfterValidator(_storable)]
 """A JSON value that comes back as it went in."""
 CallWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -130,6 +143,8 @@ class Health(Wire):
     detail: str | None = None
     in_flight: int = 0  # calls in the engine
     restarts: int = 0  # of the sampler
+    loop_lag: float = 0.0  # seconds for which the server answered nobody: the 99th percentile of the last minute
+    wrong_answers: int = 0  # of the sampler: they did not fit their request, and their calls failed
     learner: dict[str, str] = {}  # device, precision, loader, mask probe: once its process is loaded
 
 
@@ -226,6 +241,7 @@ class TrajectoryRecord(Wire):
         default_factory=dict
     )  # by call id: the part of `reward` earned after it
     unused: tuple[str, ...] = ()  # ids of calls whose output was thrown away
+    tool_runs: tuple[ToolRun, ...] = ()  # in order of start; records of older versions have none
     started_at: FiniteFloat
     ended_at: FiniteFloat
     place: RolloutPlace = RolloutPlace()
@@ -235,11 +251,12 @@ class FinishRequest(Wire):
     """Finishing seals: later calls under the id are answered, recorded as late and never trained.
     Finishing the same id again replaces its reward, metrics, metadata and logs."""
 
-    trajectories: tuple[TrajectoryRecord, ...] = Field(min_length=1)
+    trajectories: tuple[TrajectoryRecord, ...] = Field(min_length=1, max_length=FINISHED_AT_ONCE)
 
 
 class FinishResult(Wire):
     calls: dict[str, int]  # recorded calls per trajectory id
+    expired: dict[str, int] = {}  # calls recorded under an id that nobody claimed in time, and that are gone
 
 
 class TrajectoryQuery(Wire):
@@ -331,7 +348,7 @@ class TrainRequest(Wire):
 
     id: str = Field(default_factory=lambda: new_id("train"), min_length=1, max_length=200)
     model: str
-    groups: tuple[GroupRecord, ...] = Field(min_length=1)
+    groups: tuple[GroupRecord, ...] = Field(min_length=1, max_length=GROUPS_AT_ONCE)
     config: TrainConfig = Field(default_factory=TrainConfig)
 
 

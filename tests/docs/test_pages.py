@@ -47,3 +47,9 @@ def test_an_agent_of_another_library_is_trained_as_the_page_tells(tmp_path: Path
 def test_the_pages_about_trace_sinks_run_as_they_are_shown(page: str, tmp_path: Path) -> None:
     printed = run("\n".join(code_of(page)), tmp_path)
     assert page != "wandb.md" or printed.startswith("kl kl/sampler_learner is 0.03, above 0.02: ")
+
+
+def test_the_page_about_comparisons_runs_as_it_is_shown(tmp_path: Path) -> None:
+    printed = run("\n".join(code_of("comparing.md")), tmp_path)
+    assert printed.splitlines()[-1] == "Interval(mean=0.5, low=0.0, high=1.0, level=0.95)"
+    assert (tmp_path / "comparison" / "report.html").exists()

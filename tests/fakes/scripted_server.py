@@ -106,8 +106,9 @@ def _chunks(answer: Body) -> list[Body]:
     choice = answer["choices"][0]
     message = choice["message"]
     deltas: list[Body] = [{"role": "assistant", "content": ""}]
-    text = message.get("content") or ""
-    deltas += [{"content": part} for part in (text[: len(text) // 2], text[len(text) // 2 :]) if part]
+    for name in ("reasoning", "content"):
+        text = message.get(name) or ""
+        deltas += [{name: part} for part in (text[: len(text) // 2], text[len(text) // 2 :]) if part]
     for index, call in enumerate(message.get("tool_calls") or []):
         raw = call["function"]["arguments"]
         first = {"name": call["function"]["name"], "arguments": raw[: len(raw) // 2]}

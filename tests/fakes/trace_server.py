@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+
+from .langfuse_rest import rest
 
 PUBLIC, SECRET = "pk-lf-test", "sk-lf-test"
 TYPES = {"agent", "generation", "tool", "span", "evaluator"}
@@ -170,6 +172,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._serve("POST")
 
+    def do_DELETE(self) -> None:
+        self._serve("DELETE")
+
     def _serve(self, method: str) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if self.headers.get("content-encoding") == "gzip":
@@ -211,22 +216,31 @@ class Handler(BaseHTTPRequestHandler):
     def _ingest(self, body: dict[str, Any]) -> None:
         done, errors = [], []
         for item in body["batch"]:
-            fault = _score_fault(item["body"]) or ("refused" if self.stand_in.refused_scores(item["body"]) else None)
-            if item["type"] != "score-create" or fault:
-                errors.append({"id": item["id"], "status": 400, "message": fault or "type"})
+            fault = "type" if item["type"] != "score-create" else self._kept(item["body"])
+            if fault is not None:
+                errors.append({"id": item["id"], "status": 400, "message": fault})
                 continue
-            self.stand_in.scores[item["body"]["id"]] = item["body"]
             done.append({"id": item["id"], "status": 201})
         self._answer(207, {"successes": done, "errors": errors})
 
     def _score(self, body: Any) -> None:
         if isinstance(body, list) is not self.stand_in.scores_as_list:
             return self._answer(400, {"message": "expected the other shape"})
-        for each in body if isinstance(body, list) else [body]:
-            if (fault := _score_fault(each)) is not None:
-                return self._answer(400, {"message": fault})
-            self.stand_in.scores[each["id"]] = each
-        self._answer(200, {"id": "ok"})
+        several = body if isinstance(body, list) else [body]
+        faults = [fault for each in several if (fault := self._kept(each)) is not None]
+        if not isinstance(body, list):
+            return self._answer(400, {"message": faults[0]}) if faults else self._answer(200, {"id": body["id"]})
+        if not faults:
+            return self._answer(202, {"message": "Accepted"})
+        counts = {"accepted": len(several) - len(faults), "rejected": len(faults)}
+        self._answer(207, {**counts, "errors": [{"message": fault} for fault in faults]})
+
+    def _kept(self, body: dict[str, Any]) -> str | None:
+        """Keep a score, or say why not."""
+        fault = _score_fault(body) or ("refused" if self.stand_in.refused_scores(body) else None)
+        if fault is None:
+            self.stand_in.scores[body["id"]] = body
+        return fault
 
     def _answer(self, status: int, body: Any) -> None:
         self._raw(status, json.dumps(body).encode())
@@ -243,42 +257,6 @@ def _score_fault(body: Mapping[str, Any]) -> str | None:
         return "traceId or sessionId"
     value = body.get("value")
     return None if isinstance(value, int | float) and value == value else f"value {value!r}"
-
-
-def rest(server: TraceServer, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
-    """Datasets, observations, scores and prompts."""
-    word = path.rsplit("/", 1)[-1]
-    if path == "/api/public/v2/datasets" and method == "POST":
-        server.datasets.setdefault(body["name"], {})
-        return 200, {"id": f"dataset-{body['name']}", **body}
-    if path.startswith("/api/public/v2/datasets/"):
-        known = unquote(word) in server.datasets
-        return (200, {"id": f"dataset-{unquote(word)}"}) if known else (404, {"message": "Dataset not found"})
-    if path == "/api/public/dataset-items" and method == "POST":
-        if body["datasetName"] not in server.datasets:
-            return 404, {"message": "Dataset not found"}
-        item = {**body, "datasetId": f"dataset-{body['datasetName']}", "status": "ACTIVE"}
-        server.datasets[body["datasetName"]][body["id"]] = item
-        return 200, item
-    if path == "/api/public/dataset-items":
-        items, page = list(server.datasets[query["datasetName"][0]].values()), int(query["page"][0])
-        return 200, {"data": items[(page - 1) * 2 : page * 2], "meta": {"totalPages": -(-len(items) // 2)}}
-    if path in ("/api/public/v2/observations", "/api/public/v3/scores"):
-        items = server.observations if word == "observations" else _fitting(server.kept_scores, query)
-        if word == "observations":
-            assert query["isRootObservation"] == ["true"] and "io" in query["fields"][0]
-            items = [each for each in items if each["environment"] in query.get("environment", [each["environment"]])]
-        start = int(query.get("cursor", ["0"])[0])
-        more = str(start + 2) if start + 2 < len(items) else None
-        return 200, {"data": items[start : start + 2], "meta": {"cursor": more}}
-    if path.startswith("/api/public/v2/prompts/") and unquote(word) in server.prompts:
-        return 200, server.prompts[unquote(word)]
-    return 404, {"message": f"no {method} {path}"}
-
-
-def _fitting(scores: list[dict[str, Any]], query: dict[str, list[str]]) -> list[dict[str, Any]]:
-    most = float(query.get("valueMax", ["inf"])[0])
-    return [each for each in scores if each["name"] == query["name"][0] and each["value"] <= most]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from understudy import tiny
-from understudy.engine.inference.chat.families import Parsers, parsers
+from understudy.engine.inference.chat.families import OPTIONAL_THOUGHTS, Parsers, parsers
 from understudy.errors import ConfigError
 
 # The templates that TRL keeps as the families ship them: model_type, tool calls, reasoning.
@@ -78,6 +78,11 @@ def test_the_family_decides_where_the_template_shows_tools_and_no_call(tmp_path:
     assert parsers(_model(tmp_path, "qwen3_5_moe", "{{ tools }}{{ messages }}")) == Parsers("qwen3_coder", None)
     assert parsers(_model(tmp_path, "qwen3", "{{ messages }}")) == Parsers(None, None)
     assert parsers(_model(tmp_path, "unheard_of", "{{ tools }}{{ messages }}")) == Parsers(None, None)
+
+
+def test_thoughts_that_a_template_shows_and_neither_opens_nor_switches_are_optional(tmp_path: Path) -> None:
+    shown = "{{ tools }}<tool_call>{% if thought %}<think>{{ thought }}</think>{% endif %}{% if add_generation_prompt %}{% endif %}"
+    assert parsers(_model(tmp_path, "qwen2", shown)) == Parsers("hermes", OPTIONAL_THOUGHTS)
 
 
 def test_a_folder_without_any_template_gets_its_familys_parsers(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from pydantic import SecretStr
 
-from tests.fakes.scripted_server import calls, says, scripted_server
+from tests.fakes.scripted_server import Body, calls, says, scripted_server
 from understudy.types import CallOrigin
 from understudy_langgraph import ChatUnderstudy
+from understudy_langgraph.chat_model import THOUGHT
 
 RAW = '{"order":"4821" , "note": "caf\\u00e9"}'  # spaces and escapes that json.dumps would not write
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
@@ -43,6 +44,32 @@ async def test_streamed_tool_arguments_are_sent_back_exactly_as_they_were_sample
         answer = AIMessage(whole.content, tool_calls=whole.tool_calls, additional_kwargs=whole.additional_kwargs)
         await model.ainvoke(second_prompt(answer))
     assert server.received[1].body["messages"][1]["tool_calls"][0]["function"]["arguments"] == RAW
+
+
+def thinks_then_calls(body: Body) -> Body:
+    return {**calls("look_up", RAW), "reasoning": "look_up<1>()"} if len(body["messages"]) == 1 else says("done")
+
+
+def test_a_thought_is_no_part_of_the_text_and_is_sent_back() -> None:
+    with scripted_server(thinks_then_calls) as server:
+        answer = chat(server.url).bind_tools([TOOL]).invoke("hi")
+        assert answer.text == "" and answer.additional_kwargs[THOUGHT] == "look_up<1>()"
+        chat(server.url).invoke(second_prompt(answer))
+    sent = server.received[1].body["messages"]
+    assert sent[1]["reasoning"] == "look_up<1>()"
+    assert "reasoning" not in sent[0] and "reasoning" not in sent[2]
+
+
+async def test_a_streamed_thought_is_sent_back_whole() -> None:
+    with scripted_server(thinks_then_calls) as server:
+        model = chat(server.url)
+        whole: Any = None
+        async for chunk in model.bind_tools([TOOL]).astream("hi"):
+            whole = chunk if whole is None else whole + chunk
+        assert whole.text == ""
+        answer = AIMessage(whole.content, tool_calls=whole.tool_calls, additional_kwargs=whole.additional_kwargs)
+        await model.ainvoke(second_prompt(answer))
+    assert server.received[1].body["messages"][1]["reasoning"] == "look_up<1>()"
 
 
 def test_arguments_that_the_app_changed_are_sent_as_changed() -> None:

@@ -116,12 +116,13 @@ def test_an_evaluation_is_an_experiment_on_the_dataset(server: TraceServer) -> N
     rollout = sample_rollout(0, split="val", step=2)
     sink.groups_finished(GroupsFinished("run", "val", 2, ("g",), (rollout,)))
     assert server.faults_found() == []
+    [root] = [span.id for span in server.spans.values() if not span.parent]
     for span in server.spans.values():
         own = {name.removeprefix("langfuse.experiment."): value for name, value in span.attributes.items()
                if name.startswith("langfuse.experiment.")}  # fmt: skip
         assert own == {
             "id": "run@step-2", "name": "run@step-2", "dataset.id": "dataset-boxes", "item.id": "box-0",
-            "item.expected_output": '"7"',
+            "item.expected_output": '"7"', "item.root_observation_id": root,
         }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 from understudy.contracts import GroupsFinished, TraceSink
 from understudy.errors import ConfigError
+from understudy.integration import DeliveryError
 from understudy.tracing.conformance import RUN, check_sink, sample_events, sample_rollout
 from understudy.tracing.fanout import show
 from understudy.tracing.jsonl import JsonlSink
@@ -117,15 +118,22 @@ def test_what_is_masked_does_not_leave_and_a_sample_is_the_same_each_time(server
         LangfuseSink(connection(server), sample_rate=2)
 
 
-def test_scores_that_a_bulk_refuses_are_sent_singly_and_older_and_newer_servers_are_spoken_to() -> None:
-    for options in (
-        {"refused_scores": lambda body: body["name"] == "success"},
-        {"bulk": False},
-        {"bulk": False, "scores_as_list": True},
-    ):
+def test_older_and_newer_servers_are_sent_scores_as_they_take_them() -> None:
+    for options in ({}, {"bulk": False}, {"bulk": False, "scores_as_list": True}):
         with trace_server(**options) as server:
             shown(LangfuseSink(connection(server)))
             assert sum(score["name"] == "success" for score in server.scores.values()) == 18, options
+            posts = [path for method, path in server.requests if method == "POST" and path.endswith("scores")]
+            assert len(posts) < 20 or not server.scores_as_list, "a list is one request"
+
+
+def test_a_score_that_is_refused_is_named_and_costs_no_other() -> None:
+    event = GroupsFinished(RUN, "train", 0, ("a",), tuple(sample_rollout(index) for index in range(4)))
+    for options in ({}, {"bulk": False}, {"bulk": False, "scores_as_list": True}):
+        with trace_server(refused_scores=lambda body: body["name"] == "success", **options) as server:
+            with pytest.raises(DeliveryError, match=r"3 of 9 scores were not taken, such as .*refused"):
+                LangfuseSink(connection(server)).groups_finished(event)
+            assert sorted({score["name"] for score in server.scores.values()}) == ["reward", "ruler_score"]
 
 
 def test_one_rollout_that_the_server_refuses_costs_no_other(server: TraceServer) -> None:
@@ -249,7 +257,7 @@ def test_parallel_tool_calls_and_nested_nodes_keep_their_order() -> None:
 
 def test_unknown_names_and_objects_that_are_no_sinks_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"there is no sink 'langfus'; there are .*langfuse, otlp, tensorboard, wandb"
+        ConfigError, match=r"there is no sink 'langfus'; there are .*langfuse, mlflow, otlp, tensorboard, wandb"
     ):
         resolve_sinks(["langfus"])
     with pytest.raises(ConfigError, match="no trace sink: it has no run_started"):

@@ -46,6 +46,7 @@ class Capture:
 
 _capture: ContextVar[Capture | None] = ContextVar("understudy_capture", default=None)
 _of_process: list[Capture] = []
+_left: ContextVar[bool] = ContextVar("understudy_left_captures", default=False)
 _logging = threading.Lock()
 
 LOGGED = "reward/"
@@ -54,6 +55,8 @@ LOGGED = "reward/"
 
 def active_capture() -> Capture | None:
     """The innermost capture of this context, else that of the process."""
+    if _left.get():
+        return None
     return _capture.get() or (_of_process[-1] if _of_process else None)
 
 
@@ -61,6 +64,17 @@ def current_trajectory() -> Trajectory | None:
     """The trajectory that owns the calls made here; None outside a capture."""
     capture = active_capture()
     return capture.trajectory if capture else None
+
+
+def leave_captures() -> None:
+    """Make what runs in this context none of the app's: for a context of its own, which answers apps."""
+    _left.set(True)
+    _capture.set(None)
+
+
+def is_outside() -> bool:
+    """Whether this context left all captures, those of the process too."""
+    return _left.get()
 
 
 @contextmanager

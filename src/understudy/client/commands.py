@@ -103,8 +103,9 @@ def running_server(folder: Path) -> Api | None:
     except (OSError, ValueError, KeyError, TypeError, httpx.TransportError):
         return None
     key_file = folder / "key"
-    made = key_file.read_text().strip() if key_file.exists() else None
-    return Api(facts["url"], facts.get("key") or os.environ.get("UNDERSTUDY_API_KEY") or made)
+    lines = key_file.read_text().splitlines() if key_file.exists() else []
+    made = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return Api(facts["url"], facts.get("key") or os.environ.get("UNDERSTUDY_API_KEY") or next(iter(made), None))
 
 
 def _directory(command: str, model: str, folder: Path | None, *words: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
@@ -15,6 +16,7 @@ from ..config import Name
 from ..errors import ConfigError, ServerError, UnreachableError
 from ..types import Json
 from ..wire import (
+    FINISHED_AT_ONCE,
     ArchiveRequest,
     ArchiveState,
     CheckpointState,
@@ -36,6 +38,8 @@ from ..wire import (
     UserState,
 )
 from .transport import LoopTransport
+
+log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 BATCH_BYTES = 4 * 2**20
@@ -139,7 +143,15 @@ class Api:
         calls: dict[str, int] = {}
         for batch in _batches(records):
             answer = await self._ask("POST", "/api/trajectories", FinishRequest(trajectories=tuple(batch)))
-            calls.update(FinishResult.model_validate(answer).calls)
+            result = FinishResult.model_validate(answer)
+            calls.update(result.calls)
+            for trajectory_id, count in result.expired.items():
+                log.warning(
+                    "%d calls of trajectory %s expired before it was finished, and are not trained: raise the server's "
+                    "--unclaimed-ttl",
+                    count,
+                    trajectory_id,
+                )
         return calls
 
     async def trajectories(self, query: TrajectoryQuery) -> TrajectoryPage:
@@ -251,7 +263,7 @@ def _batches(records: Sequence[TrajectoryRecord]) -> list[list[TrajectoryRecord]
     room = 0
     for record in records:
         size = len(record.model_dump_json())
-        if not batches or size > room:
+        if not batches or size > room or len(batches[-1]) >= FINISHED_AT_ONCE:
             batches.append([])
             room = BATCH_BYTES
         batches[-1].append(record)

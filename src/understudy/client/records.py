@@ -136,6 +136,7 @@ def trajectory_record(
         weights=_weights(trajectory.weights, where),
         call_rewards=_finite(trajectory.call_rewards, f"{where}: call_rewards"),
         unused=tuple(trajectory.unused),
+        tool_runs=tuple(trajectory.tool_runs),
         started_at=trajectory.started_at,
         ended_at=time.time() if trajectory.ended_at is None else trajectory.ended_at,
         place=trajectory.place.filled(known, index),

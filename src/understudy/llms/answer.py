@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from understudy.types import Json
 
 Value = TypeVar("Value")
 
@@ -27,4 +30,16 @@ class Answer(Generic[Value]):
     cost: float | None
     cached: bool = False
     repairs: int = 0
+    served_model: str | None = None
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """`choices` are as OpenAI's API has them. `tokens` and `cost` (USD) are None where the provider does not tell, or the
+    price is unknown. `seconds` is the time of the request that was answered, without waiting and retries."""
+
+    choices: tuple[Json, ...]
+    tokens: Tokens | None
+    cost: float | None
+    seconds: float
     served_model: str | None = None

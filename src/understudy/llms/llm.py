@@ -11,8 +11,9 @@ from pydantic import BaseModel
 
 from understudy.errors import ConfigError
 
-from .answer import Answer
+from .answer import Answer, ChatAnswer
 from .cache import AnswerCache, StoredAnswer, answer_cache, question_key
+from .chat import ask_chat
 from .json_answers import read
 from .ledger import SpendingTotals, spending
 from .options import LlmOptions
@@ -67,6 +68,14 @@ class Llm:
     async def ask_text(self, messages: Messages, purpose: str = "judge", sample: int = 0) -> Answer[str]:
         """The answer as text; raises as `ask` does."""
         return await self._answer(messages, lambda text: (text, 0), None, purpose, sample)
+
+    async def chat(
+        self, messages: Messages, fields: Mapping[str, Any] | None = None, purpose: str = "chat"
+    ) -> ChatAnswer:
+        """A chat completion as an app asks for one: `fields` are those of OpenAI's API, such as tools. Nothing is cached, and
+        what the model answers is not judged. Raises LlmError, BudgetExceeded, ConfigError, MissingExtraError."""
+        self._protect_keys()
+        return await ask_chat(self.options, _plain(messages), fields or {}, purpose)
 
     async def _answer(
         self, messages: Messages, reader: Reader[Value], schema: type[BaseModel] | None, purpose: str, sample: int

@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from understudy.errors import LlmErrorKind
 
 from .answer import Tokens
 from .redaction import redact
+
+if TYPE_CHECKING:
+    from understudy.types import Json
 
 EMPTY_ACCOUNT = ("insufficient_quota", "credit balance", "payment required")
 PERHAPS_EMPTY = ("exceeded your current quota", "billing")
@@ -43,6 +46,8 @@ class Outcome:
     passing: bool = False
     retry_after: float | None = None
     rejects_schema: bool = False
+    choices: tuple[Json, ...] = ()  # of a chat completion, as OpenAI's API has them
+    seconds: float = 0.0  # from the request to its end
 
 
 def of_response(response: Any, tokens: Tokens | None, cost: float | None) -> Outcome:
@@ -70,6 +75,31 @@ def of_response(response: Any, tokens: Tokens | None, cost: float | None) -> Out
     if not isinstance(text, str) or not text.strip():
         return ended("empty", f"the answer has no text (finish_reason {choice.finish_reason!r})")
     return ended("ok", text=text)
+
+
+def of_chat_response(response: Any, tokens: Tokens | None, cost: float | None) -> Outcome:
+    """The outcome of an answer that an app will read: also one that is cut, refused, or has tool calls and no text."""
+    served = str(response.model) if response.model else None
+    if not response.choices:
+        return Outcome("empty", message="the answer has no choices", tokens=tokens, cost=cost, answered=True)
+    choices = tuple(_chat_choice(index, choice) for index, choice in enumerate(response.choices))
+    return Outcome("ok", tokens=tokens, cost=cost, served_model=served, answered=True, choices=choices)
+
+
+def _chat_choice(index: int, choice: Any) -> Json:
+    """A choice without litellm's own fields; a refusal is where OpenAI's API has it."""
+    message: dict[str, Any] = choice.message.model_dump(exclude_none=True)
+    extra: Mapping[str, Any] = message.pop("provider_specific_fields", None) or {}
+    if extra.get("refusal"):
+        message.setdefault("refusal", extra["refusal"])
+    calls: list[dict[str, Any]] = message.get("tool_calls") or []
+    for call in calls:
+        call.pop("index", None)
+    kept = {name: message[name] for name in ("reasoning_content", "refusal") if message.get(name)}
+    named = {"role": "assistant", "content": message.get("content"), **kept}
+    if calls:
+        named["tool_calls"] = calls
+    return {"index": index, "finish_reason": choice.finish_reason or "stop", "message": named}
 
 
 def of_exception(error: Exception) -> Outcome:

@@ -8,7 +8,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -31,6 +31,9 @@ LOGGERS = ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy")
 NO_KEY_NEEDED = "none"
 KEY_OF = {"openai": "OPENAI_API_KEY", "hosted_vllm": "HOSTED_VLLM_API_KEY"}
 """Providers whose servers may need no key. litellm takes a key that is absent for a failure of the server."""
+
+ResponseReader = Callable[[Any, Tokens | None, float | None], Outcome]
+"""(litellm's response, tokens, cost) -> what became of the request."""
 
 
 @cache
@@ -55,9 +58,12 @@ def load() -> Any:
 
 
 async def complete(
-    options: LlmOptions, messages: Sequence[Mapping[str, Any]], response_format: Mapping[str, Any] | None
+    options: LlmOptions,
+    messages: Sequence[Mapping[str, Any]],
+    response_format: Mapping[str, Any] | None,
+    read: ResponseReader = of_response,
 ) -> Outcome:
-    """One request, and no more. Raises ConfigError for a model whose provider litellm does not know."""
+    """One request, and no more; `read` judges what litellm took for good. Raises ConfigError for a model whose provider litellm does not know."""
     litellm = await asyncio.to_thread(load)
     try:
         async with asyncio.timeout(options.timeout):
@@ -73,7 +79,7 @@ async def complete(
         else:
             return of_exception(error)
     else:
-        return of_response(response, *_usage(litellm, response, options))
+        return read(response, *_usage(litellm, response, options))
     raise unknown
 
 

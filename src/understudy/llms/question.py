@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
@@ -15,17 +16,18 @@ from pydantic import BaseModel
 
 from understudy.errors import LlmError
 
-from .answer import Answer, Tokens
+from .answer import Answer, ChatAnswer, Tokens
 from .json_answers import response_format, with_fault, with_schema
 from .ledger import SpendingTotals, spending
 from .options import LlmOptions
-from .outcome import Outcome
+from .outcome import Outcome, of_response
 from .prices import estimate, price_of
-from .provider import complete, load
+from .provider import ResponseReader, complete, load
 from .redaction import redact
 from .slots import slots_of
 
 Value = TypeVar("Value")
+Asked = TypeVar("Asked")
 Messages = Sequence[Mapping[str, Any]]
 Reader = Callable[[str], tuple[Value, int]]
 """The value in a text, and how often that had to be mended. Raises ValueError that says what is wrong."""
@@ -60,27 +62,48 @@ class Question:
     """Asked once. The retry loop is our own: a library's (tenacity) would take the loop over, and not what is hard, which is
     Retry-After against the deadline, and slots and budgets that are held per request."""
 
-    def __init__(self, options: LlmOptions, purpose: str) -> None:
+    def __init__(self, options: LlmOptions, purpose: str, read: ResponseReader = of_response) -> None:
         self._options = options
         self._purpose = purpose
+        self._read = read
         self._taken = Taken()
         self._deadline = asyncio.timeout(None)
 
     async def answer(self, messages: Messages, reader: Reader[Value], schema: type[BaseModel] | None) -> Answer[Value]:
         """The answer that the reader takes, counted with its purpose. Raises LlmError without the provider's error behind
         it, whose text and frames hold keys."""
+        answer = await self._in_time(self._twice(messages, reader, schema))
+        spending().record(self._purpose, SpendingTotals(questions=1, repairs=answer.repairs))
+        return answer
+
+    async def chat(self, messages: Messages) -> ChatAnswer:
+        """The completion as it is, asked again only where it failed. Raises LlmError as `answer` does."""
+
+        await asyncio.to_thread(load)  # its import takes seconds, which are none of the model's
+
+        async def completed() -> ChatAnswer:
+            outcome = await self._request(messages, None)
+            if outcome.kind != "ok":
+                raise LlmError(self._named(outcome.message), kind=outcome.kind)
+            return ChatAnswer(
+                outcome.choices, self._taken.tokens, self._taken.cost, outcome.seconds, outcome.served_model
+            )
+
+        answer = await self._in_time(completed())
+        spending().record(self._purpose, SpendingTotals(questions=1))
+        return answer
+
+    async def _in_time(self, work: Awaitable[Asked]) -> Asked:
+        """The work's result within the deadline; a failure is counted, and raised without the provider's error behind it."""
         try:
             async with self._deadline:
-                answer = await self._twice(messages, reader, schema)
+                return await work
         except TimeoutError:
             if not self._deadline.expired():
                 raise
             late = LlmError(self._named(f"no answer within deadline={self._options.deadline:g} s"), kind="timeout")
         except LlmError as error:
             late = error
-        else:
-            spending().record(self._purpose, SpendingTotals(questions=1, repairs=answer.repairs))
-            return answer
         spending().record(self._purpose, SpendingTotals(questions=1, failed=1))
         raise late
 
@@ -148,7 +171,9 @@ class Question:
         async with slots_of(options.endpoint).slot(options.concurrency), ledger.reserved(expected) as reservation:
             if self._deadline.when() is None:
                 self._deadline.reschedule(asyncio.get_running_loop().time() + options.deadline)
-            outcome = await complete(options, messages, format)
+            began = time.monotonic()
+            outcome = await complete(options, messages, format, self._read)
+            outcome = replace(outcome, seconds=time.monotonic() - began)
             reservation.charge(outcome.cost)
         if outcome.answered:
             self._taken.add(outcome)

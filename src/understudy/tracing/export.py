@@ -20,7 +20,7 @@ from understudy.errors import ConfigError, UnderstudyError
 from understudy.types import RolloutPlace
 from understudy.wire import CheckpointState, LogRequest, RolloutTrace
 
-from .fanout import notes_folder, show, sink_name
+from .fanout import notes_folder, show, show_checkpoint, sink_name
 from .notes import DeliveryNotes
 from .reading import read_run
 
@@ -126,7 +126,7 @@ def export_run(
     records = asyncio.run(read_records(api, run))
     failed: list[str] = []
     for sink in sinks:
-        faults = _deliver(records, sink)
+        faults = _deliver(records, sink, api)
         name = sink_name(sink)
         if faults:
             failed.append(f"{name}: {len(faults)} events were not taken, such as {faults[0]}")
@@ -139,14 +139,14 @@ def export_run(
         raise ExportError("; ".join(failed) + ". The same command again delivers the rest")
 
 
-def _deliver(records: RunRecords, sink: TraceSink) -> list[str]:
+def _deliver(records: RunRecords, sink: TraceSink, api: Api) -> list[str]:
     faults: list[str] = []
     for event in run_events(records):
-        if isinstance(event, CheckpointSaved) and sink.checkpoint_files and not Path(event.path).is_dir():
-            faults.append(f"{event.id}: {event.path} is on the server's machine; run this there")
-            continue
         try:
-            show(sink, event)
+            if isinstance(event, CheckpointSaved):
+                show_checkpoint(sink, event, [api])
+            else:
+                show(sink, event)
         except Exception as error:  # noqa: BLE001  # a sink is foreign code; the other events are still shown
             faults.append(f"{event.id}: {error!r:.300}")
     sink.closed()

@@ -26,6 +26,7 @@ from understudy.contracts import (
     TraceEvent,
     TraceSink,
 )
+from understudy.errors import ServerError
 
 from .notes import DeliveryNotes
 from .reading import read_groups
@@ -94,16 +95,28 @@ class SharedReader:
                     self._kept.pop(next(iter(self._kept)))
         return replace(event, rollouts=known.rollouts)
 
-    def download(self, event: CheckpointSaved, target: Path) -> CheckpointSaved:
-        """The event with a folder on this machine."""
-        if (Path(event.path) / "adapter_config.json").is_file():
-            return event
 
-        async def fetch() -> str:
-            [api] = [each for each in self.servers if event.model in {model.name for model in await each.models()}][:1]
+def show_checkpoint(sink: TraceSink, event: CheckpointSaved, servers: Sequence[Api]) -> None:
+    """Show a checkpoint with a folder on this machine: the server's own, or for the time of the call a downloaded one. To be
+    called in a thread without an event loop."""
+    if not sink.checkpoint_files or is_here(event.path):
+        return show(sink, event)
+    with tempfile.TemporaryDirectory(prefix="understudy-checkpoint-") as folder:
+        target = Path(folder) / f"{event.step:04d}"
+        return show(sink, replace(event, path=asyncio.run(_downloaded(servers, event, target))))
+
+
+def is_here(path: str) -> bool:
+    """Whether a checkpoint's folder on the server's machine is one on this machine."""
+    return (Path(path) / "adapter_config.json").is_file()
+
+
+async def _downloaded(servers: Sequence[Api], event: CheckpointSaved, target: Path) -> str:
+    for api in servers:
+        if event.model in {model.name for model in await api.models()}:
             return str(await download_export(api, event.model, event.step, "peft", target))
-
-        return replace(event, path=asyncio.run(fetch()))
+    urls = ", ".join(api.url for api in servers)
+    raise ServerError(f"{urls} does not know the model {event.model!r}, whose step {event.step} is to be shown")
 
 
 class Delivery:
@@ -177,9 +190,8 @@ class Delivery:
             self._failed.append((notes, event))
 
     def _show(self, event: TraceEvent) -> None:
-        if isinstance(event, CheckpointSaved) and self._sink.checkpoint_files:
-            with tempfile.TemporaryDirectory(prefix="understudy-checkpoint-") as folder:
-                return show(self._sink, self._reader.download(event, Path(folder) / f"{event.step:04d}"))
+        if isinstance(event, CheckpointSaved):
+            return show_checkpoint(self._sink, event, self._reader.servers)
         return show(self._sink, self._reader.complete(event))
 
     def _guard(self, deliver: Callable[[], None]) -> bool:

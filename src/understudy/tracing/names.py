@@ -15,6 +15,7 @@ from .jsonl import JsonlSink
 GROUP: Final = "understudy.sinks"
 BUILT_IN: Final = {
     "langfuse": "understudy_langfuse:LangfuseSink",
+    "mlflow": "understudy.tracing.mlflow_sink:MlflowSink",
     "otlp": "understudy.tracing.otlp_sink:OtlpSink",
     "wandb": "understudy.tracing.wandb_sink:WandbSink",
     "tensorboard": "understudy.tracing.tensorboard_sink:TensorboardSink",

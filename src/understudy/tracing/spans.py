@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, cast
 
+from understudy.tool_runs import ToolRun
 from understudy.types import CallStatus, Json, Message
 from understudy.wire import CallTrace, RolloutTrace
 
@@ -20,6 +21,8 @@ from .reading import question_and_answer
 MILLISECOND: Final = 1_000_000
 """In nanoseconds: tools sort spans by start, and equal milliseconds shuffle turns."""
 ROOT: Final = "rollout"
+RECORDED: Final = "recorded: when the tool ran"
+SHIFTED: Final = "recorded: how long the tool ran; moved by {:.3f} s, as the clocks of client and server differ"
 GAP: Final = "gap: from the end of the model call that asked for it to the start of the one that saw its result"
 NO_RESULT: Final = "gap: no recorded model call saw its result"
 
@@ -68,7 +71,7 @@ def rollout_spans(rollout: RolloutTrace) -> list[TraceSpan]:
     root = TraceSpan(ROOT, None, str(record.place.scenario or ROOT), SpanKind.AGENT, _ns(min(starts)), _ns(max(ends)),
                      list(opening), last, error)  # fmt: skip
     nodes = _nodes(rollout.calls)
-    inner = [*nodes.values(), *(_generation(call) for call in rollout.calls), *_tools(rollout.calls, nodes)]
+    inner = [*nodes.values(), *(_generation(call) for call in rollout.calls), *_tools(rollout, nodes)]
     return _increasing([root, *sorted(inner, key=lambda span: (span.start, _DEPTH[span.kind], span.key.count("|")))])
 
 
@@ -131,18 +134,55 @@ def _nodes(calls: Sequence[CallTrace]) -> dict[str, TraceSpan]:
     return found
 
 
-def _tools(calls: Sequence[CallTrace], nodes: Mapping[str, TraceSpan]) -> Iterator[TraceSpan]:
-    """The tool calls of each model call with their results, which a later model call was sent."""
-    for at, call in enumerate(calls):
-        for output in call.outputs:
-            for number, asked in enumerate(cast(Sequence[Json], output.message.get("tool_calls") or ())):
-                found = next(_results(calls[at + 1 :], str(asked.get("id"))), None)
-                path = _node_path(call)[:-1]
-                parent = _node_key(path) if _node_key(path) in nodes else ROOT
-                yield _tool(call, f"{output.index}/{number}", asked, found, parent)
+def _tools(rollout: RolloutTrace, nodes: Mapping[str, TraceSpan]) -> Iterator[TraceSpan]:
+    """The tool calls of each model call, with the results that a later model call was sent, or that the adapter kept."""
+    calls = rollout.calls
+    every = [
+        (at, f"{output.index}/{number}", cast(Mapping[str, Json], asked))
+        for at, call in enumerate(calls)
+        for output in call.outputs
+        for number, asked in enumerate(cast(Sequence[Json], output.message.get("tool_calls") or ()))
+    ]
+    runs = _runs_of([str(asked.get("id")) for _, _, asked in every], rollout.record.tool_runs)
+    for (at, key, asked), own in zip(every, runs, strict=True):
+        call, path = calls[at], _node_path(calls[at])[:-1]
+        found = next(_results(calls[at + 1 :], str(asked.get("id"))), None)
+        parent = _node_key(path) if _node_key(path) in nodes else ROOT
+        if not own:
+            yield _tool(call, key, asked, found, parent)
+        for number, run in enumerate(own):
+            yield _timed(_tool(call, f"{key}/{number}" if number else key, asked, found, parent), run, call, found)
 
 
-def _tool(call: CallTrace, key: str, asked: Json, found: tuple[CallTrace, Message] | None, parent: str) -> TraceSpan:
+def _runs_of(ids: Sequence[str], runs: Sequence[ToolRun]) -> list[tuple[ToolRun, ...]]:
+    """For each tool call its runs. Where a model used an id again, each call has the run of its turn; none where the numbers
+    of calls and runs differ, as nobody knows which is whose."""
+    found: list[tuple[ToolRun, ...]] = []
+    for at, name in enumerate(ids):
+        own = tuple(run for run in runs if run.tool_call_id == name)
+        times = ids.count(name)
+        if times > 1:
+            earlier = ids[:at].count(name)
+            own = own[earlier : earlier + 1] if len(own) == times else ()
+        found.append(own)
+    return found
+
+
+def _timed(span: TraceSpan, run: ToolRun, call: CallTrace, found: tuple[CallTrace, Message] | None) -> TraceSpan:
+    """The span with the times of a run. Two machines' clocks may differ: a run that began before the call that asked for it
+    had ended, or that ended after the one that saw its result began, is moved between them."""
+    late = max(call.ended_at - run.started_at, 0.0)
+    early = max(run.ended_at - found[0].started_at, 0.0) if found else 0.0
+    shift = late or -early
+    facts = {**(span.facts or {}), "timing": SHIFTED.format(shift) if abs(shift) >= 0.001 else RECORDED}
+    output = span.output if found else run.result
+    start, end = _ns(run.started_at + shift), _ns(run.ended_at + shift)
+    return replace(span, start=start, end=max(start, end), output=output, error=run.error, facts=facts)
+
+
+def _tool(
+    call: CallTrace, key: str, asked: Mapping[str, Json], found: tuple[CallTrace, Message] | None, parent: str
+) -> TraceSpan:
     function = cast(Mapping[str, Json], asked.get("function") or {})
     facts: dict[str, Json] = {"tool_call_id": asked.get("id"), "timing": GAP if found else NO_RESULT}
     start = _ns(call.ended_at)

@@ -118,7 +118,7 @@ class WandbSink(TraceSink):
                 reinit="create_new",
                 settings=wandb.Settings(console="off", silent=True),
             )
-            for prefix in ("train", "val", "val-sampled", "samples", "alert"):
+            for prefix in ("train", "val", "val-sampled", "compare", "samples", "alert"):
                 self._open.define_metric(f"{prefix}/*", step_metric="step")
             self._open.define_metric("step")
         return self._open

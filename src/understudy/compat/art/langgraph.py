@@ -84,6 +84,7 @@ async def owning(trajectory: Kind, captured: Trajectory, model: TrainableModel[A
     trajectory.id, trajectory.captured = captured.id, True
     trajectory.metrics = {**captured.metrics, **trajectory.metrics}
     trajectory.weights, trajectory.unused = captured.weights, captured.unused
+    trajectory.tool_runs = captured.tool_runs
     if trajectory.reward is None:
         trajectory.reward = captured.reward
     await show_calls(trajectory, [await model.api()])

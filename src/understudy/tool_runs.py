@@ -6,7 +6,12 @@ unix seconds of the client's clock; those of model calls are the server's.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, field_validator
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+UnixSeconds = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
+"""A time from 1970 to 9999, as calendars show it."""
 
 
 class ToolRun(BaseModel):
@@ -17,8 +22,8 @@ class ToolRun(BaseModel):
 
     tool_call_id: str
     name: str
-    started_at: FiniteFloat
-    ended_at: FiniteFloat
+    started_at: UnixSeconds
+    ended_at: UnixSeconds
     error: str | None = None  # what the tool raised or reported
     result: str | None = None  # its text, only where no recorded model call was sent it
 

@@ -34,10 +34,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from .config import LoraOptions, Name, TrainConfig
-from .tool_runs import ToolRun
+from .tool_runs import ToolRun, UnixSeconds
 from .types import (
     Call,
     CallOrigin,
@@ -237,14 +237,41 @@ class TrajectoryRecord(Wire):
     logs: tuple[str, ...] = ()
     exception: RolloutException | None = None
     weights: dict[str, CallWeight] = Field(default_factory=dict)  # by call id; 0: not trained; missing: 1
-    call_rewards: dict[str, FiniteFloat] = Field(
-        default_factory=dict
-    )  # by call id: the part of `reward` earned after it
+    call_rewards: dict[str, FiniteFloat] = Field(default_factory=dict)  # by call id: what was earned after it
     unused: tuple[str, ...] = ()  # ids of calls whose output was thrown away
     tool_runs: tuple[ToolRun, ...] = ()  # in order of start; records of older versions have none
-    started_at: FiniteFloat
-    ended_at: FiniteFloat
+    started_at: UnixSeconds
+    ended_at: UnixSeconds
     place: RolloutPlace = RolloutPlace()
+
+    @field_validator("histories")
+    @classmethod
+    def _targets_are_answers(cls, histories: tuple[RenderedHistory, ...]) -> tuple[RenderedHistory, ...]:
+        for history in histories:
+            for target in history.targets:
+                if not 0 <= target < len(history.messages):
+                    raise ValueError(f"targets holds {target}, but there are {len(history.messages)} messages")
+                if (role := history.messages[target].get("role")) != "assistant":
+                    raise ValueError(
+                        f"targets holds {target}, a message of role {role!r}: only an assistant's is trained"
+                    )
+            for at, message in enumerate(history.messages):
+                if not (_is_content(message.get("content")) and _are_tool_calls(message.get("tool_calls"))):
+                    raise ValueError(
+                        f"messages[{at}] is no chat message: content is text or parts, tool_calls functions"
+                    )
+        return histories
+
+
+def _is_content(value: Json) -> bool:
+    parts = cast(list[Json], value) if isinstance(value, list) else None
+    return isinstance(value, str | None) or (parts is not None and all(isinstance(part, str | dict) for part in parts))
+
+
+def _are_tool_calls(value: Json) -> bool:
+    calls = cast(list[dict[str, Json]], value) if isinstance(value, list) else None
+    shaped = calls is not None and all(isinstance(c, dict) and isinstance(c.get("function"), dict) for c in calls)  # pyright: ignore[reportUnnecessaryIsInstance]  # as sent
+    return value is None or shaped
 
 
 class FinishRequest(Wire):

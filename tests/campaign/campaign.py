@@ -77,6 +77,7 @@ class Campaign:
         self._damages = 0
         self._journals: list[Path] = []
         self._clients: dict[str, subprocess.Popen[bytes]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
         self._log = (folder / "output.log").open("ab")
         self._http = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=30, trust_env=False)
         self.promises = Promises(self.folder)

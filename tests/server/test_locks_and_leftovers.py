@@ -161,3 +161,14 @@ async def test_an_outcome_that_waits_to_be_stored_never_replaces_that_of_the_req
     await made._close(feed, TrainStatus(id="r", model="m", state="done"))
     await asyncio.sleep(0.1)
     assert history.saved == ["queued", "done"]
+
+
+async def test_an_outcome_that_waits_to_be_stored_is_stored_when_the_server_ends() -> None:
+    history = Locked(refusals=1)
+    made = TrainQueue(history, Prepared(), None)  # type: ignore[arg-type]
+    request = TrainRequest(id="r", model="m", groups=(GroupRecord(trajectory_ids=("a",)),))
+    await made._close(TrainFeed(request), TrainStatus(id="r", model="m", state="done"))
+    made._idle.set()
+    async with asyncio.timeout(10):
+        await made.drain(1.0)
+    assert history.saved == ["done"]

@@ -1,5 +1,5 @@
-"""Muon in float32, equal shapes batched: `torch.optim.Muon` orthogonalizes matrix by matrix in bfloat16, which is slow
-on processors without bfloat16 units."""
+"""Muon with equal shapes batched, in bfloat16 where the processor multiplies it: `torch.optim.Muon` orthogonalizes matrix
+by matrix, always in bfloat16."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # torch carries partial types.
@@ -13,6 +13,10 @@ from torch import nn
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 """Quintic Newton-Schulz iteration, as in Jordan et al., Muon (2024)."""
+MULTIPLIES_BFLOAT16 = bool(
+    torch.cpu.get_capabilities().get("avx512_bf16") or torch.cpu.get_capabilities().get("amx_bf16")
+)
+"""Whether products of bfloat16 matrices run in hardware here; they are about four times as fast as float32 then."""
 
 
 def orthogonalized(matrices_N_R_C: torch.Tensor) -> torch.Tensor:
@@ -20,11 +24,12 @@ def orthogonalized(matrices_N_R_C: torch.Tensor) -> torch.Tensor:
     tall = matrices_N_R_C.shape[-2] > matrices_N_R_C.shape[-1]
     out = matrices_N_R_C.mT if tall else matrices_N_R_C
     out = out / out.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    out = out.bfloat16() if MULTIPLIES_BFLOAT16 else out
     first, second, third = COEFFICIENTS
     for _ in range(STEPS):
         gram = out @ out.mT
         out = torch.baddbmm(out, torch.baddbmm(gram, gram, gram, beta=second, alpha=third), out, beta=first)
-    return out.mT if tall else out
+    return (out.mT if tall else out).to(matrices_N_R_C.dtype)
 
 
 class Muon(torch.optim.Optimizer):

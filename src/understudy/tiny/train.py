@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -26,7 +27,7 @@ from .basics import basic_episode
 from .choices import choices
 from .episodes import Episode, episode
 from .marks import MARKS, UNMARKED, marks
-from .muon import Muon
+from .muon import MULTIPLIES_BFLOAT16, Muon
 from .parallel import Replicas
 from .services import service_episode
 from .tokenizer import CONTEXT, MARKUP, NUMBERS, complete_tokenizer, end_id, padding_id, render
@@ -77,7 +78,7 @@ SERVICES = Stage(
     muon_rate=0.0065,
     adam_rate=1.2e-3,
     mark_weight=0.2,
-    services=0.58,
+    services=0.68,
     service_widening=0.3,
     pool=256,
     warmup=20,
@@ -233,15 +234,33 @@ def loss_of(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage, batch: Batc
     weights = weights * (written[:, 1:] + (ids[:, 1:] != pad)).clamp(max=1)
     kept = weights > 0
     hidden = model.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
-    logprobs = model.lm_head(hidden[-1][:, :-1][kept]).log_softmax(-1)
+    logprobs = model.lm_head(hidden[-1][:, :-1][kept]).float().log_softmax(-1)
     losses = -logprobs.gather(-1, ids[:, 1:][kept][:, None])[:, 0]
     rows, at, tokens, shares = batch.open
     number = kept.flatten().cumsum(0).view_as(kept) - 1
     chosen = number[rows, at - 1]
     losses = losses.index_fill(0, chosen, 0.0).index_add(0, chosen, -shares * logprobs[chosen, tokens])
     seen = marks != UNMARKED
-    noticed = functional.cross_entropy(probe(hidden[MARKED_LAYER][seen]), marks[seen])
+    noticed = functional.cross_entropy(probe(hidden[MARKED_LAYER][seen]).float(), marks[seen])
     return (losses * weights[kept]).sum() / weights.sum() + stage.mark_weight * noticed
+
+
+class ProbedPolicy(nn.Module):
+    """The policy and the probe of its marks."""
+
+    model: Qwen2ForCausalLM
+    probe: nn.Linear
+
+    def __init__(self, model: Qwen2ForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+        self.probe = nn.Linear(model.config.hidden_size, len(MARKS))
+
+
+def mixed_loss(stage: Stage, module: ProbedPolicy, batch: Batch) -> torch.Tensor:
+    """`loss_of` with products of matrices in bfloat16, where the processor multiplies it."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=MULTIPLIES_BFLOAT16):
+        return loss_of(module.model, module.probe, stage, batch)
 
 
 def grow(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
@@ -261,18 +280,6 @@ def grow(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int)
         for text in [each for each in kind if each in missing]:
             shares_N = torch.randn(len(known))
             embedding.weight.data[ids[text]] = middle_D + (shares_N / shares_N.norm()) @ (rows_N_D - middle_D)
-
-
-class ProbedPolicy(nn.Module):
-    """The policy and the probe of its marks."""
-
-    model: Qwen2ForCausalLM
-    probe: nn.Linear
-
-    def __init__(self, model: Qwen2ForCausalLM) -> None:
-        super().__init__()
-        self.model = model
-        self.probe = nn.Linear(model.config.hidden_size, len(MARKS))
 
 
 def make_optimizers(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage) -> list[torch.optim.Optimizer]:
@@ -340,9 +347,7 @@ def train(
             progress = stage.entered + (1 - stage.entered) * max(tokens / stage.tokens, spent)
             if progress >= 1:
                 break
-            recent.append(
-                replicas.accumulate(lambda module, batch: loss_of(module.model, module.probe, stage, batch), group)
-            )
+            recent.append(replicas.accumulate(partial(mixed_loss, stage), group))
             update(model, replicas, optimizers, rate(step, progress, stage))
             step += 1
             tokens += sum(batch.ids.numel() for batch in group)

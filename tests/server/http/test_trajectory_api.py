@@ -109,6 +109,31 @@ async def test_bad_trajectories_are_refused_with_the_fields_name(gateway: Gatewa
     assert (await gateway.http.get("/api/trajectories")).json() == {"trajectories": [], "next": None}
 
 
+@pytest.mark.parametrize(
+    ("message", "target", "said"),
+    [
+        ({"role": "assistant", "content": "a"}, 1, "targets holds 1, but there are 1 messages"),
+        ({"role": "assistant", "content": "a"}, -1, "targets holds -1"),
+        ({"role": "user", "content": "a"}, 0, "only an assistant's is trained"),
+        ({"role": "assistant", "content": [1]}, 0, "messages[0] is no chat message"),
+        ({"role": "assistant", "content": "a", "tool_calls": [{"function": "f"}]}, 0, "messages[0] is no chat message"),
+    ],
+)
+async def test_a_history_that_cannot_be_trained_is_refused_by_name(
+    gateway: Gateway, message: dict[str, object], target: int, said: str
+) -> None:
+    history = {"messages": [message], "targets": [target]}
+    status, body = await finish(gateway, a_record("a", calls=[], histories=[history]))
+    assert status == 400 and body["error"]["param"] == "trajectories.0.histories", body
+    assert said in body["error"]["message"]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1e12, 1e300])
+async def test_a_time_that_no_calendar_shows_is_refused_by_name(gateway: Gateway, seconds: float) -> None:
+    status, body = await finish(gateway, a_record("a", ended_at=seconds))
+    assert status == 400 and body["error"]["param"] == "trajectories.0.ended_at", body
+
+
 async def test_trajectories_are_listed_in_pages_and_by_model(gateway: Gateway) -> None:
     for at in range(4):
         await finish(gateway, a_record(f"t{at}", ended_at=float(at), model="default" if at % 2 else "other"))

@@ -47,6 +47,7 @@ class TrainQueue:
         self._ending = False
         self._worker: asyncio.Task[None] | None = None
         self._unstored: dict[str, asyncio.Task[None]] = {}
+        self._last_try = asyncio.Event()  # set while the server ends
 
     @property
     def running(self) -> str | None:
@@ -83,8 +84,8 @@ class TrainQueue:
                 await self._worker
         if running is not None and not running.ended:
             await self._interrupt(running)
-        for task in tuple(self._unstored.values()):
-            task.cancel()  # the next start settles its request
+        self._last_try.set()
+        await asyncio.gather(*self._unstored.values())
 
     # ---- accepting
 
@@ -191,9 +192,11 @@ class TrainQueue:
             self._unstored[status.id] = task
 
     async def _store_later(self, request: TrainRequest, status: TrainStatus) -> None:
-        """Until it is stored. Cancelled when the request is sent again: then its newer state counts."""
-        while True:
-            await asyncio.sleep(STORE_AGAIN_SECONDS)
+        """Until it is stored, or the server ends: then once more, and else the next start settles the request. Cancelled
+        when the request is sent again: then its newer state counts."""
+        while not self._last_try.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._last_try.wait(), STORE_AGAIN_SECONDS)
             try:
                 await self._history.save(request, status)
             except UnderstudyError as error:

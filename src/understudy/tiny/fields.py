@@ -242,8 +242,9 @@ def draw_field(bag: Bag, style: str, taken: set[str], plain: bool = False) -> Fi
     draw = rng.random()
     if plain or draw < 0.72:
         return Field(name, kind, "one", telling)
-    if draw < 0.84:
-        return Field(f"{name}s", kind if kind != "number" else "word", "many", telling)
+    if draw < 0.84 and (several := f"{name}s") not in taken:
+        taken.add(several)
+        return Field(several, kind if kind != "number" else "word", "many", telling)
     if draw < 0.93:
         return Field(name, "word", "choice", choices=tuple(bag.draw() for _ in range(rng.choice([2, 3, 3, 4]))))
     parts = tuple(draw_field(bag, style, set(), plain=True) for _ in range(rng.choice([2, 2, 3])))

@@ -117,10 +117,11 @@ async def test_who_waits_for_a_question_that_is_cancelled_asks_it(tmp_path: Path
     with scripted_llm([says(GOOD, seconds=5), says(GOOD)]) as endpoint:
         llm = llm_at(endpoint, cache=tmp_path / "a.sqlite")
         first = asyncio.create_task(llm.ask(HELLO, Verdict))
-        second = asyncio.create_task(llm.ask(HELLO, Verdict))
         async with asyncio.timeout(20):
             while not endpoint.requests:
                 await asyncio.sleep(0.01)
+        second = asyncio.create_task(llm.ask(HELLO, Verdict))
+        await asyncio.sleep(0.2)  # it looks into the cache and waits
         first.cancel()
         assert (await second).value.score == 0.5
     assert len(endpoint.requests) == 2

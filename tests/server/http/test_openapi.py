@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -18,7 +18,7 @@ from tests.fakes.served_gateway import ServedGateway, served_gateway
 from understudy.server.http.auth import Guard
 from understudy.server.http.openapi import OPENAPI
 
-if find_spec("schemathesis") is not None:
+if TYPE_CHECKING or find_spec("schemathesis") is not None:
     # Imported before any test runs: pytest parses it, and a collection of garbage during a parse ends in a SystemError of
     # CPython 3.11 where an earlier test left something that warns when it is collected.
     import schemathesis

@@ -23,6 +23,8 @@ def page() -> str:
     step, evaluation = tables(SOURCES["trainer"])
     return f"""# Metrics
 
+For anyone who reads a run's numbers: every metric of a step and of an evaluation, and its meaning.
+
 Every trace sink shows the metrics of a step and of an evaluation under these names. `a/b, c` stands for `a/b` and `a/c`.
 W&B and TensorBoard put `train/` before the metrics of steps, and `val/` or `val-sampled/` before those of evaluations.
 Langfuse has them as scores of the session `{{run}}/step-{{step}}`.

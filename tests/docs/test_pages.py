@@ -39,6 +39,12 @@ def test_an_app_is_wrapped_as_the_pages_tell_and_every_call_is_captured(tmp_path
 
 
 @pytest.mark.slow("whole trainings")
+def test_a_run_of_the_trainer_goes_as_the_page_shows(tmp_path: Path) -> None:
+    last = run("\n".join(code_of("training.md")), tmp_path).splitlines()[-1]
+    assert re.search(r"^(finished|solved) (\d) .*/000\2$", last) is not None, last
+
+
+@pytest.mark.slow("whole trainings")
 def test_an_agent_of_another_library_is_trained_as_the_page_tells(tmp_path: Path) -> None:
     assert run("\n".join(code_of("frameworks.md")), tmp_path).splitlines()[-1] == "1 0.0"
 

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import orjson
 from sqlalchemy import ColumnElement, Connection, or_, select
@@ -137,7 +138,8 @@ def _texts(content: Json) -> Iterator[str]:
     if isinstance(content, str):
         yield content
     elif isinstance(content, list):
-        yield from (str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+        parts = cast("list[str | dict[str, Json]]", content)
+        yield from (part if isinstance(part, str) else str(part.get("text", "")) for part in parts)
 
 
 def _tool_call(function: dict[str, Json]) -> tuple[str, str]:

@@ -57,16 +57,11 @@ def _length(conversations: list[ShownConversation]) -> int:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("OPENAI_API_KEY", "unused")
-    monkeypatch.setenv("OPENAI_API_BASE", "http://127.0.0.1:9")
-    monkeypatch.setenv("UNDERSTUDY_DIR", str(tmp_path / "own"))
-    (tmp_path / "judged_app.py").write_text(APP)
+def folder(app_folder: Path) -> Path:
+    (app_folder / "judged_app.py").write_text(APP)
     rows = [json.dumps({"id": str(at), "question": f"question {at}"}) for at in range(SCENARIOS)]
-    (tmp_path / "held_out.jsonl").write_text("\n".join(rows))
-    return tmp_path
+    (app_folder / "held_out.jsonl").write_text("\n".join(rows))
+    return app_folder
 
 
 def compared(candidates: ScriptedLlm, judged: ScriptedLlm) -> int:

@@ -55,15 +55,10 @@ def own_model(served: ServedGateway) -> us.TrainableModel:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("OPENAI_API_KEY", "unused")
-    monkeypatch.setenv("OPENAI_API_BASE", "http://127.0.0.1:9")
-    monkeypatch.setenv("UNDERSTUDY_DIR", str(tmp_path / "own"))
-    (tmp_path / "said_app.py").write_text(APP)
-    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(each) + "\n" for each in SCENARIOS))
-    return tmp_path
+def folder(app_folder: Path) -> Path:
+    (app_folder / "said_app.py").write_text(APP)
+    (app_folder / "held_out.jsonl").write_text("".join(json.dumps(each) + "\n" for each in SCENARIOS))
+    return app_folder
 
 
 def given(api: ScriptedLlm, options: str = "") -> list[str]:

@@ -13,9 +13,7 @@ from torch import nn
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 """Quintic Newton-Schulz iteration, as in Jordan et al., Muon (2024)."""
-MULTIPLIES_BFLOAT16 = bool(
-    torch.cpu.get_capabilities().get("avx512_bf16") or torch.cpu.get_capabilities().get("amx_bf16")
-)
+MULTIPLIES_BFLOAT16 = any(torch.cpu.get_capabilities().get(unit) for unit in ("avx512_bf16", "amx_bf16"))
 """Whether products of bfloat16 matrices run in hardware here; they are about four times as fast as float32 then."""
 
 

@@ -107,7 +107,7 @@ def frozen(case: Case, file: Path, count: int) -> ScenarioSet:
 def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts: int, folder: Path) -> Row:
     """Train one seed from nothing."""
     backend = LocalBackend(folder)
-    model = TrainableModel(f"{case.name}-{seed}", base_model="tiny", backend=backend)
+    model = TrainableModel(f"{case.name}-{seed}", base_model="tiny-mcp", backend=backend)
     trainer = MCPTrainer(case.target, model, scenarios, seed=seed, eval_every=0, concurrency=16)
     try:
         before = trainer.evaluate(temperature=1.0, rollouts=rollouts)
@@ -139,7 +139,7 @@ def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts
 def page(rows: list[Row], command: str) -> Iterator[str]:
     """The results as Markdown."""
     yield "# Training on MCP servers: success on held-out scenarios\n"
-    yield f"`{command}`, the bundled policy `tiny`. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
+    yield f"`{command}`, the bundled policy `tiny-mcp`. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
     yield "| server | scenarios (SHA-256) | held out | seed | steps | training | greedy before -> after | sampled before -> after | control |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/mcp.md")
     options = parser.parse_args()
     rows: list[Row] = []
+    command = f"python benchmarks/mcp_training.py --cases {' '.join(options.cases)} --seeds {options.seeds} --steps {options.steps}"
     with tempfile.TemporaryDirectory(prefix="mcp-training-") as place:
         folder = Path(place)
         cases = [CASES[name](folder) for name in options.cases]
@@ -185,9 +186,7 @@ def main() -> None:
                         case, sets[case.name], seed, options.steps, options.rollouts, folder / f"{case.name}-{seed}"
                     )
                 )
-                text = "\n".join(
-                    page(rows, f"python benchmarks/mcp_training.py --seeds {options.seeds} --steps {options.steps}")
-                )
+                text = "\n".join(page(rows, command))
                 options.output.write_text(text + "\n", encoding="utf-8")
                 options.output.with_suffix(".json").write_text(
                     json.dumps([asdict(row) for row in rows], indent=1) + "\n"

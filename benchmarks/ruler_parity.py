@@ -17,8 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from understudy.llms.testing import LlmReply, LlmRequest, fails, refuses, says, scripted_llm
-from understudy.rewards.prompt_reading import attempts_shown
+from understudy.testing import LlmReply, LlmRequest, attempts_shown, fails, refuses, says, scripted_llm
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "ruler_parity.md"

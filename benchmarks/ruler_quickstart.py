@@ -23,7 +23,6 @@ from langchain_core.messages import convert_to_messages
 from rich.console import Console
 
 from understudy import LocalBackend, Ruler, TrainableModel
-from understudy.llms.testing import LlmReply, LlmRequest, says, scripted_llm
 from understudy.quickstart.desk import Desk, Request, reward
 from understudy.quickstart.run import (
     GROUP_SIZE,
@@ -37,7 +36,7 @@ from understudy.quickstart.run import (
     trainable_agent,
 )
 from understudy.quickstart.story import Transcripts
-from understudy.rewards.prompt_reading import ShownConversation, attempts_shown
+from understudy.testing import LlmReply, LlmRequest, ShownConversation, attempts_shown, says, scripted_llm
 
 SWAPPED, MALFORMED = 0.10, 0.05
 NEEDED = 0.85

@@ -2,8 +2,8 @@
 
     python benchmarks/token_file.py [--json FILE]
 
-One step of the bundled policy on the CPU, with one update and with several. `trace` builds the arrays, `keep` writes them
-with fsync. The step is the learner's own, from reading the job to the renamed checkpoint.
+One step of the bundled policy on the CPU, with one update and with several. `make_token_file` builds the arrays,
+`store_token_file` writes them with fsync. The step is the learner's own, from reading the job to the renamed checkpoint.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class Timed:
 
 
 def measure(
-    learner: Learner, root: Path, config: TrainConfig, trace: Timed, keep: Timed, **shape: int
+    learner: Learner, root: Path, config: TrainConfig, made: Timed, stored: Timed, **shape: int
 ) -> dict[str, float]:
     """Medians over ROUNDS steps of one shape."""
     whole: list[float] = []
-    trace.seconds.clear()
-    keep.seconds.clear()
+    made.seconds.clear()
+    stored.seconds.clear()
     groups = rollouts(**shape)
     for step in range(ROUNDS):
         request = f"request-{step}"
@@ -106,7 +106,7 @@ def measure(
         whole.append(time.process_time() - started)
     path = token_file.files(root / "agent" / "tokens")[0]
     tokens = len(token_file.read(path).token_ids)
-    seconds = statistics.median(a + b for a, b in zip(trace.seconds, keep.seconds, strict=True))
+    seconds = statistics.median(a + b for a, b in zip(made.seconds, stored.seconds, strict=True))
     return {
         "calls": shape["groups"] * shape["size"] * shape["turns"],
         "tokens": tokens,
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    trace, keep = Timed("trace"), Timed("keep")
+    made, stored = Timed("make_token_file"), Timed("store_token_file")
     learner = Learner(Policy.load(tiny.path(), LoraOptions(), threads=1), "tiny", lambda _: None)
     results: dict[str, dict[str, float]] = {}
     print(
@@ -140,7 +140,7 @@ def main() -> None:
     )
     for name, (config, shape) in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = results[name] = measure(learner, Path(folder), config, trace, keep, groups=4, size=4, **shape)
+            found = results[name] = measure(learner, Path(folder), config, made, stored, groups=4, size=4, **shape)
         print(
             f"| {name} | {found['calls']:.0f} | {found['tokens']:.0f} | {found['bytes']:.0f} | {found['bytes_a_token']:.1f} "
             f"| {found['step_seconds']:.2f} | {found['file_seconds']:.4f} | {found['share']:.2%} |",

@@ -35,7 +35,7 @@ This page is made from the code: `python scripts/metrics_page.py`.
 
 {learner}
 
-How to read them is told in [learner.md](learner.md).
+[Reading a step](reading_steps.md#reading-the-metrics) says which to look at first.
 
 ## Of a step: the trainer
 

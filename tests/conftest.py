@@ -3,6 +3,7 @@ and litellm kept from the network."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import warnings
@@ -41,6 +42,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[SLOW].update(reasons.values())
     config.hook.pytest_deselected(items=list(reasons))
     items[:] = [item for item in items if item not in reasons]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Collect what a file leaves open at its end: a warning of it then names the next file's first test, not any later one."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
 
 
 @pytest.hookimpl(trylast=True)

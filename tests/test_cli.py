@@ -87,7 +87,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("train app:agent --scenarios data.jsonl --patience 0", "Invalid value for '--patience'"),
         ("train app:agent --scenarios data.jsonl --model a", "--model needs --base-model too"),
         ("train app:agent --scenarios data.jsonl --base-model tiny", "--base-model needs --model too"),
-        ("train app:agent --scenarios data.jsonl --log data.jsonl", "--log: no folder can be made at data.jsonl"),
+        ("train app:agent --scenarios data.jsonl --log data.jsonl", "--log: the folder data.jsonl cannot be created"),
         ("train app:agent", "Missing option '--scenarios'"),
         ("train app:plain --scenarios data.jsonl", "app:plain is of type function, which has no train()"),
         ("train app:Agent --scenarios data.jsonl", "app:Agent is the class Agent"),
@@ -214,7 +214,8 @@ async def test_an_agent_is_trained_and_evaluated_from_the_shell(
     words = f"train {named} --steps 1 --eval data.csv --group-size 4 --scenarios-per-step 1 --log runs"
     done = understudy(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    before, step, after, end = done.stdout.splitlines()
+    watch, before, step, after, end = done.stdout.splitlines()
+    assert watch.startswith(f"watch the run: {api.url}/runs/run-")
     assert before.startswith("step 0, greedy, 2 scenarios: reward ")
     assert step.startswith("step 1/1  reward ")
     assert after.startswith("step 1, greedy, 2 scenarios: reward ")

@@ -14,7 +14,7 @@ import understudy.integration as door
 from tests.paths import ROOT
 
 BASE = {"config", "errors", "extras", "tool_runs", "types"}
-USER_BASE = BASE | {"alerts", "contracts", "plugins", "wire"}
+USER_BASE = BASE | {"alerts", "contracts", "plugins", "stored_json", "wire"}
 
 SHARED_ENGINE = {"engine.protocol", "engine.checkpoint_files", "engine.token_file", "engine.token_tree"}
 """The modules of the engine that the server shares: no torch."""
@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extras": set(),
     "errors": {"extras"},
     "alerts": {"errors"},
+    "command_options": {"config"},
     "choices": set(),
     "tool_runs": set(),
     "tiny": BASE,
@@ -31,7 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"choices", "errors", "tool_runs"},
     "devices": {"errors"},
     "memory_plan": {"config", "errors", "tiny", "types"},
-    "wire": {"config", "errors", "tool_runs", "types"},
+    "stored_json": {"types"},
+    "wire": {"config", "errors", "stored_json", "tool_runs", "types"},
     "contracts": {"config", "errors", "types", "wire"},
     "plugins": {"config", "contracts", "errors", "types"},
     "client": USER_BASE,
@@ -40,7 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scenarios": USER_BASE | {"client"},
     "tracing": USER_BASE | {"client"},
     "trainer": USER_BASE | {"client", "llms", "rewards", "scenarios", "tracing"},
-    "comparison": USER_BASE | {"choices", "client", "llms", "rewards", "scenarios", "tracing", "trainer"},
+    "comparison": USER_BASE
+    | {"choices", "client", "command_options", "llms", "rewards", "scenarios", "tracing", "trainer"},
     "quickstart": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "understudy_langgraph"},
     "compat": USER_BASE | {"choices", "client", "llms", "rewards", "understudy_langgraph"},
     "doctor": USER_BASE | {"client", "devices", "llms", "memory_plan"},
@@ -48,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": USER_BASE
     | {
         "client",
+        "command_options",
         "comparison",
         "llms",
         "rewards",
@@ -59,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "compat",
         "doctor",
     },
-    "trace_commands": USER_BASE | {"client", "tracing"},
+    "trace_commands": USER_BASE | {"client", "command_options", "tracing"},
     "__main__": {"cli"},
     "engine.protocol": BASE,
     "engine.checkpoint_files": BASE,
@@ -67,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.token_tree": BASE | {"engine.protocol"},
     "engine": BASE | {"devices", *SHARED_ENGINE},
     "server": BASE | {"alerts", "devices", "memory_plan", *SHARED_ENGINE, "tiny", "wire"},
+    "testing": USER_BASE | {"rewards", "server", "tracing"},
 }
 """The public names (`understudy.__init__`) may name any part: they are loaded lazily."""
 

@@ -11,6 +11,7 @@ import pytest
 
 import understudy as us
 import understudy.integration as door
+import understudy.testing as kit
 
 NAMES = [
     "AsyncClient",
@@ -110,6 +111,7 @@ DOOR = [
     "is_labelled",
     "is_outside",
     "is_sampled",
+    "json_text",
     "logged_reward",
     "new_id",
     "on_capture_end",
@@ -121,6 +123,37 @@ DOOR = [
     "scenario_text",
     "span_id",
     "trace_id",
+]
+KIT = [
+    "Action",
+    "LlmReply",
+    "LlmRequest",
+    "PolicySampler",
+    "ScriptedChoice",
+    "ScriptedCompletion",
+    "ScriptedLlm",
+    "ScriptedSampler",
+    "ScriptedServer",
+    "ShownConversation",
+    "attempts_shown",
+    "calls_tool",
+    "check_sink",
+    "chooses_nothing",
+    "cuts",
+    "fails",
+    "filters",
+    "hangs",
+    "judges",
+    "refuses",
+    "resets",
+    "sample_events",
+    "sample_rollout",
+    "says",
+    "scripted_llm",
+    "scripted_sampler",
+    "scripted_server",
+    "sends",
+    "server_over",
 ]
 HEAVY = ["torch", "transformers", "langgraph", "langchain", "langchain_core", "mcp", "litellm", "langfuse"]
 
@@ -168,6 +201,42 @@ def test_the_door_for_integrations_loads_no_engine_and_no_framework() -> None:
     loaded = in_fresh_process(code)["loaded"]
     assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
     assert not [name for name in loaded if name.startswith(("understudy.server", "understudy.engine"))]
+
+
+def test_the_names_of_the_test_kit_are_exactly_these_and_sorted_and_each_is_documented() -> None:
+    assert kit.__all__ == KIT == sorted(KIT) == dir(kit)
+    assert all(getattr(kit, name).__name__ == name for name in KIT)
+    assert [name for name in KIT if getattr(kit, name).__doc__.startswith(f"{name}(")] == []  # a dataclass without any
+
+
+def test_importing_the_test_kit_loads_nothing_and_a_scripted_llm_needs_no_server() -> None:
+    code = (
+        "import sys, json, understudy.testing as kit; before = [name for name in sys.modules if name.startswith('understudy.')];"
+        "kit.scripted_llm, kit.says, kit.check_sink, kit.judges; print(json.dumps({'before': before, 'loaded': sorted(sys.modules)}))"
+    )
+    found = in_fresh_process(code)
+    assert sorted(found["before"]) == ["understudy.errors", "understudy.extras", "understudy.testing"]
+    loaded = {name.split(".")[0] for name in found["loaded"]}
+    assert not {*HEAVY, "pytest", "_pytest", "uvicorn", "fastapi", "sqlalchemy"} & loaded
+    assert not [name for name in found["loaded"] if name.startswith("understudy.server")]
+
+
+def test_using_every_name_of_the_test_kit_loads_no_engine_no_framework_and_no_pytest() -> None:
+    code = (
+        "import sys, json, understudy.testing as kit; [getattr(kit, name) for name in kit.__all__]; "
+        "print(json.dumps({'loaded': sorted(sys.modules)}))"
+    )
+    assert not {*HEAVY, "pytest", "_pytest"} & {name.split(".")[0] for name in in_fresh_process(code)["loaded"]}
+
+
+def test_a_name_of_the_test_kit_that_needs_an_extra_says_which() -> None:
+    code = (
+        "import sys, json; sys.modules['uvicorn'] = None; import understudy.testing as kit\n"
+        "try: kit.scripted_server\n"
+        "except ImportError as error: print(json.dumps({'error': f'{type(error).__name__}: {error}'}))"
+    )
+    error = in_fresh_process(code)["error"]
+    assert error.startswith("MissingExtraError: uvicorn is not installed: pip install") and "[server]" in error
 
 
 def test_a_name_of_another_library_is_answered_with_ours() -> None:

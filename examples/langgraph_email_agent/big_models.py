@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Callable
 
-from understudy.llms.testing import LlmReply, LlmRequest, says, scripted_llm
+from understudy.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
 
 QUOTED = re.compile(r'"([^"]+)"')
 SKILLS = {"big-large": (95, 0.6), "big-small": (60, 0.2)}
@@ -24,10 +24,12 @@ def reader(skill: int, seconds: float = 0.0) -> Callable[[LlmRequest], LlmReply]
         last, sent = messages[-1], sum(len(json.dumps(message)) for message in messages) // 4
         if last["role"] == "user":
             quoted = QUOTED.search(question)
-            return calls("search_inbox", {"words": quoted[1] if quoted else question}, sent, seconds)
+            words = quoted[1] if quoted else question
+            return calls_tool("search_inbox", {"words": words}, usage=(sent, 20), seconds=seconds)
         if len(messages) <= 4:
             hits = json.loads(last["content"]) if last["content"].startswith("[") else []
-            return calls("read_message", {"message": hits[0]["message"] if hits else "m-1"}, sent, seconds)
+            message = hits[0]["message"] if hits else "m-1"
+            return calls_tool("read_message", {"message": message}, usage=(sent, 20), seconds=seconds)
         mail = json.loads(last["content"]) if last["content"].startswith("{") else {"from": "", "body": ""}
         right = zlib.crc32(question.encode()) % 100 < skill
         asked = "from" if {"from", "who"} & set(question.split()) else "body"
@@ -35,13 +37,6 @@ def reader(skill: int, seconds: float = 0.0) -> Callable[[LlmRequest], LlmReply]
         return says(text, usage=(sent, len(text) // 4 + 1), seconds=seconds)
 
     return reply
-
-
-def calls(tool: str, arguments: dict[str, str], sent: int, seconds: float) -> LlmReply:
-    """A tool call."""
-    function = {"name": tool, "arguments": json.dumps(arguments)}
-    call = {"id": f"call-{tool}", "type": "function", "function": function}
-    return says(None, finish_reason="tool_calls", usage=(sent, 20), seconds=seconds, tool_calls=[call])
 
 
 def both(request: LlmRequest) -> LlmReply:

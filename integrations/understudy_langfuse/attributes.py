@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from understudy.integration import (
@@ -16,6 +15,7 @@ from understudy.integration import (
     RunStarted,
     SpanKind,
     TraceSpan,
+    json_text,
     span_id,
 )
 
@@ -29,61 +29,48 @@ class Experiment:
     expected: Json
 
 
-@dataclass(frozen=True)
-class TraceFacts:
+def trace_attributes(
+    rollout: RolloutTrace, root: TraceSpan, event: GroupsFinished, environment: str, experiment: Experiment | None
+) -> dict[str, Attribute]:
     """What all spans of a rollout say."""
-
-    attributes: Mapping[str, Attribute]
-
-    @classmethod
-    def of(
-        cls,
-        rollout: RolloutTrace,
-        root: TraceSpan,
-        event: GroupsFinished,
-        environment: str,
-        experiment: Experiment | None,
-    ) -> TraceFacts:
-        record, place = rollout.record, rollout.record.place
-        session = session_id(event.run, event.step)
-        found: dict[str, Attribute] = {
-            "langfuse.trace.name": str(place.scenario or "rollout"),
-            "langfuse.session.id": session,
-            "session.id": session,
-            "langfuse.trace.tags": ["understudy", f"split:{event.split}", f"model:{record.model}"],
-            "langfuse.environment": environment,
-            "langfuse.version": f"lora-step-{event.step}",
-        }
-        known: dict[str, Json] = {
-            "run": event.run,
-            "split": event.split,
-            "step": event.step,
-            "scenario": place.scenario,
-            "group": place.group,
-            "index": place.index,
-            "trajectory": record.id,
-            "reward": record.reward,
-        }
-        known |= {f"rollout.{name}": value for name, value in record.metadata.items()}
+    record, place = rollout.record, rollout.record.place
+    session = session_id(event.run, event.step)
+    found: dict[str, Attribute] = {
+        "langfuse.trace.name": str(place.scenario or "rollout"),
+        "langfuse.session.id": session,
+        "session.id": session,
+        "langfuse.trace.tags": ["understudy", f"split:{event.split}", f"model:{record.model}"],
+        "langfuse.environment": environment,
+        "langfuse.version": f"lora-step-{event.step}",
+    }
+    known: dict[str, Json] = {
+        "run": event.run,
+        "split": event.split,
+        "step": event.step,
+        "scenario": place.scenario,
+        "group": place.group,
+        "index": place.index,
+        "trajectory": record.id,
+        "reward": record.reward,
+    }
+    known |= {f"rollout.{name}": value for name, value in record.metadata.items()}
+    found |= {f"langfuse.trace.metadata.{name}": as_text(value) for name, value in known.items() if value is not None}
+    if experiment is not None:
+        name = f"{event.run}@step-{event.step}"
         found |= {
-            f"langfuse.trace.metadata.{name}": as_text(value) for name, value in known.items() if value is not None
+            "langfuse.experiment.id": name,
+            "langfuse.experiment.name": name,
+            "langfuse.experiment.dataset.id": experiment.dataset_id,
+            "langfuse.experiment.item.id": experiment.item_id,
+            "langfuse.experiment.item.root_observation_id": f"{span_id(rollout, root.key):016x}",
+            "langfuse.experiment.item.expected_output": json_text(experiment.expected),
         }
-        if experiment is not None:
-            name = f"{event.run}@step-{event.step}"
-            found |= {
-                "langfuse.experiment.id": name,
-                "langfuse.experiment.name": name,
-                "langfuse.experiment.dataset.id": experiment.dataset_id,
-                "langfuse.experiment.item.id": experiment.item_id,
-                "langfuse.experiment.item.root_observation_id": f"{span_id(rollout, root.key):016x}",
-                "langfuse.experiment.item.expected_output": json.dumps(experiment.expected),
-            }
-        return cls(found)
+    return found
 
 
-def span_attributes(span: TraceSpan, facts: TraceFacts, mask: Callable[[Json], Json]) -> dict[str, Attribute]:
-    """Everything that Langfuse reads of one span."""
-    found: dict[str, Attribute] = {**facts.attributes, "langfuse.observation.type": span.kind.value}
+def span_attributes(span: TraceSpan, mask: Callable[[Json], Json]) -> dict[str, Attribute]:
+    """What one span says, besides the attributes of its trace."""
+    found: dict[str, Attribute] = {"langfuse.observation.type": span.kind.value}
     if span.parent is None:
         found["langfuse.internal.is_app_root"] = True
     if span.input is not None:
@@ -124,8 +111,8 @@ def _generation(call: CallTrace) -> dict[str, Attribute]:
         known |= call.origin.model_dump(mode="json", exclude_defaults=True)
     return {
         "langfuse.observation.model.name": f"{call.model}@{call.step}",
-        "langfuse.observation.model.parameters": json.dumps(call.sampling.model_dump()),
-        "langfuse.observation.usage_details": json.dumps(usage),
+        "langfuse.observation.model.parameters": call.sampling.model_dump_json(),
+        "langfuse.observation.usage_details": json_text(usage),
         **{f"langfuse.observation.metadata.{name}": as_text(value) for name, value in known.items()},
     }
 
@@ -159,7 +146,7 @@ def environment_name(text: str) -> str:
 
 def as_json(value: Json) -> str:
     """Inputs and outputs are JSON strings."""
-    return json.dumps(value, ensure_ascii=False, default=repr)
+    return json_text(value)
 
 
 def as_text(value: Json) -> str:

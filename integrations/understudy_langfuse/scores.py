@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -69,15 +70,24 @@ class ScoreSender:
     def __init__(self, connection: LangfuseConnection, timeout: float) -> None:
         self._connection = connection
         self._timeout = timeout
+        self._http: httpx.Client | None = None
+
+    def close(self) -> None:
+        """Close its connection; the next scores open another."""
+        http, self._http = self._http, None
+        if http is not None:
+            http.close()
 
     def send(self, scores: Sequence[LangfuseScore]) -> None:
         """Raises DeliveryError naming the first that was not taken. Values that are no finite number are left out: the
         API refuses them."""
         finite = [score for score in scores if math.isfinite(score.value)]
         refused: list[str] = []
-        with self._connection.client(self._timeout) as http:
-            for start in range(0, len(finite), BULK):
-                refused += self._bulk(http, finite[start : start + BULK])
+        if self._http is None:
+            self._http = self._connection.client(self._timeout)
+            weakref.finalize(self, self._http.close)
+        for start in range(0, len(finite), BULK):
+            refused += self._bulk(self._http, finite[start : start + BULK])
         if refused:
             raise DeliveryError(f"{len(refused)} of {len(finite)} scores were not taken, such as {refused[0]}")
 

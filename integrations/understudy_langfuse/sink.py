@@ -26,7 +26,7 @@ from understudy.integration import (
     trace_id,
 )
 
-from .attributes import Experiment, TraceFacts, environment_name, run_attributes, session_id, span_attributes
+from .attributes import Experiment, environment_name, run_attributes, session_id, span_attributes, trace_attributes
 from .connection import REQUEST_SECONDS, LangfuseConnection
 from .datasets import dataset_items
 from .scores import LangfuseScore, ScoreSender, rollout_scores
@@ -100,6 +100,9 @@ class LangfuseSink(TraceSink):
                       environment=self._environment_of("train"))  # fmt: skip
         self._scores.send([score])
 
+    def closed(self) -> None:
+        self._scores.close()
+
     def _session_scores(
         self, id: str, run: str, step: int, split: str, metrics: Mapping[str, float], model: str
     ) -> None:
@@ -121,18 +124,20 @@ class LangfuseSink(TraceSink):
         self, rollout: RolloutTrace, event: GroupsFinished, experiments: Mapping[str, Experiment]
     ) -> Sequence[OtlpSpan]:
         scenario = rollout.record.place.scenario or ""
-        spans, environment = rollout_spans(rollout), self._environment_of(event.split)
-        facts = TraceFacts.of(rollout, spans[0], event, environment, experiments.get(scenario))
+        spans, environment, trace = rollout_spans(rollout), self._environment_of(event.split), trace_id(rollout)
+        ids = {span.key: span_id(rollout, span.key) for span in spans}
+        shared = trace_attributes(rollout, spans[0], event, environment, experiments.get(scenario))
         return [
             OtlpSpan(
-                trace_id(rollout),
-                span_id(rollout, span.key),
-                span_id(rollout, span.parent) if span.parent is not None else None,
+                trace,
+                ids[span.key],
+                ids[span.parent] if span.parent is not None else None,
                 span.name,
                 span.start,
                 span.end,
-                span_attributes(span, facts, self._mask),
+                span_attributes(span, self._mask),
                 span.error,
+                shared=shared,
             )
             for span in spans
         ]

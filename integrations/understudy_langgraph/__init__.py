@@ -1,4 +1,4 @@
-"""LangGraph and LangChain apps: every chat model call captured, redirected and trained, with no edit to the app."""
+"""Captures, redirects and trains the chat model calls of LangGraph and LangChain apps, with no edit to the app."""
 
 from understudy.integration import MissingExtraError
 

@@ -1,4 +1,4 @@
-"""Which calls of the running code are redirected, where to, and under which trajectory."""
+"""The active capture of a context: which chat model calls are redirected, to which model, and under which trajectory."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from .chat_model import ChatUnderstudy
 from .ledger import Ledger
 from .origin_counts import EXCLUDED, OWN_MODEL, OriginCounts, described
 from .origins import call_origin
-from .runs import RunTree, surrounding_run
+from .runs import RunTree, enclosing_run
 from .selection import Predicate
-from .settings import carried
+from .settings import kept_settings
 
 Scope = Literal["context", "process"]
-"""Which code a capture sees: this context with the tasks and threads started from it, or all of the process."""
+"""Which code a capture sees: this context with the tasks and threads started from it, or the whole process."""
 OnLeak = Literal["error", "warn", "ignore"]
+"""What happens when a request to another LLM bypasses the capture."""
 SharedState = Literal["error", "allow"]
+"""Whether two rollouts may use one checkpointer thread or one store namespace."""
 
 
 @dataclass(frozen=True)
 class CallRoute:
-    """Calls that `select` agrees to go to `target`; None agrees to all."""
+    """Sends the calls that `select` accepts to `target`; `select=None` accepts all."""
 
     target: ChatUnderstudy
     select: Predicate | None = None
@@ -40,9 +42,12 @@ class CallRoute:
 
 @dataclass(frozen=True, eq=False)
 class ActiveCapture:
-    """While it is active, a call goes to the first route that takes it, under `trajectory`; one that none takes goes to
-    the enclosing capture, or else to the app's own model. `runs` hears LangChain's events; a capture without routes
-    only watches, and what it selects stays on the app's own model. `faults` are errors that the app may have swallowed.
+    """A capture while its block runs.
+
+    A call goes to the first of `routes` that accepts it and is recorded under `trajectory`. A call that no route accepts
+    goes to the enclosing capture, else to the app's own model. A capture without routes only observes: calls that `watches`
+    accepts stay on the app's own model. `runs` receives LangChain's events. `faults` collects capture errors, because the
+    app may swallow them. `over` is non-empty once the block has ended (the class is frozen).
     """
 
     routes: tuple[CallRoute, ...] = ()
@@ -60,12 +65,12 @@ class ActiveCapture:
 
     @property
     def ended(self) -> bool:
-        """Whether its block is over: threads and tasks that the block left behind still see it."""
+        """Whether the block has ended. Threads and tasks that outlive the block still see the capture."""
         return bool(self.over)
 
     @property
     def trajectory_id(self) -> str | None:
-        """Under which its calls are recorded; None: they are not."""
+        """Id of the trajectory under which calls are recorded; None if they are not recorded."""
         return self.trajectory.id if self.trajectory is not None else None
 
     def stand_in(
@@ -75,27 +80,33 @@ class ActiveCapture:
         metadata: Mapping[str, Any] | None,
         callbacks: object,
     ) -> ChatUnderstudy | None:
-        """A copy of the target for one call of `original`; None when the call stays where it is."""
-        agent = self.agent_of(surrounding_run(callbacks))
+        """The chat model that answers one call of `original`; None when `original` answers it.
+
+        Tries this capture, then the enclosing ones. Raises CaptureError for a call that no capture may let through.
+        """
+        agent = self.agent_of(enclosing_run(callbacks))
         origin = call_origin(original, tags, metadata, callbacks, agent)
-        passed: list[ActiveCapture] = []
+        unmatched: list[ActiveCapture] = []
         capture: ActiveCapture | None = self
         while capture is not None:
             route = capture.route(origin, original)
             if route is not None:
                 capture.check_alive()
                 capture.counts.add(route.target.model_name, origin)
-                return capture.made(route.target, original, origin)
+                return capture.target_for_call(route.target, original, origin)
             if capture.observes(origin, original):
                 break
-            passed.append(capture)
+            unmatched.append(capture)
             capture = capture.outer
-        for each in passed:
-            each.pass_on(origin, original)
+        for capture in unmatched:
+            capture.count_own_model(origin, original)
         return None
 
     def agent_of(self, run: UUID | None) -> str | None:
-        """The agent in which a run is. A capture that began inside a run knows nothing of those above it; those around it do."""
+        """Name of the agent that a run belongs to.
+
+        A capture that began inside a run has not seen the runs above it, so the enclosing captures are asked next.
+        """
         capture: ActiveCapture | None = self
         while capture is not None:
             name = capture.runs.agent_of(run)
@@ -104,9 +115,11 @@ class ActiveCapture:
             capture = capture.outer
         return None
 
-    def pass_on(self, origin: CallOrigin, original: BaseChatModel) -> None:
-        """Count a call that stays on the app's own model. Raises CaptureError where several models are trained and nothing
-        says that it should: it would cost money."""
+    def count_own_model(self, origin: CallOrigin, original: BaseChatModel) -> None:
+        """Count a call that stays on the app's own model.
+
+        Raises CaptureError when several models are trained and `exclude` does not name the call: it would cost money.
+        """
         excluded = self.excludes(origin, original)
         self.counts.add(EXCLUDED if excluded else OWN_MODEL, origin)
         if excluded or len(self.routes) < 2 or self.trajectory is None or self.ended:
@@ -119,7 +132,8 @@ class ActiveCapture:
         )
 
     def check_alive(self) -> None:
-        """Raises CaptureError for a call that came too late, or from a forked process, whose connections are its parent's."""
+        """Raise CaptureError for a call after the block's end, or from a forked process, which must not use its parent's
+        connections."""
         if self.ended:
             raise CaptureError(
                 f"the rollout {self.trajectory_id} to which this call belongs has ended: it was made by a task or thread that "
@@ -133,7 +147,7 @@ class ActiveCapture:
             )
 
     def route(self, origin: CallOrigin, original: BaseChatModel) -> CallRoute | None:
-        """The first route that takes the call."""
+        """The first route that accepts the call; None if there is none or `exclude` names the call."""
         if self.excludes(origin, original):
             return None
         for route in self.routes:
@@ -146,77 +160,80 @@ class ActiveCapture:
         return self.exclude is not None and self.exclude(origin, original)
 
     def observes(self, origin: CallOrigin, original: BaseChatModel) -> bool:
-        """Whether the call is meant to stay on the app's own model and be watched."""
+        """Whether this capture only observes, and observes this call."""
         return not self.routes and (self.watches is None or self.watches(origin, original))
 
-    def made(self, target: ChatUnderstudy, original: BaseChatModel, origin: CallOrigin) -> ChatUnderstudy:
-        """The target for one call of `original`."""
-        given = {"fit": True, "cache": False, "trajectory_id": self.trajectory_id, "origin": origin}
-        made = target.model_copy(update=carried(original) | given)
+    def target_for_call(self, target: ChatUnderstudy, original: BaseChatModel, origin: CallOrigin) -> ChatUnderstudy:
+        """A copy of the target with the settings of `original` and the labels of this call."""
+        label = {"fit": True, "cache": False, "trajectory_id": self.trajectory_id, "origin": origin}
+        stand_in = target.model_copy(update=kept_settings(original) | label)
         if isinstance(self.runs, Ledger):
-            made.on_recorded(partial(self.runs.note, origin=origin))
-        return made
+            stand_in.on_recorded(partial(self.runs.note, origin=origin))
+        return stand_in
 
     def heard_by(self, runs: RunTree, outer: ActiveCapture | None) -> ActiveCapture:
-        """The same, heard by `runs`, inside of `outer`."""
+        """A copy whose LangChain events go to `runs` and whose enclosing capture is `outer`."""
         return replace(self, runs=runs, outer=outer)
 
 
 OFF = ActiveCapture()
-"""Active where nothing is captured, inside of a capture."""
+"""Placeholder that switches capturing off inside a capture."""
 
 _active: ContextVar[ActiveCapture | None] = ContextVar("understudy_langgraph_capture", default=None)
-_of_process: list[ActiveCapture] = []
+_process_captures: list[ActiveCapture] = []
 
 
 def active() -> ActiveCapture | None:
-    """The capture that is active here."""
-    found = _active.get() or (_of_process[-1] if _of_process else None)
-    return None if found is OFF else found
+    """The active capture of this context; None outside captures and inside `uncaptured`."""
+    capture = _active.get() or (_process_captures[-1] if _process_captures else None)
+    return None if capture is OFF else capture
 
 
 class ActiveHandler:
-    """Stands for a ContextVar in LangChain's configure hooks: the handler of the capture that is active, which LangChain
-    adds to every run, also where the app gives `callbacks: []`."""
+    """Acts as a ContextVar for LangChain's configure hooks. LangChain adds its value, the active capture's callback handler,
+    to every run, even when the app passes `callbacks: []`."""
 
     def get(self) -> RunTree | None:
+        """The active capture's callback handler."""
         capture = active()
         return capture.runs if capture is not None else None
 
 
 def activate(capture: ActiveCapture) -> None:
-    """Make `capture` the active one in this context, for good: for contexts that are thrown away."""
+    """Activate `capture` in this context without an end. Use it only in a copied context that is discarded afterwards."""
     _active.set(capture)
 
 
 @contextmanager
 def activated(capture: ActiveCapture, scope: Scope = "context") -> Generator[ActiveCapture]:
-    """Make `capture` the active one; the patches must be installed. Raises CaptureError for a second one of the process:
-    nobody could say which of the two a thread's call belongs to."""
+    """Activate `capture` inside the block; `patches.install` must have run.
+
+    Raises CaptureError for a second capture with scope="process": a thread's call could belong to either.
+    """
     if scope == "process":
-        if _of_process:
+        if _process_captures:
             raise CaptureError(
                 'scope="process": another such capture is active, and a thread could belong to either: run one rollout '
                 "at a time (concurrency=1), or one in each process"
             )
-        _of_process.append(capture)
-    before = _active.get()
+        _process_captures.append(capture)
+    previous = _active.get()
     _active.set(capture)
     try:
         yield capture
     finally:
         if scope == "process":
-            _of_process.remove(capture)
-        if capture.trajectory is not None:  # tasks that a served app leaves behind go on with their calls
+            _process_captures.remove(capture)
+        if capture.trajectory is not None:  # without one (a served app), tasks that outlive the block may go on calling
             capture.over.append(True)
-        now = _active.get()  # blocks inside generators may end in another order than that of their beginnings
-        while now is not None and (now is capture or now.ended):
-            now = before if now is capture else now.outer
-        _active.set(now)
+        current = _active.get()  # blocks inside generators may end in any order
+        while current is not None and (current is capture or current.ended):
+            current = previous if current is capture else current.outer
+        _active.set(current)
 
 
 @contextmanager
 def uncaptured() -> Generator[None]:
-    """Inside, chat models are the app's own again: for a judge or a simulated user in the middle of a rollout."""
+    """Switch capturing off inside the block, for a judge or a simulated user in the middle of a rollout."""
     with activated(OFF):
         yield

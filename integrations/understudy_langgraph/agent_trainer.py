@@ -1,4 +1,4 @@
-"""The Trainer of a wrapped app: it knows which calls the selections took."""
+"""The Trainer of a wrapped app, which checks that the selections match calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from understudy.integration import RolloutError, TrainerOptions
 
 from .origin_counts import OWN_MODEL, OriginCounts
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 
 class AgentTrainer(Trainer):
-    """Raises RolloutError for a selection that takes no call: a misspelt one sends the calls to the app's own model."""
+    """A Trainer that raises RolloutError when a selection matches no call.
+
+    A misspelt selection would send the calls to the app's own model.
+    """
 
     def __init__(
         self,
@@ -25,19 +28,26 @@ class AgentTrainer(Trainer):
         counts: OriginCounts,
         options: TrainerOptions,
     ) -> None:
-        given = models[0] if len(models) == 1 else models
-        super().__init__(cast(Any, given), rollout, scenarios, **options)
+        model = models[0] if len(models) == 1 else models
+        super().__init__(cast(Any, model), rollout, scenarios, **options)
         self._counts = counts
         self._examined = False
 
     def examine_rollouts(self, groups: Sequence[TrajectoryGroup]) -> str | None:
-        """After the first iteration: what went to the app's own model. Raises RolloutError when a selection took no call
-        until then."""
+        """After the first iteration, report the calls that went to the app's own model; None otherwise.
+
+        Raises RolloutError when a selection matched no call.
+        """
         if self._examined:
             return None
         self._examined = True
         self._check_taken()
-        idle = self._idle() if any(each.reward is not None for group in groups for each in group) else []
+        idle = self._idle() if any(rollout.reward is not None for group in groups for rollout in group) else []
+        if idle and not self._counts.total:
+            raise RolloutError(
+                "no rollout of the first iteration called a LangChain chat model, so there is nothing to train: the wrapped "
+                "function must run the app on its scenario"
+            )
         if idle:
             raise RolloutError(
                 f"model={{...}}: the selection of {', '.join(idle)} took no call in the first iteration. Where its part of the "
@@ -47,13 +57,13 @@ class AgentTrainer(Trainer):
         return self._own_model_line()
 
     def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Raises RolloutError when no call went to the policy."""
+        """Log the calls that went to the app's own model. Raises RolloutError when no call went to a trained model."""
         self._check_taken()
         if not self._examined and (line := self._own_model_line()):
-            log.info(line)
+            logger.info(line)
 
     def _idle(self) -> list[str]:
-        """The models to which no call went."""
+        """Names of the models that got no call."""
         return [model.name for model in self.models if not self._counts.to(model.name)]
 
     def _check_taken(self) -> None:

@@ -1,4 +1,4 @@
-"""What a rollout runs: a function of one scenario, a graph, or a factory that makes either a graph for each rollout."""
+"""The agents that rollouts run: a function of one scenario, a graph, or a factory that builds a graph per rollout."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from understudy.integration import RolloutError, scenario_fields, scenario_text
 
 ToInput = Callable[[Any], Any]
 OnInterrupt = Callable[[Any], object]
-"""The value that the graph interrupted with -> what it is resumed with; sync or async."""
+"""The value of the graph's interrupt -> the value for `Command(resume=...)`; sync or async."""
 
 ToContext = Callable[[Any], Any]
-"""scenario -> the graph's run-scoped context, for a graph with a `context_schema`; any other value is the context itself."""
+"""scenario -> the run-scoped context of a graph with a `context_schema`. A value that is not callable is the context."""
 
 INTERRUPTED = "__interrupt__"
-"""Key of the output of a graph that waits for an answer."""
+"""Key in a graph's output that holds its pending interrupts."""
 
 
 class Agent(Protocol):
-    """Runs once on a scenario. `returns_output`: what it returns is never the reward itself."""
+    """Something that runs once on a scenario. `returns_output` means that its return value is never the reward."""
 
     @property
     def returns_output(self) -> bool: ...
@@ -43,7 +43,7 @@ class Agent(Protocol):
 
 @dataclass(frozen=True)
 class GraphAgent:
-    """A compiled graph, or any Runnable; each rollout has a thread of its own in checkpointers."""
+    """A compiled graph or any other Runnable. Each rollout uses a new `thread_id` for checkpointers."""
 
     graph: Runnable[Any, Any]
     to_input: ToInput | None = None
@@ -52,29 +52,31 @@ class GraphAgent:
 
     @property
     def returns_output(self) -> bool:
+        """True unless the graph is an `@entrypoint` function, which may return the reward."""
         return not is_entrypoint(self.graph)
 
     async def run(self, scenario: Any, thread_id: str) -> object:
-        given = self.to_input(scenario) if self.to_input else default_input(self.graph, scenario)
+        """Invoke the graph, answer its interrupts, and return its output. Raises RolloutError for an unanswered interrupt."""
+        graph_input = self.to_input(scenario) if self.to_input else default_input(self.graph, scenario)
         context = self.context(scenario) if callable(self.context) else self.context
-        output = await self._invoke(given, thread_id, context)
+        output = await self._invoke(graph_input, thread_id, context)
         while waiting := interrupts(output):
             output = await self._invoke(Command(resume=await self._answers(waiting)), thread_id, context)
         return output
 
-    async def _invoke(self, given: Any, thread_id: str, context: object) -> object:
+    async def _invoke(self, graph_input: Any, thread_id: str, context: object) -> object:
         config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
         if context is not None:
-            return await self.graph.ainvoke(given, config, context=context)
+            return await self.graph.ainvoke(graph_input, config, context=context)
         try:
-            return await self.graph.ainvoke(given, config)
+            return await self.graph.ainvoke(graph_input, config)
         except (AttributeError, TypeError) as error:
             schema = getattr(unbound(self.graph), "context_schema", None)
             if schema is None or "NoneType" not in str(error):
                 raise
             raise RolloutError(
-                f"{type(error).__name__}: {error}. The graph has the context_schema {schema.__name__}, and no context was "
-                "given: pass context=, a value or (scenario) -> value"
+                f"{type(error).__name__}: {error}. The graph has the context_schema {schema.__name__}, but there is no "
+                "context: pass context=, a value or (scenario) -> value"
             ) from error
 
     async def _answers(self, waiting: Sequence[Interrupt]) -> dict[str, object]:
@@ -84,16 +86,18 @@ class GraphAgent:
                 "on_interrupt=(value) -> resume"
             )
         answers: dict[str, object] = {}
-        for each in waiting:
-            answer = self.on_interrupt(each.value)
-            answers[each.id] = await answer if inspect.isawaitable(answer) else answer
+        for interrupt in waiting:
+            answer = self.on_interrupt(interrupt.value)
+            answers[interrupt.id] = await answer if inspect.isawaitable(answer) else answer
         return answers
 
 
 @dataclass(frozen=True)
 class FunctionAgent:
-    """A user's function of one scenario, async or sync; a sync one runs in a thread of its own. One that returns a graph
-    is a factory: the graph is run on the scenario."""
+    """A user's function of one scenario, async or sync. A sync function runs in its own thread.
+
+    A graph that the function returns, directly or from a context manager, is run on the scenario.
+    """
 
     function: Callable[..., Any]
     to_input: ToInput | None = None
@@ -102,9 +106,11 @@ class FunctionAgent:
 
     @property
     def returns_output(self) -> bool:
+        """True for a factory: the graph that it builds returns a state."""
         return is_factory(self.function)
 
     async def run(self, scenario: Any, thread_id: str) -> object:
+        """Call the function, run the graph that it may return, and return the output. Raises RolloutError for an interrupt."""
         call = functools.partial(self.function, *self._arguments(scenario, thread_id))
         if is_async(self.function):
             outcome = await call()
@@ -112,11 +118,11 @@ class FunctionAgent:
             outcome = await in_own_thread(call)
             outcome = await outcome if inspect.isawaitable(outcome) else outcome
         if isinstance(outcome, AbstractAsyncContextManager):
-            async with cast(AbstractAsyncContextManager[object], outcome) as made:
-                return await self._output(made, scenario, thread_id)
+            async with cast(AbstractAsyncContextManager[object], outcome) as value:
+                return await self._output(value, scenario, thread_id)
         if isinstance(outcome, AbstractContextManager):
-            with cast(AbstractContextManager[object], outcome) as made:
-                return await self._output(made, scenario, thread_id)
+            with cast(AbstractContextManager[object], outcome) as value:
+                return await self._output(value, scenario, thread_id)
         return await self._output(outcome, scenario, thread_id)
 
     async def _output(self, outcome: object, scenario: Any, thread_id: str) -> object:
@@ -138,7 +144,11 @@ class FunctionAgent:
 
 
 def default_input(graph: Runnable[Any, Any], scenario: Any) -> Any:
-    """A graph's state with the scenario's text as the user's message; what else runs is given the scenario."""
+    """The input of a graph without `to_input`.
+
+    A compiled StateGraph gets the scenario's text as the user's message. Any other Runnable gets the scenario itself, as a
+    dict of its fields unless it is a string.
+    """
     inner = unbound(graph)
     if isinstance(inner, CompiledStateGraph):
         return {"messages": [("user", scenario_text(scenario))]}
@@ -148,7 +158,7 @@ def default_input(graph: Runnable[Any, Any], scenario: Any) -> Any:
 
 
 def unbound(graph: Runnable[Any, Any]) -> object:
-    """The graph itself, without what was bound to it."""
+    """The graph inside `with_config` and other bindings."""
     inner: object = graph
     while isinstance(inner, RunnableBindingBase):
         inner = cast(Any, inner).bound
@@ -156,20 +166,20 @@ def unbound(graph: Runnable[Any, Any]) -> object:
 
 
 def interrupts(output: object) -> Sequence[Interrupt]:
-    """What a graph waits for; empty when it has ended."""
+    """The pending interrupts in a graph's output; empty when the graph has ended."""
     if not isinstance(output, Mapping):
         return ()
-    found = cast(Mapping[str, object], output).get(INTERRUPTED)
-    return cast(Sequence[Interrupt], found) if found else ()
+    waiting = cast(Mapping[str, object], output).get(INTERRUPTED)
+    return cast(Sequence[Interrupt], waiting) if waiting else ()
 
 
 def is_entrypoint(target: object) -> bool:
-    """Whether it is a function under `@entrypoint`: a graph that takes and returns what the function does."""
+    """Whether the target is an `@entrypoint` function: a Pregel graph with the function's own input and output."""
     return isinstance(target, Pregel) and not isinstance(target, CompiledStateGraph)
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine; callable objects are asked for their `__call__`."""
+    """Whether calling the function returns a coroutine. For a callable object, its `__call__` decides."""
     inner = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
@@ -177,38 +187,38 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def is_factory(function: Callable[..., Any]) -> bool:
-    """Whether it takes no scenario: nothing at all, or a RunnableConfig alone, as `langgraph dev` calls factories."""
-    taken = positional(function)
-    if not taken:
+    """Whether the function takes no scenario: no argument, or only a RunnableConfig, as `langgraph dev` calls factories."""
+    parameters = positional(function)
+    if not parameters:
         return True
-    return len(taken) == 1 and wants_config(function, taken[0].name)
+    return len(parameters) == 1 and wants_config(function, parameters[0].name)
 
 
 def wants_config(function: Callable[..., Any], name: str) -> bool:
-    """Whether a parameter is annotated as a RunnableConfig."""
+    """Whether the parameter `name` is annotated as a RunnableConfig."""
     try:
         hints = get_type_hints(inspect.unwrap(function))
-    except (NameError, TypeError, AttributeError):  # names that exist for type checkers only
+    except (NameError, TypeError, AttributeError):  # annotations with names that exist for type checkers only
         return False
     return hints.get(name) is RunnableConfig
 
 
 def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that can be given by position; one of unknown signature is taken to want a scenario."""
+    """The parameters that can be passed by position. A function without a readable signature counts as taking a scenario."""
     kinds = (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.VAR_POSITIONAL,
     )
     try:
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return [inspect.Parameter("scenario", inspect.Parameter.POSITIONAL_ONLY)]
-    return [each for each in found if each.kind in kinds]
+    return [parameter for parameter in parameters if parameter.kind in kinds]
 
 
 async def in_own_thread(work: Callable[[], Any]) -> Any:
-    """Run blocking work in a thread of its own, in a copy of this context. Cancelled, it is left to end by itself."""
+    """Run blocking work in a new thread with a copy of this context. A cancelled caller does not stop the thread."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -224,12 +234,12 @@ async def in_own_thread(work: Callable[[], Any]) -> Any:
         result, error = None, None
         try:
             result = context.run(work)
-        except StopIteration as raised:  # no future takes it
+        except StopIteration as raised:  # a future rejects StopIteration
             error = RuntimeError(f"the function raised {raised!r}")
             error.__cause__ = raised
-        except BaseException as raised:  # noqa: BLE001  # handed to the awaiting task, whatever it is
+        except BaseException as raised:  # noqa: BLE001  # passed on to the awaiting task
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop ended first: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has ended, so nothing waits for the result
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name="understudy-rollout", daemon=True).start()

@@ -1,4 +1,4 @@
-"""`capture`: a block of code whose chat model calls belong to one trajectory."""
+"""`capture`: a context manager that redirects and records the chat model calls of a block under one trajectory."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from .ledger import Ledger, TrainOn
 from .origin_counts import OriginCounts
 from .patches import install
 from .selection import Predicate, Selection, as_predicate
-from .tool_errors import explain
+from .tool_errors import add_tool_note
 
 Models: TypeAlias = TrainableModel | Mapping[TrainableModel, Selection]
-"""The model that is trained; or several, each with the calls that are its own: one LoRA per role."""
+"""The trained model; or several, each with a selection of calls: one LoRA per role."""
 
 Answerers: TypeAlias = Answering | Mapping[Answering, Selection]
-"""What answers in a comparison: in place of the model, or of each of several with its calls."""
+"""The models that answer in a comparison in place of the trained ones, with the same selections."""
 
 CAPTURED = "captured_calls"
-"""Metric of a trajectory: the calls that the policy answered."""
+"""Name of a trajectory's metric: the number of calls that the trained models answered."""
+# Allowed values of the options with a closed set.
 OPTIONS = {"scope": ("context", "process"), "on_leak": ("error", "warn", "ignore"), "shared_state": ("error", "allow")}
 
 
 def by_model(models: Models, select: Selection | None) -> dict[TrainableModel, Predicate | None]:
-    """Each model and what it takes. Raises ConfigError."""
+    """Each trained model with the predicate that selects its calls. Raises ConfigError."""
     if isinstance(models, TrainableModel):
         return {models: as_predicate(select, "select")}
     if not isinstance(models, Mapping) or not models:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
@@ -50,29 +51,29 @@ def by_model(models: Models, select: Selection | None) -> dict[TrainableModel, P
         raise ConfigError(
             "select: with several models, each has its own selection: model={planner: {'node': 'plan'}, ...}"
         )
-    for each in models:
-        if not isinstance(each, TrainableModel):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"model: the keys must be TrainableModels, got {each!r}")
-    return {each: as_predicate(taken, f"model[{each.name!r}]") for each, taken in models.items()}
+    for key in models:
+        if not isinstance(key, TrainableModel):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"model: the keys must be TrainableModels, got {key!r}")
+    return {key: as_predicate(taken, f"model[{key.name!r}]") for key, taken in models.items()}
 
 
 def by_answerer(models: Models | Answerers, select: Selection | None) -> Mapping[Answering, Predicate | None]:
-    """The same where other LLMs may answer in the models' place."""
+    """Like `by_model`, also for the other LLMs of a comparison."""
     if isinstance(models, EndpointModel):
         return {models: as_predicate(select, "select")}
-    if isinstance(models, Mapping) and models and all(isinstance(each, EndpointModel) for each in models):
-        return {each: as_predicate(taken, f"model[{each.name!r}]") for each, taken in models.items()}
+    if isinstance(models, Mapping) and models and all(isinstance(key, EndpointModel) for key in models):
+        return {key: as_predicate(taken, f"model[{key.name!r}]") for key, taken in models.items()}
     return {**by_model(cast(Models, models), select)}
 
 
 def check_choice(option: str, value: str) -> None:
-    """Raise ConfigError for a value that the option does not have."""
+    """Raise ConfigError unless `value` is one of the option's values."""
     if value not in OPTIONS[option]:
         raise ConfigError(f"{option}: one of {', '.join(OPTIONS[option])} is needed, got {value!r}")
 
 
 def check_length(max_completion_tokens: int | None) -> None:
-    """Raise ConfigError for a limit that no completion could keep."""
+    """Raise ConfigError unless the limit is None or a whole number of at least 1."""
     if max_completion_tokens is None:
         return
     if not isinstance(max_completion_tokens, int) or max_completion_tokens < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -82,16 +83,19 @@ def check_length(max_completion_tokens: int | None) -> None:
 
 
 class capture:  # used like a function: `async with capture(model) as trajectory`
-    """Inside, the app's selected chat model calls go to `model` and are recorded under one trajectory, which the block
-    is given, and which shows their conversations when the block ends. Works with `with` and `async with`, around one
-    rollout at a time; captures nest, and a call goes to the innermost that selects it.
+    """Send the selected chat model calls of a block to `model` and record them under one trajectory.
+
+    `with` and `async with` return the trajectory; it has the conversations when the block ends. Use one capture per rollout.
+    Captures nest: a call goes to the innermost one that selects it.
 
     select, exclude: which calls (see `Selection`); the others stay on the app's own model.
-    scope: "process" also sees threads and loops that ran before the block, one rollout at a time in the process.
-    on_leak: what to do when a request to another LLM leaves past the capture. Raises LeakError.
-    shared_state: whether two rollouts may meet in one thread or store namespace. Raises SharedStateError.
-    max_completion_tokens: of one call, where the app sets no smaller limit; None: the Trainer's, 1,024 without one.
-    train_on: origin -> weight of a call in training, or False; `origin.unused` says that its output was thrown away.
+    scope: "process" also captures threads and event loops that ran before the block. One such capture per process.
+    on_leak: what happens when a request to another LLM bypasses the capture; "error" raises LeakError.
+    shared_state: whether two rollouts may use one checkpointer thread or store namespace; "error" raises SharedStateError.
+    max_completion_tokens: limit per call, unless the app sets a smaller one; None: the Trainer's limit, else 1,024.
+    train_on: origin -> the weight of a call in training, or False. `origin.unused` is set when the app discarded the output.
+
+    Raises ConfigError for an invalid option or a second use, CaptureError for a call that it cannot assign.
     """
 
     def __init__(
@@ -127,7 +131,9 @@ class capture:  # used like a function: `async with capture(model) as trajectory
 
     async def _routes(self) -> tuple[CallRoute, ...]:
         longest = self._longest or completion_limit() or MAX_COMPLETION_TOKENS
-        targets = await asyncio.gather(*(chat_model(each, self._temperature, longest=longest) for each in self._models))
+        targets = await asyncio.gather(
+            *(chat_model(model, self._temperature, longest=longest) for model in self._models)
+        )
         return tuple(CallRoute(target, select) for target, select in zip(targets, self._models.values(), strict=True))
 
     async def __aenter__(self) -> Trajectory:
@@ -166,14 +172,14 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         return self._trajectory
 
     def _exit(self, error: BaseException | None) -> None:
-        """Close the trajectory's account; a fault that the app swallowed is raised here."""
+        """Write metrics, weights and conversations on the trajectory. Raises a capture error that the app swallowed."""
         self._stack.close()
-        explain(error)
+        add_tool_note(error)
         self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._ledger.count
         self._ledger.close(self._trajectory, self._train_on)
         try:
             self._ledger.show(self._trajectory)
-        except (ValueError, TypeError, KeyError) as unreadable:  # a message of an odd shape spoils no rollout
+        except (ValueError, TypeError, KeyError) as unreadable:  # an unusual message must not fail the rollout
             self._trajectory.log(f"the conversations cannot be shown: {unreadable!r}")
         if self._trajectory.reward is None:
             self._trajectory.reward = logged_reward(self._trajectory)

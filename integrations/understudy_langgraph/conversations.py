@@ -1,4 +1,4 @@
-"""Chat model calls, as LangChain's callbacks tell of them, and the conversations that they form."""
+"""Builds calls from LangChain's callback events, and conversations from calls."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from understudy.integration import (
 from .provider_formats import openai_tools
 
 FINISHED = {"length": CallStatus.TRUNCATED, "max_tokens": CallStatus.TRUNCATED, "MAX_TOKENS": CallStatus.TRUNCATED}
-"""How providers say that the answer was cut off."""
+"""Finish reasons of providers for a truncated answer."""
 
 
 @dataclass(frozen=True)
-class BegunCall:
-    """A call that has begun. `origin`: where in the app, if that is known here."""
+class StartedCall:
+    """A chat model call that has started. `origin` is None where it is not known."""
 
     messages: Sequence[BaseMessage]
     tools: tuple[Tool, ...] | None
@@ -49,7 +49,7 @@ class BegunCall:
         call_id: str | None = None,
         step: int = 0,
     ) -> Call:
-        """The whole call. `call_id`, `step`: of the server that recorded it."""
+        """Build the finished call. `call_id` and `step` come from the server that recorded it."""
         return Call(
             id=call_id or new_id("call"),
             trajectory_id=trajectory.id,
@@ -68,52 +68,55 @@ class BegunCall:
         )
 
 
-def begun_call(
+def started_call(
     messages: Sequence[BaseMessage], event: Mapping[str, Any], origin: CallOrigin | None = None
-) -> BegunCall:
-    """What the event of a call's start tells."""
+) -> StartedCall:
+    """Build a StartedCall from LangChain's start event."""
     params: dict[str, Any] = event.get("invocation_params") or {}
     tools: list[Tool] = openai_tools(params.get("tools") or [])
-    return BegunCall(messages, tuple(tools) or None, origin)
+    return StartedCall(messages, tuple(tools) or None, origin)
 
 
 def answers(response: LLMResult) -> list[BaseMessage]:
-    """The messages of an answer, one for each choice."""
+    """The messages of a response, one per choice."""
     messages = (getattr(generation, "message", None) for generation in (response.generations or [[]])[0])
     return [message for message in messages if isinstance(message, BaseMessage)]
 
 
 def show(trajectory: Trajectory, calls: list[Call], *, marked: bool) -> None:
-    """Write the conversations of these calls on the trajectory. `marked`: a server of ours recorded the calls under their
-    ids. Messages that the trajectory has, those of a graph's state, stay: they get the tools and the system messages of the
-    conversation that they continue, and all other conversations are additional."""
+    """Write the conversations of these calls on the trajectory.
+
+    `marked` means that an Understudy server recorded the calls under their ids. Messages that the trajectory already has
+    (a graph's state) stay. They get the tools and the system messages of the conversation that they continue, and all other
+    conversations become additional histories.
+    """
     histories = histories_of([call for call in calls if call.outputs], marked=marked)
     if not trajectory.messages_and_choices and histories:
         own, *others = histories
         trajectory.messages_and_choices, trajectory.tools = own.messages_and_choices, own.tools
         trajectory.additional_histories = others
         return
-    own = next((each for each in histories if continues(trajectory, _after_system_messages(each))), None)
+    own = next((history for history in histories if continues(trajectory, _after_system_messages(history))), None)
     if own is not None:
         known = len(own.messages_and_choices) - len(_after_system_messages(own).messages_and_choices)
         trajectory.messages_and_choices[:0] = own.messages_and_choices[:known]
         trajectory.tools = own.tools
-    trajectory.additional_histories = [each for each in histories if each is not own]
+    trajectory.additional_histories = [history for history in histories if history is not own]
 
 
 def _after_system_messages(history: History) -> History:
     roles = [message["role"] for message in history.messages()]
-    first = next((at for at, role in enumerate(roles) if role not in ("system", "developer")), len(roles))
+    first = next((index for index, role in enumerate(roles) if role not in ("system", "developer")), len(roles))
     return History(messages_and_choices=history.messages_and_choices[first:])
 
 
 def plain(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
-    """LangChain's messages in OpenAI's shape, whatever provider they were written for."""
+    """Convert LangChain messages of any provider to OpenAI's format."""
     return tuple(convert_to_openai_messages(list(messages)))
 
 
 def output_of(index: int, message: BaseMessage) -> CallOutput:
-    """One choice of an answer."""
+    """Convert one choice of a response."""
     facts: Mapping[str, Any] = message.response_metadata
     reason = facts.get("finish_reason") or facts.get("stop_reason")
     shaped = dict(plain([message])[0]) if isinstance(message, AIMessage) else {"content": str(message.content)}

@@ -1,4 +1,4 @@
-"""The chat model of a TrainableModel: its server's endpoint, under its name."""
+"""Creates the LangChain chat model that calls a TrainableModel, or another LLM behind a comparison's gateway."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from .chat_model import ChatUnderstudy
 
 Result = TypeVar("Result")
 Answering: TypeAlias = TrainableModel | EndpointModel
-"""What can answer an app's calls so that they are recorded."""
+"""A model that can answer an app's calls and have them recorded."""
 
-_of_server: WeakKeyDictionary[object, ChatUnderstudy] = WeakKeyDictionary()
-"""By the model's connection to its server, so that all models of one server share a client."""
+_by_connection: WeakKeyDictionary[object, ChatUnderstudy] = WeakKeyDictionary()
+"""Chat models by connection: all models of one server share a client."""
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_of_server.clear)  # their connections are the parent's
+    os.register_at_fork(after_in_child=_by_connection.clear)  # the connections belong to the parent process
 
 
 async def chat_model(
     model: Answering, temperature: float | None, step: int | None = None, longest: int | None = None
 ) -> ChatUnderstudy:
-    """A chat model on the newest step, or on step `step`; or on the endpoint of another LLM. Registers the model when it is
-    not. An evaluation's temperature goes before `temperature`. `longest`: see `ChatUnderstudy`."""
+    """Create a chat model for the newest step, for step `step`, or for the endpoint of another LLM.
+
+    Registers the model if needed. An evaluation's temperature overrides `temperature`. `longest`: see `ChatUnderstudy`.
+    """
     api = model.endpoint if isinstance(model, EndpointModel) else await model.api()
-    shared = _of_server.get(api)
+    shared = _by_connection.get(api)
     if shared is None:
         shared = ChatUnderstudy(model=model.name, base_url=f"{api.url}/v1", api_key=SecretStr(api.key or "none"))
-        _of_server[api] = shared
+        _by_connection[api] = shared
     forced = forced_temperature()
     chosen = temperature if forced is None else forced
     name = model.inference_name(step)
@@ -46,8 +48,10 @@ async def chat_model(
 def chat_model_at(
     url: str, api_key: str | None, model: TrainableModel, temperature: float | None, step: int | None
 ) -> ChatUnderstudy:
-    """A chat model on a server of one's own, which knows the model by name. Nothing is registered there. Without
-    `api_key`, the environment variable UNDERSTUDY_API_KEY is sent, if set."""
+    """Create a chat model for the server at `url`, which must know the model by name. Registers nothing.
+
+    Without `api_key`, the environment variable UNDERSTUDY_API_KEY is sent, if set.
+    """
     root = url.rstrip("/").removesuffix("/v1")
     key = api_key or os.environ.get("UNDERSTUDY_API_KEY") or "none"
     return ChatUnderstudy(
@@ -56,6 +60,6 @@ def chat_model_at(
 
 
 def in_own_loop(work: Coroutine[Any, Any, Result]) -> Result:
-    """Await from sync code, also inside a running event loop: in a thread, in a copy of this context."""
+    """Run a coroutine from sync code, also inside a running event loop: in a thread, with a copy of this context."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(copy_context().run, asyncio.run, work).result()

@@ -1,4 +1,4 @@
-"""The leak check: a request to another LLM that leaves during a capture, past it, is named with the line that made it."""
+"""The leak check: finds HTTP requests to other LLMs that bypass an active capture, and names the line that made them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from understudy.integration import LeakError, is_labelled, is_outside
 
 from .active_capture import ActiveCapture, active
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 LLM_PATH = re.compile(
     r"/chat/completions$|:(stream)?generateContent$|/converse(-stream)?$|/model/[^/]+/invoke|/api/(chat|generate)$",
     re.I,
 )
-"""Paths that nothing but an LLM has."""
+"""URL paths that only LLM APIs use."""
 NO_LLM_PATH = re.compile(
     r"/(embeddings|embed|moderations|rerank|classify|pooling|tokenize|count_tokens|videos|files|batches)$"
     r"|/(audio|images)/\w+$|/model/[^/]*(embed|rerank|image)[^/]*/invoke",
     re.I,
 )
-"""Paths of models that are no LLMs."""
-ASKS = ("messages", "input", "prompt", "contents")
-"""Beside `model`, one of these keys makes a JSON body a request to an LLM, whatever its path."""
+"""URL paths of other models and of file APIs."""
+PROMPT_KEYS = ("messages", "input", "prompt", "contents")
+"""A JSON body with `model` and one of these keys is a request to an LLM, whatever its path."""
+# Folders whose code is not the app's.
 LIBRARY_FOLDERS = tuple(
     os.path.realpath(path) + os.sep
     for path in {
@@ -50,8 +51,10 @@ _watched: set[str] = set()
 
 
 def watch() -> None:
-    """Look at what leaves through the HTTP libraries that are installed: httpx, httpx2, urllib3 (requests, boto3) and
-    aiohttp, once each. aiohttp is slow to import, and watched once somebody has."""
+    """Patch the installed HTTP libraries, once: httpx, httpx2, urllib3 (used by requests and boto3) and aiohttp.
+
+    aiohttp is slow to import, so it is patched only after the app has imported it.
+    """
     for name, install in (("httpx", _watch_httpx), ("httpx2", _watch_httpx), ("urllib3", _watch_urllib3)):
         if name not in _watched and importlib.util.find_spec(name) is not None:
             _watched.add(name)
@@ -62,62 +65,65 @@ def watch() -> None:
 
 
 def check(method: str, url: str, headers: Mapping[str, Any] | None, body: Callable[[], object]) -> None:
-    """Act on a request that is about to leave, if it leaks. Raises LeakError where the capture says so."""
+    """Check a request before it is sent. A leak is warned about, or raises LeakError, as the capture's `on_leak` says."""
     capture = active()
     if is_outside() or capture is None or capture.ended or capture.on_leak == "ignore" or method.upper() != "POST":
         return
     if is_labelled(url, [str(name) for name in headers or ()]):
         return
-    if asks_an_llm(url, body):
-        place = _calling_line()
-        if place is not None:
-            _report(capture, url, place)
+    if is_llm_request(url, body):
+        line = _calling_line()
+        if line is not None:
+            _report(capture, url, line)
 
 
-def asks_an_llm(url: str, body: Callable[[], object]) -> bool:
-    """Whether path or JSON body are those of a request to an LLM."""
+def is_llm_request(url: str, body: Callable[[], object]) -> bool:
+    """Whether the path or the JSON body is that of a request to an LLM."""
     path = url.split("?")[0].rstrip("/")
     if NO_LLM_PATH.search(path):
         return False
     if LLM_PATH.search(path):
         return True
-    found = body()
-    if isinstance(found, bytes | bytearray | str):
+    content = body()
+    if isinstance(content, bytes | bytearray | str):
         try:
-            found = json.loads(found)
+            content = json.loads(content)
         except (ValueError, RecursionError):
             return False
-    if not isinstance(found, Mapping):
+    if not isinstance(content, Mapping):
         return False
-    fields = cast(Mapping[str, object], found)
-    return isinstance(fields.get("model"), str) and any(_is_text(fields.get(key)) for key in ASKS)
+    fields = cast(Mapping[str, object], content)
+    return isinstance(fields.get("model"), str) and any(_is_text(fields.get(key)) for key in PROMPT_KEYS)
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and any(isinstance(each, Mapping) for each in value))  # pyright: ignore[reportUnknownVariableType]
+    return isinstance(value, str) or (isinstance(value, list) and any(isinstance(item, Mapping) for item in value))  # pyright: ignore[reportUnknownVariableType]
 
 
-def _report(capture: ActiveCapture, url: str, place: str) -> None:
-    where = url.split("?")[0]  # a query may hold a key
-    said = (
-        f"a request to another LLM left the capture: POST {where}, made at {place}. It was not redirected and trains "
+def _report(capture: ActiveCapture, url: str, line: str) -> None:
+    shown_url = url.split("?")[0]  # a query may contain a key
+    message = (
+        f"a request to another LLM left the capture: POST {shown_url}, made at {line}. It was not redirected and trains "
         "nothing: call the model through a LangChain chat model or model.openai_client(), put a judge or a simulated "
         'user under `with uncaptured():`, or accept it with on_leak="warn" or "ignore"'
     )
     if capture.on_leak == "warn":
-        if capture.trajectory is None or said not in capture.trajectory.logs:
-            log.warning(said)
+        if capture.trajectory is None or message not in capture.trajectory.logs:
+            logger.warning(message)
         if capture.trajectory is not None:
-            capture.trajectory.log(said)
+            capture.trajectory.log(message)
         return
-    error = LeakError(said)
+    error = LeakError(message)
     capture.faults.append(error)
     raise error
 
 
 def _calling_line() -> str | None:
-    """The innermost line outside of libraries; None for a request of a chat model, whose entry point has decided."""
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # a traceback would cost more
+    """The innermost line of the app on the call stack.
+
+    None inside a LangChain chat model: its patched entry point has already decided where the call goes.
+    """
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # cheaper than a traceback
     line = None
     while frame is not None:
         if frame.f_code.co_varnames[:1] == ("self",) and isinstance(frame.f_locals.get("self"), BaseChatModel):
@@ -134,7 +140,7 @@ def _of_a_library(file: str) -> bool:
 
 
 def _watch_httpx(module: Any) -> None:
-    """At the transport: our own clients have labelled their requests by then."""
+    """Patch the transports of httpx: by then our own clients have labelled their requests."""
     sync, of_async = module.HTTPTransport, module.AsyncHTTPTransport
     handle, handle_async = sync.handle_request, of_async.handle_async_request
 

@@ -1,4 +1,4 @@
-"""What became of a rollout's calls: LangChain's own run tree tells whose output was thrown away."""
+"""Tracks a rollout's recorded calls, and uses LangChain's run tree to find those whose output the app discarded."""
 
 from __future__ import annotations
 
@@ -14,42 +14,48 @@ from understudy import Trajectory
 from understudy.integration import Call, CallOrigin, ConfigError
 
 from .chat_model import MARK
-from .conversations import BegunCall, answers, begun_call, output_of, show
+from .conversations import StartedCall, answers, output_of, show, started_call
 from .runs import RunTree
 from .tool_watch import tool_call_ids
 
 TrainOn = Callable[[CallOrigin], bool | float]
-"""The weight of a call's tokens in training: True is 1, False is 0; `origin.unused` is known by then."""
+"""Origin -> the weight of a call's tokens in training; True is 1, False is 0. `origin.unused` is set."""
 
-ENTERED = (ParentCommand, GraphRecursionError)
-"""Exceptions after which what was sampled had entered the state: a hand-off to the parent graph, a limit of steps."""
+OUTPUT_KEPT = (ParentCommand, GraphRecursionError)
+"""Exceptions that do not discard a call's output: a hand-off to the parent graph, and the limit of steps."""
 
 
 class Ledger(RunTree):
-    """The recorded calls of one rollout by id, with their origins. A call beneath a run that ended with an error (a node
-    that was retried or interrupted, a chain under `with_retry`) handed its output to nobody: it is unused."""
+    """The recorded calls of one rollout, with their origins.
+
+    A call inside a run that ended with an error (a node that was retried or interrupted, a chain under `with_retry`) is
+    unused: the app discarded its output.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._origins: dict[str, CallOrigin] = {}
         self._run_of: dict[str, UUID] = {}
         self._failed: set[UUID] = set()
-        self._asked: dict[UUID, BegunCall] = {}
-        self._answered: list[tuple[BegunCall, list[BaseMessage]]] = []
+        self._started: dict[UUID, StartedCall] = {}
+        self._answered: list[tuple[StartedCall, list[BaseMessage]]] = []
 
     def note(self, call_id: str, origin: CallOrigin) -> None:
-        """A call was answered, and recorded under this id."""
+        """Note that a call was answered and recorded under this id."""
         self._origins[call_id] = origin
 
     @property
     def count(self) -> int:
-        """The calls that were answered and recorded."""
+        """The number of calls that were answered and recorded."""
         return len(self._origins)
 
     def close(self, trajectory: Trajectory, train_on: TrainOn | None) -> None:
-        """Write marks, weights and the times of tools on the trajectory. Raises ConfigError for a weight that is no number of at least 0."""
-        self.tools.write(trajectory, tool_call_ids(asked.messages for asked, _ in list(self._answered)))
-        origins = dict(self._origins)  # a task that the rollout left behind may still add to them
+        """Write unused calls, weights and tool runs on the trajectory.
+
+        Raises ConfigError when `train_on` returns something other than a number of at least 0.
+        """
+        self.tools.write(trajectory, tool_call_ids(started.messages for started, _ in list(self._answered)))
+        origins = dict(self._origins)  # a copy: a task that outlives the rollout may still add calls
         unused = frozenset(call_id for call_id in origins if self._is_unused(call_id))
         trajectory.unused = [*trajectory.unused, *(call_id for call_id in origins if call_id in unused)]
         if train_on is None:
@@ -64,14 +70,14 @@ class Ledger(RunTree):
                 trajectory.weights[call_id] = float(weight)
 
     def show(self, trajectory: Trajectory) -> None:
-        """Write the conversations of the trajectory's recorded calls on it."""
+        """Write the conversations of the recorded calls on the trajectory."""
         calls: list[Call] = []
-        for asked, messages in list(self._answered):
+        for started, messages in list(self._answered):
             mark: Mapping[str, Any] = messages[0].response_metadata[MARK]
             if mark["trajectory_id"] == trajectory.id:
-                outputs = tuple(output_of(at, message) for at, message in enumerate(messages))
+                outputs = tuple(output_of(index, message) for index, message in enumerate(messages))
                 recorded = {"call_id": mark["call_id"], "step": mark["step"]}
-                calls.append(asked.ended(trajectory, outputs, outputs[0].status, **recorded))
+                calls.append(started.ended(trajectory, outputs, outputs[0].status, **recorded))
         show(trajectory, calls, marked=True)
 
     def _is_unused(self, call_id: str) -> bool:
@@ -82,30 +88,28 @@ class Ledger(RunTree):
             run = self._parents.get(run)
         return False
 
-    # ---- LangChain's events
-
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        if not isinstance(error, ENTERED):
+        if not isinstance(error, OUTPUT_KEPT):
             self._failed.add(run_id)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         super().on_tool_error(error, run_id=run_id, **kwargs)
-        if not isinstance(error, ENTERED):
+        if not isinstance(error, OUTPUT_KEPT):
             self._failed.add(run_id)
 
     def on_chat_model_start(
         self, serialized: Any, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
         super().on_chat_model_start(serialized, messages, run_id=run_id, **kwargs)
-        self._asked[run_id] = begun_call(messages[0], kwargs)
+        self._started[run_id] = started_call(messages[0], kwargs)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._asked.pop(run_id, None)
+        self._started.pop(run_id, None)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        asked, messages = self._asked.pop(run_id, None), answers(response)
+        started, messages = self._started.pop(run_id, None), answers(response)
         marks = [mark for message in messages if (mark := message.response_metadata.get(MARK))]
         for mark in marks:
             self._run_of[mark["call_id"]] = run_id
-        if asked is not None and len(marks) == len(messages) > 0:
-            self._answered.append((asked, messages))
+        if started is not None and len(marks) == len(messages) > 0:
+            self._answered.append((started, messages))

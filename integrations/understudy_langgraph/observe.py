@@ -1,4 +1,4 @@
-"""`observe`: a block of code whose chat model calls are recorded as they are, on the app's own models."""
+"""`observe`: a context manager that records chat model calls without redirecting them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from understudy.integration import Call, CallOrigin, CallOutput, CallStatus, Con
 
 from .active_capture import ActiveCapture, OnLeak, Scope, activated, active
 from .capture_block import check_choice
-from .conversations import BegunCall, answers, begun_call, output_of, show
+from .conversations import StartedCall, answers, output_of, show, started_call
 from .origins import origin_of
 from .patches import install
 from .runs import RunTree
@@ -25,11 +25,14 @@ from .selection import Selection, as_predicate
 
 
 class observe:  # used like a function: `with observe() as trajectory`
-    """Inside, the app's chat models answer as ever, whatever their provider, and what they were asked and answered is in
-    the trajectory that the block is given when it ends: conversations of plain messages and choices, for traces,
-    scenarios and supervised warm starts. No server is needed. Works with `with` and `async with`.
+    """Record the chat model calls of a block on the app's own models, whatever their provider. Needs no server.
 
-    select, exclude: which calls. A call that is made by another chat model on its behalf counts once.
+    `with` and `async with` return a trajectory. When the block ends it has the conversations as plain messages and choices,
+    for traces, scenarios and supervised warm starts.
+
+    select, exclude: which calls (see `Selection`). A chat model that delegates to another one counts once.
+    scope, on_leak: see `capture`; here the default is to warn about a leak.
+    Raises ConfigError for an invalid option or a second use.
     """
 
     def __init__(
@@ -85,12 +88,12 @@ class observe:  # used like a function: `with observe() as trajectory`
 
 
 class Watcher(RunTree):
-    """Hears the begin and the end of every chat model call."""
+    """Callback handler that records the start and the end of every observed chat model call."""
 
     def __init__(self, capture: ActiveCapture) -> None:
         super().__init__()
         self._capture = capture
-        self._asked: dict[UUID, BegunCall] = {}
+        self._started: dict[UUID, StartedCall] = {}
         self._calls: list[Call] = []
 
     def on_chat_model_start(
@@ -99,31 +102,31 @@ class Watcher(RunTree):
         super().on_chat_model_start(serialized, messages, run_id=run_id, **kwargs)
         models = chat_models_on_stack()
         if len(models) > 1:
-            return  # made on behalf of another call, which is heard by itself
+            return  # a chat model that delegates to another: the outer call has its own event
         original = models[0] if models else None
         agent = self.agent_of(run_id)
         origin = origin_of(original, kwargs.get("metadata") or {}, {}, kwargs.get("tags"), agent)
-        if original is not None and not self._means(origin, original):
+        if original is not None and not self._selects(origin, original):
             return
-        self._asked[run_id] = begun_call(messages[0], kwargs, origin)
+        self._started[run_id] = started_call(messages[0], kwargs, origin)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        asked = self._asked.pop(run_id, None)
-        if asked is not None:
-            outputs = tuple(output_of(at, message) for at, message in enumerate(answers(response)))
-            self._keep(asked, outputs, outputs[0].status if outputs else CallStatus.FAILED, None)
+        started = self._started.pop(run_id, None)
+        if started is not None:
+            outputs = tuple(output_of(index, message) for index, message in enumerate(answers(response)))
+            self._keep(started, outputs, outputs[0].status if outputs else CallStatus.FAILED, None)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        asked = self._asked.pop(run_id, None)
-        if asked is not None:
+        started = self._started.pop(run_id, None)
+        if started is not None:
             cancelled = not isinstance(error, Exception)
-            self._keep(asked, (), CallStatus.CANCELLED if cancelled else CallStatus.FAILED, repr(error))
+            self._keep(started, (), CallStatus.CANCELLED if cancelled else CallStatus.FAILED, repr(error))
 
     def close(self, trajectory: Trajectory) -> None:
-        """Write what was heard on the trajectory. Calls without an answer are in its log."""
-        for asked in self._asked.values():
-            self._keep(asked, (), CallStatus.CANCELLED, "it had not ended when the observation did")
-        self._asked.clear()
+        """Write the recorded calls on the trajectory. Calls without a response are added to its log."""
+        for started in self._started.values():
+            self._keep(started, (), CallStatus.CANCELLED, "it had not ended when the observation did")
+        self._started.clear()
         show(trajectory, self._calls, marked=False)
         sent = (message for call in self._calls for message in call.messages if message.get("role") == "tool")
         self.tools.write(trajectory, {str(message.get("tool_call_id")) for message in sent})
@@ -135,24 +138,26 @@ class Watcher(RunTree):
             call.origin.model_dump(exclude_defaults=True) for call in self._calls if call.origin is not None
         ]
 
-    def _means(self, origin: CallOrigin, original: BaseChatModel) -> bool:
+    def _selects(self, origin: CallOrigin, original: BaseChatModel) -> bool:
         if self._capture.exclude is not None and self._capture.exclude(origin, original):
             return False
         return self._capture.observes(origin, original)
 
-    def _keep(self, asked: BegunCall, outputs: tuple[CallOutput, ...], status: CallStatus, error: str | None) -> None:
+    def _keep(
+        self, started: StartedCall, outputs: tuple[CallOutput, ...], status: CallStatus, error: str | None
+    ) -> None:
         trajectory = self._capture.trajectory
-        assert trajectory is not None, "observe gives one"
-        self._calls.append(asked.ended(trajectory, outputs, status, error=error))
+        assert trajectory is not None, "observe sets it"
+        self._calls.append(started.ended(trajectory, outputs, status, error=error))
 
 
 def chat_models_on_stack() -> list[BaseChatModel]:
-    """The different chat models whose methods are running here, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # a traceback would cost more
-    found: list[BaseChatModel] = []
+    """The distinct chat models whose methods are on the call stack, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # cheaper than a traceback
+    models: list[BaseChatModel] = []
     while frame is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
-        if isinstance(owner, BaseChatModel) and all(owner is not each for each in found):
-            found.append(owner)
+        if isinstance(owner, BaseChatModel) and all(owner is not model for model in models):
+            models.append(owner)
         frame = frame.f_back
-    return found
+    return models

@@ -1,4 +1,4 @@
-"""The calls of rollouts, counted by where they were made and where they went."""
+"""Counts the calls of rollouts by origin in the app and by the model that answered."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections import Counter
 from understudy.integration import CallOrigin
 
 OWN_MODEL = "the app's own model"
-"""Where a call goes that no selection takes."""
+"""Target of a call that no selection matches."""
 EXCLUDED = "the app's own model, by exclude="
+"""Target of a call that `exclude=` names."""
 SHOWN = 20
-"""Distinct origins that a message lists at most."""
+"""The most distinct origins that a message lists."""
 
 
 class OriginCounts:
@@ -27,25 +28,25 @@ class OriginCounts:
             self._counts[target, described(origin)] += 1
 
     def merge(self, other: OriginCounts) -> None:
-        """Add what `other` counted."""
+        """Add the counts of `other`."""
         with other._lock:
             counts = Counter(other._counts)
         with self._lock:
             self._counts += counts
 
     def to(self, target: str) -> int:
-        """The calls that went to `target`."""
+        """Number of calls that went to `target`."""
         with self._lock:
             return sum(count for (name, _), count in self._counts.items() if name == target)
 
     @property
     def total(self) -> int:
-        """All calls."""
+        """Number of all calls."""
         with self._lock:
             return self._counts.total()
 
     def lines(self, target: str | None = None) -> str:
-        """The distinct origins with their counts, the commonest first, one a line; `target`: of the calls that went there."""
+        """Distinct origins with their counts, one per line, the most frequent first. `target` limits them to its calls."""
         with self._lock:
             counts = self._counts.most_common()
         lines = [
@@ -58,7 +59,7 @@ class OriginCounts:
 
 
 def described(origin: CallOrigin) -> str:
-    """An origin by the keys of a selection: `agent 'planner', node 'model', model 'gpt-4.1', kind 'ChatOpenAI'`."""
+    """Describe an origin by a selection's keys: `agent 'planner', node 'model', model 'gpt-4.1', kind 'ChatOpenAI'`."""
     parts = {"agent": origin.agent, "node": origin.node, "model": origin.model, "kind": origin.kind}
     known = [f"{name} {value!r}" for name, value in parts.items() if value is not None]
     return ", ".join([*known, *(f"tag {tag!r}" for tag in origin.tags)]) or "nothing known of it"

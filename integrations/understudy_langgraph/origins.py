@@ -1,4 +1,4 @@
-"""Where in the app a chat model call is made."""
+"""Determines the origin of a chat model call in the app: node, agent, model, tags."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ def call_origin(
     callbacks: object,
     agent: str | None,
 ) -> CallOrigin:
-    """Where the call is made, from three sources, because metadata given at the call hides the inherited one. `agent`: its
-    name in the run tree."""
+    """The origin of a call, from the config, the callbacks and the call's own metadata.
+
+    All three are needed, since metadata passed with the call hides the inherited metadata. `agent` is the name in the run
+    tree.
+    """
     config = var_child_runnable_config.get() or {}
     inherited = callbacks.inheritable_metadata if isinstance(callbacks, BaseCallbackManager) else {}
     facts: dict[str, Any] = {**(config.get("metadata") or {}), **inherited, **(metadata or {})}
@@ -36,8 +39,10 @@ def origin_of(
     tags: list[str] | None,
     agent: str | None,
 ) -> CallOrigin:
-    """The origin from a call's metadata, and LangGraph's own keys where the metadata lacks them. `agent`: its name in the
-    run tree, which goes before the metadata's: an agent without LangChain's key inherits that of one above it."""
+    """The origin from a call's metadata, completed by LangGraph's `configurable` keys.
+
+    `agent`, the name in the run tree, overrides the metadata's: an agent without LangChain's key inherits its parent's.
+    """
     namespace = facts.get("langgraph_checkpoint_ns") or configurable.get("checkpoint_ns") or None
     node = facts.get("langgraph_node") or (str(namespace).rsplit("|", 1)[-1].split(":")[0] if namespace else None)
     thread = facts.get("thread_id") or configurable.get("thread_id")
@@ -57,11 +62,11 @@ def origin_of(
 
 
 def as_text(value: object) -> str | None:
-    """A name as text: users put other things under these keys too."""
+    """Convert a metadata value to text: users also store other types under these keys."""
     return None if value is None else str(value)
 
 
 def model_name(original: BaseChatModel | None) -> str | None:
-    """What the provider calls the app's model."""
+    """The provider's name of the app's model; None if the class has no such field."""
     name = getattr(original, "model_name", None) or getattr(original, "model", None)
     return None if name is None else str(name)

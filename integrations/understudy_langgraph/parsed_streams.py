@@ -1,7 +1,8 @@
-"""Streams of answers that the SDK parses into a class, without pydantic's warnings.
+"""Streams of responses that the OpenAI SDK parses into a class, without a pydantic warning per chunk.
 
-langchain-openai turns each of the SDK's events into a dict, and with it the snapshot of the whole answer so far, whose `parsed`
-the SDK declares as another type than it has: a warning for every chunk. What it reads of the events are the chunks.
+langchain-openai serialises every event of the SDK, including a snapshot of the response so far. The snapshot's `parsed` field
+has another type than the SDK declares, so pydantic warns. langchain-openai uses only the chunks of the events, so this module
+passes on nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 
 def plain_streams(client: Any) -> Any:
-    """Stands for an SDK client, sync or async, where langchain-openai begins such a stream."""
+    """Replace a sync or async SDK client for langchain-openai's call that starts such a stream."""
 
     def stream(**options: Any) -> ChunkStream:
         return ChunkStream(client.beta.chat.completions.stream(**options))
@@ -22,7 +23,7 @@ def plain_streams(client: Any) -> Any:
 
 
 class ChunkStream:
-    """The SDK's stream, its chunks as dicts."""
+    """The SDK's parsed stream, reduced to its chunk events as dicts."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
@@ -52,7 +53,7 @@ class ChunkStream:
         return (_chunk_of(event) async for event in self._stream if event.type == "chunk")
 
     def get_final_completion(self) -> Any:
-        """The whole answer with what it was parsed into; of an async stream an awaitable."""
+        """The complete parsed response; an awaitable for an async stream."""
         return self._stream.get_final_completion()
 
 

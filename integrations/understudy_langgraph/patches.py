@@ -1,4 +1,4 @@
-"""The class-level wraps: chat models look for an active capture at each call, and threads carry the context."""
+"""Patches: chat model classes look for an active capture at every call, and threads inherit the context."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ _done_once = False
 
 
 def install() -> None:
-    """Wrap the entry points of all chat model classes that exist now, once each. Inactive, a wrap only looks."""
+    """Wrap the entry points of all existing chat model classes, once. Without an active capture a wrapper changes nothing."""
     global _done_once
     with _lock:
         wrap_subclasses(BaseChatModel, ENTRY_POINTS, wrapped, but=ChatUnderstudy)
         shared_state.watch(wrap_subclasses)
         leaks.watch()
         if not _done_once:
-            wrap_classes_to_come()
+            wrap_future_subclasses()
             carry_context_into_threads()
             register_configure_hook(cast("ContextVar[Any]", ActiveHandler()), inheritable=True)
             _done_once = True
 
 
-def wrap_classes_to_come() -> None:
-    """Chat model classes that are made later, in the middle of a capture too, are wrapped as they are made."""
-    announce = cast(Any, BaseChatModel.__pydantic_init_subclass__).__func__
+def wrap_future_subclasses() -> None:
+    """Wrap chat model classes that are defined later, also during a capture."""
+    original_hook = cast(Any, BaseChatModel.__pydantic_init_subclass__).__func__
 
-    def announced(cls: type[BaseChatModel], **kwargs: Any) -> None:
-        announce(cls, **kwargs)
+    def hook(cls: type[BaseChatModel], **kwargs: Any) -> None:
+        original_hook(cls, **kwargs)
         wrap_subclasses(cls, ENTRY_POINTS, wrapped, but=ChatUnderstudy)
 
-    BaseChatModel.__pydantic_init_subclass__ = classmethod(announced)  # type: ignore[assignment,method-assign]
+    BaseChatModel.__pydantic_init_subclass__ = classmethod(hook)  # type: ignore[assignment,method-assign]
 
 
 def wrap_subclasses(
@@ -69,22 +69,25 @@ def wrap_subclasses(
     wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]],
     but: type[Any] | None = None,
 ) -> None:
-    """Wrap the methods `names` of a class and of all its subclasses, where they define them, once each."""
+    """Wrap the methods `names` of a class and its subclasses where a class defines them, once. Skips subclasses of `but`."""
     classes: list[type[Any]] = [base]
     while classes:
-        found = classes.pop()
-        classes += found.__subclasses__()
-        if but is None or not issubclass(found, but):
+        cls = classes.pop()
+        classes += cls.__subclasses__()
+        if but is None or not issubclass(cls, but):
             for name in names:
-                method = found.__dict__.get(name)
+                method = cls.__dict__.get(name)
                 if callable(method) and not hasattr(method, _wrapped):
-                    made = wrap(name, method)
-                    setattr(made, _wrapped, method)
-                    setattr(found, name, made)
+                    wrapper = wrap(name, method)
+                    setattr(wrapper, _wrapped, method)
+                    setattr(cls, name, wrapper)
 
 
 def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The entry point that hands the call to the active capture's stand-in. Works for async methods, as it awaits nothing."""
+    """Wrap an entry point so that the active capture's model answers the call.
+
+    Works for sync, async and streaming methods, since it returns their result without awaiting it.
+    """
 
     @functools.wraps(original)
     def entry_point(self: BaseChatModel, *args: Any, **kwargs: Any) -> Any:
@@ -93,28 +96,30 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         try:
             stand_in = capture.stand_in(self, *_labels(name, capture, args, kwargs))
-            given = kwargs if stand_in is None else to_openai(kwargs)
+            arguments = kwargs if stand_in is None else to_openai(kwargs)
             if stand_in is not None and stand_in.trajectory_id is not None:
                 check_text(_messages(name, args, kwargs))
         except CaptureError as error:
             capture.faults.append(error)  # the app may swallow it
             raise
         except Exception as error:  # a user's select= or exclude=
-            fault = CaptureError(f"it cannot be said where a call of {type(self).__name__} goes: {error!r}")
+            fault = CaptureError(
+                f"select= or exclude= failed on a call of {type(self).__name__}, so it has no target: {error!r}"
+            )
             capture.faults.append(fault)
             raise fault from error
-        return original(self, *args, **given) if stand_in is None else getattr(stand_in, name)(*args, **given)
+        return original(self, *args, **arguments) if stand_in is None else getattr(stand_in, name)(*args, **arguments)
 
     return entry_point
 
 
 def is_labelled(model: BaseChatModel) -> bool:
-    """Whether its calls have an owner already: a capture's stand-in, or a model that was given a trajectory."""
+    """Whether the model's calls are labelled already: it is a capture's copy, or the app set its trajectory."""
     return isinstance(model, ChatUnderstudy) and (model.trajectory_id is not None or model.origin is not None)
 
 
 def _labels(name: str, capture: ActiveCapture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Tags, metadata and callbacks of a call: `generate` takes them one by one, the streams in a config."""
+    """Tags, metadata and callbacks of a call. `generate` takes them as arguments, the streaming methods in a config."""
     if name in ("generate", "agenerate"):
         return kwargs.get("tags"), kwargs.get("metadata"), kwargs.get("callbacks", args[2] if len(args) > 2 else None)
     config = ensure_config(kwargs.get("config", args[1] if len(args) > 1 else None))
@@ -122,18 +127,18 @@ def _labels(name: str, capture: ActiveCapture, args: tuple[Any, ...], kwargs: di
 
 
 def _messages(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[BaseMessage]:
-    """The messages of a call: `generate` takes lists of them, the streams whatever a chat model can be asked."""
+    """The messages of a call. `generate` takes lists of messages, the streaming methods any chat model input."""
     if name in ("generate", "agenerate"):
         batches: list[list[BaseMessage]] = args[0] if args else kwargs["messages"]
         return [message for batch in batches for message in batch]
-    asked: Any = args[0] if args else kwargs["input"]
-    if isinstance(asked, str):
+    prompt: Any = args[0] if args else kwargs["input"]
+    if isinstance(prompt, str):
         return []
-    return asked.to_messages() if isinstance(asked, PromptValue) else convert_to_messages(asked)
+    return prompt.to_messages() if isinstance(prompt, PromptValue) else convert_to_messages(prompt)
 
 
 def carry_context_into_threads() -> None:
-    """Plain threads and executors start without ContextVars before Python 3.14: hand them the submitter's context."""
+    """Make threads and executors inherit the submitter's ContextVars, which plain ones do not before Python 3.14."""
     submit, start = ThreadPoolExecutor.submit, threading.Thread.start
 
     @functools.wraps(submit)

@@ -1,4 +1,4 @@
-"""Tools, tool choices, formats and options as other providers write them, brought to OpenAI's chat-completions form."""
+"""Converts other providers' tools, tool choices, response formats and options to OpenAI's chat completions format."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Fields: TypeAlias = dict[str, Any]
 Choice: TypeAlias = str | bool | Mapping[str, Any]
 
 NOT_PASSED_ON = frozenset({"temperature", "seed", "top_p", "top_k", "min_p"})
-"""How the app samples: that belongs to the training while it is captured."""
+"""The app's sampling options. During a capture the training decides them."""
 PROVIDER_ONLY = frozenset(
     {
-        # of the endpoint that the app would have called
+        # of the app's own endpoint
         "model",
         "model_name",
         "stream_usage",
@@ -26,7 +26,7 @@ PROVIDER_ONLY = frozenset(
         "extra_headers",
         "extra_query",
         "extra_body",
-        # reasoning, which every provider sets up in its own way
+        # reasoning, which every provider configures differently
         "thinking",
         "thinking_budget",
         "thinking_level",
@@ -34,7 +34,7 @@ PROVIDER_ONLY = frozenset(
         "reasoning",
         "reasoning_effort",
         "reasoning_format",
-        # of Anthropic's, Google's and Amazon's services, and of OpenAI's Responses API
+        # of the services of Anthropic, Google and Amazon, and of OpenAI's Responses API
         "betas",
         "cache_control",
         "context_management",
@@ -47,26 +47,28 @@ PROVIDER_ONLY = frozenset(
         "keep_alive",
     }
 )
-"""Keyword arguments that mean something to one provider only, or name the original model."""
+"""Keyword arguments that only one provider understands, or that name the original model. They are dropped."""
 NOT_TEXT = frozenset(
     {"image", "image_url", "input_image", "audio", "input_audio", "video", "media", "file", "input_file"}
 )
-"""Types of content blocks, in the words of all providers, that the policy cannot read."""
-NOT_HERE = {
+"""Types of content blocks, under all providers' names, that the trained model cannot read."""
+PROVIDER_STATE = {
     "previous_response_id": "the earlier messages are kept at OpenAI; send them with the call (use_previous_response_id=False)",
     "conversation": "the earlier messages are kept at OpenAI; send them with the call",
     "cached_content": "a part of the prompt is kept at Google; send it with the call",
     "mcp_servers": "Anthropic's service runs these tools; give the agent MCP tools of its own (langchain-mcp-adapters)",
 }
-"""What only the provider's own service can do, and the app cannot do without."""
+"""Arguments that refer to state or tools at the provider's service, with what to do instead. They cannot be redirected."""
 
 
 def to_openai(arguments: Mapping[str, Any]) -> Fields:
-    """The keyword arguments of a call on the original model, as ours takes them. Raises CaptureError for what only the
-    provider's own service can do, such as a web search that it runs itself."""
-    for name, way_out in NOT_HERE.items():
+    """Convert the keyword arguments of a call on the original model.
+
+    Raises CaptureError for a feature that only the provider's service has, such as its own web search.
+    """
+    for name, alternative in PROVIDER_STATE.items():
         if arguments.get(name):
-            raise CaptureError(f"{name} cannot be redirected to the trained model: {way_out}")
+            raise CaptureError(f"{name} cannot be redirected to the trained model: {alternative}")
     kept = {name: value for name, value in arguments.items() if name not in PROVIDER_ONLY | NOT_PASSED_ON}
     wanted = _taken_format(kept)
     if wanted is not None:
@@ -85,61 +87,64 @@ def to_openai(arguments: Mapping[str, Any]) -> Fields:
 
 
 def check_text(messages: Sequence[BaseMessage]) -> None:
-    """Raise CaptureError for a content block that is no text, naming its place."""
-    for at, message in enumerate(messages):
+    """Raise CaptureError for a content block that is not text, naming the message and the block."""
+    for index, message in enumerate(messages):
         blocks: object = message.content
-        for place, block in enumerate(cast(list[object], blocks) if isinstance(blocks, list) else []):
+        for block_index, block in enumerate(cast(list[object], blocks) if isinstance(blocks, list) else []):
             kind = cast(Fields, block).get("type") if isinstance(block, dict) else None
             if kind in NOT_TEXT:
                 raise CaptureError(
-                    f"messages[{at}].content[{place}]: a block of type {kind!r} in a {message.type} message, and the trained "
+                    f"messages[{index}].content[{block_index}]: a block of type {kind!r} in a {message.type} message, and the trained "
                     "model reads text only: put what it shows into words, or leave this call to the app's own model (exclude=)"
                 )
 
 
 def openai_tools(tools: Sequence[Any]) -> list[Fields]:
-    """Tools for the record: those that the provider runs itself, which have no OpenAI form, are left out."""
-    return [found for tool in tools if (found := _function_tool(tool)) is not None]
+    """Convert tools for a recorded call. Tools that the provider runs itself have no OpenAI form and are left out."""
+    return [converted for tool in tools if (converted := _function_tool(tool)) is not None]
 
 
 def to_openai_tool(tool: Any) -> Fields:
-    """One tool. Raises CaptureError for one that the provider runs itself."""
-    found = _function_tool(tool)
-    if found is None:
+    """Convert one tool. Raises CaptureError for a tool that the provider runs itself."""
+    converted = _function_tool(tool)
+    if converted is None:
         kind = tool.get("type") or next(iter(tool), None)
         raise CaptureError(
             f"the tool {kind!r} is run by the provider's own service, so the trained model cannot have it: give the agent "
             f"a tool of its own that does the same, or leave this call out of the capture (exclude=). Got {tool!r:.200}"
         )
-    return found
+    return converted
 
 
 def _function_tool(tool: Any) -> Fields | None:
-    """A tool with a schema of arguments, that the app runs; None for any other."""
+    """Convert a tool that the app runs, with a schema of its arguments; None for any other tool."""
     if not isinstance(tool, Mapping):
         return convert_to_openai_tool(tool)
-    given = cast(Mapping[str, Any], tool)
-    if isinstance(given.get("function"), Mapping):
-        return dict(given)
-    if given.get("type") == "function":  # of the Responses API
-        return {"type": "function", "function": {name: value for name, value in given.items() if name != "type"}}
-    known = {"input_schema", "toolSpec", "parameters", "properties", "title"} & given.keys()
-    if not known and (set(given) - {"name", "description"} or "name" not in given):
+    fields = cast(Mapping[str, Any], tool)
+    if isinstance(fields.get("function"), Mapping):
+        return dict(fields)
+    if fields.get("type") == "function":  # of the Responses API
+        return {"type": "function", "function": {name: value for name, value in fields.items() if name != "type"}}
+    known = {"input_schema", "toolSpec", "parameters", "properties", "title"} & fields.keys()
+    if not known and (set(fields) - {"name", "description"} or "name" not in fields):
         return None
-    made = convert_to_openai_tool(dict(given))
-    if given.get("strict") is not None:  # of Anthropic's
-        made["function"]["strict"] = given["strict"]
-    return made
+    converted = convert_to_openai_tool(dict(fields))
+    if fields.get("strict") is not None:  # of Anthropic's
+        converted["function"]["strict"] = fields["strict"]
+    return converted
 
 
 def _is_cache_point(tool: Any) -> bool:
-    """Amazon's mark between tools, which is none itself."""
+    """Whether a list item is Amazon's cache marker between tools."""
     return isinstance(tool, Mapping) and "cachePoint" in tool
 
 
 def to_openai_choice(choice: Choice) -> str | Fields:
-    """`"any"`, True, a bare tool name, and the dicts of Anthropic, Amazon and the Responses API become `required`,
-    `auto`, `none` or a named function."""
+    """Convert a tool choice to `required`, `auto`, `none` or a named function.
+
+    Accepts booleans, words, a bare tool name, and the dicts of Anthropic, Amazon and the Responses API. Raises CaptureError
+    for a tool of the provider's service.
+    """
     if isinstance(choice, Mapping):
         return _choice_of_mapping(choice)
     if choice is True:
@@ -162,7 +167,10 @@ def _choice_of_mapping(choice: Mapping[str, Any]) -> str | Fields:
         word, inner = next(iter(choice.items()))
         return _named(inner["name"]) if word == "tool" else to_openai_choice(word)
     if kind != "function":
-        raise CaptureError(f"tool_choice={dict(choice)!r} names what only the provider's own service can do")
+        raise CaptureError(
+            f"tool_choice={dict(choice)!r} names a tool that only the provider's own service can run: give the agent a tool of "
+            "its own, or leave this call out of the capture (exclude=)"
+        )
     return dict(choice)
 
 
@@ -171,23 +179,23 @@ def _named(name: str) -> Fields:
 
 
 def _taken_format(kept: Fields) -> Fields | None:
-    """The format of the answer, taken out of `kept` where it stands in another provider's words; None: in none of them."""
-    found: Fields | None = None
+    """Remove another provider's response format from `kept` and return it in OpenAI's form; None if there is none."""
+    taken: Fields | None = None
     config: Mapping[str, Any] = kept.pop("output_config", None) or {}
     if form := config.get("format") or kept.pop("output_format", None):  # Anthropic
-        found = _schema_format(form["schema"])
+        taken = _schema_format(form["schema"])
     elif form := config.get("textFormat"):  # Amazon
         inner = form["structure"]["jsonSchema"]
-        found = _schema_format(json.loads(inner["schema"]), inner.get("name"))
+        taken = _schema_format(json.loads(inner["schema"]), inner.get("name"))
     schema = kept.pop("response_json_schema", None) or kept.pop("response_schema", None)  # Google
     if kept.pop("response_mime_type", None) == "application/json":
-        found = _schema_format(schema) if schema else {"type": "json_object"}
+        taken = _schema_format(schema) if schema else {"type": "json_object"}
     if form := kept.pop("format", None):  # Ollama
-        found = {"type": "json_object"} if form == "json" else _schema_format(form)
+        taken = {"type": "json_object"} if form == "json" else _schema_format(form)
     text: Mapping[str, Any] = kept.pop("text", None) or {}
     if form := text.get("format"):  # the Responses API
-        found = _schema_format(form["schema"], form.get("name")) if form["type"] == "json_schema" else dict(form)
-    return found
+        taken = _schema_format(form["schema"], form.get("name")) if form["type"] == "json_schema" else dict(form)
+    return taken
 
 
 def _schema_format(schema: Mapping[str, Any], name: str | None = None) -> Fields:

@@ -1,4 +1,4 @@
-"""One rollout of a user's function or graph: its calls captured, its outcome turned into a trajectory."""
+"""Runs one rollout of a user's function or graph inside a capture and turns the outcome into a trajectory."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from .origin_counts import OriginCounts
 from .selection import Selection
 
 Reward: TypeAlias = Callable[[Any, Any], object] | Literal["logged"]
-"""(scenario, output) -> a number, a dict of numbers with `reward`, or a RewardResult; sync or async. Or "logged": what the
-agent gives to `understudy.log_reward` is all."""
+"""(scenario, output) -> a number, a dict of numbers with `reward`, or a RewardResult; sync or async. "logged" means that the
+reward is the sum of the agent's `understudy.log_reward` calls."""
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How an agent is trained; the options are those of `trainable`."""
+    """The options of `trainable`, which documents them."""
 
     model: Models | None = None
     reward: Reward | None = None
@@ -55,16 +55,16 @@ class TrainingPlan:
     train_on: TrainOn | None = None
 
     def models(self) -> Models:
-        """The models that are trained. Raises ConfigError when none was named."""
+        """The trained models. Raises ConfigError when there is none."""
         if self.model is None:
             raise ConfigError(
-                "model: which model is trained? trainable(model=us.TrainableModel(...)), train(..., model=...), or on the "
+                "model: no model to train: pass trainable(model=us.TrainableModel(...)), train(..., model=...), or on the "
                 "command line --model and --base-model"
             )
         return self.model
 
     def capture(self, trajectory: Trajectory, answerers: Answerers | None = None) -> capture:
-        """The capture of one rollout, by `answerers` in place of the models where they are given."""
+        """Create the capture of one rollout. `answerers` replace the trained models in a comparison."""
         several = isinstance(answerers, Mapping)
         return capture(
             self.models() if answerers is None else answerers,
@@ -88,8 +88,11 @@ class TrainingPlan:
         trajectory: Trajectory | None = None,
         answerers: Answerers | None = None,
     ) -> Trajectory:
-        """Run the agent once on its stand-in; its calls are added to `counts`. What it raises is kept on the trajectory,
-        which stays unscored; a fault of the capture itself is raised. `answerers`: see `capture`."""
+        """Run the agent once inside a capture and score the result.
+
+        An exception of the agent or the reward is stored on the trajectory, which stays unscored. A CaptureError is raised.
+        `judged` means that a judge scores later. The origins of the calls are added to `counts`. `answerers`: see `capture`.
+        """
         trajectory = Trajectory() if trajectory is None else trajectory
         trajectory.captured = True
         trajectory.metadata["scenario_id"] = scenario_id(scenario)
@@ -99,7 +102,7 @@ class TrainingPlan:
                 async with block:
                     output = await agent.run(scenario, trajectory.id)
                     trajectory.messages_and_choices = list(conversation(output))
-                # No longer captured: a judge that the reward asks is its own model.
+                # Outside the capture: an LLM judge inside `reward=` must not be redirected.
                 trajectory = await self._scored(agent, trajectory, scenario, output, judged)
             except CaptureError:
                 raise
@@ -113,7 +116,7 @@ class TrainingPlan:
     async def _scored(
         self, agent: Agent, trajectory: Trajectory, scenario: object, output: object, judged: bool
     ) -> Trajectory:
-        """The trajectory with its reward: from `reward=`, else from what a function returned, and what was logged."""
+        """Set the reward: from `reward=`, else the function's return value, plus the logged rewards. Raises RolloutError."""
         value: object = None
         if callable(self.reward):
             value = self.reward(scenario, output)
@@ -124,7 +127,7 @@ class TrainingPlan:
             return own_trajectory(value, trajectory)
         logged = logged_reward(trajectory)
         if value is None and self.reward is not None and callable(self.reward):
-            raise RolloutError("reward= gave None; a number, a dict with `reward` or a RewardResult is needed")
+            raise RolloutError("reward= returned None; a number, a dict with `reward` or a RewardResult is needed")
         if value is None and logged is None and not judged:
             raise RolloutError(_no_reward(self.reward, output))
         if value is not None:
@@ -145,14 +148,14 @@ class TrainingPlan:
 
 
 def is_reward(output: object) -> bool:
-    """Whether a function returned what can be a reward, and not only an output that a judge will look at."""
+    """Whether a function's return value can be a reward. Otherwise it is an output for a judge."""
     if isinstance(output, Mapping):
         return "reward" in output
     return isinstance(output, int | float | RewardResult | Trajectory)
 
 
 def own_trajectory(value: Trajectory, captured: Trajectory) -> Trajectory:
-    """A trajectory that the function returned, with the captured calls and what is known of them."""
+    """A copy of the trajectory that the function returned, merged with the captured one and its calls."""
     kept: dict[str, object] = {
         "id": captured.id,
         "captured": True,
@@ -168,7 +171,7 @@ def own_trajectory(value: Trajectory, captured: Trajectory) -> Trajectory:
 
 def _no_reward(reward: object, output: object) -> str:
     if reward == "logged":
-        return 'reward="logged", and the agent called understudy.log_reward not once'
+        return 'reward="logged", but the agent did not call understudy.log_reward: call it, or pass reward= or judge='
     return (
         f"the function returned {type(output).__name__} {output!r}, and there is no reward: return a number (or a dict with "
         "`reward`), pass reward=(scenario, output) -> number, judge=, or call understudy.log_reward inside"
@@ -176,10 +179,10 @@ def _no_reward(reward: object, output: object) -> str:
 
 
 def conversation(output: object) -> list[Message]:
-    """The messages of a graph's state in OpenAI's shape, for people and judges; none for another output."""
+    """The messages of a graph's state in OpenAI's format, for display and judges; empty for another output."""
     messages: object = cast(Mapping[str, object], output).get("messages") if isinstance(output, Mapping) else None
     if not isinstance(messages, list) or not all(
-        isinstance(each, BaseMessage) for each in cast(list[object], messages)
+        isinstance(message, BaseMessage) for message in cast(list[object], messages)
     ):
         return []
     return convert_to_openai_messages(cast(list[BaseMessage], messages))

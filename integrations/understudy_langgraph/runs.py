@@ -1,4 +1,4 @@
-"""LangChain's run tree during a capture: what runs beneath what, and which agent a call belongs to."""
+"""LangChain's run tree during a capture: the parent of every run, and the agent that a call belongs to."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from langchain_core.runnables.config import var_child_runnable_config
 from .tool_watch import ToolWatch
 
 AGENT_NAME = "lc_agent_name"
-"""LangChain's metadata key for the name of an agent that `create_agent` built; everything beneath inherits it."""
+"""LangChain's metadata key for the name of an agent built by `create_agent`. Runs inside the agent inherit it."""
 NODE_TAG = "graph:step:"
-"""Prefix of the tag that LangGraph puts on the run of a node; the node's parent is the run of its graph."""
+"""Prefix of the tag that LangGraph adds to the run of a node. The node's parent is the run of its graph."""
 UNNAMED = "LangGraph"
-"""Name of a graph that was compiled without one."""
+"""Name of a graph that was compiled without a name."""
 
 
 @dataclass(frozen=True)
 class ChainRun:
-    """What is known of a chain's run. `agent` is LangChain's name for the agent, its own or inherited."""
+    """A chain's run. `agent` is LangChain's agent name, the run's own or inherited."""
 
     name: str | None
     agent: str | None
@@ -30,9 +30,9 @@ class ChainRun:
 
 
 class RunTree(BaseCallbackHandler):
-    """The runs beneath which calls are made, in the order of LangChain's events."""
+    """Callback handler that keeps the parents of runs, the chains and the tool runs."""
 
-    run_inline = True  # in the order of events, and without a thread for each
+    run_inline = True  # handlers run in the order of events, not in threads
 
     def __init__(self) -> None:
         self._parents: dict[UUID, UUID | None] = {}
@@ -40,7 +40,7 @@ class RunTree(BaseCallbackHandler):
         self.tools = ToolWatch()
 
     def agent_of(self, run: UUID | None) -> str | None:
-        """The name of the nearest named agent or graph in which this run is; None where there is none."""
+        """The name of the nearest named agent or graph that contains this run; None if there is none."""
         while run is not None:
             chain, parent = self._chains.get(run), self._parents.get(run)
             if chain is not None and chain.is_node and parent is not None:
@@ -59,10 +59,8 @@ class RunTree(BaseCallbackHandler):
             above = self._parents.get(above)
         inherited = self._chains[above].agent if above is not None else None
         if graph.agent is not None and graph.agent != inherited:
-            return graph.agent  # the run's own name may be a `run_name` of the caller's
+            return graph.agent  # the run's own name may be a `run_name` that the caller chose
         return None if graph.name == UNNAMED else graph.name
-
-    # ---- LangChain's events
 
     def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self._parents[run_id] = parent_of(kwargs)
@@ -87,12 +85,12 @@ class RunTree(BaseCallbackHandler):
 
 
 def parent_of(event: Mapping[str, Any]) -> UUID | None:
-    """The parent of the run that a LangChain event is about."""
-    return event.get("parent_run_id") or surrounding_run()
+    """The parent of the run in a LangChain event."""
+    return event.get("parent_run_id") or enclosing_run()
 
 
-def surrounding_run(callbacks: object = None) -> UUID | None:
-    """The run that a call with these callbacks is made in; one that `callbacks: []` cuts off is in the run of its context."""
+def enclosing_run(callbacks: object = None) -> UUID | None:
+    """The run that contains a call with these callbacks. With `callbacks: []` it is the run of the context."""
     own = callbacks.parent_run_id if isinstance(callbacks, BaseCallbackManager) else None
     inherited = (var_child_runnable_config.get() or {}).get("callbacks")
     return own or (inherited.parent_run_id if isinstance(inherited, BaseCallbackManager) else None)

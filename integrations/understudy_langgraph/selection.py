@@ -1,4 +1,4 @@
-"""Which calls of an app: by node, tag, model name, class, agent, or a function."""
+"""Selections of an app's calls: by node, tag, model name, class, agent, or a function."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from understudy.integration import CallOrigin, ConfigError
 Selection: TypeAlias = (
     "Callable[[CallOrigin], bool] | type[BaseChatModel] | Mapping[str, str | Sequence[str]] | Sequence[Selection]"
 )
-"""A function of a call's origin; a chat model class; a mapping such as `{"node": "plan*", "tag": ["a", "b"]}`, of which
-every key must fit, with `*` for anything; or a list of these, of which one must."""
+"""Selects calls. One of: a function of a call's origin; a chat model class; a mapping such as
+`{"node": "plan*", "tag": ["a", "b"]}`, of which every key must match (`*` matches anything); a list of these, of which at
+least one must match."""
 
 Predicate = Callable[[CallOrigin, BaseChatModel], bool]
-"""Whether a call made there, of this chat model of the app, is meant."""
+"""Whether a call from this origin, on this chat model of the app, is selected."""
 
 FIELDS = ("node", "tag", "model", "kind", "agent", "source", "namespace", "thread")
-"""What a mapping may name: `kind` is the class's name, `source` LangChain's own word for who calls (summarization ...)."""
+"""Keys of a mapping. `kind` is the class name of the chat model; `source` is LangChain's `lc_source`, such as
+"summarization"."""
 
 
 def as_predicate(selection: Selection | None, option: str) -> Predicate | None:
-    """The selection as one function; None selects nothing in particular. Raises ConfigError naming `option`."""
+    """Convert a selection to one function; None stays None. Raises ConfigError naming `option`."""
     if selection is None:
         return None
     if isinstance(selection, type):
         if not issubclass(selection, BaseChatModel):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
-            raise ConfigError(f"{option}: {selection.__name__} is no chat model class")
+            raise ConfigError(f"{option}: {selection.__name__} is not a chat model class")
         wanted = selection
         return lambda origin, original: isinstance(original, wanted)
     if isinstance(selection, Mapping):
         return _by_fields(cast(Mapping[object, object], selection), option)
     if isinstance(selection, Sequence) and not isinstance(selection, str):
         parts = cast("Sequence[Selection]", selection)
-        each = [as_predicate(part, f"{option}[{at}]") for at, part in enumerate(parts)]
-        if not each:
-            raise ConfigError(f"{option}: the list is empty, so no call would be meant; leave it out for all")
-        return lambda origin, original: any(part is not None and part(origin, original) for part in each)
+        predicates = [as_predicate(part, f"{option}[{index}]") for index, part in enumerate(parts)]
+        if not predicates:
+            raise ConfigError(f"{option}: the list is empty, so no call is selected; leave it out to select all")
+        return lambda origin, original: any(part is not None and part(origin, original) for part in predicates)
     if callable(selection):
         return lambda origin, original: bool(selection(origin))
     raise ConfigError(
@@ -48,13 +50,13 @@ def as_predicate(selection: Selection | None, option: str) -> Predicate | None:
     )
 
 
-def _by_fields(given: Mapping[object, object], option: str) -> Predicate:
-    if not given:
+def _by_fields(mapping: Mapping[object, object], option: str) -> Predicate:
+    if not mapping:
         raise ConfigError(f"{option}: the mapping is empty; it may name {', '.join(FIELDS)}")
     patterns: dict[str, tuple[str, ...]] = {}
-    for name, value in given.items():
+    for name, value in mapping.items():
         if name not in FIELDS:
-            raise ConfigError(f"{option}: there is no {name!r}; it may name {', '.join(FIELDS)}")
+            raise ConfigError(f"{option}: there is no key {name!r}; it may name {', '.join(FIELDS)}")
         patterns[str(name)] = _patterns(value, f"{option}[{name!r}]")
 
     def fits(origin: CallOrigin, original: BaseChatModel) -> bool:
@@ -64,9 +66,9 @@ def _by_fields(given: Mapping[object, object], option: str) -> Predicate:
 
 
 def _patterns(value: object, option: str) -> tuple[str, ...]:
-    found = (value,) if isinstance(value, str) else tuple(cast(Sequence[object], value)) if _is_list(value) else ()
-    texts = tuple(each for each in found if isinstance(each, str) and each)
-    if not texts or len(texts) != len(found):
+    values = (value,) if isinstance(value, str) else tuple(cast(Sequence[object], value)) if _is_list(value) else ()
+    texts = tuple(text for text in values if isinstance(text, str) and text)
+    if not texts or len(texts) != len(values):
         raise ConfigError(f"{option}: a text or a list of texts is needed, got {value!r}")
     return texts
 

@@ -1,4 +1,4 @@
-"""`trained()`: the same app, its chat models answered by the trained policy; nothing is recorded."""
+"""`trained()`: the app with its chat models answered by the trained model. Nothing is recorded."""
 
 from __future__ import annotations
 
@@ -24,28 +24,32 @@ from .patches import install
 from .selection import Predicate
 
 ENDED = object()
+"""Marks the end of a stream."""
 
 
 def subclassed(graph: Any, mixin: type, **attributes: Any) -> Any:
-    """A copy of the graph whose class is the graph's own with `mixin` before it; `attributes` are the class's."""
+    """A copy of the graph whose class is a new subclass of `mixin` and the graph's class, with class `attributes`."""
     kind = cast(Any, type(graph))
-    made_kind = types.new_class(
+    subclass = types.new_class(
         kind.__name__, (mixin, kind), exec_body=lambda body: body.update(__module__=kind.__module__)
     )
     for name, value in attributes.items():
-        setattr(made_kind, name, value)
-    made = cast(Any, object.__new__(made_kind))  # has no static type
+        setattr(subclass, name, value)
+    instance = cast(Any, object.__new__(subclass))  # has no static type
     state = copy.copy(graph).__getstate__()
-    if hasattr(made, "__setstate__"):
-        made.__setstate__(state)
+    if hasattr(instance, "__setstate__"):
+        instance.__setstate__(state)
     else:
-        made.__dict__.update(state)
-    return made
+        instance.__dict__.update(state)
+    return instance
 
 
 @dataclass(frozen=True)
 class Serving:
-    """Answers with the models' newest steps, or with fixed ones; from their own server, or from the one at `url`."""
+    """How a served app is answered: which models, at which steps, from which server.
+
+    `step=None` is the newest. `url=None` is the models' own server. Raises ConfigError for a step that names no model here.
+    """
 
     models: Mapping[TrainableModel, Predicate | None]
     exclude: Predicate | None = None
@@ -64,13 +68,13 @@ class Serving:
             raise ConfigError(f"step: there is no model {unknown[0]!r} here; there are {', '.join(names)}")
 
     async def capture(self) -> ActiveCapture:
-        """The capture, once the models are registered. Nothing is registered with a `url`."""
+        """Create the capture that redirects the app's calls. Registers the models, unless there is a `url`."""
         install()
         routes = [CallRoute(await self._target(model), select) for model, select in self.models.items()]
         return ActiveCapture(routes=tuple(routes), exclude=self.exclude)
 
     def capture_now(self) -> ActiveCapture:
-        """The same from sync code."""
+        """Like `capture`, for sync code."""
         return in_own_loop(self.capture())
 
     async def _target(self, model: TrainableModel) -> ChatUnderstudy:
@@ -81,7 +85,7 @@ class Serving:
 
 
 def serving_function(function: Callable[..., Any], serving: Serving) -> Callable[..., Any]:
-    """The function, its models answered by the policy; of a factory, the graph that it makes."""
+    """Wrap a function so that the trained model answers its calls. The graph that a factory returns is wrapped too."""
 
     def served_output(output: Any) -> Any:
         if isinstance(output, Runnable):
@@ -108,22 +112,26 @@ def serving_function(function: Callable[..., Any], serving: Serving) -> Callable
 
 
 def served_runnable(graph: Runnable[Any, Any], serving: Serving) -> Any:
-    """The same graph, every way of running it captured. A chain is wrapped whole: a longer chain would take it apart and
-    run its steps on the app's own models."""
+    """A copy of the graph whose every run method is captured.
+
+    A chain is put inside a binding: otherwise a longer chain would split it and run its steps on the app's own models.
+    """
     whole = RunnableBinding(bound=graph) if isinstance(graph, RunnableSequence) else graph
     return subclassed(whole, ServedRunnable, _serving=serving)
 
 
 class ServedRunnable:
-    """Mixed into a graph's class: every way of running it is captured. Streams run in a context of their own, since a
-    generator would leave the capture active in its caller between two items."""
+    """Mixed into a graph's class: every run method activates the capture.
+
+    Streams run in their own context, since a generator would leave the capture active in its caller between two items.
+    """
 
     __slots__ = ()
     _serving: Serving
 
     def _agent(self) -> Any:
         raise ConfigError(
-            "this is the trained app, of which nothing is recorded: train and evaluate the one it was made of"
+            "this is a trained() app, which records nothing: call train and evaluate on the app that trained() came from"
         )
 
     def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
@@ -152,7 +160,7 @@ class ServedRunnable:
 
     def astream_events(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
         items = cast(Any, super()).astream_events(input, config, **kwargs)  # typed for v1 and v2 only
-        # v3 gives a coroutine, and takes its items from `astream`.
+        # v3 returns a coroutine and reads its items from `astream`.
         return items if inspect.isawaitable(items) else captured_items_async(items, self._serving)
 
     def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Generator[Any]:
@@ -173,7 +181,7 @@ class ServedRunnable:
 
 
 def captured_items(items: Iterator[Any], serving: Serving) -> Generator[Any]:
-    """The items of a generator that has not begun, made in a context of its own with the capture active."""
+    """Run a generator that has not started in its own context with the capture active, and yield its items."""
     context = copy_context()
     context.run(activate, serving.capture_now())
     try:
@@ -184,18 +192,18 @@ def captured_items(items: Iterator[Any], serving: Serving) -> Generator[Any]:
 
 
 async def captured_items_async(items: AsyncIterator[Any], serving: Serving) -> AsyncGenerator[Any]:
-    """The same for an async generator."""
+    """Like `captured_items`, for an async generator."""
     context = copy_context()
     context.run(activate, await serving.capture())
     queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
 
-    async def pump() -> None:
+    async def fill_queue() -> None:
         async for item in items:
             await queue.put(item)
         await queue.put(ENDED)
 
-    task = asyncio.get_running_loop().create_task(pump(), context=context)
-    task.add_done_callback(lambda _: wake(queue))
+    task = asyncio.get_running_loop().create_task(fill_queue(), context=context)
+    task.add_done_callback(lambda _: end_stream(queue))
     try:
         while not (task.done() and queue.empty()) and (item := await queue.get()) is not ENDED:
             yield item
@@ -204,7 +212,7 @@ async def captured_items_async(items: AsyncIterator[Any], serving: Serving) -> A
         task.cancel()
 
 
-def wake(queue: asyncio.Queue[Any]) -> None:
-    """Let a reader of a failed stream see its end."""
+def end_stream(queue: asyncio.Queue[Any]) -> None:
+    """Put the end marker into an empty queue, so that the reader of a failed stream stops waiting."""
     if queue.empty():
         queue.put_nowait(ENDED)

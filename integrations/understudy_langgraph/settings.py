@@ -1,4 +1,4 @@
-"""Settings of the app's model that its stand-in keeps. Not temperature, top-p, top-k or seed: they belong to the training."""
+"""Settings of the app's chat model that its replacement keeps. Temperature, top-p, top-k and seed belong to the training."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ NAMES = {
     "top_logprobs": ("top_logprobs",),
     "disable_streaming": ("disable_streaming",),
 }
-"""Ours -> what providers' classes call it."""
+"""Our field -> the names of the field in the providers' classes."""
 LANGCHAINS = ("callbacks", "tags", "metadata", "verbose")
-"""What every chat model has for LangChain's own use. Not its rate limiter: that spares another endpoint."""
+"""Fields of every chat model that LangChain uses itself. The rate limiter is left out: it protects the other endpoint."""
 
 
-def carried(original: BaseChatModel) -> dict[str, Any]:
-    """What a stand-in for `original` is made with."""
+def kept_settings(original: BaseChatModel) -> dict[str, Any]:
+    """The fields of `original` that its replacement keeps."""
     kept: dict[str, Any] = {name: getattr(original, name) for name in LANGCHAINS}
     for ours, theirs in NAMES.items():
-        value = next((found for name in theirs if (found := getattr(original, name, None)) is not None), None)
+        value = next((own for name in theirs if (own := getattr(original, name, None)) is not None), None)
         if value is not None:
             kept[ours] = value
     if kept.get("max_tokens", 1) < 1:
-        del kept["max_tokens"]  # Ollama's word for no limit
+        del kept["max_tokens"]  # Ollama's value for no limit
     if "streaming" in original.model_fields_set:
         kept["streaming"] = getattr(original, "streaming", False)
     if getattr(original, "output_version", None) == "v1":

@@ -1,4 +1,4 @@
-"""What rollouts must not share: a thread of a checkpointer, a namespace of a store."""
+"""Finds state that two rollouts share by mistake: a thread of a checkpointer, or a namespace of a store."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from understudy.integration import SharedStateError
 from .active_capture import ActiveCapture, active
 
 Place = tuple[str, ...]
+"""`("thread", id)` of a checkpointer, or `("store", *namespace)`."""
 Wrap = Callable[[type[Any], tuple[str, ...], Callable[[str, Callable[..., Any]], Callable[..., Any]]], None]
 
 SAVER_READS = ("get_tuple", "aget_tuple")
@@ -28,20 +29,22 @@ STORE_BATCHES = ("batch", "abatch")
 
 _lock = threading.Lock()
 _writers: dict[int, dict[Place, tuple[str, ...]]] = {}
-"""Id of a checkpointer or store (some cannot be hashed, or are equal to others) -> place -> up to two trajectories that wrote there. The prefixes of a namespace are places too,
-with BENEATH at their end."""
+"""`id()` of a checkpointer or store -> place -> up to two trajectories that wrote there. `id()` is used since some of these
+objects are not hashable, or equal others. Every prefix of a namespace is an entry too, with BENEATH appended."""
 BENEATH = "..."
 
 
 def watch(wrap: Wrap) -> None:
-    """Look at what rollouts read and write, in every checkpointer and store class that exists now."""
+    """Wrap the read and write methods of all existing checkpointer and store classes."""
     wrap(BaseCheckpointSaver, SAVER_READS + SAVER_WRITES, _saver_method)
     wrap(BaseStore, STORE_READS + STORE_WRITES + STORE_BATCHES, _store_method)
 
 
 def touch(owner: Any, place: Place, *, writes: bool, below: bool = False) -> None:
-    """Note that the rollout which runs here reads or writes a place, or (`below`) all beneath it. Raises SharedStateError
-    where another rollout has written."""
+    """Note that the current rollout reads or writes a place; `below` includes everything beneath it.
+
+    Raises SharedStateError if another rollout has written there.
+    """
     capture = active()
     if capture is None or capture.ended or capture.trajectory_id is None or capture.shared_state == "allow":
         return
@@ -56,7 +59,7 @@ def touch(owner: Any, place: Place, *, writes: bool, below: bool = False) -> Non
                     written[noted] = (*known, mine)
     other = next((trajectory_id for trajectory_id in before if trajectory_id != mine), None)
     if other is not None:
-        _refuse(capture, owner, place, other)
+        _raise_shared(capture, owner, place, other)
 
 
 def _written_in(owner: Any) -> dict[Place, tuple[str, ...]]:
@@ -68,14 +71,14 @@ def _written_in(owner: Any) -> dict[Place, tuple[str, ...]]:
     return known
 
 
-def _refuse(capture: ActiveCapture, owner: Any, place: Place, other: str) -> None:
+def _raise_shared(capture: ActiveCapture, owner: Any, place: Place, other: str) -> None:
     kind, *names = place
     what = f"the thread {names[0]!r}" if kind == "thread" else f"the store namespace {tuple(names)!r}"
     use = "thread_id" if kind == "thread" else "part of the namespace"
     error = SharedStateError(
-        f"two rollouts met in {what} of {type(owner).__name__}: {other} wrote there, and {capture.trajectory_id} came "
-        f"after it, so what one did would colour the other. Use (us.current_trajectory() or us.Trajectory()).id as {use}, or give "
-        "trainable() a factory, a function that makes graph, checkpointer and store anew for each rollout, or accept it with "
+        f"two rollouts used {what} of {type(owner).__name__}: {other} wrote there before {capture.trajectory_id}, so one "
+        f"rollout would influence the other. Use (us.current_trajectory() or us.Trajectory()).id as {use}, or give "
+        "trainable() a factory, a function that creates graph, checkpointer and store for each rollout, or accept it with "
         'shared_state="allow"'
     )
     capture.faults.append(error)
@@ -110,9 +113,8 @@ def _store_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]
 
     @functools.wraps(original)
     def batch(self: Any, ops: Iterable[Any]) -> Any:
-        if active() is None or isinstance(
-            self, AsyncBatchedBaseStore
-        ):  # whose own task hands on what its methods noted
+        # The own task of an AsyncBatchedBaseStore passes on operations that its methods have noted already.
+        if active() is None or isinstance(self, AsyncBatchedBaseStore):
             return original(self, ops)
         operations = list(ops)
         _touch_all(self, operations)

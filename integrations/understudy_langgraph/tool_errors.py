@@ -1,4 +1,4 @@
-"""A tool that raises ends its rollout unscored: the exception says how the policy could learn from it."""
+"""Adds a note to the exception of a tool. Such a rollout ends unscored, and the note says how the policy can learn from it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from langgraph.errors import GraphBubbleUp
 from understudy import UnderstudyError
 
 
-def explain(error: BaseException | None) -> None:
-    """Add to an exception that a LangChain tool raised a note with the tool, its arguments and the ways to a low reward."""
+def add_tool_note(error: BaseException | None) -> None:
+    """Add a note to an exception that a LangChain tool raised: the tool, its arguments, and how to turn it into a low reward.
+
+    Does nothing for other exceptions and for this package's own errors.
+    """
     if not isinstance(error, Exception) or isinstance(error, UnderstudyError | GraphBubbleUp):
         return
     inside = [frame.f_locals for frame in _frames(error) if frame.f_globals.get("__name__") == BaseTool.__module__]

@@ -1,4 +1,4 @@
-"""`trainable`: a function or a graph that can be trained, and otherwise is what it was."""
+"""`trainable`: wraps a function or a graph so that it can be trained; otherwise it behaves as before."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ R = TypeVar("R")
 
 
 class TrainingMethods:
-    """The training methods of a wrapped function or graph. Options are those of `understudy.Trainer`, and `model=`, for
-    an agent that was wrapped without one."""
+    """The training methods of a wrapped function or graph.
+
+    They take the options of `understudy.Trainer`. `model=` names the model for an agent that was wrapped without one, or
+    replaces it.
+    """
 
     __slots__ = ()
     _plan: TrainingPlan
@@ -42,7 +45,7 @@ class TrainingMethods:
     def trainer(
         self, scenarios: Sequence[object], *, model: Models | None = None, **options: Unpack[TrainerOptions]
     ) -> Trainer:
-        """The Trainer that `train` runs. Raises ConfigError for what would fail in every rollout."""
+        """Create the Trainer that `train` runs. Raises ConfigError for a mistake that would fail every rollout."""
         plan = self._plan if model is None else replace(self._plan, model=model)
         agent = self._agent()
         own: dict[str, object] = {"judge": plan.judge}
@@ -72,7 +75,7 @@ class TrainingMethods:
         model: Models | None = None,
         **options: Unpack[TrainerOptions],
     ) -> TrainReport:
-        """Train until the model has made `steps` steps in all. In a notebook: `await atrain(...)`."""
+        """Train until the model has `steps` steps in total. In a notebook use `await atrain(...)`."""
         return self.trainer(scenarios, model=model, **options).train(steps)
 
     async def atrain(
@@ -83,7 +86,10 @@ class TrainingMethods:
         model: Models | None = None,
         **options: Unpack[TrainerOptions],
     ) -> TrainReport:
-        """Train until the model has made `steps` steps in all; run again, it goes on from where it was."""
+        """Train until the model has `steps` steps in total. A second run resumes at the newest step.
+
+        Raises ConfigError, CaptureError, RolloutError (too many failed rollouts), ServerError.
+        """
         return await self.trainer(scenarios, model=model, **options).atrain(steps)
 
     def evaluate(
@@ -95,7 +101,7 @@ class TrainingMethods:
         model: Models | None = None,
         **options: Unpack[TrainerOptions],
     ) -> Evaluation:
-        """Run and score each scenario with the newest step. In a notebook: `await aevaluate(...)`."""
+        """Run and score each scenario with the newest step. In a notebook use `await aevaluate(...)`."""
         trainer = self.trainer(scenarios, model=model, **options)
         return trainer.evaluate(scenarios, temperature=temperature, rollouts=rollouts)
 
@@ -108,32 +114,32 @@ class TrainingMethods:
         model: Models | None = None,
         **options: Unpack[TrainerOptions],
     ) -> Evaluation:
-        """Run and score each scenario with the newest step: greedy at temperature 0, sampled at 1."""
+        """Run and score each scenario `rollouts` times with the newest step: greedy at temperature 0, sampled above it."""
         trainer = self.trainer(scenarios, model=model, **options)
         return await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts)
 
     def own_models(self) -> tuple[TrainableModel, ...]:
-        """The models that are trained in it; none where it was wrapped without."""
+        """The trained models; empty when it was wrapped without one."""
         plan = self._plan
         return () if plan.model is None else tuple(by_model(plan.model, plan.select))
 
     def own_judge(self) -> Judge | None:
-        """The judge that it was wrapped with."""
+        """The judge passed to `trainable`."""
         return self._plan.judge
 
     def most_at_once(self) -> int | None:
-        """How many rollouts may run at once; None: any number."""
+        """How many rollouts may run at once; None means no limit."""
         return 1 if self._plan.scope == "process" else None
 
     async def rollout_by(
         self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool
     ) -> Trajectory:
-        """One rollout for `understudy.compare`: these models answer, one for each of `own_models`."""
-        plan, agent, given = self._plan, self._agent(), cast(Sequence[Answering], models)
+        """Run one rollout for `understudy.compare`. `models` answer in place of `own_models`, in the same order."""
+        plan, agent, answering = self._plan, self._agent(), cast(Sequence[Answering], models)
         check_scored(plan, agent, judged)
-        answerers: Answerers = given[0]
+        answerers: Answerers = answering[0]
         if isinstance(plan.model, Mapping):
-            answerers = dict(zip(given, plan.model.values(), strict=True))
+            answerers = dict(zip(answering, plan.model.values(), strict=True))
         return await plan.rollout(agent, scenario, judged, OriginCounts(), trajectory=trajectory, answerers=answerers)
 
     def _serving(
@@ -150,7 +156,7 @@ class TrainingMethods:
 
 
 class TrainableFunction(TrainingMethods, Generic[P, R]):
-    """The function, with `train`, `evaluate` and `trained`. Called, it runs as it always did, on its own model."""
+    """The wrapped function with `train`, `evaluate` and `trained`. Calling it runs the function on the app's own model."""
 
     def __init__(self, function: Callable[P, R], plan: TrainingPlan) -> None:
         self._function = function
@@ -161,7 +167,7 @@ class TrainableFunction(TrainingMethods, Generic[P, R]):
         return self._function(*args, **kwargs)
 
     def __get__(self, owner: object | None, kind: type | None = None) -> TrainableFunction[..., R]:
-        """A method: bound to its object, like any function."""
+        """Bind a wrapped method to its object, as plain functions do."""
         if owner is None:
             return self
         bound = functools.partial(cast(Callable[..., R], self._function), owner)
@@ -181,20 +187,23 @@ class TrainableFunction(TrainingMethods, Generic[P, R]):
         temperature: float | None = None,
         model: Models | None = None,
     ) -> Callable[P, R]:
-        """The same function, its models answered by the newest step, or by step `step`: of the model's own server, or of
-        the one at `url`. Nothing is recorded."""
+        """Return the function with its chat models answered by the trained model. Nothing is recorded.
+
+        step: a step, or one per model name; None: the newest. url, api_key: a server that has the model; None: the model's
+        own. temperature: of all calls; None: the server's default.
+        """
         return serving_function(self._function, self._serving(step, url, api_key, temperature, model))
 
 
 class TrainableCoroutineFunction(TrainableFunction[P, R]):
-    """The same for an async function, which it still is for whoever asks (`add_node`, `iscoroutinefunction`)."""
+    """A wrapped async function. LangGraph's `add_node` and `iscoroutinefunction` still see an async function."""
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # type: ignore[override]  # awaits what R is
         return await cast(Callable[P, Any], self._function)(*args, **kwargs)
 
 
 class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
-    """Mixed into the graph's own class: it stays the Runnable it was, on its own model, and can be trained."""
+    """Mixed into the class of a wrapped graph. The graph stays a Runnable on the app's own model."""
 
     def _agent(self) -> GraphAgent:
         return GraphAgent(self, self._plan.to_input, self._plan.on_interrupt, self._plan.context)
@@ -208,13 +217,12 @@ class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
         temperature: float | None = None,
         model: Models | None = None,
     ) -> Any:
-        """The same graph, its models answered by the newest step, or by step `step`: of the model's own server, or of
-        the one at `url`. Nothing is recorded."""
+        """Return the graph with its chat models answered by the trained model. Options as `TrainableFunction.trained`."""
         return served_runnable(self, self._serving(step, url, api_key, temperature, model))
 
 
 class TrainableOptions(TypedDict, total=False):
-    """The options of `trainable`."""
+    """The options of `trainable`, which documents them."""
 
     model: Models | None
     reward: Reward | None
@@ -245,28 +253,30 @@ def trainable(**options: Unpack[TrainableOptions]) -> Callable[[Callable[P, R]],
 
 
 def trainable(target: Any = None, **options: Unpack[TrainableOptions]) -> Any:
-    """Make a function of one scenario (also as a decorator) or a graph trainable.
+    """Make a function of one scenario, or a graph, trainable. Can be used as a decorator.
 
-    model: the TrainableModel; or several, each with its own calls: `{planner: {"node": "plan"}, writer: {...}}`.
-    reward: (scenario, output) -> a number, a dict with `reward`, or a RewardResult. Without it a function returns the
-        reward itself; a graph needs it, or "logged" where the graph calls `understudy.log_reward`, or `judge`.
-    judge: an async function from a finished group to the group with rewards.
-    select, exclude: which of the app's calls go to the policy; see `Selection`.
-    to_input: scenario -> what a graph is invoked with. on_interrupt: the value of an interrupt -> what resumes it.
-    context: the run-scoped context of a graph with a `context_schema`; or scenario -> context.
-    temperature: at which rollouts are sampled. max_completion_tokens: of one call, where the app sets no smaller limit;
-        None: 1,024. That of `train(...)` goes before it.
+    model: the TrainableModel; or several, each with a selection of calls: `{planner: {"node": "plan"}, writer: {...}}`.
+    reward: (scenario, output) -> a number, a dict with `reward`, or a RewardResult. Without it, the function's return value
+        is the reward. A graph needs it, or "logged" if the graph calls `understudy.log_reward`, or `judge`.
+    judge: an async function that takes a finished group and returns it with rewards.
+    select, exclude: which of the app's calls go to the trained model; see `Selection`.
+    to_input: scenario -> the graph's input. on_interrupt: the value of an interrupt -> the value that resumes the graph.
+    context: the run-scoped context of a graph with a `context_schema`, or scenario -> context.
+    temperature: the rollouts' sampling temperature.
+    max_completion_tokens: limit per call, unless the app sets a smaller one; None: 1,024. `train(...)` can override it.
     scope, on_leak, shared_state, train_on: see `capture`.
+
+    Raises ConfigError for an unknown or invalid option, and for a target that cannot be wrapped.
     """
     plan = checked_plan(options)
     if target is None:
-        return functools.partial(made, plan=plan)
-    return made(target, plan)
+        return functools.partial(wrap, plan=plan)
+    return wrap(target, plan)
 
 
 def checked_plan(options: TrainableOptions) -> TrainingPlan:
-    """The options as a plan. Raises ConfigError."""
-    known = [each.name for each in fields(TrainingPlan)]
+    """Validate the options of `trainable`. Raises ConfigError."""
+    known = [option.name for option in fields(TrainingPlan)]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ConfigError(f"trainable: there is no option {unknown[0]!r}; there are {', '.join(known)}")
@@ -281,6 +291,7 @@ def checked_plan(options: TrainableOptions) -> TrainingPlan:
         raise ConfigError(
             f'reward: a function (scenario, output) -> number, or "logged", is needed, got {plan.reward!r}'
         )
+    check_reward_parameters(plan.reward)
     if isinstance(plan.context, type):
         raise ConfigError(
             f"context: an instance of {plan.context.__name__} or (scenario) -> one is needed, got the class"
@@ -291,22 +302,40 @@ def checked_plan(options: TrainableOptions) -> TrainingPlan:
     return plan
 
 
-def made(target: Any, plan: TrainingPlan) -> Any:
-    """What `trainable` returns. Raises ConfigError for what cannot be wrapped, with the fix."""
+def check_reward_parameters(reward: Reward | None) -> None:
+    """Raise ConfigError for a reward function that cannot be called with (scenario, output)."""
+    if not callable(reward):
+        return
+    try:
+        signature = inspect.signature(reward)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        name = getattr(reward, "__name__", type(reward).__name__)
+        raise ConfigError(
+            f"reward: it is called with (scenario, output), but got {name}{signature}: {error}"
+        ) from error
+
+
+def wrap(target: Any, plan: TrainingPlan) -> Any:
+    """Wrap a function or a graph. Raises ConfigError, with the fix, for a target that cannot be wrapped."""
     if isinstance(target, TrainingMethods):
-        raise ConfigError(f"trainable: {target!r} is wrapped already")
+        raise ConfigError(f"trainable: {target!r} is wrapped already; call trainable once")
     if isinstance(target, Runnable):
         return subclassed(target, TrainableRunnable, _plan=plan)
     if isinstance(target, type):
-        raise ConfigError(f"trainable: {target.__name__} is a class; wrap its method or an instance's method")
+        fix = "wrap an instance" if issubclass(target, Runnable) else "wrap its method or an instance's method"
+        raise ConfigError(f"trainable: {target.__name__} is a class; {fix}")
     if isinstance(target, StateGraph):
         raise ConfigError("trainable: the graph is not compiled: trainable(graph.compile(), ...)")
     if not callable(target):
-        raise ConfigError(
-            f"trainable: a function or a compiled graph is needed, got {type(target).__name__} {target!r}"
-        )
-    for each in (target, target.__call__):
-        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+        problem = f"trainable: a function or a compiled graph is needed, got {type(target).__name__} {target!r}"
+        fix = ": pass it as trainable(model=...)" if isinstance(target, TrainableModel) else ""
+        raise ConfigError(problem + fix)
+    for function in (target, target.__call__):
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             name = getattr(target, "__name__", type(target).__name__)
             raise ConfigError(f"trainable: {name} is a generator; wrap a function that returns once it has ended")
     if inspect.iscoroutinefunction(inspect.unwrap(target)):
@@ -315,7 +344,7 @@ def made(target: Any, plan: TrainingPlan) -> Any:
 
 
 def check_scored(plan: TrainingPlan, agent: Agent, judged: bool) -> None:
-    """Raise ConfigError for an agent whose rollouts could have no reward."""
+    """Raise ConfigError for an agent whose rollouts would have no reward."""
     if plan.reward is not None or judged:
         return
     if agent.returns_output:
@@ -333,6 +362,6 @@ def check_scored(plan: TrainingPlan, agent: Agent, judged: bool) -> None:
 def _returns_nothing(function: Callable[..., Any]) -> bool:
     try:
         hints = get_type_hints(inspect.unwrap(function))
-    except (NameError, TypeError, AttributeError):  # names that exist for type checkers only
+    except (NameError, TypeError, AttributeError):  # annotations with names that exist for type checkers only
         return False
     return "return" in hints and hints["return"] is type(None)

@@ -1,4 +1,4 @@
-"""MCP servers as training grounds: connect to one, learn its tools, give each rollout a server of its own."""
+"""Trains models to use MCP servers: connects to a server, reads its tools, and gives every rollout its own session."""
 
 from understudy.integration import MissingExtraError
 

@@ -1,4 +1,4 @@
-"""`understudy mcp ...`: argv -> a target -> one call."""
+"""The commands of `understudy mcp`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tools_page import as_json, lines
 from .training.commands import add_training_commands
 
 app = typer.Typer(
-    help="Point at an MCP server: see its tools, and train a model to use them.",
+    help="Inspect an MCP server, and train a model to use its tools.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -28,14 +28,14 @@ app = typer.Typer(
 @on_target
 def tools(
     target: Target,
-    json: Annotated[bool, typer.Option("--json", help="as JSON, with the schemas that the model gets")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print JSON, with the schemas that the model gets")] = False,
 ) -> None:
-    """Start the server and list its tools, as the model will see them."""
+    """List the server's tools as the model sees them."""
     typer.echo(asyncio.run(listing(target, json)))
 
 
 async def listing(target: Target, json: bool) -> str:
-    """The page of `understudy mcp tools`."""
+    """The output of `understudy mcp tools`, as text or JSON."""
     async with ServerPool(target, ahead=0) as pool:
         return json_format.dumps(as_json(pool), indent=1) if json else "\n".join(lines(pool))
 

@@ -1,14 +1,14 @@
-"""What goes wrong between us and an MCP server.
+"""Errors of MCP servers and their connections.
 
-McpServerError               base; `server` is its name. A rollout that meets one is recorded and unscored
-├── McpStartError            the server never became ready: not found, exited, refused us, or too slow
-├── McpConnectionError       the connection is gone: the process exited, or HTTP failed
-├── McpTimeoutError          a call got no answer before its deadline
-├── McpOverflowError         the server sent more than `Limits.message_bytes` without answering
-├── McpProtocolError         the server sent what is no MCP message, or an answer of the wrong shape
-└── McpToolsChangedError     a tool that is in use was removed or redefined
+McpServerError               base class; `server` is the server's name. A rollout that ends with one is unscored
+├── McpStartError            the server never became ready: not found, exited, rejected the connection, or too slow
+├── McpConnectionError       the connection ended: the process exited, or HTTP failed
+├── McpTimeoutError          a call got no response before its deadline
+├── McpOverflowError         the server sent more than `Limits.message_bytes` without a response
+├── McpProtocolError         the server sent something that is not a valid MCP message or response
+└── McpToolsChangedError     a tool in use was removed or redefined
 
-What a tool itself reports as an error is no exception: it is a `ToolResult` with `is_error`, and the model reads it.
+An error that a tool reports is not an exception: it is a `ToolResult` with `is_error`, which the model reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from understudy import UnderstudyError
 
 
 class McpServerError(UnderstudyError, RuntimeError):
-    """Base: the fault of one MCP server."""
+    """Base class of the errors of one MCP server; `server` is its name."""
 
     def __init__(self, server: str, message: str) -> None:
         super().__init__(f"MCP server {server!r}: {message}")
@@ -29,11 +29,11 @@ class McpStartError(McpServerError):
 
 
 class McpConnectionError(McpServerError, ConnectionError):
-    """The connection is gone."""
+    """The connection ended."""
 
 
 class McpTimeoutError(McpServerError, TimeoutError):
-    """A call got no answer before its deadline."""
+    """A call got no response before its deadline."""
 
 
 class McpOverflowError(McpServerError):
@@ -41,8 +41,8 @@ class McpOverflowError(McpServerError):
 
 
 class McpProtocolError(McpServerError):
-    """The server sent what is no MCP message, or an answer of the wrong shape."""
+    """The server sent something that is not a valid MCP message or response."""
 
 
 class McpToolsChangedError(McpServerError):
-    """A tool that is in use was removed or redefined since it was listed."""
+    """A tool in use was removed or redefined since it was listed."""

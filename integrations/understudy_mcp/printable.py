@@ -1,4 +1,4 @@
-"""Text of a server, made safe for a terminal and a log."""
+"""Escapes a server's text so that it is safe to print on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ _ESCAPED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def printable(text: str) -> str:
-    r"""Control, format and surrogate characters as escapes, so that a text cannot steer a terminal or hide a part of itself:
-    `\x1b[2J` is shown as those seven characters. Newlines and tabs stay."""
+    r"""Escape control, format and surrogate characters, so that a text cannot control the terminal or hide a part of itself.
+
+    `\x1b[2J` is shown as those seven characters. Newlines and tabs stay.
+    """
     return "".join(_escaped(char) for char in text)
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """`printable`, on one line of at most `limit` characters."""
+    """Like `printable`, on one line of at most `limit` characters."""
     line = printable(" ".join(text[: 4 * limit].split()))
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 

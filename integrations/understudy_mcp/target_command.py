@@ -1,4 +1,4 @@
-"""A command that takes a target: its function gets the Target, its line has all the target's options."""
+"""A decorator for commands that take a target: it adds the target's options and parses them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ from .target_options import (
 
 
 def on_target(function: Callable[..., None]) -> Callable[..., None]:
-    """`function(target, ...)` as typer's command: `target` is made from the argument and options of `_options`, which come
-    after the function's own."""
+    """Turn `function(target, ...)` into a typer command.
+
+    The command takes the target's argument, the function's own options and those of `_options`, and builds the Target.
+    """
     own = list(inspect.signature(function).parameters.values())[1:]
     target, *options = inspect.signature(_options).parameters.values()
 
     @functools.wraps(function)
     def command(**words: Any) -> None:
-        parsed = target_from(**{name: words.pop(name) for name in (target.name, *(each.name for each in options))})
+        parsed = target_from(**{name: words.pop(name) for name in (target.name, *(option.name for option in options))})
         function(parsed, **words)
 
     hints = get_type_hints(function, include_extras=True) | get_type_hints(_options, include_extras=True)
-    named = [each.replace(annotation=hints[each.name]) for each in (target, *own, *options)]
-    command.__annotations__ = {each.name: each.annotation for each in named} | {"return": None}
+    named = [parameter.replace(annotation=hints[parameter.name]) for parameter in (target, *own, *options)]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in named} | {"return": None}
     command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]  # read by typer
     return command
 

@@ -1,4 +1,4 @@
-"""The target and its options as `understudy mcp ...` takes them, the same for every command."""
+"""The argument and options of `understudy mcp` commands that describe the target, and their conversion to a Target."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ from .connection.limits import Limits
 from .connection.target import Target, TargetLike
 
 TargetArgument = Annotated[
-    str, typer.Argument(help="a command in quotes, a URL, an mcp.json, or module:name of a server object")
+    str, typer.Argument(help="MCP server: a command in quotes, a URL, an mcp.json, or module:name of a server object")
 ]
-Only = Annotated[list[str], typer.Option(help="use this tool only (repeat for more)")]
+Only = Annotated[list[str], typer.Option(help="use only this tool (repeat for more)")]
 Bind = Annotated[
-    list[str], typer.Option(help="argument=value, fixed and hidden from the model; {rollout_dir} is replaced")
+    list[str],
+    typer.Option(help="set a tool's argument (argument=value) and hide it from the model; may use {rollout_dir}"),
 ]
-Header = Annotated[list[str], typer.Option(help="header of a URL, as 'Name: value'; ${env:TOKEN} is replaced")]
-Env = Annotated[list[str], typer.Option(help="variable to pass on to the command: NAME, or NAME=value")]
-Fixture = Annotated[Path | None, typer.Option(help="folder that each rollout's {rollout_dir} is a copy of")]
+Header = Annotated[list[str], typer.Option(help="HTTP header, 'Name: value'; may use ${env:TOKEN}")]
+Env = Annotated[list[str], typer.Option(help="environment variable for the command: NAME or NAME=value")]
+Fixture = Annotated[Path | None, typer.Option(help="folder to copy to {rollout_dir} for each rollout")]
 Stateless = Annotated[
-    bool | None, typer.Option("--stateless/--isolated", help="share one server, or give each rollout its own")
+    bool | None,
+    typer.Option(
+        "--stateless/--isolated",
+        help="share one server between rollouts, or give each its own; default: share if every tool is read-only",
+    ),
 ]
 Resources = Annotated[bool, typer.Option("--resources", help="offer the server's resources as tools")]
 Prompts = Annotated[bool, typer.Option("--prompts", help="offer the server's prompts as tools")]
-StartTimeout = Annotated[float, typer.Option(min=0.1, help="seconds until the server is ready")]
+StartTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the server to start")]
 
 
 def target_from(
@@ -46,11 +51,11 @@ def target_from(
     prompts: bool,
     start_timeout: float,
 ) -> Target:
-    """The target that these options describe. Raises ConfigError."""
+    """Build the target from the command line's options. Raises ConfigError."""
     return Target.parse(
         loaded(target),
         headers=pairs(header, ":", "header"),
-        env={name: value for name, value in (variable(each) for each in env)},
+        env={name: value for name, value in (variable(text) for text in env)},
         only=tuple(only),
         bind=pairs(bind, "=", "bind"),
         fixture=fixture,
@@ -62,27 +67,30 @@ def target_from(
 
 
 def loaded(target: str) -> TargetLike:
-    """The object that `module:name` names, looked for in the current folder too; any other text stays. Raises ConfigError."""
+    """Import the object named `module:name`, also from the current folder. Returns any other text unchanged.
+
+    Raises ConfigError when the module or the name does not exist.
+    """
     module, colon, name = target.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         return target
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        place: object = importlib.import_module(module)
+        value: object = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise
         raise ConfigError(f"target: there is no module {error.name!r}") from error
     for part in name.split("."):
-        if not hasattr(place, part):
+        if not hasattr(value, part):
             raise ConfigError(f"target: {module} has no {name!r}")
-        place = getattr(place, part)
-    return cast(TargetLike, place)  # `Target.parse` refuses what is none
+        value = getattr(value, part)
+    return cast(TargetLike, value)  # `Target.parse` rejects other types
 
 
 def pairs(texts: list[str], separator: str, option: str) -> dict[str, str]:
-    """`name=value` texts as a mapping. Raises ConfigError."""
+    """Parse `name=value` texts to a mapping. Raises ConfigError."""
     mapping: dict[str, str] = {}
     for text in texts:
         name, mark, value = text.partition(separator)
@@ -93,6 +101,6 @@ def pairs(texts: list[str], separator: str, option: str) -> dict[str, str]:
 
 
 def variable(text: str) -> tuple[str, str]:
-    """`NAME=value`, or `NAME` as a reference to this process's variable: its value is not recorded."""
+    """Parse `NAME=value`. `NAME` alone becomes a reference to this process's variable, so that its value is not recorded."""
     name, equals, value = text.partition("=")
     return name, value if equals else f"${{env:{name}}}"

@@ -1,4 +1,4 @@
-"""What `understudy mcp tools` shows. Every text of the server is made printable."""
+"""The output of `understudy mcp tools`. Every text of the server is escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tools.toolset import ModelTool
 
 
 def lines(pool: ServerPool) -> Iterator[str]:
-    """The page, line by line."""
+    """The output as text, line by line."""
     for server in pool.servers:
         identity = " ".join(part for part in (server.title, server.version) if part)
         yield f"{one_line(server.name)}: {one_line(identity) or 'without a name'}, protocol {one_line(server.protocol)}"
@@ -31,7 +31,7 @@ def lines(pool: ServerPool) -> Iterator[str]:
 
 
 def sharing(pool: ServerPool) -> str:
-    """Which servers rollouts share, in words."""
+    """Describe which servers rollouts share."""
     if not pool.rollouts_need_sessions:
         why = "as asked" if pool.target.stateless else "every tool is annotated read-only"
         return f"rollouts share one session ({why})"
@@ -41,7 +41,7 @@ def sharing(pool: ServerPool) -> str:
 
 
 def arguments(tool: ModelTool) -> str:
-    """`(path, head?: number)`: names, `?` where optional, types other than text."""
+    """A tool's arguments such as `(path, head?: number)`: `?` marks optional ones, strings show no type."""
     required = cast(list[str], tool.parameters.get("required", []))
     properties = cast(dict[str, dict[str, object]], tool.parameters["properties"])
     words: list[str] = []
@@ -53,11 +53,11 @@ def arguments(tool: ModelTool) -> str:
 
 
 def as_json(pool: ServerPool) -> dict[str, object]:
-    """The same for programs: servers, fingerprint, and each tool with the schema that the model gets."""
+    """The output as JSON: servers, fingerprint, and every tool with the schema that the model gets."""
     return {
         "servers": [
-            {"name": each.name, "title": each.title, "version": each.version, "protocol": each.protocol}
-            for each in pool.servers
+            {"name": server.name, "title": server.title, "version": server.version, "protocol": server.protocol}
+            for server in pool.servers
         ],
         "fingerprint": pool.fingerprint,
         "shared": list(pool.shared),

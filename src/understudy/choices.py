@@ -1,4 +1,4 @@
-"""Choices of chat completions, whoever made the object: the OpenAI SDK, or litellm."""
+"""Choices of chat completions, as objects of the OpenAI SDK or of litellm."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
 MARK = "understudy"
-"""Field of a choice that names its recorded call: {trajectory_id, call_id, index, step}."""
+"""Field of a choice that identifies its recorded call: {trajectory_id, call_id, index, step}."""
 OTHERS = "provider_specific_fields"
-"""Where litellm keeps the fields that OpenAI's shape does not have, our mark among them."""
+"""Where litellm keeps fields that OpenAI's format does not have, among them MARK."""
 
 
 def as_choice(item: object) -> Choice | None:
-    """The OpenAI SDK's choice, or one of the same fields for litellm's `Choices`; None for a message. litellm is not
-    imported: its choice is known by its shape."""
+    """An SDK choice: `item` itself, or a copy of litellm's `Choices`. None for anything else, such as a message.
+
+    litellm is not imported: its choice is recognized by its fields."""
     if isinstance(item, Choice):
         return item
     if not isinstance(item, BaseModel) or not hasattr(item, "message") or not hasattr(item, "finish_reason"):
@@ -28,8 +29,8 @@ def as_choice(item: object) -> Choice | None:
 
 
 def as_entry(item: object) -> Choice | dict[str, Any]:
-    """A choice, or a message as the dict it is; a dict with the fields of a choice is one that was dumped. Raises
-    ValueError for anything else."""
+    """A choice, or a message as its dict. A dict with the fields of a choice becomes a choice again. Raises ValueError
+    for anything else."""
     choice = as_choice(item)
     if choice is not None:
         return choice
@@ -40,7 +41,7 @@ def as_entry(item: object) -> Choice | dict[str, Any]:
 
 
 def mark_of(choice: Choice) -> Mapping[str, object] | None:
-    """The mark of a recorded call: the choice's own field, or among litellm's."""
+    """The mark of a recorded call; None for a choice without one."""
     fields = choice.model_extra or {}
     others = fields.get(OTHERS)
     mark = fields.get(MARK) or (cast(dict[str, object], others).get(MARK) if isinstance(others, dict) else None)
@@ -48,7 +49,12 @@ def mark_of(choice: Choice) -> Mapping[str, object] | None:
 
 
 def as_message(item: object) -> ChatCompletionMessageParam:
-    """A choice or message as a plain message; reasoning and tool calls are kept, nulls are left out."""
+    """A choice or message as a plain message. Reasoning and tool calls are kept; null fields are left out.
+
+    >>> message = {"role": "assistant", "content": "Hello.", "refusal": None}
+    >>> as_message(Choice.model_validate({"index": 0, "finish_reason": "stop", "message": message}))
+    {'content': 'Hello.', 'role': 'assistant'}
+    """
     choice = as_choice(item)
     if choice is not None:
         message = choice.message.model_dump(exclude_none=True)

@@ -1,4 +1,6 @@
-"""The command `understudy`: argv -> options -> one call. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
+"""The command `understudy`: parse the arguments and call the function behind the command.
+
+Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -16,12 +18,36 @@ import typer
 from . import plugins
 from .client.commands import convert_command, export_model, list_checkpoints, run_server
 from .client.model import TrainableModel
+from .command_options import (
+    MAX_COMPLETION_HELP,
+    BaseModel,
+    Concurrency,
+    Dir,
+    Folder,
+    JudgeBase,
+    JudgeModel,
+    MaxCost,
+    Model,
+    ModelName,
+    Patience,
+    Results,
+    Retries,
+    RubricFile,
+    Scenarios,
+    Server,
+    SuccessAt,
+    Target,
+    TargetReward,
+    Temperature,
+    Timeout,
+    Trace,
+)
 from .comparison.commands import compare_command
-from .config import MAX_TEMPERATURE, EngineOptions, LossName, TrainConfig
+from .config import EngineOptions, LossName, TrainConfig
 from .doctor.command import doctor_command
 from .errors import ConfigError, MissingExtraError, UnderstudyError
 from .scenarios.loading import load_scenarios
-from .trace_commands import Dir, Server, traces, usage
+from .trace_commands import traces, usage
 from .tracing.commands import named_sinks
 from .tracing.jsonl import JsonlSink
 from .tracing.names import resolve_sinks
@@ -38,7 +64,7 @@ ALL_TO_THE_COMMAND: Final[dict[str, Any]] = {
     "ignore_unknown_options": True,
     "help_option_names": [],
 }
-"""typer's settings of a command that reads its own line."""
+"""typer's settings for a command that parses its arguments itself."""
 app = typer.Typer(
     name="understudy",
     help="Train a small open model to play the LLM's part in the agent you already have.",
@@ -53,61 +79,47 @@ app.command()(usage)
 app.command("compare")(compare_command)
 app.command("doctor")(doctor_command)
 
-Target = Annotated[str, typer.Argument(help="what `trainable` returned, as module:name, such as my_app:agent")]
-Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or folder[:split] of a saved Hugging Face dataset")]
-Concurrency = Annotated[int, typer.Option(min=1, help="rollouts at once")]
-Timeout = Annotated[float, typer.Option(help="seconds per rollout")]
-Retries = Annotated[int, typer.Option(min=0, help="how often a rollout that fails is run again")]
-MaxCompletion = Annotated[
-    int | None, typer.Option(min=1, help="tokens of one completion, where the app sets no smaller limit")
-]
-MaxCost = Annotated[float | None, typer.Option(help="USD for other LLMs, such as a judge; then the run ends")]
-ModelName = Annotated[
-    str | None, typer.Option("--model", help="name of the model, where the target was wrapped without")
-]
-BaseModel = Annotated[str | None, typer.Option(help="its base: a Hugging Face name, a folder, or tiny")]
-Patience = Annotated[int, typer.Option(min=1, help="iterations in a row without anything to train on that end the run")]
-TargetReward = Annotated[float, typer.Option(help="mean reward at which such an end is a success")]
-JudgeModel = Annotated[str | None, typer.Option("--judge", help="LLM that scores rollouts by RULER, such as openai/o3")]
-JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint; none: the provider's own")]
-RubricFile = Annotated[Path | None, typer.Option(help="file with the judge's rubric; none: the default")]
-Trace = Annotated[str | None, typer.Option(help="where to show rollouts and steps, such as langfuse,wandb")]
+MaxCompletion = Annotated[int | None, typer.Option(min=1, help=MAX_COMPLETION_HELP)]
 
 
 @app.command(context_settings=ALL_TO_THE_COMMAND)
 def serve(context: typer.Context) -> None:
-    """Serve a model with OpenAI's API, record its calls, train it (`understudy serve --help` lists the options)."""
+    """Serve a model with OpenAI's API, record its calls, train it."""
     run_server(context.args)
 
 
 @app.command(context_settings=ALL_TO_THE_COMMAND)
 def ui(context: typer.Context) -> None:
-    """Show the runs of a directory in a browser, also where no server runs (`understudy ui [DIR] [--port N]`)."""
+    """Show recorded runs in a browser, without a running server."""
     run_server(["ui", *context.args])
 
 
 @app.command(context_settings=ALL_TO_THE_COMMAND)
 def runs(context: typer.Context) -> None:
-    """List the runs of a directory, also where no server runs (`understudy runs [DIR]`)."""
+    """List recorded runs, without a running server."""
     run_server(["runs", *context.args])
 
 
 @app.command("show", context_settings=ALL_TO_THE_COMMAND)
 def show_records(context: typer.Context) -> None:
-    """Show a run's steps, or a rollout's conversation (`understudy show RUN|TRAJECTORY [--dir DIR]`)."""
+    """Show the steps of a run, or the conversation of a trajectory."""
     run_server(["show", *context.args])
 
 
 @app.command()
 def quickstart(
     seed: Annotated[int, typer.Option(min=0, help="seed of the training requests and their order")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="steps in all; none: as many as it takes")] = None,
-    json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
-    dir: Annotated[Path, typer.Option(help="folder for everything it makes")] = Path("understudy-quickstart"),
-    engine: Annotated[str, typer.Option(help="what samples: auto, embedded or vllm")] = "auto",
-    loader: Annotated[str, typer.Option(help="who loads the base for training: auto, peft or unsloth")] = "auto",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="total number of training steps  [default: enough for the full gain]")
+    ] = None,
+    json: Results = None,
+    dir: Annotated[Path, typer.Option(help="folder for all files that it writes")] = Path("understudy-quickstart"),
+    engine: Annotated[str, typer.Option(help="inference engine: auto, embedded or vllm")] = "auto",
+    loader: Annotated[str, typer.Option(help="loader of the base for training: auto, peft or unsloth")] = "auto",
 ) -> None:
-    """Train a LangGraph agent over a real database on this machine, and watch it get better."""
+    """Train a LangGraph agent on this machine, in minutes.
+
+    The agent answers questions from a SQLite database. Its success rate is printed before and after training."""
     engines = EngineOptions.parse(engine=engine, loader=loader)
     part("understudy.quickstart.run", "langchain", "quickstart").main(seed, steps, dir, json, engines)
 
@@ -116,9 +128,9 @@ def quickstart(
 def train(
     target: Target,
     scenarios: Scenarios,
-    steps: Annotated[int, typer.Option(min=1, help="steps in all; run again, it goes on")] = 50,
-    eval: Annotated[Path | None, typer.Option(help="scenarios to evaluate on, before and after")] = None,
-    eval_every: Annotated[int, typer.Option(min=0, help="and after so many steps; 0: never")] = RunOptions.eval_every,
+    steps: Annotated[int, typer.Option(min=1, help="total number of steps; another run resumes")] = 50,
+    eval: Annotated[Path | None, typer.Option(help="scenarios to evaluate on before and after training")] = None,
+    eval_every: Annotated[int, typer.Option(min=0, help="steps between evaluations; 0: none")] = RunOptions.eval_every,
     group_size: Annotated[int, typer.Option(min=2, help="rollouts per scenario")] = RunOptions.group_size,
     scenarios_per_step: Annotated[int, typer.Option(min=1, help="scenarios per step")] = RunOptions.scenarios_per_step,
     concurrency: Concurrency = RunOptions.concurrency,
@@ -127,15 +139,15 @@ def train(
     max_completion_tokens: MaxCompletion = None,
     patience: Patience = RunOptions.patience,
     target_reward: TargetReward = RunOptions.target_reward,
-    learning_rate: Annotated[float, typer.Option(help="AdamW's rate")] = TrainConfig().learning_rate,
-    loss: Annotated[str, typer.Option(help=", ".join(get_args(LossName)))] = TrainConfig().loss,
-    overlap: Annotated[bool, typer.Option(help="go on with the next step's rollouts during an update")] = False,
+    learning_rate: Annotated[float, typer.Option(help="learning rate of AdamW")] = TrainConfig().learning_rate,
+    loss: Annotated[str, typer.Option(help=f"loss function: {', '.join(get_args(LossName))}")] = TrainConfig().loss,
+    overlap: Annotated[bool, typer.Option(help="run the next step's rollouts during an update")] = False,
     max_cost: MaxCost = None,
-    seed: Annotated[int, typer.Option(min=0, help="seed of the scenarios' order")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the order of scenarios")] = 0,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
-    log: Annotated[Path | None, typer.Option(help="folder for rollouts and steps as JSONL")] = None,
+    log: Annotated[Path | None, typer.Option(help="folder to write rollouts and steps to, as JSONL")] = None,
     trace: Trace = None,
     model: ModelName = None,
     base_model: BaseModel = None,
@@ -154,22 +166,22 @@ def train(
         "seed": seed,
         **judge_option(judge, judge_api_base, rubric),
         **length_option(max_completion_tokens),
-        **cost_option(max_cost),
         **model_option(model, base_model),
     }
+    if max_cost is not None:
+        options["max_cost"] = max_cost
     loaded = load_scenarios(scenarios)
     if eval is not None:
         options["eval"] = load_scenarios(eval)
-    found = load_target(target)
-    options |= sinks_option(log, trace)
-    found.train(loaded, steps=steps, **options)
+    trainable = load_target(target)
+    trainable.train(loaded, steps=steps, **(options | sinks_option(log, trace)))
 
 
 @app.command("eval")
 def evaluate(
     target: Target,
     scenarios: Scenarios,
-    temperature: Annotated[float, typer.Option(min=0, max=MAX_TEMPERATURE, help="0 is greedy")] = 0.0,
+    temperature: Temperature = 0.0,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
     concurrency: Concurrency = RunOptions.concurrency,
     timeout: Timeout = RunOptions.timeout,
@@ -178,19 +190,20 @@ def evaluate(
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
-    success_at: Annotated[float | None, typer.Option(help="a rollout succeeds from this reward on")] = None,
-    fail_below: Annotated[
-        float | None, typer.Option(help="exit code 1 where the mean success or reward is below")
-    ] = None,
+    success_at: SuccessAt = None,
+    fail_below: Annotated[float | None, typer.Option(help="exit code 1 below this success rate, or reward")] = None,
     fail_if_worse_than: Annotated[
-        Path | None, typer.Option(help="exit code 1 where it is worse, with 95 % confidence, than this file of --json")
+        Path | None,
+        typer.Option(help="exit code 1 if worse, with 95 % confidence, than this file of an earlier --json"),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
+    json: Results = None,
     trace: Trace = None,
     model: ModelName = None,
     base_model: BaseModel = None,
 ) -> None:
-    """Score the newest step on scenarios, with intervals; exit codes for continuous integration."""
+    """Evaluate the newest step on scenarios.
+
+    Prints confidence intervals. The exit code can gate continuous integration."""
     options: TargetOptions = {
         "concurrency": concurrency,
         "timeout": timeout,
@@ -201,15 +214,15 @@ def evaluate(
         **sinks_option(None, trace),
     }
     if json is not None and (json.is_dir() or not json.absolute().parent.is_dir()):
-        raise ConfigError(f"--json: {json} cannot be written: a file in a folder that exists is needed")
+        raise ConfigError(f"--json: {json} cannot be written: name a file in an existing folder")
     loaded = load_scenarios(scenarios)
     gate = RegressionGate(fail_below, fail_if_worse_than, success_at)
-    found = load_target(target).evaluate(loaded, temperature=temperature, rollouts=rollouts, **options)
+    evaluation = load_target(target).evaluate(loaded, temperature=temperature, rollouts=rollouts, **options)
     if json is not None:
-        json.write_text(report_json(found), encoding="utf-8")
-    comparison, faults = gate.examine(found)
-    shown = [evaluation_line(found), *interval_lines(found, success_at), *comparison, *failure_lines(found.failures)]
-    typer.echo("\n".join(shown))
+        json.write_text(report_json(evaluation), encoding="utf-8")
+    comparison, faults = gate.examine(evaluation)
+    lines = [evaluation_line(evaluation), *interval_lines(evaluation, success_at), *comparison]
+    typer.echo("\n".join([*lines, *failure_lines(evaluation.failures)]))
     for fault in faults:
         typer.echo(fault, err=True)
     if faults:
@@ -222,10 +235,10 @@ def judge_check(
     judge: Annotated[str, typer.Option(help="LLM to check, such as openai/o3")],
     judge_api_base: JudgeBase = None,
     rubric: RubricFile = None,
-    reasoning: Annotated[bool, typer.Option("--reasoning", help="let it compare before it scores")] = False,
-    json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
+    reasoning: Annotated[bool, typer.Option("--reasoning", help="let it reason before it scores")] = False,
+    json: Results = None,
 ) -> None:
-    """Compare a judge's order of rollouts with yours, before it decides what is trained."""
+    """Compare a judge's ranking of rollouts with yours."""
     ranked = read_ranked(file)
     check = asyncio.run(check_judge_on(ranked, ruler_at(judge, judge_api_base, rubric, reasoning=reasoning)))
     typer.echo("\n".join(check.lines()))
@@ -237,79 +250,83 @@ def judge_check(
 
 
 @app.command()
-def checkpoints(model: str, url: Server = None, dir: Dir = None) -> None:
+def checkpoints(model: Model, url: Server = None, dir: Dir = None) -> None:
     """List a model's checkpoints."""
-    found = list_checkpoints(model, url, dir)
-    for checkpoint in found:
+    listed = list_checkpoints(model, url, dir)
+    for checkpoint in listed:
         typer.echo(f"{checkpoint.step:5}  {checkpoint.path}")
-    if not found:
+    if not listed:
         typer.echo(f"model {model!r} is at step 0: nothing has been trained yet, so it has no checkpoints", err=True)
 
 
 @app.command()
 def export(
-    model: str,
-    output: Annotated[Path, typer.Option(help="new folder, on this machine")],
+    model: Model,
+    output: Annotated[Path, typer.Option(help="new folder on this machine")],
     format: Annotated[
-        str, typer.Option(help="peft: the LoRA; merged: base and LoRA as one model; gguf-ready: that for llama.cpp")
+        str,
+        typer.Option(
+            help="peft: the LoRA; merged: base and LoRA in one model; gguf-ready: the merged model for llama.cpp's converter"
+        ),
     ] = "peft",
-    step: Annotated[int | None, typer.Option(min=1, help="none: the newest")] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="step of the checkpoint  [default: the newest]")] = None,
     url: Server = None,
     dir: Dir = None,
 ) -> None:
-    """Write a checkpoint as a folder that vLLM, transformers or llama.cpp's converter load; with --url it is downloaded."""
+    """Write a checkpoint as a folder that other tools load.
+
+    The tools are vLLM, transformers and llama.cpp's converter. With --url, the checkpoint is downloaded."""
     written = export_model(model, output, format, step, url, dir)
     typer.echo(written)
     if format == "gguf-ready":
-        typer.echo(f"one GGUF file of it: {convert_command(written)}", err=True)
+        typer.echo(f"to convert it to one GGUF file: {convert_command(written)}", err=True)
 
 
 @app.command()
 def verify(
-    dir: Path,
-    repair: Annotated[bool, typer.Option("--repair", help="put damaged parts aside, mend model.json")] = False,
+    dir: Folder,
+    repair: Annotated[bool, typer.Option("--repair", help="move damaged parts aside and rebuild model.json")] = False,
 ) -> None:
-    """Check records, models and checkpoints of a directory on which no server runs; exit code 1 where one is damaged."""
+    """Check the records, models and checkpoints of a directory.
+
+    Exits with code 1 if any is damaged. No server may run on the directory."""
     run_server(["verify", str(dir.expanduser().absolute()), *(["--repair"] if repair else [])])
 
 
 @app.command()
-def backup(dir: Path, output: Annotated[Path, typer.Argument(help="new folder")]) -> None:
-    """Copy records, models and checkpoints of a directory, also while its server runs."""
+def backup(dir: Folder, output: Annotated[Path, typer.Argument(help="new folder for the copy")]) -> None:
+    """Copy the records, models and checkpoints of a directory.
+
+    Its server may be running."""
     run_server(["backup", str(dir.expanduser().absolute()), str(output.expanduser().absolute())])
 
 
 def length_option(max_completion_tokens: int | None) -> TargetOptions:
-    """The option `max_completion_tokens=`; without it, the target's own holds."""
+    """The option `max_completion_tokens=`. Empty without a value: the target's own limit holds."""
     return {} if max_completion_tokens is None else {"max_completion_tokens": max_completion_tokens}
 
 
 def judge_option(model: str | None, api_base: str | None, rubric: Path | None) -> TargetOptions:
-    """The option `judge=`, where `--judge` is given."""
+    """The option `judge=`, empty without `--judge`. Raises ConfigError for the judge's other options without it."""
     if model is None and (api_base, rubric) != (None, None):
         raise ConfigError("--judge-api-base and --rubric need --judge too, as in --judge openai/o3")
     return {} if model is None else {"judge": ruler_at(model, api_base, rubric)}
 
 
-def cost_option(max_cost: float | None) -> TargetOptions:
-    """The option `max_cost=`, where it is given."""
-    return {} if max_cost is None else {"max_cost": max_cost}
-
-
 def model_option(name: str | None, base_model: str | None) -> TargetOptions:
-    """The option `model=`, where `--model` and `--base-model` are given."""
+    """The option `model=`, empty without `--model` and `--base-model`. Raises ConfigError for one without the other."""
     if name is None and base_model is None:
         return {}
     if name is None or base_model is None:
-        given, missing = ("--base-model", "--model") if name is None else ("--model", "--base-model")
+        option, missing = ("--base-model", "--model") if name is None else ("--model", "--base-model")
         raise ConfigError(
-            f"{given} needs {missing} too, as in --model email-agent --base-model Qwen/Qwen2.5-7B-Instruct"
+            f"{option} needs {missing} too, as in --model email-agent --base-model Qwen/Qwen2.5-7B-Instruct"
         )
     return {"model": TrainableModel(name, base_model=base_model)}
 
 
 def sinks_option(log: Path | None, trace: str | None) -> TargetOptions:
-    """The option `sinks=`, where `--log` or `--trace` is given. Raises ConfigError for an unknown name."""
+    """The option `sinks=`, empty without `--log` and `--trace`. Raises ConfigError for an unknown sink."""
     sinks = [
         *([log_folder(log)] if log is not None else []),
         *(named_sinks(trace, "--trace") if trace is not None else []),
@@ -318,15 +335,15 @@ def sinks_option(log: Path | None, trace: str | None) -> TargetOptions:
 
 
 def log_folder(folder: Path) -> JsonlSink:
-    """The sink that writes there. Raises ConfigError."""
+    """The sink that writes JSONL to this folder. Raises ConfigError if the folder cannot be created."""
     try:
         return JsonlSink(folder)
     except OSError as error:
-        raise ConfigError(f"--log: no folder can be made at {folder}: {error.strerror or error}") from error
+        raise ConfigError(f"--log: the folder {folder} cannot be created: {error.strerror or error}") from error
 
 
 def part(module: str, package: str, extra: str) -> Any:
-    """A module that needs optional packages, loaded when its command runs. Raises MissingExtraError."""
+    """Import a module that needs optional packages. Raises MissingExtraError if one is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -336,20 +353,24 @@ def part(module: str, package: str, extra: str) -> Any:
 
 
 def add_plugged_commands() -> None:
-    """Add the commands of integrations: each an entry point to a `typer.Typer`, loaded when it is used."""
+    """Add the commands of integrations. Each is an entry point to a `typer.Typer`, which is loaded when the command
+    runs."""
     own = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     for name in plugins.names(COMMANDS):
         if name not in own:
-            text = f"Commands of an integration (`understudy {name} --help` lists them)."
+            text = f"Integration: see `understudy {name} --help`."
             app.command(name, context_settings=ALL_TO_THE_COMMAND, help=text)(run_plugged)
 
 
 def run_plugged(context: typer.Context) -> None:
-    """Hand the rest of the line to an integration's command."""
+    """Pass the remaining arguments to an integration's command. Raises ConfigError if the entry point is no
+    `typer.Typer`."""
     name = context.info_name or ""
     plugged = plugins.load(COMMANDS, name)
     if not isinstance(plugged, typer.Typer):
-        raise ConfigError(f"plugin {name!r} in {COMMANDS!r} is of type {type(plugged).__name__}, and no typer.Typer")
+        raise ConfigError(
+            f"plugin {name!r} in {COMMANDS!r} is a {type(plugged).__name__}, not a typer.Typer: fix its entry point"
+        )
     plugged(context.args, prog_name=f"understudy {name}")
 
 
@@ -360,7 +381,7 @@ def main() -> None:
 
 
 def guarded(command: Callable[[], None]) -> int:
-    """Run a command; our errors become one sentence on stderr and an exit code."""
+    """Run a command and return its exit code. An UnderstudyError is printed to stderr as one line."""
     try:
         command()
     except ConfigError as error:
@@ -369,7 +390,7 @@ def guarded(command: Callable[[], None]) -> int:
     except UnderstudyError as error:
         typer.echo(f"understudy: {error}", err=True)
         return 1
-    except SystemExit as end:  # typer's, also for Ctrl-C, of which it says nothing
+    except SystemExit as end:  # typer exits this way, also after Ctrl-C, which it does not report
         if end.code == INTERRUPTED:
             typer.echo("understudy: interrupted", err=True)
         raise

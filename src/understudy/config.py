@@ -1,7 +1,7 @@
-"""Every option of a step, an engine and a server once: its name, default, range and one line of meaning.
+"""The options of a step, an engine and a server: name, default, range and meaning, defined once.
 
 Options are pydantic models with `extra="forbid"`: an unknown option is an error that names it.
-Mathematics never sees these objects; callers pass the scalars.
+Losses, advantages and layouts never take these objects: their callers pass scalars.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ LossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
 EngineName = Literal["embedded", "vllm"]
 LayoutName = Literal["auto", "tree", "leaf_rows", "call_rows"]
 MemoryLayout = Literal["side_by_side", "free_cache", "offload"]
-"""How sampler and learner share one GPU in a memory plan."""
+"""How sampler and learner share one GPU in a memory plan. side_by_side: both stay on it. free_cache: the sampler frees
+its KV cache during a step. offload: the learner is in host memory between steps."""
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-"""Names become folders: letters, digits, dot, dash, underscore; no slash, no leading dot."""
+"""Names become folders. They may hold letters, digits, dot, dash and underscore, and start with a letter or digit."""
 
 
 MAX_TEMPERATURE = 100.0
-"""Above it a temperature is a slip: at 100 the policy is as good as uniform already."""
+"""Upper bound of a temperature: at 100 sampling is practically uniform, so a higher value is a mistake."""
 DEFAULT_NAME = "default"
-"""The model that every server starts with, unless it is given another name."""
+"""Name of the model that a server creates at start, unless `name` is set."""
 
 
 class Options(BaseModel):
-    """Base of all option sets: frozen, unknown fields refused, errors as ConfigError via `parse`."""
+    """Base of all option sets. They are immutable and reject unknown fields; `parse` raises ConfigError."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
     def parse(cls, **values: Any) -> Self:
-        """Build from user input; raises ConfigError naming each bad field, its value and what is allowed."""
+        """Build from user input. Raises ConfigError, which names every invalid field, its value and what is allowed."""
         try:
             return cls(**values)
         except ValidationError as error:
@@ -48,7 +49,7 @@ class Options(BaseModel):
 
 
 def describe(error: ValidationError, where: str) -> str:
-    """One line per fault of a pydantic error: `TrainConfig.loss: Input should be ... (got 'x')`."""
+    """One line per fault of a pydantic error, such as `TrainConfig.loss: Input should be ... (got 'x')`."""
     lines: list[str] = []
     for fault in error.errors(include_url=False):
         field = ".".join(str(part) for part in fault["loc"]) or "(whole)"
@@ -57,17 +58,20 @@ def describe(error: ValidationError, where: str) -> str:
 
 
 class LoraOptions(Options):
-    """The shape of the adapter; fixed by a model's first step."""
+    """The LoRA adapter of a model. Its shape is fixed by the model's first step."""
 
     r: int = Field(default=8, ge=1, le=512, description="rank of the LoRA matrices")
-    alpha: float = Field(default=16.0, gt=0, description="scale: the update is alpha / r * B @ A")
+    alpha: float = Field(default=16.0, gt=0, description="scale: the weight update is alpha / r * B @ A")
     dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="dropout on the adapter's input; above 0 the learner is not exact"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="dropout on the adapter's input; above 0 its logprobs are not the sampler's",
     )
     target_modules: str | tuple[str, ...] = Field(
         default="all-linear", description="layers that get an adapter, as PEFT names them"
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the adapter's first weights")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the adapter's initial weights")
 
 
 ELSEWHERE = {
@@ -83,11 +87,11 @@ ELSEWHERE = {
     "grad_accumulation_sequences": "row_tokens (gradients are summed over rows of this many tokens)",
     "normalize_advantages": "scale_rewards",
 }
-"""Options of other trainers, and what says the same here."""
+"""Options of other trainers, and the equivalent option here."""
 
 
 class TrainConfig(Options):
-    """Options of one train request. Sources: PPO 1707.06347, GRPO 2402.03300, DAPO 2503.14476,
+    """Options of one train request. Sources (arXiv): PPO 1707.06347, GRPO 2402.03300, DAPO 2503.14476,
     Dr. GRPO 2503.20783, GSPO 2507.18071, CISPO 2506.13585."""
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1, description="AdamW's rate after warm-up")
@@ -101,53 +105,53 @@ class TrainConfig(Options):
     )
     call_rewards: bool = Field(
         default=False,
-        description="advantages per call, from what log_reward added after each (2402.03300, section 4.1.3)",
+        description="advantages per call, from what log_reward added after that call (2402.03300, section 4.1.3)",
     )
     sequence: Literal["trajectory", "call"] = Field(
-        default="trajectory", description="whose ratio gspo takes: the trajectory's or each call's"
+        default="trajectory", description="the sequence of gspo's ratio: the whole trajectory or one call"
     )
     kl_coef: float = Field(default=0.0, ge=0, le=100, description="weight of the k3 KL to the base model (adapter off)")
     importance_cap: float | None = Field(
         default=2.0,
         gt=0,
-        description="C in min(old / sampler, C), the truncated importance weight; None switches it off",
+        description="C in min(old / sampler, C), the truncated importance weight; None: no importance weight",
     )
     max_tokens: int = Field(
-        default=2048, ge=1, lt=2**31, description="dr_grpo's constant denominator per trajectory, in tokens"
+        default=2048, ge=1, lt=2**31, description="dr_grpo's constant divisor per trajectory, in tokens"
     )
     epochs: int = Field(default=1, ge=1, le=64, description="passes over the step's samples")
     minibatches: int = Field(
-        default=1, ge=1, le=1024, description="optimizer updates per epoch; trajectories are dealt to them in turn"
+        default=1, ge=1, le=1024, description="optimizer updates per epoch; trajectories are assigned round robin"
     )
-    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are scaled down to this global norm")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this global norm")
     warmup_updates: int = Field(
-        default=0, ge=0, description="optimizer updates of linear warm-up, counted over the model's life"
+        default=0, ge=0, description="optimizer updates of linear warm-up, counted from the model's first step"
     )
     betas: tuple[Decay, Decay] = Field(default=(0.9, 0.99), description="AdamW's moment decay rates")
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW's weight decay")
     min_group_size: int = Field(
         default=2, ge=2, description="groups with fewer scored rollouts are dropped and counted"
     )
-    layout: LayoutName = Field(default="auto", description="how rows are computed; auto takes the cheapest by estimate")
+    layout: LayoutName = Field(default="auto", description="how rows are laid out; auto: the cheapest by estimate")
     row_tokens: int = Field(
         default=16_384, ge=64, lt=2**31, description="token budget of one forward and backward; larger trees are split"
     )
-    logits_chunk: int = Field(default=512, ge=1, lt=2**31, description="targets whose logits are held at once")
+    logits_chunk: int = Field(default=512, ge=1, lt=2**31, description="targets whose logits are in memory at once")
     overlap: bool = Field(
-        default=False, description="rollouts of the next step go on during the update (Trainer; needs importance_cap)"
+        default=False, description="run rollouts of the next step during the update (Trainer; needs importance_cap)"
     )
     max_staleness: int = Field(
         default=1,
         ge=0,
         le=62,
-        description="with overlap (at least 1 then): how many steps old a rollout may be when it is trained",
+        description="with overlap: the largest age of a trained rollout, in steps (then at least 1)",
     )
     kl_warn: float = Field(default=0.02, gt=0, description="sampler-to-learner KL per token above which the step warns")
     rendered_warn: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="share of calls rendered from messages, not as sampled, above which the step warns (1: never)",
+        description="share of calls rendered from messages instead of recorded, above which the step warns (1: never)",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the step's random numbers: the adapter's dropout")
 
@@ -163,8 +167,8 @@ class TrainConfig(Options):
     def _corrected_overlap(self) -> Self:
         if self.overlap and self.importance_cap is None:
             raise ValueError(
-                "overlap=True needs importance_cap, which corrects for rollouts of earlier steps: give it a number such "
-                "as 2.0, not None"
+                "overlap=True needs importance_cap, which corrects for rollouts of earlier steps: set it to a "
+                "number such as 2.0, not None"
             )
         if self.overlap and self.max_staleness == 0:
             raise ValueError(
@@ -174,14 +178,14 @@ class TrainConfig(Options):
 
     @property
     def upper_clip(self) -> float:
-        """The upper clip range in force."""
+        """`epsilon_high`, or its default for the loss."""
         if self.epsilon_high is not None:
             return self.epsilon_high
         return {"dapo": 0.28, "cispo": 4.0}.get(self.loss, self.epsilon)
 
 
 def _from_json(value: Any) -> Any:
-    """A command line gives JSON objects as text."""
+    """Parse a JSON object of the command line, where it is text."""
     if not isinstance(value, str):
         return value
     try:
@@ -191,7 +195,7 @@ def _from_json(value: Any) -> Any:
 
 
 def _from_list(value: Any) -> Any:
-    """A command line gives lists with commas between."""
+    """Split a comma-separated list of the command line."""
     if not isinstance(value, str):
         return value
     parts = tuple(part.strip() for part in value.split(",") if part.strip())
@@ -204,7 +208,7 @@ Gpus = Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], BeforeValidat
 
 
 def _server_url(value: str) -> str:
-    """Without a trailing slash, and without the `/v1` that clients of OpenAI are given."""
+    """The URL without a trailing slash and without the `/v1` of OpenAI clients."""
     wrong = ValueError("a server's URL is such as http://127.0.0.1:8001")
     try:
         parts, port = urlsplit(value), urlsplit(value).port
@@ -232,7 +236,7 @@ Urls = Annotated[
 
 
 def _origin(value: str) -> str:
-    """As browsers send it: scheme, name and port, in lower case."""
+    """The origin as browsers send it: scheme, host and port in lower case."""
     parts = urlsplit(value.rstrip("/").lower())
     if parts.scheme not in ("http", "https") or not parts.netloc or parts.path or parts.query or parts.fragment:
         raise ValueError("an origin is such as https://app.example.com or http://localhost:3000")
@@ -255,9 +259,9 @@ ViewerKeys = Annotated[
 ]
 
 OF_VLLM = ("max_loras", "max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args")
-"""What the embedded engine has no use for."""
+"""Options of vLLM only."""
 OF_EMBEDDED = ("max_string", "max_items")
-"""What vLLM has no option for."""
+"""Options of the embedded engine only."""
 OF_OUR_VLLM = (
     "max_lora_rank",
     "tool_call_parser",
@@ -267,21 +271,23 @@ OF_OUR_VLLM = (
     "max_model_len",
     "max_batch",
 )
-"""What a vLLM that runs already was told on its own command line."""
+"""Options that a running vLLM server (`vllm_url`) has on its own command line."""
 
 
 class EngineOptions(Options):
-    """What samples and what learns, for one base model."""
+    """Options of the sampler and the learner of one base model."""
 
     engine: Literal["auto", "embedded", "vllm"] = Field(
-        default="auto", description="which inference engine; auto: vllm where it is installed beside a CUDA device"
+        default="auto", description="the inference engine; auto: vllm if it is installed and there is a CUDA device"
     )
     loader: Literal["auto", "peft", "unsloth"] = Field(
-        default="auto", description="who loads the base for the learner; auto: unsloth where it is beside a CUDA device"
+        default="auto", description="loads the learner's base; auto: unsloth if it is installed, on a CUDA device"
     )
-    device: Device = Field(default="auto", description="torch device of both processes; auto takes cuda, then cpu")
-    inference_gpus: Gpus = Field(default=(), description="GPUs that sample, such as 0,1; none: those that train")
-    train_gpus: Gpus = Field(default=(), description="the GPU that trains; none: the one that samples")
+    device: Device = Field(
+        default="auto", description="torch device of both processes; auto: cuda if there is one, else cpu"
+    )
+    inference_gpus: Gpus = Field(default=(), description="GPUs of the sampler, such as 0,1; none: the learner's")
+    train_gpus: Gpus = Field(default=(), description="the GPU of the learner; none: the sampler's")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="precision of the base; auto: bfloat16 on cuda (float16 before Ampere), else float32",
@@ -291,18 +297,16 @@ class EngineOptions(Options):
         default=None, ge=16, description="longest prompt plus completion in tokens; None: the model's own"
     )
     max_batch: int | None = Field(
-        default=None, ge=1, le=1024, description="calls decoded together; None: 64, on a GPU vLLM's own number for it"
+        default=None, ge=1, le=1024, description="calls decoded in one batch; None: 64, on a GPU by the memory plan"
     )
     max_string: int = Field(
-        default=4096, ge=1, description="characters of a string in a forced call or a response_format (embedded)"
+        default=4096, ge=1, description="longest string in a forced call or a response_format (embedded), in characters"
     )
     max_items: int = Field(
-        default=256,
-        ge=1,
-        description="elements and properties in all of such JSON; what its schema demands goes past it",
+        default=256, ge=1, description="most elements and properties of such JSON; its schema may require more"
     )
     max_loras: int = Field(
-        default=3, ge=2, le=64, description="adapters that calls can use at once in vLLM: at least max_staleness + 2"
+        default=3, ge=2, le=64, description="adapters in one batch of vLLM: at least max_staleness + 2"
     )
     max_lora_rank: int = Field(default=16, ge=1, le=512, description="largest rank of an adapter in vLLM")
     tool_call_parser: str | None = Field(
@@ -314,7 +318,11 @@ class EngineOptions(Options):
     engine_args: Annotated[dict[str, Any], BeforeValidator(_from_json)] = Field(
         default_factory=dict, description='more arguments of vLLM as JSON, such as {"max-num-batched-tokens": 8192}'
     )
-    vllm_url: Urls = Field(default=(), description="vLLM servers that run already, with commas between")
+    vllm_url: Urls = Field(default=(), description="URLs of running vLLM servers, comma-separated")
+    memory_layout: Literal["auto", "side_by_side", "free_cache", "offload"] = Field(
+        default="auto", description="how sampler and learner share one GPU; auto: by the memory plan"
+    )
+    card: str | None = Field(default=None, description="plan for a GPU of this memory, such as 24GB, not for this one")
     threads: int | None = Field(
         default=None,
         ge=1,
@@ -322,7 +330,7 @@ class EngineOptions(Options):
     )
     deterministic: bool = Field(default=False, description="torch's deterministic algorithms in the learner")
     keep_tokens: int = Field(
-        default=10, ge=0, le=1_000_000, description="newest steps whose token files the token view reads; 0 keeps none"
+        default=10, ge=0, le=1_000_000, description="number of newest steps whose token files are kept; 0: none"
     )
 
     @model_validator(mode="after")
@@ -333,6 +341,7 @@ class EngineOptions(Options):
             raise ValueError("vllm_url: that is vLLM, and the engine is embedded")
         if self.vllm_url:
             self._refuse(OF_OUR_VLLM, "that is for the command line of the vLLM that runs already")
+            self._refuse(("memory_layout", "card"), "a vLLM that runs already keeps the memory that it has")
         if self.engine == "embedded":
             self._refuse(OF_VLLM, "that is an option of vLLM, and the engine is embedded")
         if len(self.train_gpus) > 1:
@@ -343,9 +352,9 @@ class EngineOptions(Options):
         return self
 
     def given(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the options that say something else than their default."""
-        usual = type(self).model_construct()
-        return tuple(name for name in names if getattr(self, name) != getattr(usual, name))
+        """Those of `names` whose value differs from the default."""
+        defaults = type(self).model_construct()
+        return tuple(name for name in names if getattr(self, name) != getattr(defaults, name))
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in self.given(names):
@@ -355,35 +364,33 @@ class EngineOptions(Options):
 class ServerOptions(Options):
     """Options of `understudy serve`."""
 
-    model: str = Field(default="tiny", min_length=1, description="base model: `tiny`, a folder, or a Hugging Face name")
-    name: Name = Field(default=DEFAULT_NAME, description="the trainable model that exists from the start")
-    project: Name = Field(default="default", description="its project")
+    model: str = Field(
+        default="tiny", min_length=1, description="base model: `tiny`, `tiny-mcp`, a folder, or a Hugging Face name"
+    )
+    name: Name = Field(default=DEFAULT_NAME, description="the trainable model that the server creates at start")
+    project: Name = Field(default="default", description="the project of that model")
     host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    dir: Path = Field(default_factory=lambda: default_dir(), description="where checkpoints and records are kept")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: a free one")
+    dir: Path = Field(default_factory=lambda: default_dir(), description="folder of checkpoints and records")
     store_url: str | None = Field(default=None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
-    durable: bool = Field(
-        default=False, description="wait for the disk at every commit: a loss of power costs nothing that was answered"
-    )
+    durable: bool = Field(default=False, description="sync every commit to disk: a power loss loses no answered call")
     api_key: str | None = Field(
-        default=None, description="key that clients must send; made and kept in `dir` beyond loopback"
+        default=None, description="key that clients must send; None: beyond loopback one is generated and kept in `dir`"
     )
-    viewer_keys: ViewerKeys = Field(
-        default=(), description="keys that may read pages and records and change nothing, with commas between"
-    )
+    viewer_keys: ViewerKeys = Field(default=(), description="read-only keys for pages and records, comma-separated")
     engine: EngineOptions = Field(default_factory=EngineOptions)
-    inference_only: bool = Field(default=False, description="serve without a learner; train requests are refused")
+    inference_only: bool = Field(default=False, description="serve without a learner; train requests are rejected")
     max_body: int = Field(default=32 * 2**20, ge=1024, description="largest request body in bytes")
     allow_origin: Origins = Field(
-        default=(), description="web pages of these origins may change things here, with commas between; no others may"
+        default=(), description="origins whose web pages may send requests that change state, comma-separated"
     )
     unclaimed_ttl: float = Field(
         default=7 * 86_400.0, gt=0, description="seconds until a recorded call that no trajectory claimed expires"
     )
     step_timeout: float = Field(
-        default=3600.0, gt=0, description="seconds without progress after which a step is given up, its learner ended"
+        default=3600.0, gt=0, description="seconds without progress after which a step fails and its learner is ended"
     )
-    parent_pid: int | None = Field(default=None, ge=1, description="end with this process (set by LocalBackend)")
+    parent_pid: int | None = Field(default=None, ge=1, description="end when this process ends (set by LocalBackend)")
 
 
 def default_dir() -> Path:

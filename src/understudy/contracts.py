@@ -1,4 +1,7 @@
-"""The narrow protocols that plugins and users implement, each with its failure policy, and the events of trace sinks."""
+"""The protocols that plugins and users implement, with their failure policies, and the events of trace sinks.
+
+The `id` of an event is deterministic: rebuilding the event from the server's records yields the same id.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from .wire import RolloutTrace
 
 @dataclass(frozen=True)
 class RunStarted:
-    """A run begins, or goes on after a restart under the same id. `settings`: its options as JSON."""
+    """A run starts, or resumes after a restart under the same id. `settings`: its options as JSON."""
 
     run: str
     model: str
@@ -23,12 +26,13 @@ class RunStarted:
 
     @property
     def id(self) -> str:
+        """One per run and model."""
         return f"{self.run}/{self.model}/started"
 
 
 @dataclass(frozen=True)
 class GroupsFinished:
-    """Groups of rollouts, as the server keeps them. `step` is the policy's when they began."""
+    """Groups of rollouts ended. `groups`: ids; `rollouts`: the server's records; `step`: the policy's."""
 
     run: str
     split: str
@@ -38,49 +42,52 @@ class GroupsFinished:
 
     @property
     def id(self) -> str:
+        """One per set of groups, in order."""
         return f"{self.run}/{self.split}/{self.step}/{digest(*self.groups)}"
 
 
 @dataclass(frozen=True)
 class EvaluationFinished:
-    """An evaluation of a checkpoint: its means by name, and its rollouts."""
+    """A checkpoint was evaluated. `metrics`: means over the rollouts, by name."""
 
     run: str
     model: str
     split: str
     step: int
-    at: float
+    at: float  # unix seconds
     metrics: Mapping[str, float]
     groups: tuple[str, ...] = ()
     rollouts: tuple[RolloutTrace, ...] = ()
 
     @property
     def id(self) -> str:
-        groups = digest(*sorted(self.groups))  # the records list them as they ended
+        """One per set of groups, in any order: the records list groups in order of their end."""
+        groups = digest(*sorted(self.groups))
         return f"{self.run}/{self.model}/{self.split}/{self.step}/evaluation/{groups}"
 
 
 @dataclass(frozen=True)
 class StepFinished:
-    """A train request was answered; `step` is the model's afterwards, `began` the one with which its rollouts began.
-    `metrics`: see docs/metrics.md. `untrained`: names a request that changed nothing; "" where a step was made."""
+    """A train request was answered. `step`: the model's afterwards; `began`: the step at which its rollouts began.
+    `metrics`: see docs/metrics.md. `untrained`: identifies a request that changed nothing, else ""."""
 
     run: str
     model: str
     step: int
     began: int
-    at: float
+    at: float  # unix seconds
     metrics: Mapping[str, float]
     untrained: str = ""
 
     @property
     def id(self) -> str:
+        """One per step, and one per request that changed nothing."""
         return f"{self.run}/{self.model}/{self.step}/step{self.untrained and f'/{self.untrained}'}"
 
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """A LoRA was written. `path`: the folder on this machine where the sink asks for files, else on the server's."""
+    """A LoRA was written. `path`: folder, on this machine if the sink has `checkpoint_files`, else on the server."""
 
     run: str
     model: str
@@ -90,17 +97,18 @@ class CheckpointSaved:
 
     @property
     def id(self) -> str:
+        """One per step."""
         return f"{self.run}/{self.model}/{self.step}/checkpoint"
 
 
 @dataclass(frozen=True)
 class Alert:
-    """A sign that a run goes wrong: the metric's value, the limit it crossed, and what to look at."""
+    """A metric crossed its limit, which suggests that the run fails. `message`: what to look at."""
 
     run: str
     model: str
     step: int
-    at: float
+    at: float  # unix seconds
     kind: str
     message: str
     value: float
@@ -108,37 +116,38 @@ class Alert:
 
     @property
     def id(self) -> str:
+        """One per step and kind."""
         return f"{self.run}/{self.model}/{self.step}/alert/{self.kind}"
 
 
 TraceEvent: TypeAlias = RunStarted | GroupsFinished | EvaluationFinished | StepFinished | CheckpointSaved | Alert
-"""Events carry ids that stay the same when they are made again from the server's records."""
+"""The events that a trace sink receives."""
 
 
 @runtime_checkable
 class TraceSink(Protocol):
-    """Where rollouts and steps are shown. Subclass it and override what the tool can show.
+    """Sends rollouts and steps to a tracing tool. Subclass it and override the methods that the tool supports.
 
-    The methods are called in one background thread of the sink's own, in order, and may block. An event comes again
-    after a failure or a restart, with the same id: showing it twice must leave one. What a method raises is warned
-    about once per kind, and the event is delivered later; training never stops for it. `name`: of the sink in messages
-    and notes. `checkpoint_files`: whether `CheckpointSaved.path` must be a folder on this machine.
+    Every sink has its own background thread, which calls the methods in order; they may block. After a failure or a
+    restart an event is delivered again with the same id, so handling an event twice must have the effect of once. An
+    exception is logged once per kind, and the event is delivered later; it never stops training. `name`: the sink's
+    name in messages. `checkpoint_files`: whether `CheckpointSaved.path` must be a folder on this machine.
     """
 
     name: str
     checkpoint_files: bool = False
 
     def check(self) -> None:
-        """Raise ConfigError for credentials that the tool refuses, ConnectionError where it does not answer: before the
-        run, within seconds."""
+        """Called before the run; must return within seconds. Raise ConfigError for rejected credentials, and
+        ConnectionError if the tool does not respond."""
         return
 
     def run_started(self, event: RunStarted) -> None:
-        """A run begins, or goes on."""
+        """A run starts or resumes."""
         del event
 
     def groups_finished(self, event: GroupsFinished) -> None:
-        """Rollouts of a split ended; show each under its own id."""
+        """Rollouts of a split ended. Send every rollout under its own id."""
         del event
 
     def evaluation_finished(self, event: EvaluationFinished) -> None:
@@ -146,7 +155,7 @@ class TraceSink(Protocol):
         del event
 
     def step_finished(self, event: StepFinished) -> None:
-        """A step's metrics."""
+        """A train request was answered."""
         del event
 
     def checkpoint_saved(self, event: CheckpointSaved) -> None:
@@ -154,20 +163,21 @@ class TraceSink(Protocol):
         del event
 
     def alert(self, event: Alert) -> None:
-        """A sign that the run goes wrong."""
+        """A metric crossed its limit."""
         del event
 
     def closed(self) -> None:
-        """The run has ended: send what is held back. Another run may follow."""
+        """The run has ended: flush buffered events. Another run may follow."""
         return
 
 
 class Judge(Protocol):
-    """Scores a group. One that fails is asked once more, then the group is dropped, counted; returning None drops it too."""
+    """Scores the rollouts of a group. After a failure it is called once more; then the group is dropped and counted.
+    Returning None drops the group too."""
 
     def __call__(self, group: TrajectoryGroup) -> Awaitable[TrajectoryGroup | None]: ...
 
 
 def digest(*parts: str) -> str:
-    """16 hex digits of these texts, the same in every process."""
+    """16 hex digits of the SHA-256 of `parts`, the same in every process."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

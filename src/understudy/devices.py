@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, as nvidia-smi and CUDA_VISIBLE_DEVICES tell them: for processes that import no torch."""
+"""The GPUs that this process may use, by nvidia-smi and CUDA_VISIBLE_DEVICES, without importing torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .errors import ConfigError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUERY = "index,name,memory.total,memory.free,compute_cap,uuid"
@@ -21,7 +21,8 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Gpu:
-    """`index` is nvidia-smi's. Memory in bytes. `capability` is CUDA's compute capability, such as (8, 0)."""
+    """A GPU. `index` is nvidia-smi's; `total` and `free` are bytes; `capability` is CUDA's compute capability, such as
+    (8, 0)."""
 
     index: int
     name: str
@@ -32,6 +33,7 @@ class Gpu:
 
     @property
     def has_bfloat16(self) -> bool:
+        """Whether it computes in bfloat16."""
         return has_bfloat16(self.capability)
 
 
@@ -41,60 +43,75 @@ def has_bfloat16(capability: tuple[int, int]) -> bool:
 
 
 def automatic_dtype(capabilities: Sequence[tuple[int, int]]) -> str:
-    """What `--dtype auto` stands for on these GPUs: bfloat16, float16 where one of them has none; float32 on a CPU."""
+    """The precision that `--dtype auto` stands for on GPUs of these capabilities: bfloat16, or float16 if one of them
+    lacks it; float32 without a GPU.
+
+    >>> automatic_dtype([(8, 0), (7, 5)]), automatic_dtype([])
+    ('float16', 'float32')
+    """
     if not capabilities:
         return "float32"
     return "bfloat16" if all(map(has_bfloat16, capabilities)) else "float16"
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Those that CUDA_VISIBLE_DEVICES shows, in its order; without it all, by index. None where there is no NVIDIA driver. A
-    driver that fails is logged, and counts as none."""
+    """The GPUs in the order of CUDA_VISIBLE_DEVICES; if it is not set, all by index. Empty without an NVIDIA driver. A
+    driver that fails is logged, and the result is empty."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=_SECONDS,
             check=True,
         ).stdout
-        return visible(tuple(_gpu(line) for line in told.splitlines() if line.strip()), os.environ.get(VISIBLE))
+        return visible(tuple(_gpu(line) for line in output.splitlines() if line.strip()), os.environ.get(VISIBLE))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        log.warning("nvidia-smi failed (%s); no GPU is used unless --device says so", error)
+        logger.warning("nvidia-smi failed (%s); no GPU is used unless --device names one", error)
         return ()
 
 
-def visible(found: tuple[Gpu, ...], shown: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that a value of CUDA_VISIBLE_DEVICES shows: indices, or UUIDs or how one begins. As CUDA reads it, the list
-    ends at the first entry that names none; that entry is logged. None shows all."""
+def visible(installed: tuple[Gpu, ...], shown: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that a value of CUDA_VISIBLE_DEVICES shows; all for None.
+
+    An entry is an index, a UUID or the start of one. As in CUDA, the list ends at the first entry that is not exactly
+    one GPU; that entry is logged."""
     if shown is None:
-        return found
+        return installed
     kept: list[Gpu] = []
     for entry in (part.strip() for part in shown.split(",")):
         named = [
-            gpu for gpu in found if (entry == str(gpu.index) or (entry[:1].isalpha() and gpu.uuid.startswith(entry)))
+            gpu
+            for gpu in installed
+            if (entry == str(gpu.index) or (entry[:1].isalpha() and gpu.uuid.startswith(entry)))
         ]
         if len(named) != 1 or named[0] in kept:
             if entry not in ("", "-1"):
-                mig = ", and parts of a GPU (MIG) cannot be planned for" if entry.startswith("MIG") else ""
-                log.warning("%s=%s: %r names none of this machine's GPUs once%s", VISIBLE, shown, entry, mig)
+                mig = "; a part of a GPU (MIG) is not supported" if entry.startswith("MIG") else ""
+                logger.warning(
+                    "%s=%s: %r names no GPU of this machine, several, or one twice; it and later entries are ignored%s",
+                    VISIBLE,
+                    shown,
+                    entry,
+                    mig,
+                )
             break
         kept += named
     return tuple(kept)
 
 
-def chosen(indices: tuple[int, ...], found: tuple[Gpu, ...], option: str) -> tuple[Gpu, ...]:
-    """The GPUs of these indices; the first one for none. Raises ConfigError naming the option."""
-    by_index = {gpu.index: gpu for gpu in found}
+def chosen(indices: tuple[int, ...], available: tuple[Gpu, ...], option: str) -> tuple[Gpu, ...]:
+    """The GPUs with these indices; the first available one for no indices. Raises ConfigError that names the option."""
+    by_index = {gpu.index: gpu for gpu in available}
     missing = [index for index in indices if index not in by_index]
     if missing:
         have = ", ".join(str(index) for index in by_index) or "none"
         only = f" that {VISIBLE}={os.environ[VISIBLE]} shows" if os.environ.get(VISIBLE) is not None else ""
         raise ConfigError(f"--{option}: this machine has no GPU {missing[0]}{only} (it has: {have})")
-    return tuple(by_index[index] for index in indices) or found[:1]
+    return tuple(by_index[index] for index in indices) or available[:1]
 
 
 def _gpu(line: str) -> Gpu:

@@ -1,18 +1,18 @@
-"""Every error Understudy raises: one class per boundary.
+"""The errors that Understudy raises: one class per boundary.
 
 UnderstudyError
 ├── ConfigError            an option, argument or file of the user's is wrong; names the field
 ├── MissingExtraError      an optional package is not installed; the message is the pip command
 ├── WrongLoopError         a sync method was called inside a running event loop; names its async twin
 ├── RolloutError           rollouts failed: timeout, too many exceptions, a return value of the wrong kind
-├── CaptureError           a model call could not be captured; ends a gathering, as every rollout has the same fault
-│   ├── LeakError          a request to another LLM left during a capture, past it
-│   └── SharedStateError   two rollouts met in one thread or store namespace
+├── CaptureError           a model call could not be captured; stops all rollouts, because all share the fault
+│   ├── LeakError          a request to another LLM bypassed the capture
+│   └── SharedStateError   two rollouts used the same thread or store namespace
 ├── BackendError           the local server could not be started, found or kept alive
-├── ServerError            the server refused or failed a request (carries status, code and field)
-│   └── UnreachableError   no answer: nothing listens, the connection broke, or it timed out
-├── LlmError               another LLM (a judge, say) gave no usable answer; carries its kind
-├── BudgetExceeded         the next question to another LLM would exceed `max_cost`
+├── ServerError            the server rejected or failed a request (carries status, code and field)
+│   └── UnreachableError   no response: nothing listens, the connection broke, or it timed out
+├── LlmError               another LLM (a judge, for example) gave no usable answer; carries its kind
+├── BudgetExceeded         the next request to another LLM would exceed `max_cost`
 ├── TrainError             a train request was not applied; carries the reason
 ├── EngineError            the sampler or learner process failed
 │   └── OutOfMemory        with the setting to lower
@@ -29,11 +29,11 @@ IMPORT_FROM = opmap["IMPORT_FROM"]
 
 
 def missing_name(module: str, name: str, hint: str) -> AttributeError | ImportError:
-    """The error of a module's `__getattr__` for a name of another library, with what to use instead.
+    """The error that a module's `__getattr__` raises for a name of another library; `hint` says what to use instead.
 
-    Python drops an AttributeError's text in `from module import name`; there it is an ImportError, which passes through.
-    To be called by `__getattr__` itself: the frame above it is the one that wants the name."""
-    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # nothing else tells the two kinds of access apart
+    In `from module import name` Python discards an AttributeError's text, so there the error is an ImportError.
+    Call it directly in `__getattr__`: it inspects the caller's caller, the frame that accesses the name."""
+    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # no public API tells the two accesses apart
     imports = caller.f_code.co_code[caller.f_lasti] == IMPORT_FROM
     return (ImportError if imports else AttributeError)(f"{module!r} has no {name!r}: {hint}", name=name)
 
@@ -63,19 +63,19 @@ class WrongLoopError(UnderstudyError, RuntimeError):
 
 
 class RolloutError(UnderstudyError, RuntimeError):
-    """Rollouts failed in a way that the caller must see."""
+    """Rollouts failed: they timed out, too many raised, or one returned a value of the wrong type."""
 
 
 class CaptureError(UnderstudyError, RuntimeError):
-    """A model call was not captured, or could not be."""
+    """A model call was not captured, or cannot be."""
 
 
 class LeakError(CaptureError):
-    """A request to another LLM left during a capture, past it: names its URL and the line that made it."""
+    """A request to another LLM bypassed the capture. The message names its URL and the line that sent it."""
 
 
 class SharedStateError(CaptureError):
-    """Two rollouts met in one thread of a checkpointer, or one namespace of a store."""
+    """Two rollouts used the same thread of a checkpointer, or the same namespace of a store."""
 
 
 class BackendError(UnderstudyError, RuntimeError):
@@ -83,7 +83,7 @@ class BackendError(UnderstudyError, RuntimeError):
 
 
 class ServerError(UnderstudyError, RuntimeError):
-    """The server refused or failed a request."""
+    """The server rejected or failed a request. `status`: HTTP status; `code`: OpenAI's; `param`: the faulty field."""
 
     def __init__(
         self, message: str, *, status: int = 500, code: str = "server_error", param: str | None = None
@@ -95,7 +95,7 @@ class ServerError(UnderstudyError, RuntimeError):
 
 
 class UnreachableError(ServerError, ConnectionError):
-    """The server gave no answer."""
+    """The server did not respond: nothing listens, the connection broke, or it timed out."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=503, code="unreachable")
@@ -105,11 +105,12 @@ LlmErrorKind = Literal["refused", "filtered", "cut", "empty", "invalid", "failed
 
 
 class LlmError(UnderstudyError, RuntimeError):
-    """Another LLM gave no usable answer, after the retries that make sense for this kind of failure.
+    """Another LLM gave no usable answer, after the retries that this kind of failure allows.
 
-    refused: the model declined. filtered: the provider's content filter. cut: the answer reached its token limit. empty: no
-    text. invalid: no JSON that fits, also when asked again. failed: the provider refused the request, or failed until the
-    retries were used up. timeout: no answer in time. authentication, quota: the account; every further question fails too.
+    refused: the model declined. filtered: the provider's content filter blocked it. cut: the answer reached its token
+    limit. empty: no text. invalid: no JSON that fits the schema, even after a retry. failed: the provider rejected the
+    request, or the retries ran out. timeout: no answer in time. authentication, quota: an account error, which every
+    further request would repeat.
     """
 
     def __init__(self, message: str, *, kind: LlmErrorKind = "failed") -> None:
@@ -118,12 +119,12 @@ class LlmError(UnderstudyError, RuntimeError):
 
     @property
     def lasting(self) -> bool:
-        """Whether every further question fails alike."""
+        """Whether every further request would fail with the same error."""
         return self.kind in ("authentication", "quota")
 
 
 class BudgetExceeded(UnderstudyError, RuntimeError):
-    """The money that `max_cost` allows for other LLMs is spent."""
+    """The budget `max_cost` for other LLMs is spent. Amounts are in USD."""
 
     def __init__(self, message: str, *, max_cost: float = 0.0, spent: float = 0.0) -> None:
         super().__init__(message)
@@ -132,7 +133,7 @@ class BudgetExceeded(UnderstudyError, RuntimeError):
 
 
 class TrainError(UnderstudyError, RuntimeError):
-    """A train request was not applied. `reason` is a short code, the message says what to do."""
+    """A train request was not applied. `reason` is a short code; the message says what to do."""
 
     def __init__(self, message: str, *, reason: str = "failed") -> None:
         super().__init__(message)
@@ -140,7 +141,7 @@ class TrainError(UnderstudyError, RuntimeError):
 
 
 class EngineError(UnderstudyError, RuntimeError):
-    """The sampler or the learner process failed."""
+    """The sampler process or the learner process failed."""
 
 
 class OutOfMemory(EngineError, MemoryError):

@@ -1,4 +1,4 @@
-"""The pip command that installs an extra of this package, from where the package itself came."""
+"""The pip command that installs an extra of this package, from the source that the package was installed from."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 DISTRIBUTION = "understudy"
-"""Of the same name on the package index is another project: a hint must not lead there."""
+"""Name of the distribution. The package index has another project of this name, so no command may install it from
+there."""
 
 
 def install_command(extra: str) -> str:
-    """`pip install ...` for an extra: from the checkout, wheel or repository that this package was installed from, else
-    from a checkout in the current folder."""
+    """`pip install ...` for an extra, from the checkout, wheel or repository of this installation; else from a checkout
+    in the current folder."""
     try:
         origin = distribution(DISTRIBUTION).read_text("direct_url.json")
     except PackageNotFoundError:
@@ -23,7 +24,11 @@ def install_command(extra: str) -> str:
 
 
 def command_from(origin: Mapping[str, object], extra: str) -> str:
-    """The command for an origin as PEP 610 records it (`direct_url.json`)."""
+    """The command for an origin as PEP 610 records it (`direct_url.json`).
+
+    >>> command_from({"url": "file:///srv/understudy", "dir_info": {"editable": True}}, "server")
+    'pip install -e "/srv/understudy[server]"'
+    """
     url = str(origin.get("url", ""))
     match origin:
         case {"dir_info": {"editable": True}}:

@@ -1,20 +1,20 @@
-"""The door for integrations: the names that an adapter to an agent framework may import, beside those of `understudy`.
+"""The names that an adapter to an agent framework may import, beside those of `understudy`.
 
-- Capture: run the agent inside `capturing(trajectory)`; send each model call with `call_headers(...)`, at the temperature of
-  `forced_temperature()` and within `completion_limit()`; read what the agent logged with `logged_reward`. `call_answered` tells
-  after which call rewards are logged. `LoopTransport`
-  is the httpx transport of a client that several event loops share. `is_labelled` tells a recorded call from a request to
-  another LLM. What a rollout has for itself is given back by `on_capture_end`.
-- Tools: keep when each ran as a `ToolRun` in `Trajectory.tool_runs`.
-- Observation: describe calls of the app's own models as `Call`s, and turn them into conversations with `histories_of`;
-  `continues` tells which of them a graph's state continues.
-- Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`; turn what the agent returned into a
-  reward with `as_reward`; keep what it raised with `as_rollout_exception`.
-- Comparisons: options and result of `understudy.compare`, and `lines_of` it; an `EndpointModel` answers in place of the trained model, at its `endpoint`; what
-  answers there `is_outside` of all captures.
-- Trace sinks: the events that `understudy.TraceSink` is given, rollouts with their calls, and the same as spans with fixed
-  ids and times (`rollout_spans`), sent by `OtlpSender`; `DeliveryError` says that a tool did not take an event.
-- Other LLMs: ask one with `Llm`, inside `budget(max_cost)`, whose `Spending` is the ledger.
+- Capture: run the agent inside `capturing(trajectory)`. Send each model call with `call_headers(...)`, at the temperature
+  of `forced_temperature()` and with at most `completion_limit()` tokens. `call_answered` notes that a call was answered, so
+  that later logged rewards are credited to it; `logged_reward` is their sum. `LoopTransport` is an httpx transport
+  for a client that several event loops share. `is_labelled` tells a recorded call from a request to another LLM.
+  `on_capture_end` registers a callback that releases what a rollout holds.
+- Tools: add each execution as a `ToolRun` to `Trajectory.tool_runs`.
+- Observation: describe calls of the app's own models as `Call`s. `histories_of` turns them into conversations;
+  `continues` tells whether one conversation begins with the messages of another.
+- Rollouts: read a scenario with `scenario_id`, `scenario_fields` and `scenario_text`. `as_reward` turns the agent's return
+  value into a reward, `as_rollout_exception` its exception into a record.
+- Comparisons: options and results of `understudy.compare`, and `lines_of` a result. An `EndpointModel` answers at its
+  `endpoint` in place of the trained model; its calls are outside of all captures (`is_outside`).
+- Trace sinks: the events that an `understudy.TraceSink` receives, and rollouts as spans with fixed ids and times
+  (`rollout_spans`), which `OtlpSender` sends. `DeliveryError`: a server did not accept them.
+- Other LLMs: send requests with `Llm` inside `budget(max_cost)`, whose `Spending` is the ledger.
 - Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page;
   `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
 """
@@ -60,6 +60,7 @@ from .llms.llm import Llm
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
 from .tool_runs import ToolRun
+from .tracing.json_text import json_text
 from .tracing.names import resolve_sinks
 from .tracing.otlp import Attribute, DeliveryError, OtlpSender, OtlpSpan
 from .tracing.sampling_rate import checked_rate, is_sampled
@@ -144,6 +145,7 @@ __all__ = [
     "is_labelled",
     "is_outside",
     "is_sampled",
+    "json_text",
     "lines_of",
     "logged_reward",
     "new_id",

@@ -1,4 +1,4 @@
-"""Plugins found by entry point and loaded only when asked for by name."""
+"""Plugins: objects that other packages offer as entry points. They are loaded only by name."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from typing import Literal
 from .errors import ConfigError
 
 PluginGroup = Literal["understudy.sinks", "understudy.commands"]
+"""Entry point groups: trace sinks, and commands of the command line."""
 
 
 def names(group: PluginGroup) -> list[str]:
-    """What is installed, sorted; nothing is loaded."""
+    """The names of the installed plugins, sorted. Nothing is loaded."""
     return sorted({point.name for point in entry_points(group=group)})
 
 
 def load(group: PluginGroup, name: str) -> object:
-    """The object behind one entry point. Raises ConfigError: unknown (lists what there is), doubled, or broken."""
-    found: list[EntryPoint] = [point for point in entry_points(group=group) if point.name == name]
-    if not found:
-        raise ConfigError(f"no plugin {name!r} in {group!r}: installed are {names(group) or 'none'}")
-    if len({point.value for point in found}) > 1:
-        raise ConfigError(f"plugin {name!r} in {group!r} is offered twice: {sorted(point.value for point in found)}")
+    """The object behind one entry point. Raises ConfigError for a name that is unknown, ambiguous, or cannot be
+    loaded."""
+    points: list[EntryPoint] = [point for point in entry_points(group=group) if point.name == name]
+    if not points:
+        raise ConfigError(f"no plugin {name!r} in {group!r}; installed: {', '.join(names(group)) or 'none'}")
+    if len({point.value for point in points}) > 1:
+        raise ConfigError(
+            f"plugin {name!r} in {group!r} is defined twice: {sorted(point.value for point in points)}; uninstall one of them"
+        )
     try:
-        return found[0].load()
+        return points[0].load()
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"plugin {name!r} ({found[0].value}) cannot be loaded: {error}") from error
+        raise ConfigError(f"plugin {name!r} ({points[0].value}) cannot be loaded: {error}") from error

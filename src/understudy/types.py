@@ -1,7 +1,4 @@
-"""The nouns of Understudy: calls, trajectories, groups, scenarios and results.
-
-`Call` is recorded and never changes. `Trajectory`, `TrajectoryGroup` and `History` are filled in by users, and mutable.
-"""
+"""The types that every part shares. `Call` is immutable; users fill in `Trajectory`, `TrajectoryGroup`, `History`."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from .choices import as_choice, as_entry, as_message, mark_of
 from .tool_runs import ToolRun
 
 Json: TypeAlias = Any
-"""A JSON value. (Recursive aliases make pydantic and editors slow; the name says what is meant.)"""
+"""A JSON value, typed as Any: a recursive alias makes pydantic and editors slow."""
 Message: TypeAlias = dict[str, Json]
 """One chat message in OpenAI's shape."""
 Tool: TypeAlias = dict[str, Json]
@@ -40,36 +37,40 @@ Metric: TypeAlias = float | int | bool
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id such as `traj-5f0c...`: sorts by nothing, unique everywhere."""
+    """A random, globally unique id such as `traj-5f0c...`. Ids have no order."""
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
 class CallStatus(StrEnum):
+    """How a call ended, which decides whether its tokens may be trained."""
+
     COMPLETE = "complete"  # ended by a stop token, a stop string or a tool call
-    TRUNCATED = "truncated"  # ended by max_tokens; still a target
-    CANCELLED = "cancelled"  # the client went away; never trained
+    TRUNCATED = "truncated"  # ended by max_tokens; still trained
+    CANCELLED = "cancelled"  # the client disconnected; never trained
     FAILED = "failed"  # the engine gave no usable answer; never trained
 
     @property
     def usable(self) -> bool:
-        """Whether the app got an answer that can be trained."""
+        """Whether the call has an output that can be trained."""
         return self in (CallStatus.COMPLETE, CallStatus.TRUNCATED)
 
 
 CUT_OFF: Final = "length"
-"""The finish reason of an output that its limit of tokens cut off, in OpenAI's dialect: its status is TRUNCATED."""
+"""OpenAI's finish reason of an output that reached its token limit. The output's status is TRUNCATED."""
 
 
 class Frozen(BaseModel):
+    """Base of the immutable types. Unknown fields are errors."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 GREEDY_BELOW = 1e-5
-"""Below this temperature engines take the likeliest token (vLLM's own bound)."""
+"""Below this temperature an engine decodes greedily (vLLM's own threshold)."""
 
 
 class Sampling(Frozen):
-    """The settings that shaped the sampling distribution of a call."""
+    """The sampling settings of a call: the learner needs them to compute the same distribution."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -78,8 +79,8 @@ class Sampling(Frozen):
 
 
 class CallOutput(Frozen):
-    """One choice of a call. `logprobs[i]` belongs to `token_ids[i]`; NaN where the engine gave none, null in JSON.
-    `parse_failure`: tools were offered, and the text looked like a call and was none."""
+    """One choice of a call. `logprobs[i]` is the logprob of `token_ids[i]` in nats: NaN if the engine gave none (null
+    in JSON). `parse_failure`: tools were offered, and the text looks like a tool call but does not parse as one."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -92,7 +93,7 @@ class CallOutput(Frozen):
     @field_validator("logprobs", mode="before")
     @classmethod
     def _missing(cls, values: Iterable[float | None]) -> tuple[float, ...]:
-        """A missing logprob is `math.nan` itself, so that equal outputs compare as equal."""
+        """Missing logprobs become the object `math.nan`: tuples compare it by identity, so equal outputs are equal."""
         return tuple(math.nan if value is None or value != value else value for value in values)
 
     @field_serializer("logprobs", when_used="json")
@@ -101,7 +102,7 @@ class CallOutput(Frozen):
 
 
 class CallOrigin(Frozen):
-    """Where in the user's app a call was made, as the adapter saw it."""
+    """Where in the user's app a call was issued, as the adapter observed it."""
 
     node: str | None = None
     step: int | None = None
@@ -111,12 +112,12 @@ class CallOrigin(Frozen):
     model: str | None = None
     tags: tuple[str, ...] = ()
     kind: str | None = None  # class name of the app's chat model, such as "ChatOpenAI"
-    source: str | None = None  # the framework's own word for who calls: LangChain's `lc_source`, "summarization"
-    unused: bool = False  # known when the rollout has ended: a retry or a node that ran again threw the output away
+    source: str | None = None  # the framework's own label of the caller: LangChain's `lc_source`, "summarization"
+    unused: bool = False  # the app discarded the output (a retry, a repeated node); set at the rollout's end
 
 
 class Call(Frozen):
-    """One recorded model call: the unit of recording."""
+    """One model call as the server recorded it: the messages, and the exact token ids that training uses."""
 
     id: str
     trajectory_id: str
@@ -124,7 +125,7 @@ class Call(Frozen):
     step: int
     status: CallStatus
     sampling: Sampling
-    constrained: str | None = None  # why the recorded logprobs are unusable (a grammar, a penalty ...)
+    constrained: str | None = None  # why the recorded logprobs are unusable (a grammar, a penalty, ...)
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] | None
     prompt_ids: tuple[int, ...]
@@ -137,7 +138,7 @@ class Call(Frozen):
 
 
 class CallRef(Frozen):
-    """One choice of one recorded call."""
+    """A reference to one choice of one recorded call. A trajectory claims its calls by these."""
 
     call_id: str
     index: int = Field(default=0, ge=0, lt=2**31)
@@ -153,27 +154,27 @@ class RolloutException(Frozen):
 
 
 PlaceName = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
-"""A name that lists are filtered by: database indexes bound its length, and PostgreSQL takes no NUL."""
+"""A name in an indexed column. Database indexes limit its length, and PostgreSQL rejects NUL."""
 
 
 class RolloutPlace(Frozen):
-    """Where a rollout belongs; None where nobody knows. A rollout knows its own place, its group fills in the rest."""
+    """Run, split, step, scenario and group of a rollout; None: unknown. The group fills in missing fields."""
 
-    run: PlaceName | None = None  # one call of Trainer.train or evaluate, or the name that several of them share
-    split: PlaceName | None = None  # "train", "val", "val-sampled", or a word of the user's own
-    step: int | None = Field(default=None, ge=0, lt=2**31)  # the (first) model's when the iteration began
+    run: PlaceName | None = None  # one call of Trainer.train or evaluate, or a name that several calls share
+    split: PlaceName | None = None  # "train", "val", "val-sampled", or the user's own split
+    step: int | None = Field(default=None, ge=0, lt=2**31)  # the (first) model's step when the iteration began
     scenario: PlaceName | None = None  # the scenario's id
-    group: PlaceName | None = None  # rollouts that were gathered to be compared; unique over all runs
-    index: int | None = Field(default=None, ge=0, lt=2**31)  # in the group, from 0 on, failed rollouts included
+    group: PlaceName | None = None  # id of its TrajectoryGroup; unique over all runs
+    index: int | None = Field(default=None, ge=0, lt=2**31)  # in the group, from 0; failed rollouts count
 
     def filled(self, known: RolloutPlace, index: int | None = None) -> RolloutPlace:
-        """This place, with what it leaves open taken from `known`, and the index from `index`."""
+        """A copy whose None fields are taken from `known`, and whose index, if None, is `index`."""
         values: dict[str, Json] = known.model_dump() | ({} if index is None else {"index": index})
         return RolloutPlace.model_validate(values | self.model_dump(exclude_none=True))
 
 
 class History(BaseModel):
-    """One conversation: messages, and the choices that were sampled in it."""
+    """One conversation: messages, and the choices that the model sampled. Choices are trained, messages are context."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -183,7 +184,7 @@ class History(BaseModel):
     @field_validator("messages_and_choices", mode="plain")
     @classmethod
     def _as_they_are(cls, items: Any) -> list[MessageOrChoice]:
-        """Messages stay the dicts they are: OpenAI's types would drop `reasoning_content` and turn tool calls into iterators."""
+        """Keep messages as dicts: OpenAI's types would drop `reasoning_content` and turn tool calls into iterators."""
         if not isinstance(items, list | tuple):
             raise ValueError(f"a list of messages and choices is needed, got {type(items).__name__} {items!r:.80}")
         return [as_entry(item) for item in cast(Iterable[object], items)]
@@ -193,22 +194,22 @@ class History(BaseModel):
         return write(self.entries())
 
     def entries(self) -> list[MessageOrChoice]:
-        """The messages and choices; a choice that litellm made is the OpenAI SDK's."""
+        """The messages and choices. litellm's choices are converted to the OpenAI SDK's."""
         return [as_choice(item) or item for item in self.messages_and_choices]
 
     def messages(self) -> list[ChatCompletionMessageParam]:
-        """The conversation as plain messages, to be sent with the next request."""
+        """The conversation as plain messages, for the next request."""
         return [as_message(item) for item in self.messages_and_choices]
 
     def call_refs(self) -> list[CallRef]:
-        """The recorded calls that the choices remember, in order, each once."""
+        """The recorded calls that the choices carry, in order, without duplicates."""
         refs = [call_ref(item) for item in self.entries() if isinstance(item, Choice)]
         return list(dict.fromkeys(ref for ref in refs if ref is not None))
 
 
 class RenderedHistory(Frozen):
-    """A conversation without recorded calls: the learner renders it with the chat template.
-    `targets` are the indexes of the assistant messages to train on."""
+    """A conversation without recorded calls, which the learner renders with the chat template and tokenises.
+    `targets`: indexes into `messages` of the assistant messages to train on."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] | None = None
@@ -216,23 +217,23 @@ class RenderedHistory(Frozen):
 
 
 class Trajectory(History):
-    """What a rollout leaves: its conversation, calls, reward, metrics, metadata, logs, or its exception."""
+    """The result of a rollout: conversation, calls, reward, metrics, metadata, logs, or the exception that ended it."""
 
     id: str = Field(default_factory=lambda: new_id("traj"))
     additional_histories: list[History] = Field(default_factory=list[History])
-    reward: float | None = None  # None: unscored, stays out of advantages
+    reward: float | None = None  # None: unscored, excluded from advantages
     metrics: dict[str, Metric] = Field(default_factory=dict[str, Metric])
     metadata: dict[str, Json] = Field(default_factory=dict[str, Json])
     logs: list[str] = Field(default_factory=list[str])
     exception: RolloutException | None = None
-    captured: bool = False  # its calls carry its id: every call recorded under it belongs to it
+    captured: bool = False  # True: every call recorded under its id belongs to it
     weights: dict[str, float] = Field(default_factory=dict[str, float])  # by call id; 0: not trained; missing: 1
-    call_rewards: dict[str, float] = Field(default_factory=dict[str, float])  # call id -> what was earned after it
-    unused: list[str] = Field(default_factory=list[str])  # ids of calls whose output was thrown away
+    call_rewards: dict[str, float] = Field(default_factory=dict[str, float])  # by call id: reward earned after the call
+    unused: list[str] = Field(default_factory=list[str])  # ids of calls whose output the app discarded
     tool_runs: list[ToolRun] = Field(default_factory=list[ToolRun])  # in order of start, timed by the adapter
     started_at: float = Field(default_factory=time.time)
     ended_at: float | None = None
-    place: RolloutPlace = RolloutPlace()  # filled in by what gathers, trains and logs it
+    place: RolloutPlace = RolloutPlace()  # filled in by the functions that gather, train and log it
 
     @field_validator("reward")
     @classmethod
@@ -254,19 +255,19 @@ class Trajectory(History):
         self.logs.append(message)
 
     def for_logging(self) -> dict[str, Json]:
-        """Reward, metrics, metadata, logs and the messages, each with whether it is `trainable`."""
+        """Reward, metrics, metadata, logs and messages as JSON. Each message has a flag `trainable`: it was sampled."""
         messages = [{**as_message(item), "trainable": isinstance(item, Choice)} for item in self.entries()]
         return self.model_dump(include={"reward", "metrics", "metadata", "logs"}) | {"messages": messages}
 
     def finish(self) -> Trajectory:
-        """Note the end and the `duration` metric in seconds; returns itself."""
+        """Set `ended_at` and the metric `duration` (seconds). Returns the trajectory itself."""
         self.ended_at = time.time()
         self.metrics["duration"] = self.ended_at - self.started_at
         return self
 
     @asynccontextmanager
     async def track_duration(self, name: str) -> AsyncGenerator[None]:
-        """Add the seconds spent inside to the metric `{name}_duration`."""
+        """Add the seconds spent in the block to the metric `{name}_duration`."""
         started = time.monotonic()
         try:
             yield
@@ -276,16 +277,14 @@ class Trajectory(History):
 
 
 PendingRollout: TypeAlias = Awaitable[Trajectory] | Callable[[], Awaitable[Trajectory]]
-"""A rollout that has not run: a coroutine, or (so that it can be run again) a callable that gives one."""
+"""A rollout that has not run: an awaitable, or a callable that returns one (only a callable can be retried)."""
 
 
 class TrajectoryGroup(BaseModel):
-    """Rollouts of the same scenario, compared with each other.
+    """Rollouts of the same scenario. Advantages compare the rewards inside a group.
 
-    Built from trajectories, or from coroutines (or callables that give one): these stay `pending` until
-    `gather_trajectory_groups` runs them. Exceptions among the items go to `exceptions`. `place` is what its rollouts have in
-    common.
-    """
+    Items are trajectories, exceptions, and awaitables or callables that return one. The last two stay `pending` until
+    `gather_trajectory_groups` runs them. Exceptions go to `exceptions`. `place`: what all its rollouts share."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -308,7 +307,7 @@ class TrajectoryGroup(BaseModel):
         logs: Iterable[str] = (),
         place: RolloutPlace | None = None,
     ) -> None:
-        finished: list[Any] = []  # pydantic checks what a user put in
+        finished: list[Any] = []  # pydantic validates the user's items
         failed: list[Any] = [
             as_rollout_exception(item) if isinstance(item, BaseException) else item for item in exceptions
         ]
@@ -336,15 +335,15 @@ class TrajectoryGroup(BaseModel):
 
     @property
     def pending(self) -> tuple[PendingRollout, ...]:
-        """The rollouts that have not run yet."""
+        """Rollouts that have not run yet."""
         return self._pending
 
     def take_pending(self) -> tuple[PendingRollout, ...]:
-        """Hand the rollouts that have not run yet to whoever runs them; the group then has none."""
+        """Remove the pending rollouts from the group and return them, for the caller to run."""
         pending, self._pending = self._pending, ()
         return pending
 
-    def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]  # a group is its trajectories
+    def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]  # iterates over trajectories, not fields
         return iter(self.trajectories)
 
     def __len__(self) -> int:
@@ -352,13 +351,13 @@ class TrajectoryGroup(BaseModel):
 
 
 def as_rollout_exception(error: BaseException) -> RolloutException:
-    """An exception as a trajectory keeps it."""
+    """The serialisable record of an exception, with its traceback and the current time."""
     text = "".join(traceback.format_exception(error))
     return RolloutException(type=type(error).__name__, message=str(error), traceback=text, at=time.time())
 
 
 class Scenario(BaseModel):
-    """One task, and what is needed to judge it. Extra fields are kept; `scenario["key"]` is `scenario.key`, as of a dict."""
+    """One task, and what is needed to judge it. Extra fields are kept. `scenario["key"]` is `scenario.key`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -373,14 +372,14 @@ class Scenario(BaseModel):
 
 
 class TrainResult(Frozen):
-    """What a train request did. `step` is the model's step afterwards."""
+    """The result of a train request. `step`: the model's step afterwards."""
 
     model: str
     step: int
     applied: bool
     reason: Literal["trained", "no_signal"] = "trained"
     no_signal: Literal["equal_rewards", "no_advantage", "zero_gradient"] | None = None
-    why: str = ""  # of no_signal, in words
+    why: str = ""  # explanation of `no_signal`
     metrics: dict[str, float] = Field(default_factory=dict)
     checkpoint: str | None = None  # folder on the server's machine
     request_id: str = ""
@@ -388,12 +387,12 @@ class TrainResult(Frozen):
 
     @property
     def checkpoint_path(self) -> str | None:
-        """`checkpoint`, under the name that other libraries give it."""
+        """Alias of `checkpoint`, the name that other libraries use."""
         return self.checkpoint
 
 
 def call_ref(choice: Choice) -> CallRef | None:
-    """The recorded call that a choice remembers; None for a choice of another endpoint."""
+    """The recorded call that a choice carries. None: another endpoint answered."""
     if (mark := mark_of(choice)) is None:
         return None
     return CallRef(call_id=str(mark["call_id"]), index=int(cast(int, mark.get("index", choice.index))))

@@ -1,6 +1,6 @@
-"""What client and server say to each other over HTTP (besides OpenAI's own shapes).
+"""The HTTP API between client and server, besides OpenAI's own endpoints.
 
-| call | body -> answer |
+| call | request body -> response |
 |---|---|
 | GET    /health | -> Health |
 | GET    /api/models | -> list[ModelState] |
@@ -9,13 +9,13 @@
 | POST   /api/models/{name}/fork | ForkRequest -> ModelState |
 | POST   /api/models/{name}/log | LogRequest -> {} |
 | GET    /api/models/{name}/log | -> list[LogRequest], oldest first |
-| GET    /api/models/{name}/state | -> UserState (empty when never written) |
-| PUT    /api/models/{name}/state | UserState -> UserState (replaces it) |
+| GET    /api/models/{name}/state | -> UserState (empty if never written) |
+| PUT    /api/models/{name}/state | UserState -> UserState (replaces the old one) |
 | GET    /api/models/{name}/checkpoints | -> list[CheckpointState] |
 | DELETE /api/models/{name}/checkpoints/{step} | -> {} |
 | POST   /api/models/{name}/checkpoints/{step}/export | ExportRequest -> ExportResult |
 | POST   /api/models/{name}/checkpoints/{step}/archive | ArchiveRequest -> ArchiveState |
-| GET    /api/exports/{archive id} | -> the archive, a tar; `Range` and `If-Range` are honoured, `ETag` is its SHA-256 |
+| GET    /api/exports/{archive id} | -> the archive, a tar. Supports `Range` and `If-Range`; `ETag` is its SHA-256 |
 | DELETE /api/exports/{archive id} | -> {} |
 | POST   /api/trajectories | FinishRequest -> FinishResult |
 | GET    /api/trajectories?{TrajectoryQuery} | -> TrajectoryPage |
@@ -30,13 +30,13 @@ Errors have OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 from .config import LoraOptions, Name, TrainConfig
+from .stored_json import StoredJson
 from .tool_runs import ToolRun, UnixSeconds
 from .types import (
     Call,
@@ -56,21 +56,21 @@ from .types import (
 
 TRAJECTORY_HEADER = "x-understudy-trajectory"
 CALL_HEADER = "x-understudy-call"
-"""In an answer: the id of the recorded call."""
+"""Response header: the id of the recorded call."""
 RECORD_HEADER = "x-understudy-record"
 OPEN = "open"
-"""Prefix of the ids under which calls are recorded that no capture owns: the trajectory that keeps a choice claims it."""
+"""Id prefix of calls recorded outside a capture. The trajectory that holds one of their choices claims them later."""
 IDEMPOTENCY_HEADER = "idempotency-key"
 ORIGIN_HEADER = "x-understudy-origin"
-"""JSON of a CallOrigin, ASCII."""
+"""A CallOrigin as ASCII JSON."""
 LENGTH_HEADER = "x-understudy-length"
-"""`fit`: max_tokens was set for another model; where the context has less room, the room is the limit."""
+"""Value `fit`: `max_tokens` was chosen for another model, so the server may lower it to fit the context."""
 
 
 def call_headers(
     trajectory_id: str | None = None, origin: CallOrigin | None = None, *, fit: bool = False
 ) -> dict[str, str]:
-    """Headers of a model call: its trajectory, where in the app it is made, and whether `max_tokens` may be cut to `fit`."""
+    """Headers of a model call: its trajectory, its origin in the app, and whether the server may lower `max_tokens`."""
     headers: dict[str, str] = {}
     if trajectory_id is not None:
         headers[TRAJECTORY_HEADER] = trajectory_id
@@ -82,82 +82,58 @@ def call_headers(
 
 
 def is_labelled(url: str, headers: Iterable[str]) -> bool:
-    """Whether a request with headers of these names is a call to an Understudy server that will be recorded."""
+    """Whether a request with these header names is a model call that an Understudy server records."""
     names = {name.lower() for name in headers}
     by_url = "/t/" in url and url.rstrip("/").endswith("/chat/completions")
     return TRAJECTORY_HEADER in names or RECORD_HEADER in names or by_url
 
 
-def _storable(value: Json) -> Json:
-    """Refuses NaN and infinity anywhere inside: JSON has no word for them, so they would come back as null."""
-    try:
-        json.dumps(value, allow_nan=False)  # in C: the search below takes a hundred times longer
-    except (ValueError, TypeError, RecursionError):
-        return _searched(value)
-    return value
-
-
-def _searched(value: Json) -> Json:
-    if (found := _not_finite(value)) is not None:
-        raise ValueError(f"JSON has no NaN and no infinity, got {found}")
-    return value
-
-
-def _not_finite(value: Json, place: str = "") -> str | None:
-    """The first number inside that is not finite, and where it is."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"{value!r}{place and f' at {place}'}"
-    inside: Iterable[tuple[Json, Json]] = ()
-    if isinstance(value, dict):
-        inside = cast(dict[Json, Json], value).items()
-    elif isinstance(value, list | tuple):
-        inside = enumerate(cast(Sequence[Json], value))
-    found = (_not_finite(item, f"{place}[{key!r}]") for key, item in inside)
-    return next((each for each in found if each is not None), None)
-
-
 FINISHED_AT_ONCE = 1_000
-"""Trajectories of one FinishRequest."""
+"""Limit of trajectories in one FinishRequest."""
 GROUPS_AT_ONCE = 10_000
-"""Groups of one TrainRequest."""
-StoredJson = Annotated[Json, AfterValidator(_storable)]
-"""A JSON value that comes back as it went in."""
+"""Limit of groups in one TrainRequest."""
 CallWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def name_at(model: str, step: int) -> str:
-    """What a call's `model` says for a fixed step of a model, and what its adapter is called in the sampler."""
+    """`model@step`: names one fixed step in a call's `model` field, and its adapter in the sampler."""
     return f"{model}@{step}"
 
 
 class Wire(BaseModel):
+    """Base of all request and response bodies: immutable, unknown fields are errors."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Health(Wire):
+    """The state of the server and its engine processes."""
+
     status: Literal["ok", "starting", "failed"]
     version: str
     base_model: str
     engine: str
     pid: int
     detail: str | None = None
-    in_flight: int = 0  # calls in the engine
-    restarts: int = 0  # of the sampler
-    loop_lag: float = 0.0  # seconds for which the server answered nobody: the 99th percentile of the last minute
-    wrong_answers: int = 0  # of the sampler: they did not fit their request, and their calls failed
-    learner: dict[str, str] = {}  # device, precision, loader, mask probe: once its process is loaded
+    in_flight: int = 0  # calls that the engine is sampling
+    restarts: int = 0  # of the sampler process
+    loop_lag: float = 0.0  # delay of the server's event loop in seconds: 99th percentile over the last minute
+    wrong_answers: int = 0  # sampler responses that did not fit their request; their calls failed
+    learner: dict[str, str] = {}  # device, precision, loader, mask probe; empty until its process has loaded the base
 
 
 class RegisterRequest(Wire):
-    """Make a trainable model, or find it. Another base model or LoRA shape under the same name is a 409."""
+    """Create a trainable model, or return the existing one. 409: the name has another base model or LoRA shape."""
 
     name: Name
     project: Name = "default"
     base_model: str = Field(min_length=1)
-    lora: LoraOptions | None = None  # None: whatever it has, or the defaults
+    lora: LoraOptions | None = None  # None: the existing model's options, or the defaults
 
 
 class ModelState(Wire):
+    """A trainable model and its newest step."""
+
     name: str
     project: str
     base_model: str
@@ -167,7 +143,7 @@ class ModelState(Wire):
 
 
 class ForkRequest(Wire):
-    """Make model `name` start from step `from_step` (default: newest) of the model in the URL."""
+    """Create model `name` from step `from_step` (default: the newest) of the model in the URL."""
 
     name: Name
     project: Name | None = None
@@ -175,7 +151,7 @@ class ForkRequest(Wire):
 
 
 class LogRequest(Wire):
-    """Metrics of the user's own, kept with the model."""
+    """The user's own metrics, stored with the model."""
 
     split: str = Field(default="val", min_length=1, max_length=64)
     step: int | None = Field(default=None, ge=0)
@@ -184,40 +160,48 @@ class LogRequest(Wire):
 
 
 class UserState(Wire):
-    """A JSON object of the user's own, kept with the model."""
+    """The user's own JSON object, stored with the model."""
 
     value: dict[str, StoredJson] = Field(default_factory=dict)
 
 
 class CheckpointState(Wire):
+    """One checkpoint of a model, and the train request that wrote it."""
+
     step: int
-    path: str
-    created_at: float
+    path: str  # folder on the server's machine
+    created_at: float  # unix seconds
     request_id: str | None
     metrics: dict[str, float]
 
 
 ExportFormat = Literal["peft", "merged", "gguf-ready"]
-"""The LoRA alone; base and LoRA as one model; that as llama.cpp's converter reads it."""
+"""peft: the LoRA alone. merged: base and LoRA as one model. gguf-ready: merged, for llama.cpp's converter."""
 
 
 class ExportRequest(Wire):
+    """Write a checkpoint to a folder on the server's machine."""
+
     format: ExportFormat = "peft"
-    output: str = Field(min_length=1)  # folder on the server's machine; must not exist
+    output: str = Field(min_length=1)  # must not exist
 
 
 class ExportResult(Wire):
+    """The folder that an export wrote."""
+
     path: str
     format: str
     step: int
 
 
 class ArchiveRequest(Wire):
+    """Pack a checkpoint into an archive for download."""
+
     format: ExportFormat = "peft"
 
 
 class ArchiveState(Wire):
-    """An export as one tar of regular files. `size` in bytes; `sha256` of the whole tar, in hex."""
+    """An export as one tar of regular files. `size` is in bytes; `sha256` is of the whole tar, in hex."""
 
     id: str
     size: int
@@ -225,7 +209,7 @@ class ArchiveState(Wire):
 
 
 class TrajectoryRecord(Wire):
-    """A finished rollout. `calls=None`: every call recorded under `id`; else exactly these, which it claims."""
+    """A finished rollout. `calls=None`: all calls recorded under `id` belong to it; else it claims exactly these."""
 
     id: str = Field(min_length=1, max_length=200)
     model: str
@@ -237,8 +221,8 @@ class TrajectoryRecord(Wire):
     logs: tuple[str, ...] = ()
     exception: RolloutException | None = None
     weights: dict[str, CallWeight] = Field(default_factory=dict)  # by call id; 0: not trained; missing: 1
-    call_rewards: dict[str, FiniteFloat] = Field(default_factory=dict)  # by call id: what was earned after it
-    unused: tuple[str, ...] = ()  # ids of calls whose output was thrown away
+    call_rewards: dict[str, FiniteFloat] = Field(default_factory=dict)  # by call id: reward earned after the call
+    unused: tuple[str, ...] = ()  # ids of calls whose output the app discarded
     tool_runs: tuple[ToolRun, ...] = ()  # in order of start; records of older versions have none
     started_at: UnixSeconds
     ended_at: UnixSeconds
@@ -255,10 +239,10 @@ class TrajectoryRecord(Wire):
                     raise ValueError(
                         f"targets holds {target}, a message of role {role!r}: only an assistant's is trained"
                     )
-            for at, message in enumerate(history.messages):
+            for index, message in enumerate(history.messages):
                 if not (_is_content(message.get("content")) and _are_tool_calls(message.get("tool_calls"))):
                     raise ValueError(
-                        f"messages[{at}] is no chat message: content is text or parts, tool_calls functions"
+                        f"messages[{index}] is no chat message: content is text or parts, tool_calls functions"
                     )
         return histories
 
@@ -270,31 +254,34 @@ def _is_content(value: Json) -> bool:
 
 def _are_tool_calls(value: Json) -> bool:
     calls = cast(list[dict[str, Json]], value) if isinstance(value, list) else None
-    shaped = calls is not None and all(isinstance(c, dict) and isinstance(c.get("function"), dict) for c in calls)  # pyright: ignore[reportUnnecessaryIsInstance]  # as sent
+    shaped = calls is not None and all(isinstance(c, dict) and isinstance(c.get("function"), dict) for c in calls)  # pyright: ignore[reportUnnecessaryIsInstance]  # unvalidated JSON
     return value is None or shaped
 
 
 class FinishRequest(Wire):
-    """Finishing seals: later calls under the id are answered, recorded as late and never trained.
-    Finishing the same id again replaces its reward, metrics, metadata and logs."""
+    """End rollouts. Later calls under a finished id are answered and recorded as late, but never trained.
+    Finishing an id again replaces its reward, metrics, metadata and logs."""
 
     trajectories: tuple[TrajectoryRecord, ...] = Field(min_length=1, max_length=FINISHED_AT_ONCE)
 
 
 class FinishResult(Wire):
-    calls: dict[str, int]  # recorded calls per trajectory id
-    expired: dict[str, int] = {}  # calls recorded under an id that nobody claimed in time, and that are gone
+    """Call counts by trajectory id."""
+
+    calls: dict[str, int]  # recorded
+    expired: dict[str, int] = {}  # deleted, because no trajectory claimed them in time
 
 
 class TrajectoryQuery(Wire):
-    """Which finished trajectories to list; those that fit every filter. `after` is a page's `next`."""
+    """Filters of a list of finished trajectories; all must match. `after`: the `next` of the previous page."""
 
-    model: str | None = Field(default=None, min_length=1)  # one that it called, or that it was finished for
+    model: str | None = Field(default=None, min_length=1)  # a model that it called, or was finished for
     run: str | None = Field(default=None, min_length=1)
     split: str | None = Field(default=None, min_length=1)
     step: int | None = Field(default=None, ge=0, lt=2**31)
     scenario: str | None = Field(default=None, min_length=1)
     group: str | None = Field(default=None, min_length=1)
+    groups: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), max_length=100)  # any of these
     scored: bool | None = None  # whether it has a reward
     failed: bool | None = None  # whether an exception ended it
     limit: int = Field(default=100, ge=1, le=10_000)
@@ -302,20 +289,22 @@ class TrajectoryQuery(Wire):
 
 
 class TrajectoryPage(Wire):
-    """The trajectory that was finished last comes first. What is finished while pages are read comes before the first page;
-    finishing a trajectory again leaves it where it was. `next`: opaque; None on the last page."""
+    """Trajectories, newest finish first. Finishing one again does not move it. What finishes while a client reads pages
+    sorts before the first page. `next`: an opaque cursor; None on the last page."""
 
     trajectories: tuple[TrajectoryRecord, ...]
     next: str | None = None
 
 
 class TrajectoryWithCalls(Wire):
+    """A trajectory and its recorded calls, with their token arrays."""
+
     trajectory: TrajectoryRecord | None  # None: not finished yet
     calls: tuple[Call, ...]
 
 
 class OutputTrace(Wire):
-    """One choice of a call with counts in place of its tokens. Logprobs in nats; None where none was recorded."""
+    """One choice of a call, with a token count instead of token ids. Logprobs are in nats; None: not recorded."""
 
     index: int
     message: Message
@@ -328,7 +317,7 @@ class OutputTrace(Wire):
 
 
 class CallTrace(Wire):
-    """A recorded call as trace sinks show it: everything but its token arrays."""
+    """A recorded call without its token arrays, for trace sinks."""
 
     id: str
     trajectory_id: str
@@ -356,14 +345,14 @@ class RolloutTrace(Wire):
 
 
 class TracePage(Wire):
-    """In the order of a TrajectoryPage. `next`: opaque; None on the last page."""
+    """Rollouts in the order of a TrajectoryPage. `next`: an opaque cursor; None on the last page."""
 
     rollouts: tuple[RolloutTrace, ...]
     next: str | None = None
 
 
 class GroupRecord(Wire):
-    """Rollouts of one scenario, by the ids of finished trajectories."""
+    """The group of a train request: the ids of finished trajectories of one scenario."""
 
     trajectory_ids: tuple[str, ...]
     metadata: dict[str, StoredJson] = Field(default_factory=dict)
@@ -371,7 +360,7 @@ class GroupRecord(Wire):
 
 
 class TrainRequest(Wire):
-    """Applied at most once per id: sent again, it joins the running step or returns the stored result."""
+    """One step, applied at most once per `id`: a repeated request joins the running step or gets the stored result."""
 
     id: str = Field(default_factory=lambda: new_id("train"), min_length=1, max_length=200)
     model: str
@@ -380,7 +369,8 @@ class TrainRequest(Wire):
 
 
 class TrainEvent(Wire):
-    """`phase` progress carries `done` of `total`; the last event has `result` or `error`."""
+    """One event of a train request's stream. Progress is `done` of `total` in `phase`; the last event has `result` or
+    `error`."""
 
     kind: Literal["progress", "warning", "result", "error"]
     phase: str = ""
@@ -392,6 +382,8 @@ class TrainEvent(Wire):
 
 
 class TrainStatus(Wire):
+    """The state of a train request; `interrupted`: the server ended before the step was applied."""
+
     id: str
     model: str
     state: Literal["queued", "running", "done", "failed", "interrupted"]

@@ -29,7 +29,7 @@ def main() -> int:
     from understudy.server import serving
     from understudy.server.__main__ import main as serve
 
-    serving.SWEEP_SECONDS = 1.0
+    serving.EXPIRY_SECONDS = 1.0
     return serve(sys.argv[2:])
 
 

@@ -68,9 +68,9 @@ async def test_a_number_that_json_cannot_give_back_is_refused_deep_inside_metada
     strange = us.TrajectoryGroup([rollout("call-1")], metadata={"board": [{"x": number}]})
     with scripted_api() as api:
         model = model_at(api.url)
-        with pytest.raises(ConfigError, match=rf"{bad.id} .*metadata\['board'\] is no JSON .*not JSON compliant"):
+        with pytest.raises(ConfigError, match=rf"{bad.id} .*metadata\['board'\] is not JSON .*not JSON compliant"):
             await model.train([group])
-        with pytest.raises(ConfigError, match=r"group 0: metadata\['board'\] is no JSON"):
+        with pytest.raises(ConfigError, match=r"group 0: metadata\['board'\] is not JSON"):
             await model.train([strange])
         assert api.bodies("/api/trajectories") == []
 
@@ -81,5 +81,5 @@ async def test_a_models_state_with_such_a_number_is_refused_by_name(number: floa
         with pytest.raises(ValueError, match="best"):
             await model_at(api.url).overwrite_state({"epoch": 1, "best": {"rewards": [number]}})
         assert [asked for asked in api.asked if asked.path.endswith("/state")] == []
-    with pytest.raises(ConfigError, match=r"state\['best'\] is no JSON"):
+    with pytest.raises(ConfigError, match=r"state\['best'\] is not JSON"):
         as_json({"best": {"rewards": [number]}}, "state")

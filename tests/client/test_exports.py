@@ -155,7 +155,7 @@ def test_an_output_that_is_in_use_is_refused_before_anything_is_downloaded(serve
     done = understudy("export", NAME, "--url", served.url, "--output", "full", cwd=tmp_path)
     assert done.returncode == 2
     assert f"--output: {tmp_path / 'full'} exists and is a folder that is not empty" in done.stderr
-    with pytest.raises(ConfigError, match="mine exists and is no folder"):
+    with pytest.raises(ConfigError, match="mine exists and is not a folder"):
         download(served.url, tmp_path / "full" / "mine")
     (tmp_path / "empty").mkdir()
     download(served.url, tmp_path / "empty")
@@ -172,7 +172,7 @@ def test_a_disk_without_room_is_said_before_and_while_it_fills(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     try:
-        with pytest.raises(ConfigError, match=r"lora cannot be written: File too large\. The same command goes on"):
+        with pytest.raises(ConfigError, match=r"lora cannot be written: File too large\. The same command continues"):
             download(served.url, tmp_path / "lora")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -242,7 +242,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named_and_left_where_it_is(
     damaged = whole.with_name("0002")
     shutil.copytree(whole, damaged)
     assert [state.step for state in list_checkpoints(NAME, None, directory)] == [1]
-    assert "0002 is passed over" in capsys.readouterr().err
+    assert "Skipping checkpoint 0002" in capsys.readouterr().err
     assert damaged.is_dir()
 
 

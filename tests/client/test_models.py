@@ -293,7 +293,7 @@ async def test_a_client_with_only_a_url_submits_what_its_completions_remember(lo
             group.trajectories.append(trajectory)
         result = await client.submit_trajectories([group], model="by-url", config={"learning_rate": 1e-4})
         assert (result.model, result.step) == ("by-url", 1)
-        with pytest.raises(ConfigError, match=r"model: name one of the server's models, it has .*'by-url'"):
+        with pytest.raises(ConfigError, match=r"model: the server has the models .*'by-url'"):
             await client.submit_trajectories([group])
 
 

@@ -128,7 +128,7 @@ def bad_groups() -> dict[str, tuple[Any, str]]:
             rf"{huge.id} \(group 0, rollout 0\): reward must be within \+-1e\+100, got -1.5e\+100: scale it",
         ),
         "whole": ([group([whole])], r"reward must be a number"),
-        "metadata": ([group([secret])], r"metadata\['client'\] is no JSON"),
+        "metadata": ([group([secret])], r"metadata\['client'\] is not JSON"),
         "no call": ([group([plain])], rf"{plain.id} \(group 0, rollout 0\) has no model call"),
         "twice": ([group([twice]), group([twice])], r"is the same rollout as group 0, rollout 0"),
         "one group": (group([rollout()]), r"pass a list of groups"),
@@ -266,7 +266,7 @@ async def test_an_answer_of_something_else_is_not_taken_for_ours() -> None:
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (Reply(text="<html>"), "with no JSON: '<html>'"),
+        (Reply(text="<html>"), "with something that is not JSON: '<html>'"),
         (Reply(308, location="https://box/"), "redirects to https://box/: give the server's own URL"),
     ],
 )

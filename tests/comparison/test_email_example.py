@@ -19,7 +19,7 @@ from understudy.cli import app as command_line
 from understudy.cli import guarded
 from understudy.comparison.rows import ComparedRollout
 from understudy.errors import BudgetExceeded, ConfigError, LlmError, RolloutError
-from understudy.llms.testing import LlmReply, LlmRequest, fails, says, scripted_llm
+from understudy.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 from understudy.types import new_id
 from understudy.wire import TrajectoryQuery
 from understudy_langgraph import trainable

@@ -13,7 +13,7 @@ from understudy.client.capture import capturing
 from understudy.comparison.gateway import Gateway
 from understudy.errors import BudgetExceeded, ConfigError, LlmError
 from understudy.llms import Llm, budget
-from understudy.llms.testing import LlmReply, LlmRequest, cuts, fails, refuses, says, scripted_llm
+from understudy.testing import LlmReply, LlmRequest, cuts, fails, refuses, says, scripted_llm
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 CALL = {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}

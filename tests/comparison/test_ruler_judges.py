@@ -12,8 +12,16 @@ import pytest
 
 from understudy.cli import app as command_line
 from understudy.cli import guarded
-from understudy.llms.testing import LlmReply, LlmRequest, ScriptedLlm, fails, says, scripted_llm
-from understudy.rewards.prompt_reading import ShownConversation, attempts_shown
+from understudy.testing import (
+    LlmReply,
+    LlmRequest,
+    ScriptedLlm,
+    ShownConversation,
+    attempts_shown,
+    fails,
+    says,
+    scripted_llm,
+)
 
 SCENARIOS = 40
 APP = """

@@ -12,12 +12,11 @@ import pytest
 
 import understudy as us
 from tests.fakes.obedient_policy import obey
-from tests.fakes.served_gateway import ServedGateway, served_gateway
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 from understudy.cli import app as command_line
 from understudy.cli import guarded
 from understudy.client.http import Api
-from understudy.llms.testing import LlmReply, LlmRequest, says, scripted_llm
+from understudy.testing import LlmReply, LlmRequest, ScriptedServer, says, scripted_llm, scripted_server
 from understudy.tracing.export import export_run
 from understudy_langfuse import LangfuseConnection, LangfuseSink, save_dataset
 
@@ -54,13 +53,13 @@ def langfuse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TraceS
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    with served_gateway(obey, tmp_path_factory.mktemp("shown")) as running:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    with scripted_server(obey, tmp_path_factory.mktemp("shown")) as running:
         yield running
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: ServedGateway) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: ScriptedServer) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name, value in {"APP_SERVER": served.url, "OPENAI_API_KEY": "unused"}.items():
@@ -71,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: ServedGatewa
 
 
 def test_one_line_shows_every_candidate_in_langfuse_the_dashboard_and_an_export_lands_on_it(
-    folder: Path, served: ServedGateway, langfuse: TraceServer
+    folder: Path, served: ScriptedServer, langfuse: TraceServer
 ) -> None:
     with scripted_llm(blue_only) as api:
         words = ["compare", "shown_app:agent", "--scenarios", "held_out.jsonl", "--trace", "langfuse,jsonl:log"]

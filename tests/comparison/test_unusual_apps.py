@@ -17,12 +17,20 @@ from langchain_openai import ChatOpenAI
 
 import understudy as us
 from tests.fakes.obedient_policy import obey
-from tests.fakes.served_gateway import ServedGateway, served_gateway
 from understudy.cli import app as command_line
 from understudy.cli import guarded
 from understudy.comparison.contamination import trained_ids
 from understudy.errors import ConfigError
-from understudy.llms.testing import LlmReply, LlmRequest, ScriptedLlm, fails, says, scripted_llm
+from understudy.testing import (
+    LlmReply,
+    LlmRequest,
+    ScriptedLlm,
+    ScriptedServer,
+    fails,
+    says,
+    scripted_llm,
+    scripted_server,
+)
 from understudy.types import RolloutPlace, new_id
 from understudy.wire import TrajectoryQuery
 from understudy_langgraph import trainable
@@ -45,12 +53,12 @@ def echo(request: LlmRequest) -> LlmReply:
 
 
 @pytest.fixture(scope="module")
-def obedient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    with served_gateway(obey, tmp_path_factory.mktemp("obedient")) as running:
+def obedient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    with scripted_server(obey, tmp_path_factory.mktemp("obedient")) as running:
         yield running
 
 
-def own_model(served: ServedGateway) -> us.TrainableModel:
+def own_model(served: ScriptedServer) -> us.TrainableModel:
     return us.TrainableModel(name=new_id("agent"), base_model="tiny", backend=us.RemoteBackend(served.url))
 
 
@@ -68,7 +76,9 @@ def given(api: ScriptedLlm, options: str = "") -> list[str]:
 # ---- several models, threads, retries
 
 
-async def test_of_an_app_with_several_models_a_candidate_answers_for_all(obedient: ServedGateway, folder: Path) -> None:
+async def test_of_an_app_with_several_models_a_candidate_answers_for_all(
+    obedient: ScriptedServer, folder: Path
+) -> None:
     planner, writer = own_model(obedient), own_model(obedient)
 
     async def team(scenario: dict[str, str]) -> float:
@@ -179,7 +189,7 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(folder: Path) -> None
 # ---- what the records know
 
 
-async def test_the_ids_of_scenarios_that_were_trained_on_are_read_from_the_records(obedient: ServedGateway) -> None:
+async def test_the_ids_of_scenarios_that_were_trained_on_are_read_from_the_records(obedient: ScriptedServer) -> None:
     model = own_model(obedient)
     groups = [
         us.TrajectoryGroup([us.Trajectory(reward=1.0)], place=RolloutPlace(scenario=name, group=new_id("group")))

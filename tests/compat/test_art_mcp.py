@@ -8,7 +8,7 @@ import pytest
 
 import understudy.compat.art as compat
 from understudy.errors import LlmError
-from understudy.llms.testing import LlmReply, LlmRequest, fails, says, scripted_llm
+from understudy.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 
 art = compat.mcp  # type: ignore[attr-defined]
 TOOLS = [art.MCPTool("search", "Finds notes", {"type": "object"})]

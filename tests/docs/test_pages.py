@@ -44,6 +44,10 @@ def test_a_run_of_the_trainer_goes_as_the_page_shows(tmp_path: Path) -> None:
     assert re.search(r"^(finished|solved) (\d) .*/000\2$", last) is not None, last
 
 
+def test_a_step_by_hand_has_the_coefficients_of_the_page(tmp_path: Path) -> None:
+    assert run("\n".join(code_of("learner.md")), tmp_path) == "3 -0.1667\n4 -0.1667\n6 -0.1667\n7 0.5000\n"
+
+
 @pytest.mark.slow("whole trainings")
 def test_an_agent_of_another_library_is_trained_as_the_page_tells(tmp_path: Path) -> None:
     assert run("\n".join(code_of("frameworks.md")), tmp_path).splitlines()[-1] == "1 0.0"
@@ -53,6 +57,14 @@ def test_an_agent_of_another_library_is_trained_as_the_page_tells(tmp_path: Path
 def test_the_pages_about_trace_sinks_run_as_they_are_shown(page: str, tmp_path: Path) -> None:
     printed = run("\n".join(code_of(page)), tmp_path)
     assert page != "wandb.md" or printed.startswith("kl kl/sampler_learner is 0.03, above 0.02: ")
+
+
+def test_the_page_about_testing_runs_as_it_is_shown(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "testing.md").read_text("utf-8")
+    blocks = code_of("testing.md")
+    shown = set(re.findall(r"^(?:async )?def (test_\w+)", "\n".join(blocks), re.MULTILINE))
+    assert shown == set(re.findall(r"^(?:    |asyncio\.run\()?(test_\w+)\(", page, re.MULTILINE))  # each is called
+    assert run("\n".join(blocks), tmp_path) == "7\n"
 
 
 def test_the_page_about_comparisons_runs_as_it_is_shown(tmp_path: Path) -> None:

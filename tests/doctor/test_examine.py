@@ -15,7 +15,7 @@ import pytest
 from tests.paths import ROOT
 from understudy.config import EngineOptions
 from understudy.doctor.examine import Report, choose, device_checks, disk_check, examine, torch_checks
-from understudy.doctor.facts import Broken, Device, TorchFacts, ask
+from understudy.doctor.facts import Broken, Device, TorchFacts, query_facts
 from understudy.doctor.packages import KNOWN, Check, Installed, package_checks
 from understudy.extras import install_command
 
@@ -87,15 +87,15 @@ def test_a_torch_that_cannot_be_imported_is_one_line_and_exit_code_1(tmp_path: P
 
 def test_an_import_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", broken_package(tmp_path, "torch", "import threading; threading.Event().wait()"))
-    answer = ask("torch", TorchFacts, seconds=2)
-    assert isinstance(answer, Broken) and answer.why == "its import gave no answer in 2 s"
+    answer = query_facts("torch", TorchFacts, seconds=2)
+    assert isinstance(answer, Broken) and answer.why == "its import did not finish within 2 s"
 
 
 def test_an_import_that_kills_its_process_is_named_by_its_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", broken_package(tmp_path, "torch", "import os; os.kill(os.getpid(), 4)"))
-    answer = ask("torch", TorchFacts)
+    answer = query_facts("torch", TorchFacts)
     assert isinstance(answer, Broken) and "signal 4" in answer.why
 
 
@@ -112,7 +112,7 @@ def test_the_engine_that_is_asked_for_is_really_imported(
     require(Installed().version(package) is not None, "scripts/bootstrap test")
     done = doctor(engine, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    name, number = Installed().found(package) or ("", "")
+    name, number = Installed().name_and_version(package) or ("", "")
     assert f"{name} {number} on c" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -166,14 +166,14 @@ def test_a_gpu_before_ampere_says_its_precision_memory_and_capability() -> None:
 def test_a_cpu_build_of_torch_beside_a_gpu_is_a_warning_with_the_command() -> None:
     lines = device_checks(ON_CPU.model_copy(update={"driver_gpus": ("Tesla T4",)}))
     assert [line.status for line in lines] == ["warn", "ok"]
-    assert "Tesla T4 is here, and this torch (CPU build) cannot use it" in lines[0].found
+    assert "the driver lists Tesla T4, but this torch (CPU build) cannot use it" in lines[0].found
     assert (lines[0].fix or "").startswith("pip install --force-reinstall torch==")
 
 
 def test_other_versions_are_named_with_those_known_to_work_and_are_no_fault() -> None:
     lines = {check.name: check for check in package_checks(with_all(peft="0.21.9", torch="2.13.0+cpu"))}
     assert lines["server"].status == "warn"
-    assert lines["server"].found.endswith("(known to work: peft 0.21.2)")
+    assert lines["server"].found.endswith("(tested: peft 0.21.2)")
     assert lines["langgraph"].status == "ok"
 
 
@@ -181,7 +181,7 @@ def test_other_versions_are_named_with_those_known_to_work_and_are_no_fault() ->
 def test_unsloths_line_says_why_its_pins_differ_with_a_gpu_and_without(number: str) -> None:
     line = {check.name: check for check in package_checks(with_all(unsloth=number, unsloth_zoo=number))}["unsloth"]
     assert line.status == "ok" and line.found.startswith(f"unsloth {number}, unsloth_zoo {number}")
-    assert "2026.10.7 is pinned with a GPU" in line.found and "2026.10.9 without one" in line.found
+    assert "With a GPU, 2026.10.7 is pinned" in line.found and "Without a GPU, 2026.10.9" in line.found
     assert f"unsloth=={KNOWN['unsloth'][0]};" in (ROOT / "pyproject.toml").read_text()
     assert f"unsloth=={KNOWN['unsloth'][1]};" in (ROOT / "requirements/engines-nodeps.txt").read_text()
 
@@ -189,7 +189,7 @@ def test_unsloths_line_says_why_its_pins_differ_with_a_gpu_and_without(number: s
 def test_what_is_missing_is_named_by_its_extra() -> None:
     lines = {check.name: check for check in package_checks(without("mcp", "langchain-openai"))}
     assert lines["mcp"] == Check("packages", "mcp", "missing", "not installed", install_command("mcp"))
-    assert (lines["langgraph"].status, lines["langgraph"].found) == ("warn", "without langchain-openai")
+    assert (lines["langgraph"].status, lines["langgraph"].found) == ("warn", "not installed: langchain-openai")
 
 
 def test_a_full_disk_is_a_warning_and_a_folder_that_is_not_there_yet_counts_where_it_will_be(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_server_at_understudy_url_is_asked_too(tmp_path: Path, serve: Callab
     gone, _ = server_checks(tmp_path, {"UNDERSTUDY_URL": nobody})
     assert gone.status == "warn" and f"{nobody} does not answer" in gone.found
     other, _ = server_checks(tmp_path, {"UNDERSTUDY_URL": serve({"/health": (200, {"hello": 1})})})
-    assert other.status == "warn" and "is no server of Understudy (HTTP 200)" in other.found
+    assert other.status == "warn" and "is not a server of Understudy (HTTP 200)" in other.found
 
 
 def test_nothing_is_asked_that_is_not_set_up() -> None:
@@ -106,9 +106,9 @@ def test_langfuse_answers_and_takes_the_keys_or_refuses_them(serve: Callable[...
     basic = "Basic " + base64.b64encode(b"pk:sk").decode()
     url = serve(answers, {"/api/public/projects": basic})
     (ready,) = langfuse_checks({"LANGFUSE_BASE_URL": url, **KEYS})
-    assert (ready.status, ready.found) == ("ok", f"{url} answers and takes the keys")
+    assert (ready.status, ready.found) == ("ok", f"{url} answers and accepts the keys")
     (wrong,) = langfuse_checks({"LANGFUSE_HOST": f"{url}/", **KEYS, "LANGFUSE_SECRET_KEY": "other"})
-    assert (wrong.status, wrong.found) == ("warn", f"{url} refuses the keys (HTTP 401)")
+    assert (wrong.status, wrong.found) == ("warn", f"{url} rejects the keys (HTTP 401)")
     (unset,) = langfuse_checks({"LANGFUSE_HOST": url, "LANGFUSE_PUBLIC_KEY": "pk"})
     assert (unset.status, unset.fix) == ("warn", "export LANGFUSE_SECRET_KEY=...")
 
@@ -125,5 +125,5 @@ def test_the_judge_takes_the_key_or_refuses_it_and_no_key_is_shown(serve: Callab
     (ready,) = judge_checks({"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "right"})
     assert (ready.status, ready.found) == ("ok", f"{url}/v1 answers")
     (wrong,) = judge_checks({"UNDERSTUDY_JUDGE": f"{url}/v1/", "OPENAI_API_KEY": "secret"})
-    assert (wrong.status, wrong.found, wrong.fix) == ("warn", f"{url}/v1 refuses the key (HTTP 401)", "OPENAI_API_KEY")
+    assert (wrong.status, wrong.found, wrong.fix) == ("warn", f"{url}/v1 rejects the key (HTTP 401)", "OPENAI_API_KEY")
     assert "secret" not in str(wrong)

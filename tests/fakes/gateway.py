@@ -10,22 +10,13 @@ from typing import Any
 
 import httpx
 
-from understudy.config import EngineOptions, ServerOptions
-from understudy.server.calls.recorder import Recorder
 from understudy.server.http import app
 from understudy.server.http.auth import Guard
-from understudy.server.models.base_model import BaseModelPath
-from understudy.server.models.model_services import open_models
-from understudy.server.records.store import Store
-from understudy.server.sampler.choice import EngineChoice
 from understudy.server.services import Services
-from understudy.server.training.archives import Archives
-from understudy.server.training.history import TrainHistory
-from understudy.server.training.job_folders import JobFolders
-from understudy.server.training.queue import TrainQueue
+from understudy.testing import ScriptedSampler
+from understudy.testing.asgi import serving
+from understudy.testing.server import services_over
 from understudy.types import Call
-
-from .scripted_sampler import ConnectedSampler, ScriptedSampler, serving
 
 
 @dataclass
@@ -47,32 +38,9 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway_over(scripted: ScriptedSampler, folder: Path) -> AsyncIterator[Gateway]:
-    store = await Store.open(f"sqlite:///{folder / 'records.db'}")
-    base = BaseModelPath("tiny", folder, "tiny")
-    sampler = ConnectedSampler(scripted.url)
-    models = open_models(folder, base, "default", "default", sampler.adapters)
-    recorder = Recorder(store)
-    jobs = JobFolders(folder / "jobs", store)
-    history = TrainHistory(store, models.registry, jobs)
-    services = Services(
-        options=ServerOptions(dir=folder),
-        engine=EngineChoice("embedded", EngineOptions()),
-        base=base,
-        store=store,
-        models=models,
-        sampler=sampler,
-        recorder=recorder,
-        learner=None,
-        training=TrainQueue(history, jobs, None),
-        train_history=history,
-        archives=Archives(folder / "exports"),
-    )
-
     async with (
+        services_over(scripted.url, folder) as services,
         serving(app.build(services, Guard(None))) as url,
         httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as http,
     ):
         yield Gateway(url, http, scripted, services)
-    await recorder.drain()
-    await sampler.stop()
-    await store.close()

@@ -12,12 +12,14 @@ import json
 import re
 from typing import Any
 
-from .acting_sampler import Act, Body, content_text
+from understudy.testing import Action
+from understudy.testing.asgi import Body
+from understudy.testing.policy_sampler import content_text
 
 Schema = dict[str, Any]
 
 
-def obey(body: Body) -> Act:
+def obey(body: Body) -> Action:
     """The answer to a request."""
     told, since = _last_order(body["messages"])
     offered = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
@@ -31,13 +33,13 @@ def obey(body: Body) -> Act:
     calls = turns[done] if done < len(turns) else []
     now = tuple((name, as_sampled(arguments)) for name, arguments in calls if name in offered)
     if now:
-        return Act(calls=now)
+        return Action(calls=now)
     if isinstance(choice, dict) or choice == "required":
         name, tool = next(iter(offered.items()))
-        return Act(calls=((name, as_sampled(filled(tool.get("parameters") or {}))),))
+        return Action(calls=((name, as_sampled(filled(tool.get("parameters") or {}))),))
     said = [content_text(message) for message in since if message["role"] == "tool"]
     text = f"the tools said {', '.join(said)}" if said else f"heard: {told}"
-    return Act(text=as_json(body.get("response_format") or {}, text))
+    return Action(text=as_json(body.get("response_format") or {}, text))
 
 
 def as_sampled(arguments: Any) -> str:

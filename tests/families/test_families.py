@@ -16,7 +16,7 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import understudy as us
-from tests.families.builders import ATTENTION, GEMMA3, MISTRAL, SLIDING, Family, build
+from tests.families.builders import ATTENTION, GEMMA3, MISTRAL, Family, build
 
 ORDER = {"type": "object", "properties": {"order": {"type": "string", "enum": ["4821", "5913"]}}, "required": ["order"]}
 TOOL: dict[str, Any] = {
@@ -204,15 +204,12 @@ def test_the_step_is_applied_and_the_next_calls_use_it(life: Life) -> None:
     assert largest_difference(base, life.kept) < EXACT
 
 
-def test_the_learner_finds_the_samplers_logprobs_and_refuses_a_tree_only_where_windows_slide(
-    life: Life,
-) -> None:
+def test_the_learner_finds_the_samplers_logprobs_and_follows_trees_also_where_windows_slide(life: Life) -> None:
     metrics = life.result.metrics
     assert metrics["kl/sampler_learner_max_diff"] < EXACT
     assert metrics["calls/trained"] == len(life.base)
-    sliding = life.family in SLIDING
-    assert metrics["layout/tree_refused"] == (1.0 if sliding else 0.0)
-    assert not (sliding and metrics["layout/tree"])
+    assert metrics["layout/tree_refused"] == 0.0
+    assert metrics["layout/probe_difference"] < EXACT
 
 
 def test_the_exported_lora_is_the_policy_that_answered(life: Life) -> None:

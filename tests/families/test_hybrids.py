@@ -51,5 +51,5 @@ def test_the_learner_trains_a_hybrid_on_plain_rows_with_the_plain_models_logprob
 
 
 def test_the_embedded_engine_refuses_layers_with_a_state_by_their_kind(hybrid: Path) -> None:
-    with pytest.raises(ConfigError, match=r"linear_attention.* need another engine"):
+    with pytest.raises(ConfigError, match=r"linear_attention.*use --engine vllm"):
         load_model(hybrid, device="cpu", dtype="float32", max_model_len=None)

@@ -118,10 +118,10 @@ def test_the_tiny_policy_writes_hermes_calls_and_no_reasoning() -> None:
 
 
 def test_a_folder_that_is_no_model_is_refused_by_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json cannot be read.*give the folder of a model"):
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read.*name the folder of a model"):
         parsers(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"config\.json holds no JSON object"):
+    with pytest.raises(ConfigError, match=r"config\.json does not contain a JSON object"):
         parsers(tmp_path)
     _model(tmp_path, "qwen2", None)
     (tmp_path / "tokenizer_config.json").write_text("{")

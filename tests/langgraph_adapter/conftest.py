@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.obedient_policy import obey
-from tests.fakes.served_gateway import ServedGateway, served_gateway
 from understudy import LocalBackend, RemoteBackend, TrainableModel
+from understudy.testing import ScriptedServer, scripted_server
 from understudy.types import new_id
 
 
@@ -19,13 +19,13 @@ def model(local_backend: LocalBackend) -> TrainableModel:
 
 
 @pytest.fixture(scope="session")
-def obedient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+def obedient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
     """The real server over a scripted model that does what it is told."""
-    with served_gateway(obey, tmp_path_factory.mktemp("obedient")) as running:
+    with scripted_server(obey, tmp_path_factory.mktemp("obedient")) as running:
         yield running
 
 
 @pytest.fixture
-def stand_in(obedient: ServedGateway) -> TrainableModel:
+def stand_in(obedient: ScriptedServer) -> TrainableModel:
     """A model there."""
     return TrainableModel(name=new_id("agent"), base_model="tiny", backend=RemoteBackend(obedient.url))

@@ -17,8 +17,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from tests.fakes.scripted_server import ScriptedServer, calls, says, scripted_server
 from understudy import Trajectory
+from understudy.testing import LlmReply, LlmRequest, ScriptedLlm, calls_tool, says, scripted_llm
 from understudy_langgraph import ChatUnderstudy
 from understudy_langgraph.active_capture import ActiveCapture, CallRoute, activated
 from understudy_langgraph.patches import install
@@ -32,16 +32,14 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def script(body: dict[str, Any]) -> dict[str, Any]:
-    messages = body["messages"]
-    return (
-        calls("add", '{"a": 1, "b": 2}') if messages[-1]["role"] == "user" else says(f"it is {messages[-1]['content']}")
-    )
+def script(request: LlmRequest) -> LlmReply:
+    last = request.messages[-1]
+    return calls_tool("add", {"a": 1, "b": 2}) if last["role"] == "user" else says(f"it is {last['content']}")
 
 
 @pytest.fixture
-def server() -> Generator[ScriptedServer]:
-    with scripted_server(script) as running:
+def server() -> Generator[ScriptedLlm]:
+    with scripted_llm(script) as running:
         yield running
 
 
@@ -51,7 +49,7 @@ def app() -> Any:
     return create_agent(ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"), max_tokens=33), [add])  # type: ignore[call-arg]  # an alias that pydantic accepts
 
 
-def capture_to(server: ScriptedServer, trajectory: str, select: Selection | None = None) -> Any:
+def capture_to(server: ScriptedLlm, trajectory: str, select: Selection | None = None) -> Any:
     install()
     target = ChatUnderstudy(model="agent", base_url=server.url, api_key=SecretStr("k"))
     return activated(ActiveCapture((CallRoute(target, as_predicate(select, "select")),), Trajectory(id=trajectory)))
@@ -60,29 +58,29 @@ def capture_to(server: ScriptedServer, trajectory: str, select: Selection | None
 QUESTION = {"messages": [("user", "1 + 2?")]}
 
 
-def test_an_unchanged_agent_is_redirected_when_invoked(server: ScriptedServer, app: Any) -> None:
+def test_an_unchanged_agent_is_redirected_when_invoked(server: ScriptedLlm, app: Any) -> None:
     with capture_to(server, "t1"):
         state = app.invoke(QUESTION)
     assert state["messages"][-1].text == "it is 3"
-    first = server.received[0]
+    first = server.requests[0]
     assert first.body["model"] == "agent"
     assert first.body["tools"][0]["function"]["name"] == "add"
     assert first.body["max_completion_tokens"] == 33
-    assert [request.headers["x-understudy-trajectory"] for request in server.received] == ["t1", "t1"]
+    assert [request.headers["x-understudy-trajectory"] for request in server.requests] == ["t1", "t1"]
     assert '"node": "model"' in first.headers["x-understudy-origin"]
 
 
-def test_an_unchanged_agent_is_redirected_when_streamed(server: ScriptedServer, app: Any) -> None:
+def test_an_unchanged_agent_is_redirected_when_streamed(server: ScriptedLlm, app: Any) -> None:
     with capture_to(server, "t1"):
         text = "".join(
             chunk.text for chunk, _ in app.stream(QUESTION, stream_mode="messages") if chunk.type == "AIMessageChunk"
         )
     assert text == "it is 3"
-    assert len(server.received) == 2
-    assert server.received[0].body["stream"] is True
+    assert len(server.requests) == 2
+    assert server.requests[0].body["stream"] is True
 
 
-async def test_concurrent_rollouts_on_one_graph_stay_apart(server: ScriptedServer, app: Any) -> None:
+async def test_concurrent_rollouts_on_one_graph_stay_apart(server: ScriptedLlm, app: Any) -> None:
     async def rollout(number: int) -> None:
         with capture_to(server, f"t{number}"):
             state = await app.ainvoke({"messages": [("user", f"question {number}")]})
@@ -91,63 +89,63 @@ async def test_concurrent_rollouts_on_one_graph_stay_apart(server: ScriptedServe
     await asyncio.gather(*(rollout(number) for number in range(20)))
     owners = {
         request.headers["x-understudy-trajectory"]: request.body["messages"][0]["content"]
-        for request in server.received
+        for request in server.requests
     }
     assert owners == {f"t{number}": f"question {number}" for number in range(20)}
-    assert len(server.received) == 40
+    assert len(server.requests) == 40
 
 
-def test_tool_choice_and_stop_are_passed_on(server: ScriptedServer) -> None:
+def test_tool_choice_and_stop_are_passed_on(server: ScriptedLlm) -> None:
     model = ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused")).bind_tools([add], tool_choice="any")
     with capture_to(server, "t1"):
         model.invoke("hi", stop=["END"])
-    assert server.received[0].body["tool_choice"] == "required"
-    assert server.received[0].body["stop"] == ["END"]
+    assert server.requests[0].body["tool_choice"] == "required"
+    assert server.requests[0].body["stop"] == ["END"]
 
 
-def test_the_apps_temperature_and_seed_are_not_passed_on(server: ScriptedServer) -> None:
+def test_the_apps_temperature_and_seed_are_not_passed_on(server: ScriptedLlm) -> None:
     model = ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused")).bind(temperature=0.0, seed=3)
     with capture_to(server, "t1"):
         model.invoke("hi")
-    assert "seed" not in server.received[0].body
-    assert server.received[0].body.get("temperature") != 0.0
+    assert "seed" not in server.requests[0].body
+    assert server.requests[0].body.get("temperature") != 0.0
 
 
 def test_an_apps_own_chat_understudy_is_captured_and_one_with_a_trajectory_is_left_alone(
-    server: ScriptedServer,
+    server: ScriptedLlm,
 ) -> None:
     own = ChatUnderstudy(model="agent", base_url=f"{server.url}", api_key=SecretStr("unused"))
     with capture_to(server, "t1"):
         own.invoke("hi")
         own.model_copy(update={"trajectory_id": "mine"}).invoke("hi")
-    assert [request.headers["x-understudy-trajectory"] for request in server.received] == ["t1", "mine"]
+    assert [request.headers["x-understudy-trajectory"] for request in server.requests] == ["t1", "mine"]
 
 
-def test_threads_and_executors_carry_the_capture(server: ScriptedServer) -> None:
+def test_threads_and_executors_carry_the_capture(server: ScriptedLlm) -> None:
     model = ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"))
     with capture_to(server, "t1"), ThreadPoolExecutor(2) as pool:
         pool.submit(model.invoke, "hi").result()
         thread = threading.Thread(target=model.invoke, args=("hi",))
         thread.start()
         thread.join()
-    assert [request.headers["x-understudy-trajectory"] for request in server.received] == ["t1", "t1"]
+    assert [request.headers["x-understudy-trajectory"] for request in server.requests] == ["t1", "t1"]
 
 
-def test_calls_that_are_not_selected_stay_on_the_apps_own_model(server: ScriptedServer) -> None:
-    with scripted_server(lambda body: says("from the original")) as own:
+def test_calls_that_are_not_selected_stay_on_the_apps_own_model(server: ScriptedLlm) -> None:
+    with scripted_llm([says("from the original")]) as own:
         titles = ChatOpenAI(model="titles", api_key=SecretStr("unused"), base_url=own.url, tags=["title"])
         with capture_to(server, "t1", select=lambda origin: "title" not in origin.tags):
             assert titles.invoke("hi").text == "from the original"
-    assert server.received == []
-    assert "x-understudy-trajectory" not in own.received[0].headers
+    assert server.requests == []
+    assert "x-understudy-trajectory" not in own.requests[0].headers
 
 
 def test_without_a_capture_the_app_runs_on_its_own_model() -> None:
     install()
-    with scripted_server(lambda body: says("mine")) as own:
+    with scripted_llm([says("mine")]) as own:
         model = ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"), base_url=own.url)
         assert model.invoke([HumanMessage("hi")]).text == "mine"
-    assert own.received[0].body["model"] == "gpt-4.1-mini"
+    assert own.requests[0].body["model"] == "gpt-4.1-mini"
 
 
 def test_importing_the_adapter_patches_nothing() -> None:

@@ -15,9 +15,9 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField
 from pydantic import SecretStr, ValidationError
 
-from tests.fakes.scripted_server import says, scripted_server
 from understudy import TrainableModel
 from understudy.errors import ConfigError
+from understudy.testing import says, scripted_llm
 from understudy_langgraph import ChatUnderstudy
 
 KEY = "a-secret-key"
@@ -33,17 +33,17 @@ def openai_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_openais_key_goes_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    with scripted_server(lambda body: says("hello")) as server:
+    with scripted_llm([says("hello")]) as server:
         ChatUnderstudy(model="agent", base_url=server.url).invoke("hi")
         monkeypatch.setenv("UNDERSTUDY_API_KEY", "ours")
         monkeypatch.setenv("UNDERSTUDY_URL", server.url.removesuffix("/v1"))
         asyncio.run(ChatUnderstudy(model="agent").ainvoke("hi"))
-    assert [request.headers["authorization"] for request in server.received] == ["Bearer none", "Bearer ours"]
+    assert [request.headers["authorization"] for request in server.requests] == ["Bearer none", "Bearer ours"]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"model": "agent"}, "base_url: not given.*UNDERSTUDY_URL"), ({"base_url": "http://127.0.0.1:9"}, "model")],
+    [({"model": "agent"}, "base_url: missing.*UNDERSTUDY_URL"), ({"base_url": "http://127.0.0.1:9"}, "model")],
 )
 def test_without_address_or_model_nothing_is_guessed_and_no_error_shows_the_key(
     given: dict[str, Any], message: str
@@ -72,11 +72,11 @@ def test_what_is_dumped_has_no_key_and_can_be_loaded() -> None:
 
 @pytest.mark.parametrize("name", ["gpt-5-mail", "o1", "o3-mini"])
 def test_a_model_that_is_called_like_one_of_openais_is_treated_like_any_other(name: str) -> None:
-    with scripted_server(lambda body: says("hello")) as server:
+    with scripted_llm([says("hello")]) as server:
         model = ChatUnderstudy(model=name, base_url=server.url, temperature=0.25)
         model.invoke([SystemMessage("be brief"), HumanMessage("hi")])
         ChatUnderstudy(model=name, base_url=server.url).invoke("hi")
-    first, second = (request.body for request in server.received)
+    first, second = (request.body for request in server.requests)
     assert first["temperature"] == 0.25
     assert first["messages"][0]["role"] == "system"
     assert "temperature" not in second
@@ -104,7 +104,7 @@ def test_several_answers_come_whole_and_are_refused_as_a_stream(model: Trainable
 
 
 def test_one_model_works_in_loops_that_run_at_the_same_time() -> None:
-    with scripted_server(lambda body: says(body["messages"][0]["content"])) as server:
+    with scripted_llm(lambda request: says(request.messages[0]["content"])) as server:
         model = ChatUnderstudy(model="agent", base_url=server.url)
 
         async def ask(name: str) -> list[str]:
@@ -117,14 +117,14 @@ def test_one_model_works_in_loops_that_run_at_the_same_time() -> None:
 
 
 def test_settings_can_be_chosen_at_the_call() -> None:
-    with scripted_server(lambda body: says("hello")) as server:
+    with scripted_llm([says("hello")]) as server:
         model = ChatUnderstudy(model="agent", base_url=server.url, temperature=1.0, stop=["END"])  # type: ignore[call-arg]  # an alias that pydantic accepts
         chosen = model.configurable_fields(
             temperature=ConfigurableField(id="heat"), model_name=ConfigurableField(id="m")
         )
         chosen.with_config(configurable={"heat": 0.5, "m": "agent@3"}).invoke("hi")
         model.bind(stop=["STOP"]).invoke("hi")
-    first, second = (request.body for request in server.received)
+    first, second = (request.body for request in server.requests)
     assert (first["model"], first["temperature"], first["stop"]) == ("agent@3", 0.5, ["END"])
     assert second["stop"] == ["STOP"]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.served_gateway import ServedGateway
 from tests.langgraph_adapter.kinds.apps import own_model
 from understudy import TrainableModel, Trainer, Trajectory, capture_auto_trajectory
 from understudy.errors import ConfigError
+from understudy.testing import ScriptedServer
 from understudy_langgraph import capture, trainable
 
 
-def lengths(gateway: ServedGateway, since: int) -> list[int | None]:
+def lengths(gateway: ScriptedServer, since: int) -> list[int | None]:
     """The limits of the calls that the sampler received, whichever field they are in."""
     found = gateway.sampler.received[since:]
     return [body.get("max_completion_tokens") or body.get("max_tokens") for body in found]
@@ -35,7 +35,7 @@ def lengths(gateway: ServedGateway, since: int) -> list[int | None]:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_smallest_limit_wins(
     stand_in: TrainableModel,
-    obedient: ServedGateway,
+    obedient: ScriptedServer,
     of_app: int | None,
     of_call: int | None,
     of_capture: int | None,
@@ -51,7 +51,7 @@ def test_the_smallest_limit_wins(
 
 
 def test_that_of_the_run_goes_before_that_of_the_app_s_wrapping(
-    stand_in: TrainableModel, obedient: ServedGateway
+    stand_in: TrainableModel, obedient: ScriptedServer
 ) -> None:
     def reward(scenario: Any, output: Any) -> float:
         return 1.0
@@ -68,7 +68,7 @@ def test_that_of_the_run_goes_before_that_of_the_app_s_wrapping(
 
 @pytest.mark.parametrize(("own", "expected"), [({}, 90), ({"max_tokens": 50}, 50), ({"max_tokens": 5000}, 90)])
 def test_the_calls_of_a_rollout_written_by_hand(
-    stand_in: TrainableModel, obedient: ServedGateway, own: dict[str, Any], expected: int
+    stand_in: TrainableModel, obedient: ScriptedServer, own: dict[str, Any], expected: int
 ) -> None:
     async def rollout(model: TrainableModel, scenario: Any) -> Trajectory:
         async def asks() -> None:

@@ -17,9 +17,9 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import StructuredTool, tool
 
 from tests.fakes.obedient_policy import obey
-from tests.fakes.served_gateway import ServedGateway, served_gateway
 from understudy import RemoteBackend, TrainableModel, Trajectory
 from understudy.client.capture import histories_of
+from understudy.testing import ScriptedServer, scripted_server
 from understudy.types import Call, CallStatus
 from understudy_langgraph import capture
 
@@ -76,13 +76,13 @@ def answer_of_experts(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    with served_gateway(obey, Path(tmp_path_factory.mktemp("gateway"))) as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    with scripted_server(obey, Path(tmp_path_factory.mktemp("gateway"))) as running:
         yield running
 
 
 @pytest.fixture
-def model(server: ServedGateway) -> TrainableModel:
+def model(server: ScriptedServer) -> TrainableModel:
     return TrainableModel(name="policy", base_model="tiny", backend=RemoteBackend(server.url))
 
 
@@ -136,7 +136,7 @@ def interleaved(calls: tuple[Call, ...], number: int) -> bool:
     return sum(before != after for before, after in pairwise(turns)) >= len(EXPERTS)
 
 
-async def test_200_rollouts_at_once_keep_their_calls_apart(server: ServedGateway, model: TrainableModel) -> None:
+async def test_200_rollouts_at_once_keep_their_calls_apart(server: ScriptedServer, model: TrainableModel) -> None:
     before = len(server.sampler.received)
     owners = dict(await asyncio.gather(*(rollout(model, number) for number in range(ROLLOUTS))))
     made = {number: server.calls(trajectory_id) for number, trajectory_id in owners.items()}
@@ -151,7 +151,7 @@ async def test_200_rollouts_at_once_keep_their_calls_apart(server: ServedGateway
     assert sum(interleaved(made[number], number) for number in owners if number % 2) > ROLLOUTS // 4
 
 
-def test_sync_rollouts_in_threads_keep_their_calls_apart(server: ServedGateway, model: TrainableModel) -> None:
+def test_sync_rollouts_in_threads_keep_their_calls_apart(server: ScriptedServer, model: TrainableModel) -> None:
     def run(number: int) -> str:
         with capture(model) as trajectory:
             assert last(APP.invoke(asked(order_for_experts(number)))) == answer_of_experts(number)

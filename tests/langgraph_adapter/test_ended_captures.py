@@ -14,25 +14,24 @@ import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
-from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel
 from understudy.errors import CaptureError, ConfigError, RolloutError
+from understudy.testing import ScriptedLlm, ScriptedServer, says, scripted_llm
 from understudy_langgraph import capture, observe, trainable
 
 
 @pytest.fixture
 def own() -> Iterator[ChatOpenAI]:
-    with scripted_server(lambda body: says("mine")) as running:
+    with scripted_llm([says("mine")]) as running:
         yield made(running)
 
 
-def made(server: ScriptedServer) -> ChatOpenAI:
+def made(server: ScriptedLlm) -> ChatOpenAI:
     return ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url=server.url, max_retries=0)
 
 
 async def test_a_task_that_outlives_its_rollout_makes_no_more_calls(
-    stand_in: TrainableModel, obedient: ServedGateway, own: ChatOpenAI
+    stand_in: TrainableModel, obedient: ScriptedServer, own: ChatOpenAI
 ) -> None:
     over = asyncio.Event()
 
@@ -51,7 +50,7 @@ async def test_a_task_that_outlives_its_rollout_makes_no_more_calls(
 
 
 def test_a_worker_that_a_rollout_started_does_not_take_the_next_rollouts_calls(
-    stand_in: TrainableModel, obedient: ServedGateway, own: ChatOpenAI
+    stand_in: TrainableModel, obedient: ScriptedServer, own: ChatOpenAI
 ) -> None:
     asked: queue.Queue[str | None] = queue.Queue()
     answers: queue.Queue[Any] = queue.Queue()
@@ -77,7 +76,7 @@ def test_a_worker_that_a_rollout_started_does_not_take_the_next_rollouts_calls(
 
 
 def test_blocks_inside_generators_may_end_in_any_order(
-    stand_in: TrainableModel, obedient: ServedGateway, own: ChatOpenAI
+    stand_in: TrainableModel, obedient: ScriptedServer, own: ChatOpenAI
 ) -> None:
     def opened() -> Generator[str]:
         with capture(stand_in) as trajectory:
@@ -100,7 +99,7 @@ def test_one_capture_or_observation_is_for_one_block(stand_in: TrainableModel) -
 
 
 def test_a_selection_that_raises_is_no_silence(stand_in: TrainableModel, own: ChatOpenAI) -> None:
-    named = pytest.raises(CaptureError, match=r"where a call of ChatOpenAI goes: KeyError\('x'\)")
+    named = pytest.raises(CaptureError, match=r"failed on a call of ChatOpenAI, so it has no target: KeyError\('x'\)")
     with named, capture(stand_in, select=lambda origin: {}["x"]):
         try:
             own.invoke("hi")
@@ -142,7 +141,7 @@ def test_an_evaluation_in_which_nothing_is_selected_is_none(stand_in: TrainableM
 
 def test_the_trained_app_is_not_trained_itself(stand_in: TrainableModel, own: ChatOpenAI) -> None:
     served = trainable(own, model=stand_in, reward=lambda scenario, output: 1.0).trained()
-    with pytest.raises(ConfigError, match="this is the trained app"):
+    with pytest.raises(ConfigError, match=r"this is a trained\(\) app"):
         served.evaluate(["hi"])
 
 

@@ -18,18 +18,18 @@ import requests
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
 from understudy import TrainableModel
 from understudy.errors import LeakError
+from understudy.testing import ScriptedLlm, says, scripted_llm
 from understudy_langgraph import capture, observe, trainable, uncaptured
 
 HERE = r"test_leaks\.py:\d+ in "
 
 
 @pytest.fixture
-def other() -> Iterator[ScriptedServer]:
+def other() -> Iterator[ScriptedLlm]:
     """Another LLM's endpoint."""
-    with scripted_server(lambda body: says("from elsewhere")) as running:
+    with scripted_llm([says("from elsewhere")]) as running:
         yield running
 
 
@@ -72,14 +72,14 @@ def ask_aiohttp(url: str) -> object:
 
 @pytest.mark.parametrize("ask", [ask_openai, ask_async_openai, ask_responses, ask_anthropic, ask_requests, ask_aiohttp])
 def test_a_request_past_the_capture_is_an_error_that_names_url_and_line(
-    ask: Any, stand_in: TrainableModel, other: ScriptedServer
+    ask: Any, stand_in: TrainableModel, other: ScriptedLlm
 ) -> None:
     with pytest.raises(LeakError, match=rf"POST {other.url}.*{HERE}\w*ask"), capture(stand_in):
         ask(other.url)
-    assert other.received == []
+    assert other.requests == []
 
 
-def test_a_leak_that_the_app_swallowed_is_raised_at_the_end(stand_in: TrainableModel, other: ScriptedServer) -> None:
+def test_a_leak_that_the_app_swallowed_is_raised_at_the_end(stand_in: TrainableModel, other: ScriptedLlm) -> None:
     with pytest.raises(LeakError, match=HERE), capture(stand_in):
         try:
             ask_openai(other.url)
@@ -89,22 +89,22 @@ def test_a_leak_that_the_app_swallowed_is_raised_at_the_end(stand_in: TrainableM
 
 
 def test_a_warned_leak_goes_through_and_stands_in_the_trajectory(
-    stand_in: TrainableModel, other: ScriptedServer, caplog: pytest.LogCaptureFixture
+    stand_in: TrainableModel, other: ScriptedLlm, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "understudy"), capture(stand_in, on_leak="warn") as trajectory:
         for _ in range(2):
             ask_openai(other.url)
-    assert len(other.received) == len(trajectory.logs) == 2
+    assert len(other.requests) == len(trajectory.logs) == 2
     assert [other.url in record.message for record in caplog.records] == [True]  # said once
 
 
-def test_an_ignored_leak_is_ignored(stand_in: TrainableModel, other: ScriptedServer) -> None:
+def test_an_ignored_leak_is_ignored(stand_in: TrainableModel, other: ScriptedLlm) -> None:
     with capture(stand_in, on_leak="ignore") as trajectory:
         ask_openai(other.url)
-    assert (len(other.received), trajectory.logs) == (1, [])
+    assert (len(other.requests), trajectory.logs) == (1, [])
 
 
-def test_a_leak_ends_the_training_at_once(stand_in: TrainableModel, other: ScriptedServer) -> None:
+def test_a_leak_ends_the_training_at_once(stand_in: TrainableModel, other: ScriptedLlm) -> None:
     @trainable(model=stand_in)
     def agent(scenario: dict[str, str]) -> float:
         ask_openai(other.url)
@@ -114,7 +114,7 @@ def test_a_leak_ends_the_training_at_once(stand_in: TrainableModel, other: Scrip
         agent.evaluate([{"id": str(number)} for number in range(20)])
 
 
-def test_what_is_no_leak_goes_through(stand_in: TrainableModel, other: ScriptedServer) -> None:
+def test_what_is_no_leak_goes_through(stand_in: TrainableModel, other: ScriptedLlm) -> None:
     """An e-mail API, embeddings, a judge outside of the capture, a model that is not selected, our own client."""
     own = ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url=other.url)
 
@@ -134,15 +134,15 @@ def test_what_is_no_leak_goes_through(stand_in: TrainableModel, other: ScriptedS
         asyncio.run(explicitly())
 
 
-def test_outside_of_a_capture_nothing_is_checked(stand_in: TrainableModel, other: ScriptedServer) -> None:
+def test_outside_of_a_capture_nothing_is_checked(stand_in: TrainableModel, other: ScriptedLlm) -> None:
     with capture(stand_in):
         pass
     ask_openai(other.url)
     ask_requests(other.url)
-    assert len(other.received) == 2
+    assert len(other.requests) == 2
 
 
-def test_a_query_that_may_hold_a_key_is_not_shown(stand_in: TrainableModel, other: ScriptedServer) -> None:
+def test_a_query_that_may_hold_a_key_is_not_shown(stand_in: TrainableModel, other: ScriptedLlm) -> None:
     body = {"contents": [{"parts": []}]}
     with pytest.raises(LeakError) as raised, capture(stand_in):
         httpx.post(f"{other.url}/models/gemini:generateContent?key=SECRET", json=body)
@@ -150,16 +150,16 @@ def test_a_query_that_may_hold_a_key_is_not_shown(stand_in: TrainableModel, othe
 
 
 def test_an_observation_warns_of_calls_that_it_does_not_see(
-    other: ScriptedServer, caplog: pytest.LogCaptureFixture
+    other: ScriptedLlm, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "understudy"), observe() as trajectory:
         ask_openai(other.url)
     assert [other.url in line for line in trajectory.logs] == [True]
 
 
-def test_urllib_is_not_watched(stand_in: TrainableModel, other: ScriptedServer) -> None:
+def test_urllib_is_not_watched(stand_in: TrainableModel, other: ScriptedLlm) -> None:
     """Known: the standard library's own client goes through."""
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
     with capture(stand_in):
         urllib.request.urlopen(urllib.request.Request(f"{other.url}/chat/completions", body), timeout=9).close()
-    assert len(other.received) == 1
+    assert len(other.requests) == 1

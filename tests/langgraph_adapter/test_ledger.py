@@ -13,9 +13,9 @@ from langgraph.errors import GraphRecursionError
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
-from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel, Trajectory
 from understudy.errors import ConfigError
+from understudy.testing import ScriptedServer
 from understudy_langgraph import capture
 
 OWN = {"model": "own", "api_key": "unused", "base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
@@ -25,7 +25,7 @@ def model(**options: Any) -> ChatOpenAI:
     return ChatOpenAI(**(OWN | options))
 
 
-def asked_and_unused(gateway: ServedGateway, trajectory: Trajectory) -> list[tuple[str, bool]]:
+def asked_and_unused(gateway: ScriptedServer, trajectory: Trajectory) -> list[tuple[str, bool]]:
     """What each call was asked last, and whether its output was thrown away."""
     return [(call.messages[-1]["content"], call.id in trajectory.unused) for call in gateway.calls(trajectory.id)]
 
@@ -37,7 +37,7 @@ def one_node(node: Any, **options: Any) -> StateGraph[Any, Any, Any, Any]:
     return graph
 
 
-def test_nothing_is_unused_in_a_plain_run(stand_in: TrainableModel, obedient: ServedGateway) -> None:
+def test_nothing_is_unused_in_a_plain_run(stand_in: TrainableModel, obedient: ScriptedServer) -> None:
     graph = one_node(lambda state: {"messages": [model().invoke(state["messages"])]}).compile()
     with capture(stand_in) as trajectory:
         graph.invoke({"messages": [("user", "hi")]})
@@ -46,7 +46,7 @@ def test_nothing_is_unused_in_a_plain_run(stand_in: TrainableModel, obedient: Se
 
 @pytest.mark.parametrize("way", ["invoke", "stream"])
 def test_a_node_that_is_retried_leaves_its_first_call_unused(
-    way: str, stand_in: TrainableModel, obedient: ServedGateway
+    way: str, stand_in: TrainableModel, obedient: ScriptedServer
 ) -> None:
     attempts: list[int] = []
 
@@ -64,7 +64,7 @@ def test_a_node_that_is_retried_leaves_its_first_call_unused(
 
 
 async def test_a_node_that_runs_again_after_an_interrupt_leaves_its_first_call_unused(
-    stand_in: TrainableModel, obedient: ServedGateway
+    stand_in: TrainableModel, obedient: ScriptedServer
 ) -> None:
     async def before(state: Any) -> Any:
         return {"messages": [await model().ainvoke("before")]}
@@ -86,7 +86,7 @@ async def test_a_node_that_runs_again_after_an_interrupt_leaves_its_first_call_u
     assert asked_and_unused(obedient, trajectory) == [("before", False), ("approve?", True), ("approve?", False)]
 
 
-def test_a_chain_under_with_retry_and_with_fallbacks(stand_in: TrainableModel, obedient: ServedGateway) -> None:
+def test_a_chain_under_with_retry_and_with_fallbacks(stand_in: TrainableModel, obedient: ScriptedServer) -> None:
     seen: list[str] = []
 
     def picky(text: str) -> str:
@@ -106,7 +106,7 @@ def test_a_chain_under_with_retry_and_with_fallbacks(stand_in: TrainableModel, o
     assert asked_and_unused(obedient, trajectory) == [("hi", True), ("hi", False)]
 
 
-def test_a_hand_off_to_the_parent_graph_throws_nothing_away(stand_in: TrainableModel, obedient: ServedGateway) -> None:
+def test_a_hand_off_to_the_parent_graph_throws_nothing_away(stand_in: TrainableModel, obedient: ScriptedServer) -> None:
     def hands_off(state: Any) -> Any:
         answer = model().invoke("to whom?")
         return Command(goto="other", graph=Command.PARENT, update={"messages": [answer]})
@@ -120,7 +120,7 @@ def test_a_hand_off_to_the_parent_graph_throws_nothing_away(stand_in: TrainableM
     assert asked_and_unused(obedient, trajectory) == [("to whom?", False), ("I am other", False)]
 
 
-def test_a_limit_of_steps_throws_nothing_away(stand_in: TrainableModel, obedient: ServedGateway) -> None:
+def test_a_limit_of_steps_throws_nothing_away(stand_in: TrainableModel, obedient: ScriptedServer) -> None:
     graph = one_node(lambda state: {"messages": [model().invoke("again")]})
     graph.add_edge("agent", "agent")
     with capture(stand_in) as trajectory, pytest.raises(GraphRecursionError):
@@ -128,7 +128,7 @@ def test_a_limit_of_steps_throws_nothing_away(stand_in: TrainableModel, obedient
     assert asked_and_unused(obedient, trajectory) == [("again", False)] * len(obedient.calls(trajectory.id))
 
 
-def test_a_message_says_which_call_made_it(stand_in: TrainableModel, obedient: ServedGateway) -> None:
+def test_a_message_says_which_call_made_it(stand_in: TrainableModel, obedient: ScriptedServer) -> None:
     with capture(stand_in) as trajectory:
         whole = model().invoke("hi")
         streamed = None
@@ -141,7 +141,7 @@ def test_a_message_says_which_call_made_it(stand_in: TrainableModel, obedient: S
 
 
 def test_calls_are_weighed_and_left_out_by_where_they_were_made(
-    stand_in: TrainableModel, obedient: ServedGateway
+    stand_in: TrainableModel, obedient: ScriptedServer
 ) -> None:
     def weight(origin: Any) -> bool | float:
         return False if origin.unused or "title" in origin.tags else 0.5 if origin.node == "agent" else True

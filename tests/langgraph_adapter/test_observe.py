@@ -17,9 +17,8 @@ from langchain_openai import ChatOpenAI
 from openai.types.chat.chat_completion import Choice
 from pydantic import SecretStr
 
-from tests.fakes.scripted_server import calls, says, scripted_server
-from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel, Trajectory
+from understudy.testing import LlmReply, LlmRequest, ScriptedServer, calls_tool, says, scripted_llm
 from understudy.types import call_ref
 from understudy_langgraph import capture, observe
 
@@ -32,11 +31,9 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def script(body: dict[str, Any]) -> dict[str, Any]:
-    messages = body["messages"]
-    return (
-        calls("add", '{"a": 1, "b": 2}') if messages[-1]["role"] == "user" else says(f"it is {messages[-1]['content']}")
-    )
+def script(request: LlmRequest) -> LlmReply:
+    last = request.messages[-1]
+    return calls_tool("add", {"a": 1, "b": 2}) if last["role"] == "user" else says(f"it is {last['content']}")
 
 
 def own_agent(url: str) -> Any:
@@ -51,7 +48,7 @@ def texts(trajectory: Trajectory) -> list[str]:
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream", "astream_events"])
 async def test_an_agent_is_observed_in_every_way_of_running_it(way: str) -> None:
-    with scripted_server(script) as own:
+    with scripted_llm(script) as own:
         app = own_agent(own.url)
         async with observe() as trajectory:
             if way == "invoke":
@@ -64,7 +61,7 @@ async def test_an_agent_is_observed_in_every_way_of_running_it(way: str) -> None
                 [item async for item in app.astream(ASKED, stream_mode="messages")]
             else:
                 [item async for item in app.astream_events(ASKED, version="v2")]
-    assert len(own.received) == 2
+    assert len(own.requests) == 2
     assert texts(trajectory) == ["user: 1 + 2?", "assistant: ", "tool: 3", "assistant: it is 3"]
     choices = [item for item in trajectory.messages_and_choices if isinstance(item, Choice)]
     called = choices[0].message.tool_calls
@@ -167,9 +164,9 @@ def test_a_failed_call_and_an_exception_are_kept() -> None:
 
 
 def test_inside_a_capture_the_observed_calls_stay_on_the_apps_own_model(
-    stand_in: TrainableModel, obedient: ServedGateway
+    stand_in: TrainableModel, obedient: ScriptedServer
 ) -> None:
-    with scripted_server(lambda body: says("mine")) as own:
+    with scripted_llm([says("mine")]) as own:
         model = ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url=own.url)
         with capture(stand_in) as captured, observe(select={"tag": "expert"}) as observed:
             assert model.invoke("hi", {"tags": ["expert"]}).text == "mine"

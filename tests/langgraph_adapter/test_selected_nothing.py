@@ -12,10 +12,10 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from rich.console import Console
 
-from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
 from tests.langgraph_adapter.kinds.apps import own_model
 from understudy import LocalBackend, TrainableModel, TrainConfig
 from understudy.errors import CaptureError, RolloutError
+from understudy.testing import ScriptedLlm, says, scripted_llm
 from understudy.trainer.progress import PlainProgress
 from understudy.types import new_id
 from understudy_langgraph import capture, trainable
@@ -25,13 +25,13 @@ SMALL: dict[str, Any] = {"group_size": 2, "scenarios_per_step": 2, "config": Tra
 
 
 @pytest.fixture
-def own() -> Iterator[ScriptedServer]:
+def own() -> Iterator[ScriptedLlm]:
     """The app's own models."""
-    with scripted_server(lambda body: says("mine")) as running:
+    with scripted_llm([says("mine")]) as running:
         yield running
 
 
-def desk(own: ScriptedServer) -> Any:
+def desk(own: ScriptedLlm) -> Any:
     """A planner, then a writer, each with a model of its own name."""
 
     def node(name: str) -> Any:
@@ -53,7 +53,7 @@ WRITTEN = "agent 'desk', node 'write', model 'gpt-write', kind 'ChatOpenAI'"
 
 @pytest.mark.parametrize("way", ["train", "evaluate"])
 def test_a_selection_that_takes_nothing_ends_the_run_with_the_origins(
-    way: str, model: TrainableModel, own: ScriptedServer
+    way: str, model: TrainableModel, own: ScriptedLlm
 ) -> None:
     app = trainable(desk(own), model=model, reward=reward, select={"agent": "planner"})
     with pytest.raises(RolloutError, match="select=, exclude=: no call went to the policy") as refused:
@@ -64,7 +64,7 @@ def test_a_selection_that_takes_nothing_ends_the_run_with_the_origins(
 
 
 def test_a_call_that_none_of_several_models_takes_is_not_made(
-    model: TrainableModel, local_backend: LocalBackend, own: ScriptedServer
+    model: TrainableModel, local_backend: LocalBackend, own: ScriptedLlm
 ) -> None:
     other = TrainableModel(name=new_id("other"), base_model="tiny", backend=local_backend)
     models: Any = {model: {"node": "plan"}, other: {"node": "wirte"}}
@@ -75,14 +75,14 @@ def test_a_call_that_none_of_several_models_takes_is_not_made(
     assert f"  1 x {WRITTEN} -> the app's own model" in str(refused.value)
     with pytest.raises(CaptureError, match="no selection takes the call"):
         trainable(desk(own), model=models, reward=reward).evaluate(SCENARIOS)
-    assert own.received == []
+    assert own.requests == []
     with capture(models, exclude={"node": "write"}):
         desk(own).invoke({"messages": [("user", "hi")]})
-    assert [request.body["model"] for request in own.received] == ["gpt-write"]
+    assert [request.body["model"] for request in own.requests] == ["gpt-write"]
 
 
 def test_one_of_several_selections_that_takes_nothing_ends_the_first_iteration(
-    model: TrainableModel, local_backend: LocalBackend, own: ScriptedServer
+    model: TrainableModel, local_backend: LocalBackend, own: ScriptedLlm
 ) -> None:
     other = TrainableModel(name=new_id("other"), base_model="tiny", backend=local_backend)
     app = trainable(desk(own), model={model: {"agent": "desk"}, other: {"node": "write"}}, reward=reward)
@@ -91,7 +91,16 @@ def test_one_of_several_selections_that_takes_nothing_ends_the_first_iteration(
     assert f"  4 x {WRITTEN} -> {model.name}" in str(refused.value)
 
 
-def test_the_first_iteration_says_what_went_to_the_apps_own_model(model: TrainableModel, own: ScriptedServer) -> None:
+def test_a_function_that_never_runs_the_app_is_told_so(model: TrainableModel) -> None:
+    @trainable(model=model)
+    async def agent(scenario: dict[str, str]) -> float:
+        return 0.5
+
+    with pytest.raises(RolloutError, match="no rollout of the first iteration called a LangChain chat model"):
+        agent.train(SCENARIOS, steps=1, **SMALL)
+
+
+def test_the_first_iteration_says_what_went_to_the_apps_own_model(model: TrainableModel, own: ScriptedLlm) -> None:
     out = io.StringIO()
     app = trainable(desk(own), model=model, reward=reward, select={"node": "plan"})
     app.train(SCENARIOS, steps=2, progress=PlainProgress(Console(file=out, width=200), 2), **SMALL)

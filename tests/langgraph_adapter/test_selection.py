@@ -13,21 +13,20 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import SecretStr
 
-from tests.fakes.scripted_server import ScriptedServer, says, scripted_server
-from tests.fakes.served_gateway import ServedGateway
 from understudy import RemoteBackend, TrainableModel
 from understudy.errors import CaptureError, ConfigError
+from understudy.testing import ScriptedLlm, ScriptedServer, says, scripted_llm
 from understudy_langgraph import capture, uncaptured
 
 
 @pytest.fixture
-def own() -> Iterator[ScriptedServer]:
+def own() -> Iterator[ScriptedLlm]:
     """The app's own model."""
-    with scripted_server(lambda body: says("mine")) as running:
+    with scripted_llm([says("mine")]) as running:
         yield running
 
 
-def graph_of(server: ScriptedServer) -> Any:
+def graph_of(server: ScriptedLlm) -> Any:
     """Three nodes in a row, each with a model of its own name and tag; `write` uses another class."""
 
     class Writer(ChatOpenAI):
@@ -71,39 +70,39 @@ def test_calls_are_selected(
     exclude: Any,
     expected: list[str],
     stand_in: TrainableModel,
-    obedient: ServedGateway,
-    own: ScriptedServer,
+    obedient: ScriptedServer,
+    own: ScriptedLlm,
 ) -> None:
     with capture(stand_in, select=select, exclude=exclude, on_leak="ignore") as trajectory:
         graph_of(own).invoke(ASKED)
     assert [call.origin.node for call in obedient.calls(trajectory.id) if call.origin] == expected
-    assert len(own.received) == 3 - len(expected)
+    assert len(own.requests) == 3 - len(expected)
 
 
 def test_different_selections_go_to_different_models_under_one_trajectory(
-    stand_in: TrainableModel, obedient: ServedGateway, own: ScriptedServer
+    stand_in: TrainableModel, obedient: ScriptedServer, own: ScriptedLlm
 ) -> None:
     writer = TrainableModel(name=f"{stand_in.name}-writer", base_model="tiny", backend=RemoteBackend(obedient.url))
     models: Any = {stand_in: {"node": "plan"}, writer: {"node": "write"}}
     with capture(models, exclude={"node": "check"}) as trajectory:
         graph_of(own).invoke(ASKED)
     assert [call.model for call in obedient.calls(trajectory.id)] == [stand_in.name, writer.name]
-    assert [request.body["model"] for request in own.received] == ["o3-check"]
+    assert [request.body["model"] for request in own.requests] == ["o3-check"]
 
 
 def test_captures_nest_and_a_call_goes_to_the_innermost_that_selects_it(
-    stand_in: TrainableModel, obedient: ServedGateway, own: ScriptedServer
+    stand_in: TrainableModel, obedient: ScriptedServer, own: ScriptedLlm
 ) -> None:
     inner_model = TrainableModel(name=f"{stand_in.name}-inner", base_model="tiny", backend=RemoteBackend(obedient.url))
     with capture(stand_in) as outer, capture(inner_model, select={"node": "write"}) as inner:
         graph_of(own).invoke(ASKED)
     assert [call.origin.node for call in obedient.calls(outer.id) if call.origin] == ["plan", "check"]
     assert [call.origin.node for call in obedient.calls(inner.id) if call.origin] == ["write"]
-    assert own.received == []
+    assert own.requests == []
 
 
 def test_inside_uncaptured_a_judge_is_its_own_model(
-    stand_in: TrainableModel, obedient: ServedGateway, own: ScriptedServer
+    stand_in: TrainableModel, obedient: ScriptedServer, own: ScriptedLlm
 ) -> None:
     judge = ChatOpenAI(model="judge", api_key=SecretStr("unused"), base_url=own.url)
     with capture(stand_in) as trajectory:
@@ -117,13 +116,13 @@ def test_inside_uncaptured_a_judge_is_its_own_model(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"select": {"knot": "plan"}}, r"select: there is no 'knot'; it may name node, tag, model"),
+        ({"select": {"knot": "plan"}}, r"select: there is no key 'knot'; it may name node, tag, model"),
         ({"select": {}}, "select: the mapping is empty"),
         ({"select": []}, "select: the list is empty"),
         ({"select": "plan"}, "select: a function of a call's origin, .* got 'plan'"),
         ({"select": {"node": 3}}, r"select\['node'\]: a text or a list of texts is needed, got 3"),
         ({"select": {"node": ["a", ""]}}, r"select\['node'\]: a text or a list"),
-        ({"select": dict}, "select: dict is no chat model class"),
+        ({"select": dict}, "select: dict is not a chat model class"),
         ({"exclude": [{"node": "a"}, 3]}, r"exclude\[1\]: a function"),
         ({"scope": "thread"}, "scope: one of context, process is needed, got 'thread'"),
         ({"on_leak": "raise"}, "on_leak: one of error, warn, ignore"),
@@ -145,7 +144,7 @@ def test_models_that_are_none_are_refused_by_name(stand_in: TrainableModel) -> N
 
 
 def test_a_process_wide_capture_sees_threads_that_ran_before_it(
-    stand_in: TrainableModel, obedient: ServedGateway, own: ScriptedServer
+    stand_in: TrainableModel, obedient: ScriptedServer, own: ScriptedLlm
 ) -> None:
     model = ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url=own.url)
     asked: queue.Queue[str | None] = queue.Queue()

@@ -43,7 +43,7 @@ def test_two_rollouts_in_one_thread_stop_with_an_error_unless_allowed(
     else:
         with pytest.raises(
             SharedStateError,
-            match=r"thread 'mine' of InMemorySaver: traj-.* and traj-.*us.current_trajectory\(\) or us.Trajectory\(\)\).id",
+            match=r"thread 'mine' of InMemorySaver: traj-.* wrote there before traj-.*us.current_trajectory\(\) or us.Trajectory\(\)\).id",
         ):
             agent.evaluate(SCENARIOS, rollouts=2)
 

@@ -8,9 +8,9 @@ from typing import Any
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 
-from tests.fakes.served_gateway import ServedGateway
 from tests.langgraph_adapter.kinds.apps import add, asked, double, last, own_model
 from understudy import TrainableModel, Trajectory, TrajectoryGroup
+from understudy.testing import ScriptedServer
 from understudy_langgraph import capture, trainable
 
 CONVERSATION = ["add(a=1, b=2)", "", "3", "the tools said 3"]
@@ -21,7 +21,7 @@ def texts(trajectory: Trajectory) -> list[str]:
     return [str(message.get("content") or "") for message in trajectory.messages()]
 
 
-def test_the_trajectory_of_a_block_has_its_conversation(stand_in: TrainableModel, obedient: ServedGateway) -> None:
+def test_the_trajectory_of_a_block_has_its_conversation(stand_in: TrainableModel, obedient: ScriptedServer) -> None:
     app = create_agent(own_model(), [add])
     with capture(stand_in) as trajectory:
         app.invoke(asked(CONVERSATION[0]))

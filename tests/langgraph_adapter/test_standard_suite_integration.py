@@ -13,9 +13,10 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from tests.fakes.acting_sampler import Act, Body, content_text
-from tests.fakes.served_gateway import served_gateway
 from understudy import LocalBackend, TrainableModel
+from understudy.testing import Action, scripted_server
+from understudy.testing.asgi import Body
+from understudy.testing.policy_sampler import content_text
 from understudy.types import new_id
 from understudy_langgraph import ChatUnderstudy
 
@@ -99,7 +100,7 @@ class TestOnAScriptedModel(Declared):
 
     @pytest.fixture(scope="class", autouse=True)
     def connect(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-        with served_gateway(answer, tmp_path_factory.mktemp("standard_suite")) as server:
+        with scripted_server(answer, tmp_path_factory.mktemp("standard_suite")) as server:
             cls: Any = request.cls
             cls.endpoint = {"model": "default", "base_url": server.url}
             yield
@@ -116,7 +117,7 @@ ARGUMENTS = {
 }
 
 
-def answer(body: Body) -> Act:
+def answer(body: Body) -> Action:
     """The tool that must be called, or the first when the user speaks; JSON where that is asked for; else a greeting."""
     last, choice, tools = body["messages"][-1], body.get("tool_choice"), body.get("tools") or ()
     name = choice["function"]["name"] if isinstance(choice, dict) else None
@@ -127,6 +128,6 @@ def answer(body: Body) -> Act:
             found = re.search("'(.+)'", content_text(last))
             assert found is not None
             arguments = {"customer_name": found[1], "description": "a company"}
-        return Act(calls=((offered[0], json.dumps(arguments, ensure_ascii=False)),))
+        return Action(calls=((offered[0], json.dumps(arguments, ensure_ascii=False)),))
     wants_json = (body.get("response_format") or {}).get("type", "text") != "text"
-    return Act(text=json.dumps(JOKE) if wants_json else "Hello, how are you?")
+    return Action(text=json.dumps(JOKE) if wants_json else "Hello, how are you?")

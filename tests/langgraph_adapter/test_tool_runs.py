@@ -14,10 +14,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import RetryPolicy
 
-from tests.fakes.served_gateway import ServedGateway
 from tests.langgraph_adapter.kinds.apps import asked, own_model
 from understudy import TrainableModel, Trajectory
 from understudy.integration import RolloutTrace, SpanKind, TraceSpan, rollout_spans
+from understudy.testing import ScriptedServer
 from understudy.wire import TracePage
 from understudy_langgraph import capture, observe, trainable
 
@@ -50,7 +50,7 @@ def final(city: str) -> str:
     return f"the end of {city}"
 
 
-async def traced(app: Any, model: TrainableModel, server: ServedGateway, order: str) -> RolloutTrace:
+async def traced(app: Any, model: TrainableModel, server: ScriptedServer, order: str) -> RolloutTrace:
     """The rollout as the server has it."""
     result = await trainable(app, model=model, reward=lambda scenario, state: 1.0).aevaluate(
         [{"id": order, "question": order}]
@@ -60,7 +60,7 @@ async def traced(app: Any, model: TrainableModel, server: ServedGateway, order: 
     return rollout
 
 
-def recorded(model: TrainableModel, server: ServedGateway) -> tuple[RolloutTrace, ...]:
+def recorded(model: TrainableModel, server: ScriptedServer) -> tuple[RolloutTrace, ...]:
     page = server.http.get("/api/traces", params={"model": model.name})
     return TracePage.model_validate_json(page.content).rollouts
 
@@ -79,7 +79,7 @@ def asking(model: Any, tool: Any) -> Any:
 
 
 async def test_sync_and_async_tools_of_one_turn_are_timed_where_they_ran(
-    obedient: ServedGateway, stand_in: TrainableModel
+    obedient: ScriptedServer, stand_in: TrainableModel
 ) -> None:
     app = create_agent(own_model(), [slow, slow_too])
     rollout = await traced(app, stand_in, obedient, "slow(city='teal') and slow_too(city='pink')")
@@ -101,7 +101,9 @@ async def test_sync_and_async_tools_of_one_turn_are_timed_where_they_ran(
         assert abs(span.end / 1e9 - run.ended_at) < 0.003 and abs(span.start / 1e9 - run.started_at) < 0.003
 
 
-def test_tools_of_a_sync_graph_that_run_in_threads_are_timed(obedient: ServedGateway, stand_in: TrainableModel) -> None:
+def test_tools_of_a_sync_graph_that_run_in_threads_are_timed(
+    obedient: ScriptedServer, stand_in: TrainableModel
+) -> None:
     graph = StateGraph(MessagesState)
     model = own_model()
     graph.add_node("ask", asking(model, slow))
@@ -114,7 +116,7 @@ def test_tools_of_a_sync_graph_that_run_in_threads_are_timed(obedient: ServedGat
 
 
 async def test_a_tool_that_raises_has_its_error_whether_the_app_handles_it_or_not(
-    obedient: ServedGateway, stand_in: TrainableModel
+    obedient: ScriptedServer, stand_in: TrainableModel
 ) -> None:
     graph = StateGraph(MessagesState)
     model = own_model()
@@ -131,7 +133,9 @@ async def test_a_tool_that_raises_has_its_error_whether_the_app_handles_it_or_no
     assert (lost.name, lost.error) == ("broken", "KeyError('pink')")
 
 
-async def test_a_tool_that_ran_again_has_a_span_for_each_run(obedient: ServedGateway, stand_in: TrainableModel) -> None:
+async def test_a_tool_that_ran_again_has_a_span_for_each_run(
+    obedient: ScriptedServer, stand_in: TrainableModel
+) -> None:
     tries: list[str] = []
 
     @tool
@@ -155,7 +159,7 @@ async def test_a_tool_that_ran_again_has_a_span_for_each_run(obedient: ServedGat
     assert len({span.key for span in spans}) == 2
 
 
-async def test_the_result_that_no_model_call_saw_is_kept(obedient: ServedGateway, stand_in: TrainableModel) -> None:
+async def test_the_result_that_no_model_call_saw_is_kept(obedient: ScriptedServer, stand_in: TrainableModel) -> None:
     rollout = await traced(create_agent(own_model(), [final]), stand_in, obedient, "final(city='teal')")
     [run], [span] = rollout.record.tool_runs, tools_of(rollout)
     assert run.result == span.output == "the end of teal"
@@ -168,7 +172,7 @@ def test_a_tool_that_the_app_calls_by_itself_is_no_run_of_the_models(stand_in: T
     assert trajectory.tool_runs == []
 
 
-def test_what_is_observed_has_its_tools_times(obedient: ServedGateway) -> None:
+def test_what_is_observed_has_its_tools_times(obedient: ScriptedServer) -> None:
     """The app's own model answers; here it is the stand-in's endpoint, asked without a capture."""
     model = ChatOpenAI(model="tiny", base_url=f"{obedient.url}/v1", api_key="none")  # pyright: ignore[reportArgumentType]
     with observe(on_leak="ignore") as trajectory:
@@ -179,7 +183,7 @@ def test_what_is_observed_has_its_tools_times(obedient: ServedGateway) -> None:
 
 
 async def test_a_trajectory_that_a_function_returns_keeps_the_times(
-    obedient: ServedGateway, stand_in: TrainableModel
+    obedient: ScriptedServer, stand_in: TrainableModel
 ) -> None:
     app = create_agent(own_model(), [slow])
 

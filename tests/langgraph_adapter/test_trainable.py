@@ -17,9 +17,9 @@ from langchain_openai import ChatOpenAI
 from langgraph.pregel import Pregel
 from pydantic import SecretStr
 
-from tests.fakes.scripted_server import says, scripted_server
 from understudy import TrainableModel, TrainConfig, Trajectory, current_trajectory
 from understudy.errors import ConfigError, RolloutError, WrongLoopError
+from understudy.testing import says, scripted_llm
 from understudy_langgraph import capture, trainable
 
 SCENARIOS = [{"id": str(number), "question": f"what is the size of box {number}?"} for number in (4821, 5913)]
@@ -105,7 +105,7 @@ def test_the_trained_app_is_answered_by_the_policy_in_every_way_of_running(model
 
 def test_between_two_items_of_a_trained_stream_the_callers_own_models_are_untouched(model: TrainableModel) -> None:
     trained = trainable(make_app(), model=model, reward=lottery).trained()
-    with scripted_server(lambda body: says("mine")) as own:
+    with scripted_llm([says("mine")]) as own:
         other = ChatOpenAI(model="other", api_key=SecretStr("unused"), base_url=own.url)
         items = trained.stream({"messages": [("user", "hi")]})
         next(items)
@@ -114,7 +114,7 @@ def test_between_two_items_of_a_trained_stream_the_callers_own_models_are_untouc
 
 
 def test_outside_training_the_app_runs_on_its_own_model(model: TrainableModel) -> None:
-    with scripted_server(lambda body: says("from my own model")) as own:
+    with scripted_llm([says("from my own model")]) as own:
         app = create_agent(ChatOpenAI(model="own", api_key=SecretStr("unused"), base_url=own.url), [box_size])
         wrapped = trainable(app, model=model, reward=lottery)
         assert wrapped.invoke({"messages": [("user", "hi")]})["messages"][-1].text == "from my own model"

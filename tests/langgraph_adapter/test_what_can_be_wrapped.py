@@ -60,7 +60,7 @@ def test_a_bare_decorator_takes_its_model_when_it_is_trained(stand_in: Trainable
     assert agent.evaluate(SCENARIOS, model=stand_in).reward == 1.0
     assert agent.trained(model=stand_in) is not None
     for use in (agent.evaluate, agent.train):
-        with pytest.raises(ConfigError, match=r"model: which model is trained\? trainable\(model="):
+        with pytest.raises(ConfigError, match=r"model: no model to train: pass trainable\(model="):
             use(SCENARIOS)
 
 
@@ -193,7 +193,7 @@ def test_a_rollout_without_any_reward_says_all_ways_to_give_one(stand_in: Traina
         RolloutError, match=r"returned NoneType None, and there is no reward: return .*judge=.*log_reward"
     ):
         agent.evaluate(SCENARIOS)
-    with pytest.raises(RolloutError, match='reward="logged", and the agent called'):
+    with pytest.raises(RolloutError, match='reward="logged", but the agent did not call'):
         trainable(chat_graph(), model=stand_in, reward="logged").evaluate(SCENARIOS)
 
 
@@ -225,9 +225,9 @@ def test_a_judge_of_the_decorator_scores_what_the_function_returned(stand_in: Tr
 
 
 def test_a_reward_function_that_asks_an_llm_asks_its_own(stand_in: TrainableModel) -> None:
-    from tests.fakes.scripted_server import says, scripted_server
+    from understudy.testing import says, scripted_llm
 
-    with scripted_server(lambda body: says("0.75")) as judge:
+    with scripted_llm([says("0.75")]) as judge:
         model = ChatOpenAI(model="judge", api_key=SecretStr("unused"), base_url=judge.url)
 
         async def reward(scenario: Any, output: Any) -> float:
@@ -391,7 +391,7 @@ def test_a_graph_gets_its_context(context: Any, stand_in: TrainableModel) -> Non
 
 
 def test_a_graph_that_lacks_its_context_names_the_option(stand_in: TrainableModel) -> None:
-    with pytest.raises(RolloutError, match="context_schema Desk, and no context was given: pass context="):
+    with pytest.raises(RolloutError, match="context_schema Desk, but there is no context: pass context="):
         trainable(graph_with_context(), model=stand_in, reward=heard).evaluate(SCENARIOS)
 
 
@@ -404,10 +404,13 @@ def test_what_is_wrapped_twice_or_with_an_unknown_option_is_refused(stand_in: Tr
         (app, {}, "is wrapped already"),
         (chat_graph(), {"rewards": heard}, "there is no option 'rewards'; there are model, reward, judge"),
         (chat_graph(), {"reward": 1.0}, r"reward: a function \(scenario, output\) -> number"),
+        (chat_graph(), {"reward": lambda state: 1.0}, r"called with \(scenario, output\), but got <lambda>\(state\)"),
+        (stand_in, {}, r"pass it as trainable\(model=\.\.\.\)"),
+        (type(chat()), {}, r"is a class; wrap an instance"),
         (chat_graph(), {"to_input": "question"}, "to_input: a function is needed, got 'question'"),
         (chat_graph(), {"context": Desk}, "context: an instance of Desk"),
         (chat_graph(), {"scope": "thread"}, "scope: one of"),
-        (chat_graph(), {"select": {"nod": "x"}}, "select: there is no 'nod'"),
+        (chat_graph(), {"select": {"nod": "x"}}, "select: there is no key 'nod'"),
     ]:
         with pytest.raises(ConfigError, match=message):
             trainable(target, model=stand_in, **options)

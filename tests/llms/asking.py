@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from understudy.llms import Llm
-from understudy.llms.testing import ScriptedLlm
+from understudy.testing import ScriptedLlm
 
 GOOD = '{"score": 0.5}'
 HELLO = [{"role": "user", "content": "how good is it?"}]

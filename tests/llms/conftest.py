@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from understudy.llms import provider, question
-from understudy.llms.testing import says, scripted_llm
+from understudy.testing import says, scripted_llm
 
 from .asking import HELLO, llm_at
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from understudy.errors import LlmError, StoreError
 from understudy.llms import Llm, Tokens, budget
-from understudy.llms.testing import LlmReply, LlmRequest, ScriptedLlm, cuts, fails, refuses, says, scripted_llm
+from understudy.testing import LlmReply, LlmRequest, ScriptedLlm, cuts, fails, refuses, says, scripted_llm
 
 from .asking import GOOD, HELLO, Verdict, llm_at
 
@@ -225,4 +225,4 @@ async def test_an_answer_that_cannot_be_kept_is_used_all_the_same(
 
     with scripted_llm(script) as endpoint:
         assert (await llm_at(endpoint, cache=path).ask(HELLO, Verdict)).value.score == 0.5
-    assert "an answer was not kept" in caplog.text
+    assert "an answer was not stored in the cache" in caplog.text

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.paths import ROOT
-from understudy.llms.testing import says, scripted_llm
+from understudy.testing import says, scripted_llm
 
 
 def test_the_page_prints_what_it_tells(tmp_path: Path) -> None:

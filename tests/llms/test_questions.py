@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from understudy.errors import ConfigError, LlmError
 from understudy.llms import Llm, Tokens, spending
-from understudy.llms.testing import (
+from understudy.testing import (
     LlmReply,
     LlmRequest,
     chooses_nothing,

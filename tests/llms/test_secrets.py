@@ -13,7 +13,7 @@ import pytest
 from understudy.errors import BudgetExceeded, LlmError
 from understudy.llms import budget
 from understudy.llms.redaction import MARK, redact
-from understudy.llms.testing import LlmReply, LlmRequest, fails, says, scripted_llm
+from understudy.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 
 from .asking import HELLO, Verdict, llm_at
 
@@ -98,7 +98,7 @@ async def test_an_answer_that_shows_a_key_is_used_and_not_kept(
         llm = llm_at(endpoint, api_key=OPTION, cache=tmp_path / "a.sqlite")
         answers = [await llm.ask_text([{"role": "user", "content": "answer"}]) for _ in range(2)]
     assert [(OPTION in answer.value, answer.cached) for answer in answers] == [(True, False)] * 2
-    assert "not kept" in caplog.text
+    assert "is not stored in the cache" in caplog.text
 
 
 @pytest.mark.parametrize("error", [LlmError("late", kind="timeout"), BudgetExceeded("spent", max_cost=2.0, spent=2.5)])

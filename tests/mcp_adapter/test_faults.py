@@ -41,6 +41,12 @@ async def test_a_command_that_does_not_exist_is_named() -> None:
             pass
 
 
+async def test_a_script_without_its_interpreter_is_told_to_name_one() -> None:
+    with pytest.raises(McpStartError, match=r'a script needs its interpreter in front, as in "python stock\.py"'):
+        async with ServerPool(Target.parse("stock.py")):
+            pass
+
+
 async def test_a_server_that_exits_at_once_is_told_with_its_code_and_last_words() -> None:
     with pytest.raises(McpStartError) as told:
         await goaded("exit")
@@ -60,7 +66,7 @@ async def test_a_server_that_never_answers_is_given_up_after_the_start_deadline(
 async def test_a_server_that_prints_to_stdout_works_and_the_line_is_told_when_it_does_not() -> None:
     assert await goaded("chatty") == "well"
     target = Target((StdioServer("odd", sys.executable, ("-c", "print('Usage: odd'); input()")),), limits=QUICK)
-    with pytest.raises(McpStartError, match="lines that are no MCP messages, such as 'Usage: odd'"):
+    with pytest.raises(McpStartError, match="lines that are not MCP messages, such as 'Usage: odd'"):
         async with ServerPool(Target(target.servers, limits=Limits(start_seconds=1))):
             pass
 
@@ -88,7 +94,7 @@ async def test_an_answer_that_is_not_json_ends_the_session_at_once() -> None:
 
 
 async def test_an_answer_of_another_shape_is_an_error_of_the_protocol() -> None:
-    with pytest.raises(McpProtocolError, match="the call of 'goad': its answer is none of MCP"):
+    with pytest.raises(McpProtocolError, match="the call of 'goad': its answer is not valid MCP"):
         await goaded("shapeless")
 
 

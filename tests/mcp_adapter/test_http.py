@@ -136,7 +136,7 @@ async def test_a_compressed_answer_is_refused_as_its_size_is_not_known() -> None
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": bomb})
 
-    refused = r"it compressed an answer \(gzip\) although asked not to"
+    refused = r"it compressed a response \(gzip\) despite `accept-encoding: identity`"
     with served(app) as url, pytest.raises(McpStartError, match=refused):
         async with ServerPool(Target.parse(url, limits=QUICK)):
             pass

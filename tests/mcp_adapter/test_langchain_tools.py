@@ -15,12 +15,12 @@ from langchain_core.messages import ToolMessage
 from langchain_openai import ChatOpenAI
 
 from tests.fakes.obedient_policy import obey
-from tests.fakes.served_gateway import served_gateway
 from tests.mcp_adapter.conftest import children, misbehaving, python_module
 from tests.mcp_adapter.servers import notes_server
 from understudy import RemoteBackend, TrainableModel, Trajectory
 from understudy.extras import install_command
 from understudy.integration import capturing
+from understudy.testing import scripted_server
 from understudy_langgraph import trainable
 from understudy_mcp import McpConnectionError, mcp_tools
 
@@ -89,7 +89,7 @@ async def test_each_capture_has_servers_of_its_own_until_it_ends(tmp_path: Path)
 
 async def test_a_langgraph_app_runs_on_them_inside_trainable(tmp_path: Path) -> None:
     (tmp_path / "fixture").mkdir()
-    with served_gateway(obey, tmp_path) as gateway:
+    with scripted_server(obey, tmp_path) as gateway:
         model = TrainableModel(name="mcp", base_model="tiny", backend=RemoteBackend(gateway.url))
         async with await mcp_tools(notes_server.make, fixture=tmp_path / "fixture") as tools:
             app = create_agent(ChatOpenAI(model="gpt-4.1-mini", api_key="unused"), list(tools))  # type: ignore[arg-type]

@@ -67,10 +67,41 @@ def test_a_dry_run_calls_and_writes_nothing(called: Called, tmp_path: Path) -> N
     assert not (tmp_path / "scenarios.jsonl").exists()
 
 
+STOCK = '''
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+server = MCPServer("stock", log_level="ERROR")
+
+@server.tool()
+def count_item(item: str) -> str:
+    """How many of an item are in stock."""
+    if item != "zzyzx":
+        raise ToolError(f"\\x1b[2Jno such item: {item}")
+    return "40"
+'''
+
+
+def test_a_server_that_refuses_every_call_shows_its_error_and_what_to_do(called: Called, tmp_path: Path) -> None:
+    (tmp_path / "stock_of_names.py").write_text(STOCK)
+    code, page, complaint = called("explore", "stock_of_names:server")
+    assert code == 0, complaint
+    assert "count_item: 0 answered, 0 empty, " in page
+    assert "refused, such as {'item': " in page and "no such item: " in page
+    code, _, complaint = called("scenarios", "stock_of_names:server")
+    assert code == 2
+    assert (
+        "\nno call of count_item worked: {'item': " in complaint
+        and "List them in the tool's schema (`enum`" in complaint
+    )
+    assert "\x1b" not in page + complaint
+    sys.modules.pop("stock_of_names", None)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["scenarios", "library_server:make", "--max-cost", "1"], 2, "they are for --llm, which is not given"),
+        (["scenarios", "library_server:make", "--max-cost", "1"], 2, "they apply to --llm only"),
         (["scenarios", "library_server:make", "--count", "0"], 2, "greater than or equal to 1"),
         (["scenarios", "library_server:make", "--only", "add_book"], 2, "none could be made"),
         (["explore", "library_server:nothing"], 2, "library_server has no 'nothing'"),

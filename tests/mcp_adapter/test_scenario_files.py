@@ -61,7 +61,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "scenarios.jsonl, line 3: no JSON"),
+        ("{", "scenarios.jsonl, line 3: not JSON"),
         ('{"id": "b"}', "scenarios.jsonl, line 3, field task: Field required"),
         (
             json.dumps(json.loads(scenario(2, ("a", {})).model_dump_json()) | {"difficulty": 9}),
@@ -89,8 +89,10 @@ def test_an_empty_or_missing_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ConfigError, match="has none; make some with `understudy mcp scenarios TARGET"):
         load_scenarios(tmp_path / "empty.jsonl")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"there is no file .*; make it with `understudy mcp scenarios TARGET -o "):
         load_scenarios(tmp_path / "missing.jsonl")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_scenarios(tmp_path)
 
 
 def test_a_changed_server_is_told() -> None:

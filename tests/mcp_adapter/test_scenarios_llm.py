@@ -10,7 +10,7 @@ import pytest
 
 from tests.mcp_adapter.servers import library_server
 from understudy.integration import BudgetExceeded, Llm, LlmError, budget
-from understudy.llms.testing import LlmReply, LlmRequest, fails, refuses, says, scripted_llm
+from understudy.testing import LlmReply, LlmRequest, fails, refuses, says, scripted_llm
 from understudy_mcp import Target
 from understudy_mcp.scenarios import execution
 from understudy_mcp.scenarios.files import ScenarioSet

@@ -53,7 +53,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow(reason="starts a server for each scenario that writes")
+@pytest.mark.slow("starts a server for each scenario that writes")
 def test_git(repository: Path) -> None:
     target = Target.parse(
         python_module("mcp_server_git"), fixture=repository, bind={"repo_path": ROLLOUT_DIR}, stateless=True
@@ -61,19 +61,19 @@ def test_git(repository: Path) -> None:
     assert {"git_log", "git_show", "git_diff", "git_create_branch"} <= tools_of(made(target, allow_writes=True))
 
 
-@pytest.mark.slow(reason="runs each scenario twice")
+@pytest.mark.slow("runs each scenario twice")
 def test_everything(node_server: Callable[[str], str]) -> None:
     tools = tools_of(made(Target.parse(node_server("everything"))))
     assert {"echo", "get-sum", "get-structured-content"} <= tools and "get-env" not in tools
 
 
-@pytest.mark.slow(reason="starts a server for each scenario that writes")
+@pytest.mark.slow("starts a server for each scenario that writes")
 def test_filesystem(node_server: Callable[[str], str], files: Path) -> None:
     target = Target.parse(f"{node_server('filesystem')} {ROLLOUT_DIR}", fixture=files)
     assert {"read_text_file", "write_file", "list_directory"} <= tools_of(made(target, allow_writes=True))
 
 
-@pytest.mark.slow(reason="runs each scenario twice")
+@pytest.mark.slow("runs each scenario twice")
 def test_memory_only_read(node_server: Callable[[str], str], graph: Path) -> None:
     target = Target.parse(f"MEMORY_FILE_PATH={ROLLOUT_DIR}/memory.json {node_server('memory')}", fixture=graph)
     scenarios = made(target)
@@ -81,7 +81,7 @@ def test_memory_only_read(node_server: Callable[[str], str], graph: Path) -> Non
     assert {"open_nodes", "search_nodes"} <= {tool for each in scenarios.eval for tool in each.tools}
 
 
-@pytest.mark.slow(reason="starts a server for each scenario that writes")
+@pytest.mark.slow("starts a server for each scenario that writes")
 def test_memory_that_starts_empty(node_server: Callable[[str], str]) -> None:
     target = Target.parse(f"MEMORY_FILE_PATH={ROLLOUT_DIR}/memory.json {node_server('memory')}")
     assert "create_entities" in tools_of(made(target, allow_writes=True))

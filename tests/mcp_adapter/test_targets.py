@@ -151,14 +151,14 @@ def test_a_sandbox_that_cannot_be_had_is_told(tmp_path: Path, caplog: pytest.Log
     [
         ("", {}, "target: it is empty"),
         ("A=1", {}, "has no command, only variables"),
-        ("a 'b", {}, "is no command line: No closing quotation"),
+        ("a 'b", {}, "is not a command line: No closing quotation"),
         (3, {}, "a command, a URL, an mcp.json or a server object is needed, got int 3"),
         ("nowhere.json", {}, "nowhere.json cannot be read: No such file"),
         ("server {rollout_dir}", {"stateless": True}, "rollouts cannot share 'server'"),
-        ("server", {"fixture": Path("nowhere")}, "fixture: 'nowhere' is no folder"),
+        ("server", {"fixture": Path("nowhere")}, "fixture: 'nowhere' is not a folder"),
         ("server", {"fixture": Path(".")}, "fixture: nothing uses it"),
-        ("server", {"headers": {"a": "b"}}, "they are for a URL, and 'server' is none"),
-        ("https://a.example", {"env": {"a": "b"}}, "it is for a command, and 'a-example' is none"),
+        ("server", {"headers": {"a": "b"}}, "they are for a URL, and 'server' is not one"),
+        ("https://a.example", {"env": {"a": "b"}}, "it is for a command, and 'a-example' is not one"),
     ],
 )
 def test_a_wrong_target_is_told(target: object, options: dict[str, object], message: str) -> None:

@@ -66,7 +66,7 @@ def tool(name: str, **properties: object) -> ServerTool:
         ({"type": "object", "additionalProperties": {"$ref": "#/$defs/City"}},
          {"type": "object", "additionalProperties": {"enum": ["Delft"], "type": "string"}}, []),
         (True, {}, []),
-        ("text", {}, ["a: 'text' is no schema, any value is allowed"]),
+        ("text", {}, ["a: 'text' is not a schema, any value is allowed"]),
     ],
 )  # fmt: skip
 def test_a_schema_is_kept_and_what_is_simplified_is_told(schema: Any, simple: Any, changes: list[str]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.obedient_policy import obey
-from tests.fakes.served_gateway import ServedGateway, served_gateway
 from tests.mcp_adapter.conftest import processes_of_others, python_module  # noqa: F401  # used for every test
 from understudy import LocalBackend, RemoteBackend, TrainableModel
+from understudy.testing import ScriptedServer, scripted_server
 from understudy.types import new_id
 from understudy_mcp import Target
 from understudy_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
@@ -36,14 +36,14 @@ def told(task: str, *calls: tuple[str, dict[str, object]], answer: tuple[str, ..
 
 
 @pytest.fixture(scope="session")
-def obedient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+def obedient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
     """The real server over a scripted model that does what it is told."""
-    with served_gateway(obey, tmp_path_factory.mktemp("obedient")) as running:
+    with scripted_server(obey, tmp_path_factory.mktemp("obedient")) as running:
         yield running
 
 
 @pytest.fixture
-def stand_in(obedient: ServedGateway) -> TrainableModel:
+def stand_in(obedient: ScriptedServer) -> TrainableModel:
     """A model there."""
     return TrainableModel(name=new_id("tools"), base_model="tiny", backend=RemoteBackend(obedient.url))
 

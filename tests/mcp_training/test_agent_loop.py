@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 from mcp.server.mcpserver import MCPServer
 
-from tests.fakes.acting_sampler import Act, Body
-from tests.fakes.served_gateway import ServedGateway, served_gateway
 from tests.mcp_adapter.conftest import children, misbehaving
 from tests.mcp_training.conftest import time_target, told
 from understudy import RemoteBackend, TrainableModel, Trajectory
 from understudy.client.records import trajectory_record
 from understudy.integration import SpanKind, rollout_spans
+from understudy.testing import Action, ScriptedServer, scripted_server
+from understudy.testing.asgi import Body
 from understudy.types import RolloutPlace
 from understudy.wire import TracePage
 from understudy_mcp import Limits, ServerPool, StdioServer, Target
@@ -58,7 +58,7 @@ async def test_a_task_is_solved_on_a_real_server_and_the_conversation_is_kept(st
     assert trajectory.metadata["ended"] == "answered"
 
 
-async def test_every_call_is_recorded_under_the_trajectory(obedient: ServedGateway, stand_in: TrainableModel) -> None:
+async def test_every_call_is_recorded_under_the_trajectory(obedient: ScriptedServer, stand_in: TrainableModel) -> None:
     scenario = told(f"{CALL} then get_current_time(timezone='UTC')", ("convert_time", CONVERSION))
     trajectory = await rolled_out(time_target(), stand_in, scenario)
     assert len(obedient.calls(trajectory.id)) == 3
@@ -73,7 +73,7 @@ async def test_parallel_calls_are_all_answered(stand_in: TrainableModel) -> None
 
 
 async def test_the_times_of_tools_are_in_the_servers_records_and_in_their_spans(
-    obedient: ServedGateway, stand_in: TrainableModel
+    obedient: ScriptedServer, stand_in: TrainableModel
 ) -> None:
     scenario = told(f"{CALL} then get_current_time(timezone='UTC')", ("convert_time", CONVERSION))
     async with ServerPool(time_target(), ahead=0) as pool:
@@ -104,10 +104,10 @@ async def test_a_tool_that_is_not_shown_is_not_called(stand_in: TrainableModel, 
     server = counting_server(calls)
     wanted = told("left() then right()", ("left", {}))
 
-    def always(body: Body) -> Act:
-        return Act("done") if body["messages"][-1]["role"] == "tool" else Act(calls=(("right", "{}"),))
+    def always(body: Body) -> Action:
+        return Action("done") if body["messages"][-1]["role"] == "tool" else Action(calls=(("right", "{}"),))
 
-    with served_gateway(always, tmp_path) as running:
+    with scripted_server(always, tmp_path) as running:
         model = TrainableModel("hidden", base_model="tiny", backend=RemoteBackend(running.url))
         trajectory = await rolled_out(Target.parse(server), model, wanted, max_tools=1)
     assert calls == []
@@ -152,10 +152,10 @@ async def test_the_same_distractors_are_shown_in_every_rollout_of_a_scenario() -
     [("{", "are not valid JSON"), ("[1]", "must be an object, not list"), ("[" * 100_000, "nested too deeply")],
 )
 async def test_malformed_arguments_are_answered_with_the_error(written: str, words: str, tmp_path: Path) -> None:
-    def malformed(body: Body) -> Act:
-        return Act("sorry") if body["messages"][-1]["role"] == "tool" else Act(calls=(("left", written),))
+    def malformed(body: Body) -> Action:
+        return Action("sorry") if body["messages"][-1]["role"] == "tool" else Action(calls=(("left", written),))
 
-    with served_gateway(malformed, tmp_path) as running:
+    with scripted_server(malformed, tmp_path) as running:
         model = TrainableModel("malformed", base_model="tiny", backend=RemoteBackend(running.url))
         trajectory = await rolled_out(Target.parse(counting_server([])), model, told("go", ("left", {})))
     assert words in messages(trajectory)[3]["content"]
@@ -164,7 +164,7 @@ async def test_malformed_arguments_are_answered_with_the_error(written: str, wor
 
 async def test_turns_are_limited(tmp_path: Path) -> None:
     calls: list[str] = []
-    with served_gateway(lambda _: Act(calls=(("left", "{}"),)), tmp_path) as running:
+    with scripted_server(lambda _: Action(calls=(("left", "{}"),)), tmp_path) as running:
         model = TrainableModel("endless", base_model="tiny", backend=RemoteBackend(running.url))
         target = Target.parse(counting_server(calls))
         loop = LoopOptions(max_turns=3)
@@ -281,11 +281,11 @@ def test_arguments_are_an_object_or_nothing() -> None:
 
 
 async def test_a_conversation_that_fills_the_context_is_scored_by_what_was_done(tmp_path: Path) -> None:
-    with served_gateway(lambda _: Act(calls=(("left", "{}"),)), tmp_path) as running:
+    with scripted_server(lambda _: Action(calls=(("left", "{}"),)), tmp_path) as running:
 
-        def once(_: Body) -> Act:
+        def once(_: Body) -> Action:
             running.sampler.refusals.append((400, "the prompt is longer than the context"))
-            return Act(calls=(("left", "{}"),))
+            return Action(calls=(("left", "{}"),))
 
         running.sampler.policy, running.sampler.refused_field = once, "input_tokens"
         model = TrainableModel("full", base_model="tiny", backend=RemoteBackend(running.url))

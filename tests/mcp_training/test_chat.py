@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.served_gateway import ServedGateway
 from tests.mcp_adapter.conftest import SERVERS, children, misbehaving
 from tests.mcp_training.order_server import make_server
 from understudy import TrainableModel
 from understudy.cli import guarded
+from understudy.testing import ScriptedServer
 from understudy_mcp import Limits, ServerPool, Target
 from understudy_mcp.commands import app
 from understudy_mcp.training.agent_loop import LoopOptions
@@ -72,7 +72,7 @@ async def test_a_server_that_fails_is_told_and_replaced(stand_in: TrainableModel
     assert children() == set()
 
 
-def test_questions_of_the_command_line_are_answered_beside_step_0(called: Called, obedient: ServedGateway) -> None:
+def test_questions_of_the_command_line_are_answered_beside_step_0(called: Called, obedient: ScriptedServer) -> None:
     words = ["--url", obedient.url, "--compare", "--ask", "list_notes()"]
     code, page, complaint = called("chat", "notes_server:make", *words)
     assert code == 0, complaint
@@ -83,7 +83,7 @@ def test_questions_of_the_command_line_are_answered_beside_step_0(called: Called
 
 
 def test_what_is_piped_in_is_asked_line_by_line(
-    called: Called, obedient: ServedGateway, monkeypatch: pytest.MonkeyPatch
+    called: Called, obedient: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n\nagain\n"))
     code, page, complaint = called("chat", "notes_server:make", "--url", obedient.url)
@@ -91,7 +91,7 @@ def test_what_is_piped_in_is_asked_line_by_line(
     assert [line.strip() for line in page.splitlines() if line.strip()] == ["heard: hello", "heard: again"]
 
 
-def test_neither_escapes_nor_markup_of_a_server_are_obeyed(called: Called, obedient: ServedGateway) -> None:
+def test_neither_escapes_nor_markup_of_a_server_are_obeyed(called: Called, obedient: ScriptedServer) -> None:
     code, page, complaint = called("chat", "rude:server", "--url", obedient.url, "--ask", "hi()")
     assert code == 0, complaint
     assert "\x1b" not in page

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.served_gateway import ServedGateway
 from tests.mcp_adapter.conftest import python_module
 from tests.mcp_training.conftest import told
 from tests.mcp_training.order_server import make_server, scenarios
 from understudy import Ruler, TrainableModel
 from understudy.cli import guarded
 from understudy.errors import ConfigError
-from understudy.llms.testing import LlmReply, LlmRequest, says, scripted_llm
-from understudy.rewards.prompt_reading import attempts_shown
+from understudy.testing import LlmReply, LlmRequest, ScriptedServer, calls_tool, judges, says, scripted_llm
 from understudy_mcp.commands import app
 from understudy_mcp.scenarios.files import ScenarioSet, save_scenarios
 from understudy_mcp.scenarios.scenario import CheckKind, McpScenario
@@ -28,9 +25,7 @@ def able(request: LlmRequest) -> LlmReply:
     if last["role"] == "tool":
         return says(last["content"] if isinstance(last["content"], str) else last["content"][0]["text"])
     tool = "order_owner" if "owner" in last["content"] or "who" in last["content"].lower() else "order_status"
-    arguments = json.dumps({"order": "".join(char for char in str(last["content"]) if char.isdigit())})
-    call = {"id": "call-1", "type": "function", "function": {"name": tool, "arguments": arguments}}
-    return says(None, finish_reason="tool_calls", tool_calls=[call])
+    return calls_tool(tool, {"order": "".join(char for char in str(last["content"]) if char.isdigit())})
 
 
 async def test_a_step_and_another_llm_are_compared_on_the_held_out_scenarios(
@@ -50,11 +45,7 @@ async def test_a_step_and_another_llm_are_compared_on_the_held_out_scenarios(
 
 def likes_the_tool(request: LlmRequest) -> LlmReply:
     """A judge: 0.9 for an attempt in which a tool answered, 0.1 for another."""
-    scores = [
-        {"id": id, "explanation": "by its calls", "score": 0.9 if "'tool'" in str(shown) else 0.1}
-        for id, shown in attempts_shown(request.messages).items()
-    ]
-    return says(json.dumps({"scores": scores}))
+    return judges(request, lambda shown: 0.9 if "'tool'" in str(shown) else 0.1)
 
 
 def gives_up(request: LlmRequest) -> LlmReply:
@@ -88,14 +79,11 @@ def current_time(request: LlmRequest) -> LlmReply:
     if last["role"] == "tool":
         return says(last["content"] if isinstance(last["content"], str) else last["content"][0]["text"])
     zone = next(word for word in last["content"].split() if "/" in word)
-    function = {"name": "get_current_time", "arguments": json.dumps({"timezone": zone})}
-    return says(
-        None, finish_reason="tool_calls", tool_calls=[{"id": "call-1", "type": "function", "function": function}]
-    )
+    return calls_tool("get_current_time", {"timezone": zone})
 
 
 def test_one_line_compares_on_a_real_server_by_its_checks_and_by_a_judge(
-    obedient: ServedGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    obedient: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "unused")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.acting_sampler import Act, Body
-from tests.fakes.served_gateway import served_gateway
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.conftest import told
 from tests.mcp_training.order_server import READS, make_server, scenarios
 from understudy import RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup, UnderstudyError
 from understudy.integration import ConfigError, RolloutError
+from understudy.testing import Action, scripted_server
+from understudy.testing.asgi import Body
 from understudy_mcp import Limits, McpStartError
 from understudy_mcp.scenarios.files import save_scenarios
 from understudy_mcp.scenarios.scenario import CheckKind, McpScenario
@@ -61,15 +61,15 @@ async def test_evaluation_leaves_the_model_as_it_is(stand_in: TrainableModel) ->
 
 
 async def test_the_curriculum_opens_difficulties_and_its_state_is_kept(tmp_path: Path) -> None:
-    def right(body: Body) -> Act:
+    def right(body: Body) -> Action:
         said = body["messages"][-1]
         if said["role"] == "tool":
             text = said["content"] if isinstance(said["content"], str) else said["content"][0]["text"]
-            return Act(text)
+            return Action(text)
         order = "".join(char for char in str(body["messages"][-1]["content"]) if char.isdigit())
-        return Act(calls=(("order_status", f'{{"order": "{order}"}}'),))
+        return Action(calls=(("order_status", f'{{"order": "{order}"}}'),))
 
-    with served_gateway(right, tmp_path) as running:
+    with scripted_server(right, tmp_path) as running:
         model = TrainableModel("right", base_model="tiny", backend=RemoteBackend(running.url))
         chosen, _ = trainer(model, patience=1, scenarios_per_step=3, eval_every=0)
         with pytest.raises(UnderstudyError):  # the scripted server has no learner
@@ -95,7 +95,7 @@ async def test_scenarios_come_from_a_file_and_a_changed_server_is_told(
         ({"scenarios": [told("a", ("nothing", {}))]}, "1 of 1 use the tool 'nothing', which the target does not offer"),
         ({"scenarios": [told("a", ("order_status", {}), split="eval")]}, "none of 1 is for training"),
         ({"scenarios": [{"task": "a"}]}, "McpScenarios are needed, got dict"),
-        ({"scenarios": "nowhere.jsonl"}, "cannot be read"),
+        ({"scenarios": "nowhere.jsonl"}, "there is no file .nowhere.jsonl."),
         ({"max_turns": 0}, "max_turns: at least 1 is needed, got 0"),
         ({"group": 3}, "there is no option 'group'"),
     ],
@@ -170,6 +170,14 @@ def test_a_table_shows_each_tool_without_control_characters() -> None:
     assert list(Comparison("f", 0).lines()) == ["success was not measured: no scenario is held out"]
 
 
+@pytest.mark.parametrize(("before", "hint"), [(0.85, False), (0.9, True)])
+def test_a_table_says_that_scenarios_solved_before_training_leave_little_to_learn(before: float, hint: bool) -> None:
+    table = Comparison(
+        "f" * 64, 4, Measured(step=0, rates={"success": before}), Measured(step=2, rates={"success": 1.0})
+    )
+    assert any("--probe 4" in line for line in table.lines()) == hint
+
+
 def test_kept_state_of_other_scenarios_or_of_another_version_is_dropped() -> None:
     class Kept:
         def __init__(self, state: object) -> None:
@@ -188,18 +196,18 @@ def test_kept_state_of_other_scenarios_or_of_another_version_is_dropped() -> Non
 async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def half(body: Body) -> Act:
+    def half(body: Body) -> Action:
         """Calls what the task names, of orders with an even number."""
         said = body["messages"][-1]
         text = said["content"] if isinstance(said["content"], str) else said["content"][0]["text"]
         if said["role"] == "tool":
-            return Act(text)
+            return Action(text)
         order = "".join(char for char in text if char.isdigit())
         even = order.isdigit() and int(order) % 2 == 0
         return (
-            Act(calls=(("order_status" if "status" in text else "order_owner", f'{{"order": "{order}"}}'),))
+            Action(calls=(("order_status" if "status" in text else "order_owner", f'{{"order": "{order}"}}'),))
             if even
-            else Act("?")
+            else Action("?")
         )
 
     server = make_server()
@@ -210,7 +218,7 @@ async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_n
         return [str(4_000 + 37 * number) for number in range(40)]
 
     monkeypatch.chdir(tmp_path)
-    with served_gateway(half, tmp_path) as running:
+    with scripted_server(half, tmp_path) as running:
         model = TrainableModel("half", base_model="tiny", backend=RemoteBackend(running.url))
         said: list[str] = []
         chosen = MCPTrainer(server, model, count=20, probe=2, say=said.append, group_size=2)

@@ -15,12 +15,12 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, InternalServerError
 from starlette.types import ASGIApp
 
-from tests.fakes.served_gateway import ServedGateway
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.order_server import make_server
 from tests.paths import ROOT
 from understudy import TrainableModel
 from understudy.integration import ConfigError
+from understudy.testing import ScriptedServer
 from understudy_mcp import Limits, ServerPool, Target
 from understudy_mcp.training.access import checked_key, is_loopback
 from understudy_mcp.training.agent_loop import LoopOptions
@@ -125,7 +125,7 @@ def test_beyond_this_machine_a_key_is_needed() -> None:
 
 
 @pytest.mark.slow("starts the command")
-def test_the_command_serves_until_it_is_interrupted(obedient: ServedGateway, tmp_path: Path) -> None:
+def test_the_command_serves_until_it_is_interrupted(obedient: ScriptedServer, tmp_path: Path) -> None:
     (tmp_path / "orders.py").write_text(
         (ROOT / "tests/mcp_training/order_server.py").read_text() + "\nserver = make_server()\n"
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.acting_sampler import Act, Body
-from tests.fakes.served_gateway import ServedGateway, served_gateway
 from tests.mcp_training.order_server import scenarios
 from tests.paths import ROOT
 from understudy.cli import guarded
+from understudy.testing import Action, ScriptedServer, scripted_server
+from understudy.testing.asgi import Body
 from understudy_mcp.commands import app
 from understudy_mcp.scenarios.files import save_scenarios
 
@@ -42,19 +42,23 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     sys.modules.pop("orders", None)
 
 
-def knowing(body: Body) -> Act:
+def knowing(body: Body) -> Action:
     """Knows what to call for half of the orders."""
     said = body["messages"][-1]
     text = said["content"] if isinstance(said["content"], str) else said["content"][0]["text"]
     if said["role"] == "tool":
-        return Act(text)
+        return Action(text)
     order = "".join(char for char in text if char.isdigit())
-    return Act(calls=(("order_status", json.dumps({"order": order})),)) if "status" in text else Act("I do not know.")
+    return (
+        Action(calls=(("order_status", json.dumps({"order": order})),))
+        if "status" in text
+        else Action("I do not know.")
+    )
 
 
 @pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
-    with served_gateway(knowing, tmp_path_factory.mktemp("knowing")) as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    with scripted_server(knowing, tmp_path_factory.mktemp("knowing")) as running:
         yield running
 
 
@@ -76,7 +80,7 @@ def test_without_scenarios_the_plan_tells_where_they_will_be_kept(called: Called
 
 
 def test_evaluation_prints_success_for_each_tool_and_writes_json(
-    called: Called, server: ServedGateway, tmp_path: Path
+    called: Called, server: ScriptedServer, tmp_path: Path
 ) -> None:
     words = ["--scenarios", "s.jsonl", "--url", server.url, "--json", "found.json", "--model", "half"]
     words += ["--trace", "jsonl:shown"]
@@ -91,7 +95,7 @@ def test_evaluation_prints_success_for_each_tool_and_writes_json(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("train orders:server --scenarios nowhere.jsonl", 2, "understudy: scenarios: 'nowhere.jsonl' cannot be read"),
+        ("train orders:server --scenarios nowhere.jsonl", 2, "understudy: scenarios: there is no file 'nowhere.jsonl'"),
         ("train orders:server --dir a --url http://127.0.0.1:9", 2, "--dir, --url: either a directory"),
         ("train orders:server --llm-api-base http://a", 2, "--llm-api-base needs --llm too"),
         ("eval orders:server --judge-api-base http://a", 2, "--judge-api-base needs --judge too"),

@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from understudy.engine.learner.lora_linear import compute_in_sixteen_bits
+
 ATTENTION = "memory_plan_attention"
 
 
@@ -73,9 +75,11 @@ class Pass:
 
 
 class MetaBase:
-    """A base of `config`, in bfloat16, with PEFT's LoRA on all linear layers."""
+    """A base of `config`, in bfloat16, with LoRA on all linear layers; `sixteen_bits=False`: the LoRA in fp32, as with a base in 4 bits."""
 
-    def __init__(self, config: Mapping[str, Any], rank: int, layers: int | None = None) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], rank: int, layers: int | None = None, *, sixteen_bits: bool = True
+    ) -> None:
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend)
         numbers = {**config, **({} if layers is None else {"num_hidden_layers": layers})}
         with torch.device("meta"):
@@ -85,6 +89,8 @@ class MetaBase:
             self.base_bytes = sum(value.nbytes for value in self.base.parameters())
             lora = LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")
             self.model: PeftModel = get_peft_model(self.base, lora)
+            if sixteen_bits:
+                compute_in_sixteen_bits(self.model)
 
     @property
     def adapter(self) -> list[Tensor]:

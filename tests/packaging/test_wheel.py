@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.paths import ROOT
+from understudy.tiny import FOLDERS
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +49,13 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
     assert "understudy/py.typed" in sizes
     for package in ("understudy_langgraph", "understudy_mcp"):
         assert {f"{package}/__init__.py", f"{package}/py.typed"} <= set(sizes)
-    policy = {name: size for name, size in sizes.items() if name.startswith("understudy/tiny/policy/")}
-    names = {name.rsplit("/", 1)[1] for name in policy}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
-    assert sum(policy.values()) < 20e6
-    assert not any(name.startswith("understudy/tiny/next/") for name in sizes)
+    kit = {f"understudy/testing/{path.name}" for path in (ROOT / "src/understudy/testing").glob("*.py")}
+    assert len(kit) > 5 and kit <= set(sizes)
+    for folder in FOLDERS.values():
+        policy = {name: size for name, size in sizes.items() if name.startswith(f"understudy/tiny/{folder}/")}
+        names = {name.rsplit("/", 1)[1] for name in policy}
+        assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
+        assert sum(policy.values()) < 10e6
 
 
 @pytest.mark.slow("an installed wheel")
@@ -63,6 +66,22 @@ def test_the_installed_package_is_the_wheel_not_the_checkout(installed: Path, tm
     assert answer.returncode == 0, answer.stderr
     for place in answer.stdout.split():
         assert str(installed.parents[1]) in place
+
+
+KIT = """
+from openai import OpenAI
+from understudy.testing import Action, check_sink, scripted_server
+with scripted_server(lambda request: Action("on shelf 7")) as server:
+    client = OpenAI(base_url=f"{server.url}/t/one/v1", api_key="unused")
+    client.chat.completions.create(model="default", messages=[{"role": "user", "content": "where?"}])
+    print([output.message["content"] for call in server.calls("one") for output in call.outputs])
+"""
+
+
+@pytest.mark.slow("an installed wheel")
+def test_the_test_kit_works_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    answer = run(installed, "-c", KIT, cwd=tmp_path)
+    assert answer.stdout == "['on shelf 7']\n", answer.stderr
 
 
 @pytest.mark.slow("an installed wheel")

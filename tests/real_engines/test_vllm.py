@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 import understudy as us
 from tests.server.servers import RunningServer, until
 from understudy.engine.protocol import FLAT_LOGPROBS
+from understudy.errors import EngineError
 from understudy.server.sampler.supervised import SupervisedSampler
 from understudy.server.sampler.transport import SERVED_NAME
 from understudy.tiny import path as tiny_policy
@@ -209,6 +210,24 @@ async def test_vllm_sleeps_when_its_calls_have_ended_and_those_that_came_are_ans
         assert sleeping.json() == {"is_sleeping": True}
         assert not late.done()
     assert [(await each).status for each in (*early, late)] == [200] * 5
+    await sampler.stop()
+
+
+async def test_vllm_pauses_and_is_told_to_release_its_cache_which_only_a_gpu_can(
+    server: RunningServer, backend: us.RemoteBackend
+) -> None:
+    """The request arrives in vLLM's worker, which has nothing to release on a CPU; then it answers calls again."""
+    words = psutil.Process(engine_of(server)).cmdline()
+    sampler = Connected(Path(words[words.index("--uds") + 1]))
+    call = {"model": "base", "messages": QUESTION, "max_tokens": 8}
+    with pytest.raises(EngineError, match="The sampler refused /release_kv_cache_memory"):
+        async with sampler.calls.asleep(keep_weights=True):
+            raise AssertionError("the learner would run out of memory here")
+    log = (server.folder / "logs" / "sampler.log").read_text("utf-8")
+    assert "Selective discard is not supported on CPU" in log
+    assert (await sampler.calls.post(call)).status == 200
+    awake = await sampler.connection.control.get("/is_sleeping")  # type: ignore[union-attr]
+    assert awake.json() == {"is_sleeping": False}
     await sampler.stop()
 
 

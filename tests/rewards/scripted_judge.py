@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from understudy import Ruler, Trajectory, TrajectoryGroup
-from understudy.llms.testing import LlmReply, LlmRequest, ScriptedLlm, says
-from understudy.rewards.prompt_reading import ShownConversation, attempts_shown
+from understudy.testing import LlmReply, LlmRequest, ScriptedLlm, ShownConversation, attempts_shown, says
 from understudy.types import RolloutException
 
 ScoreOf = Callable[[list[ShownConversation]], float]

@@ -10,9 +10,8 @@ import understudy as us
 from tests.rewards.scripted_judge import FAILED, group_of, honest, judge_at, rewards, said
 from understudy.contracts import Judge
 from understudy.errors import ConfigError, RolloutError
-from understudy.llms.testing import fails, scripted_llm
 from understudy.rewards import AverageJudge, GateJudge, TieJudge
-from understudy.rewards.prompt_reading import attempts_shown
+from understudy.testing import attempts_shown, fails, scripted_llm
 from understudy.trainer.judging import judged
 
 

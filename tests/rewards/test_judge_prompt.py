@@ -14,8 +14,8 @@ from understudy import History
 from understudy.errors import ConfigError, RolloutError
 from understudy.rewards.judge_prompt import DEFAULT_RUBRIC, JudgePrompt, judge_prompt
 from understudy.rewards.prompt_cuts import tokens_of
-from understudy.rewards.prompt_reading import attempts_shown
 from understudy.rewards.transcripts import Transcript, json_line
+from understudy.testing import attempts_shown
 
 QUESTION = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "2 + 2?"}]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tests.docs.test_pages import code_of
 from tests.rewards.scripted_judge import verdict
-from understudy.llms.testing import LlmReply, LlmRequest, says, scripted_llm
-from understudy.rewards.prompt_reading import attempts_shown
+from understudy.testing import LlmReply, LlmRequest, attempts_shown, says, scripted_llm
 
 
 def run(page: str, folder: Path, **variables: str) -> str:

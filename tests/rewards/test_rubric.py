@@ -9,7 +9,7 @@ import pytest
 
 import understudy as us
 from understudy.errors import ConfigError, LlmError
-from understudy.llms.testing import says, scripted_llm
+from understudy.testing import says, scripted_llm
 
 CRITERIA = says(json.dumps({"criteria": ["The order's state is right.", "No order\nis invented."]}))
 

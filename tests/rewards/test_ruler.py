@@ -24,8 +24,18 @@ from tests.rewards.scripted_judge import (
     verdict,
 )
 from understudy.errors import BudgetExceeded, ConfigError, LlmError, RolloutError
-from understudy.llms.testing import LlmReply, LlmRequest, cuts, fails, filters, hangs, refuses, says, scripted_llm
-from understudy.rewards.prompt_reading import attempts_shown
+from understudy.testing import (
+    LlmReply,
+    LlmRequest,
+    attempts_shown,
+    cuts,
+    fails,
+    filters,
+    hangs,
+    refuses,
+    says,
+    scripted_llm,
+)
 from understudy.trainer.judging import judged
 from understudy.types import RolloutPlace
 

@@ -30,18 +30,25 @@ def until(met: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
-def command(folder: Path, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "understudy.server", "--dir", str(folder), "--port", "0", "--threads", "1", *flags]
+def command(folder: Path, *flags: str, module: str = "understudy.server") -> list[str]:
+    return [sys.executable, "-m", module, "--dir", str(folder), "--port", "0", "--threads", "1", *flags]
 
 
 class RunningServer:
     """`python -m understudy.server` on the bundled policy. Leaving the context kills what is left of it."""
 
-    def __init__(self, folder: Path, *flags: str, ready: bool = True, key: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        ready: bool = True,
+        key: str | None = None,
+        module: str = "understudy.server",
+    ) -> None:
         self.folder = folder
         self.log = folder.parent / f"{folder.name}.log"
         with self.log.open("ab") as file:
-            self.process = subprocess.Popen(command(folder, *flags), stdout=file, stderr=file)
+            self.process = subprocess.Popen(command(folder, *flags, module=module), stdout=file, stderr=file)
         self.http = httpx.Client(timeout=120.0, trust_env=False)
         if key is not None:
             self.http.headers["authorization"] = f"Bearer {key}"

@@ -78,7 +78,7 @@ def test_a_schema_that_nothing_follows_is_the_requests_fault(server: RunningServ
             assert answer.status_code == 400, answer.text
             error = answer.json()["error"]
         assert error["type"] == "invalid_request_error" and error["param"] == "response_format"
-        assert "nothing follows the schema" in error["message"]
+        assert "no JSON satisfies the schema" in error["message"]
 
 
 # ---- heavy bodies

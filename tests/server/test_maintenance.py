@@ -72,7 +72,7 @@ def test_a_lost_or_cut_model_json_is_made_anew_from_the_newest_checkpoint(
         path.write_text(path.read_text()[:20] if damage == "cut" else "[]")
     model = registry(folder).model("agent")
     assert (model.facts, model.step) == (before, 2)
-    assert "its checkpoints tell" in caplog.text and read_facts(agent(folder)) == before
+    assert "what its newest checkpoint says" in caplog.text and read_facts(agent(folder)) == before
     assert [each.name for each in agent(folder).glob("model.json.*")] == (
         [] if damage == "lost" else [f"{path.name}.damaged-0"]
     )
@@ -89,7 +89,7 @@ def test_a_model_without_facts_and_without_a_whole_checkpoint_is_never_served_as
     models = registry(folder)
     assert models.get("agent") is None
     leases = AdapterLeases(models, None)  # type: ignore[arg-type]  # nothing is sampled
-    with pytest.raises(ApiError, match="none of them is whole"):
+    with pytest.raises(ApiError, match="none is whole"):
         ModelRegistration(folder, models, leases).register(
             RegisterRequest(name="agent", project="desk", base_model="tiny")
         )
@@ -104,7 +104,7 @@ async def test_a_newest_step_that_is_gone_is_told(folder: Path, caplog: pytest.L
                 shutil.rmtree(agent(folder) / "checkpoints" / "0002")
             caplog.clear()
             await TrainHistory(store, registry(folder), JobFolders(folder / "jobs", store)).settle()
-            told = "agent was trained to step 2" in caplog.text and "goes on from step 1" in caplog.text
+            told = "agent was trained to step 2" in caplog.text and "continues from step 1" in caplog.text
             assert told == gone
 
 
@@ -126,10 +126,10 @@ async def test_records_that_are_empty_beside_checkpoints_foreign_or_damaged_are_
         pass
     whole = path.read_bytes()
     path.write_bytes(b"")
-    with pytest.raises(StoreError, match="empty beside checkpoints"):
+    with pytest.raises(StoreError, match="empty, but there are checkpoints"):
         await Store.open(f"sqlite:///{path}")
     path.write_text("a text of somebody else's, which is no database")
-    with pytest.raises(StoreError, match="no SQLite database"):
+    with pytest.raises(StoreError, match="not a SQLite database"):
         await Store.open(f"sqlite:///{path}")
     path.write_bytes(whole[:8192] + b"\xff" * 4096 + whole[12288:])
     with pytest.raises(StoreError, match=r"damaged|malformed"):
@@ -138,7 +138,7 @@ async def test_records_that_are_empty_beside_checkpoints_foreign_or_damaged_are_
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE songs (id INTEGER)")
     connection.close()
-    with pytest.raises(StoreError, match=r"not ours \(songs\)"):
+    with pytest.raises(StoreError, match=r"not Understudy's \(songs\)"):
         await Store.open(f"sqlite:///{path}")
 
 
@@ -167,7 +167,7 @@ def test_verify_names_what_is_damaged_and_repair_puts_it_aside(
         assert f"{part}: " in told
     assert "4 damaged" in told and weights.exists()
     assert main(["verify", str(folder), "--repair"]) == 0
-    assert "written anew" in capsys.readouterr().out
+    assert "written again" in capsys.readouterr().out
     assert verify(folder, repair=False) == 0
     assert registry(folder).model("agent").step == 1
     assert (folder / "records.db.damaged-0").read_text() == "x"

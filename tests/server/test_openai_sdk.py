@@ -77,7 +77,7 @@ async def test_a_tool_that_is_not_allowed_is_not_shown_to_the_policy(client: Asy
 
 
 async def test_an_effort_that_the_model_does_not_know_is_refused_by_name(client: AsyncOpenAI) -> None:
-    with pytest.raises(BadRequestError, match="chat template knows no effort") as caught:
+    with pytest.raises(BadRequestError, match="chat template has no variable for effort") as caught:
         await client.chat.completions.create(model="tiny", messages=HELLO, reasoning_effort="low")
     assert caught.value.param == "reasoning_effort"
 

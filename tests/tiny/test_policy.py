@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from understudy.tiny import path
+from understudy.tiny import FOLDERS, path
 from understudy.tiny.evaluate import (
     called,
     complete,
     draw,
+    evaluation_prompts,
     load,
     matched,
     measure_choice,
     measure_exact,
-    probes,
     single,
 )
 
@@ -24,8 +24,9 @@ def policy() -> tuple[Any, Any]:
     return load()
 
 
-def test_the_bundle_is_complete_and_small():
-    files = {file.name: file.stat().st_size for file in path().iterdir()}
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_bundle_is_complete_and_small(name: str):
+    files = {file.name: file.stat().st_size for file in path(name).iterdir()}
     assert {
         "config.json",
         "generation_config.json",
@@ -34,7 +35,7 @@ def test_the_bundle_is_complete_and_small():
         "tokenizer_config.json",
         "chat_template.jinja",
     } <= set(files)
-    assert sum(files.values()) < 20 * 2**20
+    assert sum(files.values()) < 10 * 2**20
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +53,13 @@ def is_call(text):
 
 def test_calls_are_well_formed_and_end(policy):
     model, tokenizer = policy
-    asked = [each for one in draw(40, 7, True, ("named", "open")) for each in probes(tokenizer, one) if each.first]
-    texts = complete(model, tokenizer, [each.prompt for each in asked], sampled=False)
+    asked = [
+        each
+        for one in draw(40, 7, True, ("named", "open"))
+        for each in evaluation_prompts(tokenizer, one)
+        if each.first
+    ]
+    texts = complete(model, tokenizer, [each.text for each in asked], sampled=False)
     assert mean(is_call(text) for text in texts) >= 0.9
 
 
@@ -68,10 +74,10 @@ def test_answers_and_replies_are_copied_on_held_out_words(measured):
 @pytest.mark.slow("measures of the bundled policy")
 def test_held_out_tools_are_called_exactly_from_held_out_wordings(policy):
     """Tool, arguments and values, on 400 episodes: the standard error is one percent."""
-    drawn = [probes(policy[1], one)[0] for one in draw(400, 11, True, ("named", "chain"))]
+    drawn = [evaluation_prompts(policy[1], one)[0] for one in draw(400, 11, True, ("named", "chain"))]
     asked = [each for each in drawn if single(each.turn)]
     model, tokenizer = policy
-    greedy = complete(model, tokenizer, [each.prompt for each in asked], sampled=False)
+    greedy = complete(model, tokenizer, [each.text for each in asked], sampled=False)
     assert len(asked) > 375
     assert called(greedy, asked) >= 0.95
     assert matched(greedy, asked) >= 0.94  # with the line before the call, which is the policy's own

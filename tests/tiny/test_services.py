@@ -6,15 +6,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from understudy.tiny import path
-from understudy.tiny.asking import naming, shown_in
 from understudy.tiny.fields import KINDS, flat, words_of
+from understudy.tiny.service_requests import contains_value, naming
 from understudy.tiny.service_tools import ServiceTool, signature
 from understudy.tiny.services import service_episode
-from understudy.tiny.tokenizer import complete_tokenizer, template
-from understudy.tiny.words import Bag
+from understudy.tiny.words import WordSource
 
-TOKENIZER = AutoTokenizer.from_pretrained(path())
-complete_tokenizer(TOKENIZER)
+TOKENIZER = AutoTokenizer.from_pretrained(path("tiny-mcp"))
 SERVERS = sorted((Path(__file__).parent / "real_tools").glob("*.json"))
 
 
@@ -60,7 +58,7 @@ def test_every_call_has_all_required_arguments_and_values_of_their_types():
 def test_the_first_call_copies_its_values_from_the_request():
     for drawn in drawn_episodes():
         request, call = next(m for m in drawn.messages if m["role"] == "user"), calls(drawn)[0]
-        assert shown_in(json.loads(call["arguments"]), request["content"])
+        assert contains_value(json.loads(call["arguments"]), request["content"])
 
 
 def test_every_message_of_the_assistant_is_among_the_right_ones_of_its_turn():
@@ -126,9 +124,7 @@ def test_no_tool_of_a_real_server_is_in_the_episodes():
 
 def test_what_the_policy_copies_before_a_call_is_a_part_of_a_tools_line():
     for drawn in drawn_episodes():
-        text = TOKENIZER.apply_chat_template(
-            drawn.messages, tools=drawn.tools, chat_template=template(), tokenize=False
-        )
+        text = TOKENIZER.apply_chat_template(drawn.messages, tools=drawn.tools, tokenize=False)
         lines = text.split("</tools>")[0].splitlines()
         for completion in (call for turn in drawn.turns for call in turn.calls):
             assert any(completion.removeprefix("<think>").split("</think>")[0] in line for line in lines)
@@ -154,7 +150,7 @@ def test_a_tool_named_by_one_of_its_words_is_copied_from_there():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_value_has_the_same_tokens_in_a_request_as_in_a_call(kind: str):
     for seed in range(60):
-        value = KINDS[kind][1](Bag(random.Random(seed), held_out=False))
+        value = KINDS[kind][1](WordSource(random.Random(seed), held_out=False))
         shown = flat(value)[0]
         alone = TOKENIZER(shown).input_ids
         call = json.dumps({"a": value, "b": [value]})

@@ -9,10 +9,8 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from understudy.tiny import path
-from understudy.tiny.tokenizer import complete_tokenizer, template
 
-TOKENIZER = AutoTokenizer.from_pretrained(path())
-complete_tokenizer(TOKENIZER)
+TOKENIZER = AutoTokenizer.from_pretrained(path("tiny-mcp"))
 SERVERS = Path(__file__).parent / "real_tools"
 
 
@@ -22,9 +20,7 @@ def tool(name="send", properties=None, required=(), **more):
 
 
 def render(tools):
-    return TOKENIZER.apply_chat_template(
-        [{"role": "user", "content": "hi"}], tools=tools, chat_template=template(), tokenize=False
-    )
+    return TOKENIZER.apply_chat_template([{"role": "user", "content": "hi"}], tools=tools, tokenize=False)
 
 
 def shown(properties, required=(), **more):

@@ -7,12 +7,10 @@ from transformers import AutoTokenizer
 
 from understudy.tiny import path
 from understudy.tiny.services import service_episode
-from understudy.tiny.tokenizer import complete_tokenizer, render, template
+from understudy.tiny.tokenizer import render
 from understudy.tiny.train import encode
 
-TOKENIZER = AutoTokenizer.from_pretrained(path())
-complete_tokenizer(TOKENIZER)
-TOKENIZER.chat_template = template()
+TOKENIZER = AutoTokenizer.from_pretrained(path("tiny-mcp"))
 USER = {"role": "user", "content": "status of order 4821"}
 CALL = {"type": "function", "function": {"name": "order_status", "arguments": '{"order": "4821"}'}}
 WRITTEN = '<tool_call>\n{"name": "order_status", "arguments": {"order": "4821"}}\n</tool_call><|im_end|>\n'
@@ -39,6 +37,17 @@ def test_a_thought_that_comes_back_is_rendered_as_it_was_sampled(field: str) -> 
 
 def test_without_its_thought_a_call_goes_by_the_whole_line_of_its_tool() -> None:
     assert said() == f"<think>order_status<2>(order)</think>{WRITTEN}"
+
+
+@pytest.mark.parametrize(("thought", "content"), [("<1>", None), ("<1>", "Looking.\n"), ("", "Looking.\n"), ("", None)])
+def test_a_prompt_and_what_was_sampled_open_the_next_prompt(thought: str, content: str | None) -> None:
+    tags = f"<think>{thought}</think>" if thought else ""
+    sampled = f"{render(TOKENIZER, [USER], TOOLS, prompt=True)}{tags}{content or ''}{WRITTEN}"
+    message = {"role": "assistant", "content": content, "reasoning": thought, "tool_calls": [CALL]}
+    following = render(TOKENIZER, [USER, message, {"role": "tool", "content": "shipped"}], TOOLS, prompt=True)
+    assert following.startswith(sampled)
+    ids = TOKENIZER(sampled).input_ids
+    assert TOKENIZER(following).input_ids[: len(ids)] == ids
 
 
 def test_a_call_of_a_tool_that_is_not_offered_goes_by_its_name() -> None:

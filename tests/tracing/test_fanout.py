@@ -17,7 +17,7 @@ import pytest
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server, until
 from tests.paths import ROOT
 from understudy.contracts import CheckpointSaved, StepFinished, TraceSink
-from understudy.tracing.conformance import RUN, sample_events
+from understudy.testing.sinks import RUN, sample_events
 from understudy.tracing.fanout import FanOut
 from understudy.tracing.jsonl import JsonlSink
 from understudy.tracing.notes import DeliveryNotes
@@ -136,7 +136,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from understudy.contracts import StepFinished
-from understudy.tracing.conformance import RUN, sample_events
+from understudy.testing.sinks import RUN, sample_events
 from understudy.tracing.fanout import FanOut
 from understudy_langfuse import LangfuseConnection, LangfuseSink
 url, public, secret, notes = sys.argv[1:]

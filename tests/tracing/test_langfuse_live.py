@@ -20,8 +20,8 @@ from tests.fakes.trace_server import PUBLIC, SECRET, trace_server, until
 from understudy import Scenario
 from understudy.contracts import EvaluationFinished, GroupsFinished, StepFinished
 from understudy.integration import RolloutTrace, trace_id
+from understudy.testing.sinks import START, sample_rollout
 from understudy.tool_runs import ToolRun
-from understudy.tracing.conformance import START, sample_rollout
 from understudy.types import new_id
 from understudy_langfuse import (
     LangfuseConnection,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from understudy.errors import ConfigError
-from understudy.tracing.conformance import RUN, check_sink
+from understudy.testing.sinks import RUN, check_sink
 from understudy.tracing.names import resolve_sinks
 
 mlflow = pytest.importorskip("mlflow", reason="pip install -r requirements/test.txt")

@@ -15,7 +15,7 @@ from understudy.contracts import GroupsFinished
 from understudy.errors import ConfigError
 from understudy.integration import capturing
 from understudy.scenarios.identity import scenario_text
-from understudy.tracing.conformance import sample_rollout
+from understudy.testing.sinks import sample_rollout
 from understudy_langfuse import (
     LangfuseConnection,
     LangfuseSink,

@@ -186,7 +186,7 @@ def test_alerts_stand_in_the_steps_line_reach_the_sinks_and_on_alert(
     with caplog.at_level(logging.ERROR):
         report = Trainer(model, Rollouts(same=True), SCENARIOS, **more).train(1)
     assert [alert.kind for alert in seen] == [alert.kind for alert in report.iterations[0].alerts] == ["no_spread"]
-    assert "alert: in 1 steps almost no group" in out.getvalue()
+    assert "alert: in 1 steps almost all groups had equal rewards" in out.getvalue()
     assert [json.loads(line)["kind"] for line in (tmp_path / "alerts.jsonl").read_text().splitlines()] == ["no_spread"]
     assert "on_alert= failed for no_spread" in caplog.text
     with pytest.raises(ConfigError, match="on_alert: a function"):

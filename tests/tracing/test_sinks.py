@@ -13,7 +13,7 @@ from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 from understudy.contracts import GroupsFinished, TraceSink
 from understudy.errors import ConfigError
 from understudy.integration import DeliveryError
-from understudy.tracing.conformance import RUN, check_sink, sample_events, sample_rollout
+from understudy.testing.sinks import RUN, check_sink, sample_events, sample_rollout
 from understudy.tracing.fanout import show
 from understudy.tracing.jsonl import JsonlSink
 from understudy.tracing.names import resolve_sinks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from understudy.testing.sinks import START, sample_rollout
 from understudy.tool_runs import ToolRun
-from understudy.tracing.conformance import START, sample_rollout
 from understudy.tracing.spans import GAP, NO_RESULT, RECORDED, SpanKind, TraceSpan, rollout_spans
 from understudy.wire import RolloutTrace
 

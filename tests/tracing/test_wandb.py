@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from tests.fakes.obedient_policy import obey
-from tests.fakes.served_gateway import served_gateway
 from tests.fakes.trace_server import until
 from understudy import Model, RemoteBackend, TrainableModel, Trajectory, acompare
 from understudy.contracts import TraceSink
 from understudy.errors import ConfigError
-from understudy.llms.testing import says, scripted_llm
-from understudy.tracing.conformance import RUN, check_sink, sample_events
+from understudy.testing import says, scripted_llm, scripted_server
+from understudy.testing.sinks import RUN, check_sink, sample_events
 from understudy.tracing.fanout import show
 from understudy.tracing.names import resolve_sinks
 
@@ -138,7 +137,7 @@ async def test_each_candidate_of_a_comparison_is_a_run_with_its_table_and_means(
         return Trajectory(messages_and_choices=[*messages, answer.choices[0]], reward=1.0)
 
     scenarios = [{"id": word, "question": f"say {word}"} for word in ("blue", "teal")]
-    with served_gateway(obey, folder) as served, scripted_llm([says("I say blue.")]) as api:
+    with scripted_server(obey, folder) as served, scripted_llm([says("I say blue.")]) as api:
         model = TrainableModel("shown", base_model="tiny", backend=RemoteBackend(served.url))
         big = Model("big", inference_base_url=api.url, inference_api_key="k")
         found = await acompare(

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.acting_sampler import Act, Body
-from tests.fakes.served_gateway import served_gateway
 from tests.paths import ROOT
+from understudy.testing import Action, scripted_server
+from understudy.testing.asgi import Body
 
 CALLS = "/v2/me/agents/calls/complete"
 
@@ -69,14 +69,14 @@ def weave_server() -> Generator[tuple[str, list[dict[str, Any]]]]:
         thread.join(5)
 
 
-def echo(body: Body) -> Act:
-    return Act(f"I {body['messages'][-1]['content']}")
+def echo(body: Body) -> Action:
+    return Action(f"I {body['messages'][-1]['content']}")
 
 
 @pytest.mark.skipif(find_spec("weave") is None, reason="it is no requirement of ours: pip install weave")
 def test_rollouts_that_are_ops_of_weave_are_recorded_and_weave_gets_its_calls(tmp_path: Path) -> None:
     """In a process of its own: `weave.init` patches OpenAI's client and sets OpenTelemetry's global provider."""
-    with served_gateway(echo, tmp_path) as served, weave_server() as (url, calls):
+    with scripted_server(echo, tmp_path) as served, weave_server() as (url, calls):
         own = {"WANDB_BASE_URL": url, "WF_TRACE_SERVER_URL": url, "WANDB_API_KEY": "k" * 40, "OPENAI_API_KEY": "unused"}
         own |= {"UNDERSTUDY_DIR": str(tmp_path), "HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
         command = [sys.executable, str(ROOT / "tests/tracing/weave_app.py"), served.url, str(tmp_path / "found.json")]

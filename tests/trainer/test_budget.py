@@ -19,7 +19,7 @@ from understudy import TrainableModel, TrainConfig, Trainer, Trajectory, Traject
 from understudy.contracts import StepFinished, TraceSink
 from understudy.errors import BudgetExceeded, ConfigError, LlmError, TrainError
 from understudy.llms import Llm
-from understudy.llms.testing import LlmReply, ScriptedLlm, fails, refuses, says, scripted_llm
+from understudy.testing import LlmReply, ScriptedLlm, fails, refuses, says, scripted_llm
 from understudy.trainer.judging import judged
 from understudy.trainer.progress import PlainProgress
 from understudy.trainer.report import Stopped, TrainReport

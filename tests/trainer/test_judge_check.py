@@ -12,8 +12,8 @@ from tests.rewards.scripted_judge import by_last_number, entries, group_of, hone
 from understudy.cli import app, guarded
 from understudy.contracts import GroupsFinished
 from understudy.errors import ConfigError, LlmError
-from understudy.llms.testing import LlmReply, LlmRequest, fails, says, scripted_llm
-from understudy.tracing.conformance import sample_rollout
+from understudy.testing import LlmReply, LlmRequest, fails, says, scripted_llm
+from understudy.testing.sinks import sample_rollout
 from understudy.tracing.jsonl import JsonlSink
 from understudy.trainer.judge_check import check_judge_on, read_ranked
 

@@ -367,7 +367,8 @@ async def test_a_cancelled_run_leaves_no_task_behind(server: ScriptedTraining) -
 async def test_the_lines_tell_what_overlaps_and_how_old_rollouts_were(server: ScriptedTraining) -> None:
     progress = Said()
     await trainer(server, Rollouts(server), 2, progress=progress).atrain(2)
-    first, _, last, *_ = progress.out.getvalue().splitlines()
+    watch, first, _, last, *_ = progress.out.getvalue().splitlines()
+    assert watch.startswith("watch the run: http://127.0.0.1:")
     assert first == "overlap: rollouts go on during the updates and are at most 2 steps old when they are trained"
     assert "s of it beside rollouts)  staleness 1.00, max 1  tokens" in last
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import io
+import sys
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from understudy import Trajectory, TrajectoryGroup
+from understudy import LocalBackend, RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup
 from understudy.errors import ConfigError, RolloutError
 from understudy.rewards.outcome import RewardResult, as_reward
 from understudy.scenarios.identity import scenario_id, scenario_text
 from understudy.scenarios.ordering import batch, split
 from understudy.trainer.evaluate import summarise
+from understudy.trainer.messages import table_row, watch_line
+from understudy.trainer.models import ModelStep, StepOutcome
 from understudy.trainer.progress import Doing, LiveProgress, PlainProgress, StepRow, sparkline
+from understudy.trainer.report import Iteration
 
 
 def scored(*rewards: float | None, **metrics: float) -> TrajectoryGroup:
@@ -75,6 +80,24 @@ def test_an_evaluation_counts_each_scenario_once_and_failed_rollouts_not_as_zero
     assert found.reward_spread == pytest.approx(0.3535533905932738)
     assert found.reward_error == pytest.approx(0.25)
     assert found.success == pytest.approx(0.5)
+    assert str(found).startswith("step 3, greedy, 2 scenarios: success 50%, reward 0.750 ± 0.250, 1 rollout failed")
+
+
+def test_a_state_returned_for_a_reward_is_named_by_its_keys() -> None:
+    with pytest.raises(RolloutError, match="a dict without `reward`; its keys are messages, topic"):
+        as_reward({"messages": [], "topic": "x"}, "reward=")
+
+
+def test_a_run_says_where_it_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = Path(sys.executable).with_name("understudy")
+    monkeypatch.setenv("PATH", str(tmp_path))  # an environment that is not active
+    folder = tmp_path / "of mine"
+    models = [TrainableModel(name, base_model="tiny", backend=LocalBackend(folder)) for name in ("planner", "writer")]
+    assert watch_line(models, "run-1") == f"watch the run: {command} ui '{folder}'"
+    monkeypatch.setenv("PATH", str(command.parent))
+    assert watch_line(models, "run-1") == f"watch the run: understudy ui '{folder}'"
+    other = TrainableModel("reader", base_model="tiny", backend=RemoteBackend("http://gpu-box:8000/"))
+    assert watch_line([models[0], other], "run-1").endswith(", http://gpu-box:8000/runs/run-1")
 
 
 def test_rewards_are_numbers_or_dicts_of_numbers_also_those_of_numpy_and_torch() -> None:
@@ -184,3 +207,12 @@ def test_a_sparkline_spans_lowest_to_highest_and_averages_what_does_not_fit() ->
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([0.0, 0.0, 1.0, 1.0], width=2) == "▁█"
     assert sparkline([0.3, 0.3]) == "▁▁"
+
+
+def test_the_row_of_a_step_says_that_the_tree_was_refused() -> None:
+    def note(refused: float) -> str:
+        step = Iteration(3, True, 0.5, None, 0, 1.0, 2.0, metrics={"layout/tree_refused": refused})
+        step.models["agent"] = ModelStep(3, StepOutcome.TRAINED, 2.0)
+        return table_row(step).note
+
+    assert (note(1.0), note(0.0)) == ("plain rows: the tree is refused", "")

@@ -17,9 +17,8 @@ from pydantic import SecretStr
 import understudy as us
 from tests.rewards.scripted_judge import entries, judge_at, verdict
 from understudy.errors import RolloutError
-from understudy.llms.testing import LlmReply, LlmRequest, says, scripted_llm
 from understudy.quickstart.desk import Desk
-from understudy.rewards.prompt_reading import ShownConversation, attempts_shown
+from understudy.testing import LlmReply, LlmRequest, ShownConversation, attempts_shown, says, scripted_llm
 from understudy.trainer.report import Stopped
 from understudy.wire import TrajectoryQuery
 from understudy_langgraph import trainable

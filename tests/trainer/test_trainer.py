@@ -72,6 +72,8 @@ def test_steps_are_a_total_and_a_second_run_goes_on(model: TrainableModel) -> No
     third = Trainer(model, varied, SCENARIOS, progress=progress, **SMALL).train(2)
     assert (third.stopped, third.iterations) == (Stopped.NOTHING_LEFT, ())
     assert "at step 2: nothing is left to train. The LoRA is in" in out.getvalue()
+    assert "raise it to go on, or take another name= to begin anew" in out.getvalue()
+    assert out.getvalue().startswith("watch the run: ")
 
 
 def test_options_may_change_from_step_to_step(model: TrainableModel) -> None:
@@ -109,7 +111,7 @@ def test_a_gradient_of_zero_is_no_step_and_the_run_says_which_kind_of_no_signal_
     assert (report.step, report.stopped, report.checkpoint) == (0, Stopped.NO_SIGNAL, None)
     assert [each.applied for each in report.iterations] == [False, False]
     assert {each.models[model.name].no_signal for each in report.iterations} == {"zero_gradient"}
-    first, _, closing = out.getvalue().splitlines()
+    _, first, _, closing = out.getvalue().splitlines()
     assert first.startswith("step 0/9") and "no signal: the gradient is exactly zero: each of the" in first
     assert "stopped: for 2 iterations the gradient was exactly zero. Let the policy choose" in closing
 
@@ -232,6 +234,19 @@ def test_a_step_without_any_scored_rollout_is_an_error_that_names_the_causes(mod
     for rollouts in (broken, broken_with_a_reward):
         with pytest.raises(RolloutError, match="8 x ValueError: the tool is away"):
             Trainer(model, rollouts, SCENARIOS, progress=quiet()[0], **SMALL).train(1)
+
+
+def test_an_evaluation_warns_of_the_rollouts_that_its_mean_leaves_out(
+    model: TrainableModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def sometimes(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
+        if scenario["id"] == "1":
+            raise KeyError("city")
+        return await rollout(model, scenario)
+
+    found = Trainer(model, sometimes, SCENARIOS).evaluate(SCENARIOS)
+    assert (found.scored, found.failed) == (2, 1)
+    assert "1 of 3 rollouts of the evaluation failed and are left out of its mean reward: 1 x KeyError" in caplog.text
 
 
 def test_a_greedy_evaluation_gives_the_same_twice(model: TrainableModel) -> None:

@@ -1,1 +1,1 @@
-"""Targets, and the sessions with their servers: started, pooled, bounded, ended."""
+"""Targets, transports, and sessions with MCP servers."""

@@ -1,4 +1,4 @@
-"""Folders of rollouts: each a copy of the fixture, removed afterwards."""
+"""Temporary folders for rollouts, copied from the fixture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class RolloutFolders:
-    """Makes and removes them, all in one temporary folder."""
+    """Creates and removes the folders of rollouts inside one temporary folder."""
 
     def __init__(self, fixture: Path | None) -> None:
         self._fixture = fixture
@@ -18,7 +18,7 @@ class RolloutFolders:
         self._numbers = itertools.count(1)
 
     async def make(self) -> Path:
-        """A new folder. Raises OSError."""
+        """Create a folder: a copy of the fixture, or an empty one. Raises OSError."""
         folder = self._root / f"{next(self._numbers):04}"
         if self._fixture is None:
             folder.mkdir()
@@ -27,9 +27,9 @@ class RolloutFolders:
         return folder
 
     async def remove(self, folder: Path) -> None:
-        """Remove one; a file that cannot be removed stays until the end."""
+        """Remove one folder. A file that cannot be removed stays until `close`."""
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Remove all."""
+        """Remove all folders."""
         shutil.rmtree(self._root, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The streamable-HTTP transport: headers and authentication of the target, and answers of bounded size."""
+"""The streamable HTTP transport, with the target's headers and authentication, and a limit on response size."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from .link import Link
 from .servers import HttpServer
 
 _STREAM_FACTOR = 8
-"""An event stream may be this many messages long: it carries progress, and stays open to tell of changes."""
+"""An event stream may have this many times `message_bytes`: it carries progress, and stays open for notifications."""
 
 
 @asynccontextmanager
 async def http_transport(server: HttpServer, link: Link, limits: Limits) -> AsyncGenerator[TransportStreams]:
-    """The streams of a connection to this URL. Raises ConfigError for a reference that cannot be resolved."""
+    """Open the SDK's streams for this URL. Raises ConfigError for a reference that cannot be resolved."""
     references = References(server.name, server.workspace)
     url = references.resolve(server.url)
     headers = {name: references.resolve(value, name) for name, value in server.headers.items()}
     link.secrets = references.secrets()
 
     async def watch(response: httpx2.Response) -> None:
-        if response.request.method == "POST":  # a GET may be refused: not every server sends events of its own
+        if response.request.method == "POST":  # a rejected GET is no error: not every server sends its own events
             failed = response.status_code >= 400
             link.http_error = f"HTTP {response.status_code} {response.reason_phrase}" if failed else None
-        response.stream = _Bounded(response, link, limits.message_bytes)
+        response.stream = _BoundedStream(response, link, limits.message_bytes)
 
     async with (
         httpx2.AsyncClient(
-            headers={**headers, "accept-encoding": "identity"},  # a compressed body is not bounded by its size
+            headers={**headers, "accept-encoding": "identity"},  # the size of a compressed body bounds nothing
             auth=server.auth,
-            timeout=httpx2.Timeout(limits.start_seconds, read=None),  # calls have deadlines of their own
+            timeout=httpx2.Timeout(limits.start_seconds, read=None),  # calls have their own deadlines
             event_hooks={"response": [watch]},
         ) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=limits.message_bytes) as streams,
@@ -45,8 +45,8 @@ async def http_transport(server: HttpServer, link: Link, limits: Limits) -> Asyn
         yield streams
 
 
-class _Bounded(httpx2.AsyncByteStream):
-    """A body that ends with an error beyond the limit."""
+class _BoundedStream(httpx2.AsyncByteStream):
+    """A response body that raises an error beyond the limit, in bytes."""
 
     def __init__(self, response: httpx2.Response, link: Link, limit: int) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
@@ -58,12 +58,12 @@ class _Bounded(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._encoding != "identity":
-            raise self._refused(f"it compressed an answer ({self._encoding}) although asked not to")
+            raise self._failed(f"it compressed a response ({self._encoding}) despite `accept-encoding: identity`")
         size = 0
         async for chunk in self._stream:
             size += len(chunk)
             if size > self._limit:
-                raise self._refused(
+                raise self._failed(
                     f"one answer has more than {self._limit:,} bytes; ask for less, or raise message_bytes"
                 )
             yield chunk
@@ -71,7 +71,7 @@ class _Bounded(httpx2.AsyncByteStream):
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    def _refused(self, what: str) -> httpx2.StreamError:
+    def _failed(self, what: str) -> httpx2.StreamError:
         fault = McpOverflowError(self._link.server, what)
         self._link.fail(fault)
         return httpx2.StreamError(str(fault))

@@ -1,4 +1,4 @@
-"""Bounds on what a server may take of our time and memory."""
+"""Limits on the time and memory that a server may use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from understudy.integration import ConfigError
 
 @dataclass(frozen=True)
 class Limits:
-    """start_seconds: until a server is ready. call_seconds: until a call is answered. message_bytes: what a server may
-    send until it has answered. result_chars: of one tool's result, as the model reads it."""
+    """Limits per server and call. Raises ConfigError for a limit that is not above 0.
+
+    start_seconds: until a server is ready. call_seconds: until a call has its response. message_bytes: that a server may
+    send before its response. result_chars: of a tool's result as the model reads it; the rest is cut.
+    """
 
     start_seconds: float = 30.0
     call_seconds: float = 60.0

@@ -1,4 +1,4 @@
-"""What a transport knows of its connection beside the messages: how it failed, and what the server complained of."""
+"""The state of a connection beside its messages: why it ended, and what the server wrote to stderr."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _TAIL_LINES = 15
 
 @dataclass
 class Link:
-    """One connection to one server. `closed` is set when the server can no longer answer."""
+    """The state of one connection to one server. `closed` is set when no further response can come."""
 
     server: str
     secrets: tuple[str, ...] = field(default=(), repr=False)
-    fault: McpServerError | None = None  # what ended the connection, where the transport knows it better than the SDK
+    fault: McpServerError | None = None  # why the connection ended, if the transport knows more than the SDK
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     ending: str | None = None  # "exit code 1", once the process has ended
-    http_error: str | None = None  # "HTTP 401 Unauthorized", the last one
-    stray_line: str | None = None  # the last line on stdout that was no message
+    http_error: str | None = None  # the last one, such as "HTTP 401 Unauthorized"
+    stray_line: str | None = None  # the last line on stdout that was not a message
     _stderr: bytearray = field(default_factory=bytearray)
 
     def fail(self, fault: McpServerError) -> None:
@@ -33,12 +33,12 @@ class Link:
         self.closed.set()
 
     def add_stderr(self, chunk: bytes) -> None:
-        """Keep the end of what the server writes to its stderr."""
+        """Append a chunk of the server's stderr; only the end is kept."""
         self._stderr += chunk
         del self._stderr[:-_TAIL_BYTES]
 
     def reason(self, error: BaseException | None = None) -> str:
-        """One clause on how the connection ended, safe to print."""
+        """Why the connection ended, as one printable clause."""
         if self.ending is not None:
             return f"the process ended ({self.ending})"
         if self.http_error is not None:
@@ -46,22 +46,22 @@ class Link:
         return self.clean(described(error)) if error is not None else "the connection closed"
 
     def details(self) -> str:
-        """What else helps to find the cause: a stray line on stdout, the end of stderr. Empty or begins with `;`."""
+        """Text that helps to find the cause: a stray line on stdout, and the end of stderr. Empty, or begins with `;`."""
         text = ""
         if self.stray_line is not None:
-            text += f"; its stdout has lines that are no MCP messages, such as {self.clean(self.stray_line)!r}"
+            text += f"; its stdout has lines that are not MCP messages, such as {self.clean(self.stray_line)!r}"
         lines = [line for line in self._stderr.decode("utf-8", "replace").splitlines() if line.strip()][-_TAIL_LINES:]
         if lines:
             text += "; the end of its stderr:\n" + printable(without("\n".join(lines), self.secrets))
         return text
 
     def clean(self, text: str) -> str:
-        """One line of a server's text, without secrets."""
+        """A server's text on one line, printable and without secrets."""
         return one_line(without(text, self.secrets))
 
 
 def described(error: BaseException) -> str:
-    """An error in one line; of a group, its first error."""
+    """Describe an error by type and message; for a group, its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = cast(BaseExceptionGroup[BaseException], error).exceptions[0]
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

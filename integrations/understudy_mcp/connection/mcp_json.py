@@ -1,4 +1,4 @@
-"""`mcp.json` as editors write it: Claude Desktop, Claude Code and Cursor (`mcpServers`), VS Code (`servers`)."""
+"""Reads the `mcp.json` files of Claude Desktop, Claude Code and Cursor (`mcpServers`) and of VS Code (`servers`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("understudy")
 
 
 class _Auth(BaseModel):
-    """Cursor's static OAuth client, and the authorization server that it belongs to."""
+    """Cursor's static OAuth client, and the authorization server that issued it."""
 
     client_id: Annotated[str, Field(alias="CLIENT_ID")]
     client_secret: Annotated[str, Field(alias="CLIENT_SECRET")]
@@ -28,7 +28,7 @@ class _Auth(BaseModel):
 
 
 class _Entry(BaseModel):
-    """One server. Keys that concern the editor only are ignored."""
+    """One server. Keys that only concern the editor are ignored."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -50,8 +50,11 @@ class _File(BaseModel):
 
 
 def read_mcp_json(path: Path) -> tuple[AnyServer, ...]:
-    """The servers of a file that are not disabled. References such as `${env:TOKEN}` are kept, and resolved when a server
-    starts. Raises ConfigError with the place in the file."""
+    """Read the servers of a file that are not disabled.
+
+    References such as `${env:TOKEN}` stay, and are resolved when a server starts. Raises ConfigError, naming the place in
+    the file.
+    """
     path = path.expanduser().absolute()
     try:
         file = _File.model_validate(json.loads(path.read_text(encoding="utf-8")))
@@ -60,7 +63,7 @@ def read_mcp_json(path: Path) -> tuple[AnyServer, ...]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{path}: {place}: {first['msg']}") from None  # its text would have the values
+        raise ConfigError(f"{path}: {place}: {first['msg']}") from None  # the cause would print the values
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON (comments are not): {error}") from error
     entries = file.mcp_servers if file.mcp_servers is not None else file.servers

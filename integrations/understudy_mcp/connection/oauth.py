@@ -1,4 +1,5 @@
-"""OAuth without a person: a client that was registered beforehand. With a person, pass the SDK's `OAuthClientProvider`."""
+"""OAuth with client credentials, for a client registered in advance. For interactive sign-in, use the SDK's
+`OAuthClientProvider`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from ..tools.references import References
 
 
 class MemoryTokens:
-    """The SDK's `TokenStorage` for the time of this process: nothing is written."""
+    """The SDK's `TokenStorage` in memory: nothing is written to disk."""
 
     def __init__(self) -> None:
         self._tokens: OAuthToken | None = None
@@ -34,8 +35,10 @@ class MemoryTokens:
 def client_credentials(
     url: str, client_id: str, client_secret: str, *, issuer: str, scopes: Sequence[str] = ()
 ) -> httpx2.Auth:
-    """Authentication at `url` by a client's own id and secret, which go to the authorization server `issuer` and to no other.
-    All may have references such as `${env:SECRET}`. Raises ConfigError."""
+    """Authenticate at `url` with a client's id and secret, which are sent to the authorization server `issuer` only.
+
+    All arguments may contain references such as `${env:SECRET}`. Raises ConfigError for a variable that is not set.
+    """
     resolve = References(url).resolve
     return ClientCredentialsOAuthProvider(
         resolve(url),

@@ -1,4 +1,4 @@
-"""The servers of a target for many rollouts: shared where that is safe, else started ahead and thrown away after one."""
+"""A pool of sessions with a target's servers. Rollouts share a session where that is safe; others get their own."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from .target import Target
 
 
 @dataclass
-class _Place:
-    """What one rollout has for itself."""
+class _SessionSet:
+    """The folder of one rollout, and its sessions by server name."""
 
     folder: Path | None
     sessions: dict[str, Session] = field(default_factory=dict[str, Session])
 
 
 class ServerPool:
-    """`async with ServerPool(target) as pool`, then `async with pool.rollout() as tools` for each rollout.
+    """Sessions for rollouts: `async with ServerPool(target) as pool`, then `async with pool.rollout() as tools` per rollout.
 
-    A server is shared by all rollouts if the target is stateless, or by default if it annotates every tool as read-only and
-    does not depend on the rollout's folder. Of the others each rollout has a session of its own, from `ahead` that are
-    started beforehand. At most `max_rollouts` rollouts have one at a time, others wait: processes are bounded by
-    `max_rollouts + ahead` for each server. Bound to the event loop it was entered in.
+    All rollouts share a server's session if the target is stateless. By default they also share it if the server annotates
+    every tool as read-only and does not depend on the rollout's folder. For other servers every rollout gets its own session;
+    `ahead` of them are started in advance. At most `max_rollouts` rollouts run at a time, others wait, so a server has at
+    most `max_rollouts + ahead` processes. Use the pool only in the event loop that entered it. Raises ConfigError for a
+    number out of range.
     """
 
     def __init__(self, target: Target, *, max_rollouts: int = 16, ahead: int = 2) -> None:
@@ -54,7 +55,7 @@ class ServerPool:
         self._slots = asyncio.Semaphore(max_rollouts)
         self._shared_sessions: dict[str, Session] = {}
         self._restarting = asyncio.Lock()
-        self._starting: deque[asyncio.Task[_Place]] = deque()
+        self._starting: deque[asyncio.Task[_SessionSet]] = deque()
         self._leased: set[RolloutTools] = set()
         self._retiring: set[asyncio.Task[None]] = set()
         self._signatures: dict[tuple[str, str], str] = {}
@@ -66,7 +67,7 @@ class ServerPool:
         if self.target.uses_folder:
             self._folders = RolloutFolders(self.target.fixture)
         try:
-            first = await self._new_place(self.target.servers)
+            first = await self._start_sessions(self.target.servers)
             self._learn(first)
         except BaseException:
             self._close_folders()
@@ -75,13 +76,13 @@ class ServerPool:
         if first.sessions:
             self._starting.append(asyncio.create_task(_ready(first)))
         else:
-            await self._close_place(first)
+            await self._close_sessions(first)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End all servers, also those of rollouts that still run."""
+        """End all servers, also those of running rollouts."""
         self._open = False
         for tools in list(self._leased):
             self.release(tools)
@@ -93,12 +94,12 @@ class ServerPool:
 
     @property
     def rollouts_need_sessions(self) -> bool:
-        """Whether some server is not shared."""
+        """Whether at least one server is not shared."""
         return len(self.shared) < len(self.target.servers)
 
     @asynccontextmanager
     async def rollout(self) -> AsyncGenerator[RolloutTools]:
-        """The tools for one rollout. Raises McpServerError where its servers cannot be had."""
+        """The tools of one rollout. Waits for a free slot. Raises McpServerError when a server cannot be started."""
         tools = await self.acquire()
         try:
             yield tools
@@ -106,31 +107,31 @@ class ServerPool:
             self.release(tools)
 
     async def acquire(self) -> RolloutTools:
-        """As `rollout`, to be given back with `release`."""
+        """Like `rollout`, without a block: call `release` afterwards. Raises RuntimeError if the pool is not open."""
         await self._slots.acquire()
-        place: _Place | None = None
+        session_set: _SessionSet | None = None
         try:
             if not self._open:
                 raise RuntimeError("the pool is not open: `async with ServerPool(target) as pool`")
-            place = await self._next_place()
-            sessions = {server.name: await self._session(server, place) for server in self.target.servers}
+            session_set = await self._take_sessions()
+            sessions = {server.name: await self._session(server, session_set) for server in self.target.servers}
         except BaseException:
-            self._background(self._retire(place or _Place(None)))
+            self._background(self._retire(session_set or _SessionSet(None)))
             raise
-        tools = RolloutTools(self.toolset, sessions, place.folder, self.target.limits.result_chars)
+        tools = RolloutTools(self.toolset, sessions, session_set.folder, self.target.limits.result_chars)
         self._leased.add(tools)
         return tools
 
     def release(self, tools: RolloutTools) -> None:
-        """End a rollout's own sessions and remove its folder, in the background. Its slot is free when they are gone."""
+        """End a rollout's own sessions and remove its folder, in the background. Then its slot is free."""
         if tools not in self._leased:
             return
         self._leased.remove(tools)
         own = {name: session for name, session in tools.sessions.items() if name not in self.shared}
-        self._background(self._retire(_Place(tools.folder, own)))
+        self._background(self._retire(_SessionSet(tools.folder, own)))
 
-    def _learn(self, first: _Place) -> None:
-        """What the servers are, from their first sessions; those that can be shared leave the place."""
+    def _learn(self, first: _SessionSet) -> None:
+        """Describe the servers from their first sessions, and move the sessions that can be shared out of `first`."""
         self.servers = tuple(first.sessions[server.name].description for server in self.target.servers)
         self.toolset = make_toolset(
             self.servers,
@@ -149,51 +150,51 @@ class ServerPool:
     def _shareable(self, server: AnyServer) -> bool:
         if self.target.stateless is not None:
             return self.target.stateless
-        description = next(each for each in self.servers if each.name == server.name)
+        description = next(known for known in self.servers if known.name == server.name)
         return description.read_only and not server.uses_folder
 
-    async def _next_place(self) -> _Place:
-        """One that was started ahead, or a new one; the next are started meanwhile."""
+    async def _take_sessions(self) -> _SessionSet:
+        """Take sessions that were started in advance, or start new ones. Starts the next ones in the background."""
         own = [server for server in self.target.servers if server.name not in self.shared]
         if not own:
-            return await self._new_place(())
+            return await self._start_sessions(())
         if not self._starting:
             self._start_ahead(own)
         task = self._starting.popleft()
         while len(self._starting) < self._ahead:
             self._start_ahead(own)
         try:
-            place = await asyncio.shield(task)
+            session_set = await asyncio.shield(task)
         except asyncio.CancelledError:
             self._background(self._discard(task))
             raise
-        if all(session.usable for session in place.sessions.values()):
-            return place
-        await self._close_place(place)  # it died while it waited
-        return await self._new_place(own)
+        if all(session.usable for session in session_set.sessions.values()):
+            return session_set
+        await self._close_sessions(session_set)  # a server ended while it waited
+        return await self._start_sessions(own)
 
     def _start_ahead(self, own: list[AnyServer]) -> None:
-        self._starting.append(asyncio.create_task(self._new_place(own), context=Context()))
+        self._starting.append(asyncio.create_task(self._start_sessions(own), context=Context()))
 
-    async def _new_place(self, servers: tuple[AnyServer, ...] | list[AnyServer]) -> _Place:
-        """A folder and a new session of each server. Raises McpServerError; then nothing of it is left."""
-        place = _Place(await self._folders.make() if self._folders is not None else None)
-        starts = [asyncio.create_task(self._start(server, place.folder)) for server in servers]
+    async def _start_sessions(self, servers: tuple[AnyServer, ...] | list[AnyServer]) -> _SessionSet:
+        """Create a folder and start a session with every server. Raises McpServerError after cleaning up."""
+        session_set = _SessionSet(await self._folders.make() if self._folders is not None else None)
+        starts = [asyncio.create_task(self._start(server, session_set.folder)) for server in servers]
         try:
             for server, start in zip(servers, starts, strict=True):
-                place.sessions[server.name] = await start
+                session_set.sessions[server.name] = await start
         except BaseException:
             for start in starts:
                 start.cancel()
             for server, result in zip(servers, await asyncio.gather(*starts, return_exceptions=True), strict=True):
                 if isinstance(result, Session):
-                    place.sessions[server.name] = result
-            await self._close_place(place)
+                    session_set.sessions[server.name] = result
+            await self._close_sessions(session_set)
             raise
-        return place
+        return session_set
 
     async def _start(self, server: AnyServer, folder: Path | None) -> Session:
-        known = next((each for each in self.servers if each.name == server.name), None)
+        known = next((first for first in self.servers if first.name == server.name), None)
         legacy = known is not None and known.protocol not in MODERN_PROTOCOL_VERSIONS
         session = await Session.start(server, folder, self.target.limits, legacy=legacy)
         try:
@@ -204,7 +205,7 @@ class ServerPool:
         return session
 
     def _check_same(self, description: ServerDescription, folder: str | None) -> None:
-        """Raise McpToolsChangedError where a tool in use is not what it was in the first session."""
+        """Raise McpToolsChangedError if a tool in use differs from the first session."""
         now = _signatures((description,), folder)
         for tool in self.toolset.tools:
             key = (tool.tool.server, tool.tool.name)
@@ -215,10 +216,10 @@ class ServerPool:
             ):
                 raise McpToolsChangedError(description.name, f"a new session has another {tool.name}, or none")
 
-    async def _session(self, server: AnyServer, place: _Place) -> Session:
-        """The rollout's own session, or the shared one, started again where it is of no more use."""
-        if server.name in place.sessions:
-            return place.sessions[server.name]
+    async def _session(self, server: AnyServer, session_set: _SessionSet) -> Session:
+        """The rollout's own session, else the shared one, which is restarted if it has failed."""
+        if server.name in session_set.sessions:
+            return session_set.sessions[server.name]
         async with self._restarting:
             session = self._shared_sessions[server.name]
             if not session.usable:
@@ -226,23 +227,23 @@ class ServerPool:
                 self._background(session.close())
             return self._shared_sessions[server.name]
 
-    async def _retire(self, place: _Place) -> None:
+    async def _retire(self, session_set: _SessionSet) -> None:
         try:
-            await self._close_place(place)
+            await self._close_sessions(session_set)
         finally:
             self._slots.release()
 
-    async def _close_place(self, place: _Place) -> None:
-        await asyncio.gather(*(session.close() for session in place.sessions.values()))
-        if place.folder is not None and self._folders is not None:
-            await self._folders.remove(place.folder)
+    async def _close_sessions(self, session_set: _SessionSet) -> None:
+        await asyncio.gather(*(session.close() for session in session_set.sessions.values()))
+        if session_set.folder is not None and self._folders is not None:
+            await self._folders.remove(session_set.folder)
 
-    async def _discard(self, task: asyncio.Task[_Place]) -> None:
-        """End a start that nobody waits for, or what it started."""
+    async def _discard(self, task: asyncio.Task[_SessionSet]) -> None:
+        """Cancel a start that is no longer needed, or close the sessions that it started."""
         task.cancel()
         await asyncio.wait({task})
         if not task.cancelled() and task.exception() is None:
-            await self._close_place(task.result())
+            await self._close_sessions(task.result())
 
     def _background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work, context=Context())
@@ -254,9 +255,9 @@ class ServerPool:
             self._folders.close()
 
 
-async def _ready(place: _Place) -> _Place:
-    return place
+async def _ready(session_set: _SessionSet) -> _SessionSet:
+    return session_set
 
 
 def _signatures(servers: tuple[ServerDescription, ...], folder: str | None) -> dict[tuple[str, str], str]:
-    return {(each.name, tool.name): signature(tool, folder) for each in servers for tool in each.tools}
+    return {(server.name, tool.name): signature(tool, folder) for server in servers for tool in server.tools}

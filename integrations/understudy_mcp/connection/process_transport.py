@@ -1,7 +1,7 @@
-"""The stdio transport: a server process in its own group, its messages bounded, ended whatever happens.
+"""The stdio transport: runs a server in its own process group, bounds its messages, and always ends it.
 
-The SDK's own transport buffers a line without limit, hides the process, and leaves it to live when we are killed. It is
-used on Windows only, where it puts the server into a job that ends with us.
+The SDK's own transport buffers a line without limit, hides the process, and leaves it running when this process is killed.
+It is used on Windows only, where it puts the server into a job object that ends with this process.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ from .servers import ROLLOUT_DIR, StdioServer
 logger = logging.getLogger("understudy")
 
 _EXIT_SECONDS = 1.0
-"""Time that the process has to end after its stdin has closed, and again after SIGTERM."""
+"""Time for the process to end after its stdin was closed, and again after SIGTERM."""
 _FLUSH_SECONDS = 0.5
+"""Time to send the messages that are still queued."""
 
 
 def stdio_transport(
     server: StdioServer, folder: Path | None, link: Link, limits: Limits
 ) -> AbstractAsyncContextManager[TransportStreams]:
-    """The streams of a new process of this server. Raises ConfigError for a reference that cannot be resolved; entering
-    raises OSError where the command cannot be started."""
+    """The SDK's streams for a new process of this server.
+
+    Raises ConfigError for a reference that cannot be resolved. Entering raises OSError when the command cannot be started.
+    """
     params = parameters(server, folder, link)
     if sys.platform == "win32":
         return stdio_client(params)
@@ -53,7 +56,7 @@ def stdio_transport(
 
 
 def parameters(server: StdioServer, folder: Path | None, link: Link) -> StdioServerParameters:
-    """The command with its references and `{rollout_dir}` replaced; the values are noted as the link's secrets."""
+    """The command with references and `{rollout_dir}` replaced. Secret values are stored on the link."""
     references = References(server.name, server.workspace)
 
     def filled(text: str, name: str = "") -> str:
@@ -91,11 +94,13 @@ async def _process_streams(params: StdioServerParameters, link: Link, limit: int
         async with _ProcessStreams(process, link, limit).running() as streams:
             yield streams
     finally:
-        reaper.remove(process.pid)  # without an await: also when this task is being cancelled
-        _release(process)
+        reaper.remove(process.pid)  # no await, so it also runs while this task is being cancelled
+        _close_pipes(process)
 
 
 class _ProcessStreams:
+    """Reads and writes JSON-RPC messages over the pipes of one server process."""
+
     def __init__(self, process: Process, link: Link, limit: int) -> None:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         self._process = process
@@ -109,6 +114,7 @@ class _ProcessStreams:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[TransportStreams]:
+        """Run the readers and the writer inside the block, and stop the process at its end."""
         incoming, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_send, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
         with incoming, received, to_send, outgoing:
@@ -120,13 +126,13 @@ class _ProcessStreams:
                     yield received, to_send
                 finally:
                     with anyio.CancelScope(shield=True):
-                        received.close()  # the reader goes on, and throws away
+                        received.close()  # the reader continues and discards messages
                         to_send.close()
                         await self._stop()
                     tasks.cancel_scope.cancel()
 
     async def _read(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        """Messages, line by line. `unanswered` is what came since the last answer: the bound on memory and patience."""
+        """Read messages line by line. `unanswered` counts the bytes since the last response, which the limit bounds."""
         buffer = bytearray()
         unanswered = 0
         with incoming:
@@ -147,7 +153,7 @@ class _ProcessStreams:
             await self._note_ending()
 
     async def _deliver(self, line: bytes, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> bool:
-        """Whether the line was an answer. A line that is no message at all is noted: many servers print there."""
+        """Pass a message on, and return whether it was a response. Other lines are noted: many servers print to stdout."""
         if not line.strip() or self._link.fault is not None:
             return False
         try:
@@ -155,12 +161,13 @@ class _ProcessStreams:
         except ValueError:
             self._stray(line)
             return False
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # nobody listens: the session is closing
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the session is closing
             await incoming.send(SessionMessage(message))
         return isinstance(message, JSONRPCResponse | JSONRPCError)
 
     def _stray(self, line: bytes) -> None:
-        """A line that begins like a message, and is none, is a lost answer: it ends the connection."""
+        """Note a line that is not a message. A line that looks like a broken message may be a lost response, so it ends the
+        connection."""
         text = line[:1_000].decode("utf-8", "replace")
         self._link.stray_line = text
         try:
@@ -182,7 +189,7 @@ class _ProcessStreams:
         )
 
     async def _note_ending(self) -> None:
-        """The server can say no more: close the link, once its exit code and last words are known."""
+        """Close the link after the server ended, once its exit code and the rest of stderr are known."""
         with anyio.move_on_after(_EXIT_SECONDS):
             code = await _exit_code(self._process)
             self._link.ending = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
@@ -210,7 +217,7 @@ class _ProcessStreams:
             self._stderr_read.set()
 
     async def _stop(self) -> None:
-        """Close stdin, then SIGTERM, then SIGKILL, each with a moment to end in between; after a fault SIGKILL at once."""
+        """Close stdin, send SIGTERM, then SIGKILL, with a pause after each. After a fault, send SIGKILL at once."""
         if self._link.fault is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -229,14 +236,14 @@ class _ProcessStreams:
 
 
 async def _exit_code(process: Process) -> int:
-    """Not `process.wait()`: that also waits for the ends of pipes that a grandchild may hold."""
+    """Wait for the exit code. `process.wait()` would also wait for pipes that a grandchild may hold open."""
     while process.returncode is None:
         await asyncio.sleep(0.01)
     return process.returncode
 
 
-def _release(process: Process) -> None:
-    """Close asyncio's side of the pipes, which nothing public does when a grandchild still holds the other."""
+def _close_pipes(process: Process) -> None:
+    """Close asyncio's ends of the pipes. No public method does this while a grandchild holds the other ends."""
     transport = getattr(getattr(process, "_process", None), "_transport", None)
     if transport is not None:
         transport.close()

@@ -1,4 +1,4 @@
-"""No server outlives us: a small process of ours ends their process groups when this process is gone, even by SIGKILL."""
+"""Ends servers when this process is gone, even by SIGKILL: a small watching process kills their process groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCRIPT = Path(__file__).with_name("reaper_process.py")
 
 
 class Reaper:
-    """The process groups that must end with us, told to the watching process. One per process of ours, POSIX only."""
+    """Tells the watching process which process groups must end with this process. One per process, POSIX only."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,9 +27,9 @@ class Reaper:
         self._owner = 0
 
     def add(self, group: int) -> None:
-        """Watch a process group from now on."""
+        """Watch a process group."""
         with self._lock:
-            if self._owner != os.getpid():  # first use, or in a fork: the groups of the other process are not ours
+            if self._owner != os.getpid():  # first use, or after a fork: the groups belong to the parent process
                 self._groups, self._process, self._owner = set(), None, os.getpid()
                 atexit.register(self._close)
             self._groups.add(group)
@@ -37,8 +37,8 @@ class Reaper:
                 self._start()
 
     def remove(self, group: int) -> None:
-        """End what is left of a group, now, and forget it."""
-        with suppress(ProcessLookupError, PermissionError):  # mostly nobody is left; macOS says EPERM for a zombie
+        """Kill what is left of a process group, and stop watching it."""
+        with suppress(ProcessLookupError, PermissionError):  # usually empty by now; macOS returns EPERM for a zombie
             os.killpg(group, signal.SIGKILL)
         with self._lock:
             self._groups.discard(group)
@@ -55,12 +55,14 @@ class Reaper:
                 cwd="/",
             )
         except OSError as error:
-            logger.warning("MCP servers could outlive this process if it is killed: no watching process (%s)", error)
+            logger.warning(
+                "MCP servers could outlive this process if it is killed: the watching process did not start (%s)", error
+            )
             return
         self._sent("".join(f"+{group}\n" for group in self._groups))
 
     def _sent(self, line: str) -> bool:
-        """Whether the watching process took the line: False where there is none."""
+        """Send a line to the watching process. False if there is none."""
         if self._process is None or self._process.stdin is None:
             return False
         try:

@@ -1,4 +1,4 @@
-"""Run by `reaper`: reads `+GROUP` and `-GROUP` lines, and kills the groups that are left when process argv[1] is gone."""
+"""The watching process: reads `+GROUP` and `-GROUP` lines, and kills the remaining groups when process argv[1] has ended."""
 
 import os
 import select
@@ -7,6 +7,7 @@ import sys
 
 
 def main(parent: int) -> None:
+    """Watch until `parent` ends or closes stdin, then kill the remaining process groups."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

@@ -1,4 +1,4 @@
-"""The three kinds of MCP server: a command, a URL, an object of this process."""
+"""The three kinds of MCP server: a command, a URL, and an object in this process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from mcp.server.mcpserver import MCPServer
 from ..tools.references import names_secret
 
 ROLLOUT_DIR = "{rollout_dir}"
-"""In a command, an environment variable or a bound argument: the folder of the rollout."""
+"""Placeholder for the rollout's folder in a command, an environment variable or a bound argument."""
 
 
 @dataclass(frozen=True)
 class StdioServer:
-    """A command that speaks MCP over its standard streams. `env` is added to the few variables that the SDK passes on;
-    `env_file` holds more, one NAME=value a line."""
+    """A command that speaks MCP over stdin and stdout.
+
+    `env` is added to the few variables that the SDK passes on. `env_file` has further ones, one NAME=value per line.
+    """
 
     name: str
     command: str
@@ -31,22 +33,22 @@ class StdioServer:
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     env_file: Path | None = None
     cwd: str | None = None
-    workspace: Path | None = None  # what ${workspaceFolder} means
+    workspace: Path | None = None  # the value of ${workspaceFolder}
 
     @property
     def uses_folder(self) -> bool:
-        """Whether each rollout's server is another one, by its folder."""
+        """Whether the command or environment contains `{rollout_dir}`, so that rollouts cannot share the server."""
         return any(ROLLOUT_DIR in text for text in (self.command, *self.args, *self.env.values(), self.cwd or ""))
 
     def shown(self) -> str:
-        """The command line with its references, without secrets."""
+        """The command line with unresolved references and masked secrets."""
         variables = [f"{name}={_shown_value(value)}" for name, value in self.env.items()]
         return " ".join([*variables, *(_quoted(word) for word in _masked([self.command, *self.args]))])
 
 
 @dataclass(frozen=True)
 class HttpServer:
-    """A streamable-HTTP endpoint. `auth` is any authentication of httpx2, such as the SDK's OAuth providers."""
+    """A streamable HTTP endpoint. `auth` is an httpx2 authentication, such as the SDK's OAuth providers."""
 
     name: str
     url: str
@@ -57,21 +59,21 @@ class HttpServer:
     uses_folder = False
 
     def shown(self) -> str:
-        """The URL without user, password and the values of secret parameters."""
+        """The URL without user and password, with the values of secret parameters masked."""
         parts = urlsplit(self.url)
         query = [(name, "***" if names_secret(name) else value) for name, value in parse_qsl(parts.query)]
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=urlencode(query, safe="*{}$:")))
 
 
 InProcess: TypeAlias = MCPServer | LowLevelServer[object]
-"""A server object of the SDK."""
+"""A server object of the MCP SDK."""
 ServerFactory: TypeAlias = Callable[[Path], InProcess]
-"""The folder of a rollout -> its server object."""
+"""A rollout's folder -> a server object for that rollout."""
 
 
 @dataclass(frozen=True)
 class InProcessServer:
-    """A server object of this process, or a function that makes one for a rollout's folder."""
+    """A server object in this process, or a function that creates one for a rollout's folder."""
 
     name: str
     server: InProcess | ServerFactory = field(repr=False)
@@ -96,12 +98,12 @@ AnyServer: TypeAlias = StdioServer | HttpServer | InProcessServer
 
 
 def _shown_value(value: str) -> str:
-    """A reference or a path of the rollout is shown; any other value could be a secret."""
+    """The value if it is a reference or contains the rollout's folder; else `***`, since it could be a secret."""
     return value if "${" in value or ROLLOUT_DIR in value else "***"
 
 
 def _masked(words: list[str]) -> list[str]:
-    """`--api-key sk-1` and `--token=sk-1` with their values masked, unless those are references."""
+    """Mask the values of secret flags, as in `--api-key sk-1` and `--token=sk-1`, unless they are references."""
     shown: list[str] = []
     for index, word in enumerate(words):
         flag, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""One connection to one server. A task of its own enters and leaves it; calls come from any task of the same loop."""
+"""A session with one MCP server. A dedicated task opens and closes it; calls may come from any task of the same loop."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ logger = logging.getLogger("understudy")
 ResultT = TypeVar("ResultT")
 
 _CLOSE_SECONDS = 8.0
-"""More than the SDK and our transports take to end a server that does not want to."""
+"""Longer than the SDK and our transports need to end a server that does not stop."""
 _GRACE_SECONDS = 2.0
-"""Beyond a call's deadline, for the SDK to notice it first."""
+"""Added to a call's deadline, so that the SDK's own timeout comes first."""
 _MAX_PAGES, _MAX_TOOLS = 100, 1_000
-_HTTP_FAILED = "Server returned an error response"  # the SDK's words for an HTTP status
+_HTTP_FAILED = "Server returned an error response"  # the SDK's message for an HTTP error status
 
 
 class Session:
-    """A started server. Made by `Session.start`; ended by `close`, which also ends its process."""
+    """A running session. `Session.start` creates it; `close` ends it and the server's process."""
 
     description: ServerDescription
 
@@ -68,16 +68,17 @@ class Session:
         self._changed: frozenset[str] = frozenset()
         self._timed_out = False
         self._closing = False
-        # An empty context: the session may outlive the rollout that it is started in, and must not be captured with it.
-        self._task = asyncio.create_task(self._own(), name=f"mcp {server.name}", context=Context())
+        # An empty context: the session may outlive the rollout that starts it, and must not belong to its capture.
+        self._task = asyncio.create_task(self._run(), name=f"mcp {server.name}", context=Context())
 
     @classmethod
     async def start(
         cls, server: AnyServer, folder: Path | None = None, limits: Limits | None = None, *, legacy: bool = False
     ) -> Session:
-        """Connect, and list the tools. `legacy`: the server is known to speak a protocol before 2026, so skip the probe.
+        """Connect and list the tools. `legacy` skips the probe for a server known to speak a protocol from before 2026.
 
-        Raises McpStartError, ConfigError for a setting that cannot be resolved."""
+        Raises McpStartError, or ConfigError for a setting that cannot be resolved.
+        """
         session = cls(server, folder, limits or Limits(), legacy=legacy)
         try:
             async with asyncio.timeout(session._limits.start_seconds):
@@ -93,12 +94,12 @@ class Session:
             await session.close()
             if isinstance(session._error, ConfigError):
                 raise session._error
-            raise session._start_error(session._why_not()) from session._error
+            raise session._start_error(session._start_failure()) from session._error
         return session
 
     @property
     def usable(self) -> bool:
-        """Whether it is worth another call: connected, and no call has timed out."""
+        """Whether another call makes sense: it is connected, and no call has timed out."""
         return self._client is not None and not self._link.closed.is_set() and not self._timed_out
 
     async def call(self, tool: str, arguments: dict[str, object]) -> types.CallToolResult:
@@ -114,25 +115,28 @@ class Session:
                 lambda client: client.call_tool(tool, arguments, read_timeout_seconds=seconds),
             )
         except MCPError as error:
-            if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):  # perhaps it took the tool away without a word
+            if error.code in (INVALID_PARAMS, METHOD_NOT_FOUND):  # it may have removed the tool without a notification
                 await self._list_again()
                 self._check_unchanged(tool)
             return _error_result(error.message)
         except McpServerError:
             raise
-        except RuntimeError as error:  # the SDK's, for an answer that breaks the tool's own output schema
+        except RuntimeError as error:  # raised by the SDK for a response that violates the tool's output schema
             return _error_result(str(error))
 
     async def ask(self, what: str, send: Callable[[Client], Awaitable[ResultT]]) -> ResultT:
-        """Any other request of the SDK's client, such as `read_resource`. Raises McpServerError, MCPError."""
+        """Send another request of the SDK's client, such as `read_resource`. `what` describes it in errors.
+
+        Raises McpServerError, MCPError.
+        """
         return await self._ask(what, send)
 
     def hide(self, text: str) -> str:
-        """The text without the secrets that the server was started with: a tool may return its environment."""
+        """Mask the secrets that the server was started with: a tool may return its environment."""
         return without(text, self._link.secrets)
 
     async def close(self) -> None:
-        """End the connection and the process. Never raises for what the server does then."""
+        """End the connection and the process. Does not raise if the server fails while closing."""
         self._closing = True
         self._stop.set()
         if not self._ready.is_set():
@@ -145,10 +149,10 @@ class Session:
         logger.warning("MCP server %r could not be closed in %g s", self.server.name, 2 * _CLOSE_SECONDS)
 
     async def _ask(self, what: str, send: Callable[[Client], Awaitable[ResultT]]) -> ResultT:
-        """Race a request against the end of the connection and the deadline."""
+        """Send a request and wait for its response, the end of the connection or the deadline."""
         client = self._client
         if client is None or self._link.closed.is_set():
-            raise self._gone(what)
+            raise self._connection_error(what)
         deadline = self._limits.call_seconds + _GRACE_SECONDS
         request = asyncio.ensure_future(send(client))
         closed = asyncio.ensure_future(self._link.closed.wait())
@@ -157,34 +161,34 @@ class Session:
             if request.done():
                 return request.result()
             if closed.done() or self._task.done():
-                raise self._gone(what)
-            raise self._too_slow(what)
+                raise self._connection_error(what)
+            raise self._timeout_error(what)
         except MCPError as error:
-            raise self._as_ours(what, error) or error from error
+            raise self._as_server_error(what, error) or error from error
         except ValidationError as error:
             problem = self._link.clean(str(error.errors(include_url=False)[0]))
-            raise McpProtocolError(self.server.name, f"{what}: its answer is none of MCP: {problem}") from error
+            raise McpProtocolError(self.server.name, f"{what}: its answer is not valid MCP: {problem}") from error
         finally:
             await _cancelled(request, closed)
 
-    def _as_ours(self, what: str, error: MCPError) -> McpServerError | None:
-        """The SDK's error as ours where the server did not answer; None where this is its answer."""
+    def _as_server_error(self, what: str, error: MCPError) -> McpServerError | None:
+        """Convert an SDK error that means that no response came; None if the error is the server's response."""
         if error.code == REQUEST_TIMEOUT:
-            return self._too_slow(what)
+            return self._timeout_error(what)
         if error.code == CONNECTION_CLOSED or (error.code == INTERNAL_ERROR and error.message == _HTTP_FAILED):
-            return self._gone(what, error)
+            return self._connection_error(what, error)
         if self._link.fault is not None:
             return self._link.fault
         return None
 
-    def _too_slow(self, what: str) -> McpServerError:
+    def _timeout_error(self, what: str) -> McpServerError:
         self._timed_out = True
         seconds = self._limits.call_seconds
         return McpTimeoutError(
             self.server.name, f"no answer to {what} within call_seconds={seconds:g}{self._link.details()}"
         )
 
-    def _gone(self, what: str, error: BaseException | None = None) -> McpServerError:
+    def _connection_error(self, what: str, error: BaseException | None = None) -> McpServerError:
         if self._link.fault is not None:
             return self._link.fault
         reason = self._link.reason(error or self._error)
@@ -193,16 +197,16 @@ class Session:
     def _start_error(self, what: str) -> McpServerError:
         return McpStartError(self.server.name, f"{what}: {self._link.clean(self.server.shown())}{self._link.details()}")
 
-    def _why_not(self) -> str:
+    def _start_failure(self) -> str:
         if isinstance(self._error, FileNotFoundError | NotADirectoryError | PermissionError):
             where = self._error.filename or "the command"
-            return f"cannot be started, {self._error.strerror} ({where})"
+            return f"cannot be started, {self._error.strerror} ({where}){_start_hint(str(where))}"
         if self._link.fault is not None:
             return f"could not be started, {self._link.fault}"
         return f"could not be started, {self._link.reason(self._error)}"
 
-    async def _own(self) -> None:
-        """Enter the client, hold it until `close` or the server's end, leave it."""
+    async def _run(self) -> None:
+        """The session's task: open the client, keep it until `close` or the server's end, and close it."""
         try:
             async with self._connected() as client:
                 self.description = await self._described(client)
@@ -218,7 +222,7 @@ class Session:
             if task is None or task.cancelling():
                 raise
             self._error = McpConnectionError(self.server.name, "the transport gave up")  # anyio's own cancellation
-        except Exception as error:  # noqa: BLE001  # whatever ends a transport, also a group of errors, ends here
+        except Exception as error:  # noqa: BLE001  # any failure of the transport ends the session, also an ExceptionGroup
             self._error = error
             if not self._closing:
                 logger.debug("MCP server %r: %s", self.server.name, described(error))
@@ -287,7 +291,7 @@ class Session:
             self._relisted.set()
 
     async def _watch(self, client: Client) -> None:
-        """List the tools again whenever the server says that they changed: by notification, or since 2026 by subscription."""
+        """List the tools again when the server reports a change: by notification, or by subscription since protocol 2026."""
         tools = client.server_capabilities.tools
         subscribing = None
         if client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools is not None and tools.list_changed:
@@ -307,11 +311,11 @@ class Session:
                 async for _ in events:
                     self._relisted.set()
         except (MCPError, SubscriptionLost, TimeoutError) as error:
-            logger.debug("MCP server %r tells of no changes: %s", self.server.name, described(error))
+            logger.debug("MCP server %r reports no changes of its tools: %s", self.server.name, described(error))
 
     async def _list_again(self) -> None:
-        """Note which of the tools at the start are gone or different now; new ones concern nobody."""
-        with suppress(McpServerError, MCPError):  # the next call meets the same fault, and tells it
+        """Note which of the first tools are gone or different now. New tools are ignored."""
+        with suppress(McpServerError, MCPError):  # the next call fails with the same error and reports it
             tools = await self._ask("listing its tools again", self._listed)
             now = {as_server_tool(self.server.name, tool) for tool in tools}
             now_by_name = {tool.name: tool for tool in now}
@@ -328,19 +332,27 @@ class Session:
             )
 
 
-@cache  # reading the version takes as long as connecting to a server in process
+@cache  # reading the version takes as long as connecting to an in-process server
 def _client_info() -> types.Implementation:
     return types.Implementation(name="understudy", version=version("understudy"))
 
 
 async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel what still runs, and wait for its end; an error that nobody waits for any more is dropped."""
+    """Cancel the tasks and wait until they end. Their errors are dropped."""
     for task in tasks:
         task.cancel()
     done, _ = await asyncio.wait(tasks, timeout=_GRACE_SECONDS)
     for task in done:
         if not task.cancelled():
             task.exception()
+
+
+def _start_hint(command: str) -> str:
+    """What to do about a command that cannot be started: scripts need their interpreter."""
+    for suffix, interpreter in ((".py", "python"), (".js", "node"), (".ts", "npx tsx")):
+        if command.endswith(suffix):
+            return f'; a script needs its interpreter in front, as in "{interpreter} {command}"'
+    return ""
 
 
 def _error_result(text: str) -> types.CallToolResult:

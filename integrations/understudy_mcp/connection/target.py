@@ -1,4 +1,4 @@
-"""What a user points at: one or several MCP servers, and how their tools are used."""
+"""The target of training: one or several MCP servers, and which of their tools the model sees."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .servers import AnyServer, HttpServer, InProcess, InProcessServer, ServerFa
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 TargetLike: TypeAlias = "Target | AnyServer | InProcess | ServerFactory | str | Path"
-"""A command, a URL, a path of an `mcp.json`, a server object, or a function from the rollout's folder to one."""
+"""A command, a URL, the path of an `mcp.json`, a server object, or a function from a rollout's folder to a server object."""
 
 
 class ConnectOptions(TypedDict, total=False):
-    """See the fields of `Target`."""
+    """Options of `Target.parse`; see the fields of `Target`."""
 
     only: tuple[str, ...]
     bind: Mapping[str, object]
@@ -42,12 +42,16 @@ class ConnectOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Target:
-    """Servers, and what of them the model sees.
+    """MCP servers, and which of their tools the model sees.
 
-    only: names of the tools to use, `tool` or `server.tool`; empty: all. bind: arguments fixed for the model and hidden
-    from it, `argument` or `tool.argument`. stateless: rollouts share one session; None: where a server annotates every
-    tool as read-only. fixture: the folder that every rollout's `{rollout_dir}` is a copy of. resources, prompts: offer them
-    as tools.
+    only: names of the tools to use, as `tool` or `server.tool`; empty: all.
+    bind: values of arguments that are hidden from the model, by `argument` or `tool.argument`.
+    stateless: whether rollouts share one session; None: only with servers that annotate every tool as read-only.
+    fixture: the folder that is copied to every rollout's `{rollout_dir}`.
+    resources, prompts: offer the server's resources and prompts as tools.
+    limits: see `Limits`.
+
+    Raises ConfigError for servers with equal names, or options that contradict each other.
     """
 
     servers: tuple[AnyServer, ...]
@@ -64,7 +68,7 @@ class Target:
             raise ConfigError("target: at least one MCP server is needed")
         names = Counter(server.name for server in self.servers)
         if doubled := [name for name, count in names.items() if count > 1]:
-            raise ConfigError(f"target: two servers are named {doubled[0]!r}")
+            raise ConfigError(f"target: two servers are named {doubled[0]!r}; rename one")
         placed = [server.name for server in self.servers if server.uses_folder]
         if self.stateless and placed:
             raise ConfigError(
@@ -72,7 +76,7 @@ class Target:
             )
         if self.fixture is not None:
             if not self.fixture.is_dir():
-                raise ConfigError(f"fixture: {str(self.fixture)!r} is no folder")
+                raise ConfigError(f"fixture: {str(self.fixture)!r} is not a folder")
             if not self.uses_folder:
                 raise ConfigError(
                     "fixture: nothing uses it; put {rollout_dir} into the command, an environment variable, or bind an "
@@ -81,11 +85,11 @@ class Target:
 
     @property
     def uses_folder(self) -> bool:
-        """Whether a rollout needs a folder of its own."""
+        """Whether every rollout needs its own folder."""
         return uses_folder(self.bind) or any(server.uses_folder for server in self.servers)
 
     def shown(self) -> str:
-        """The servers in one line, without secrets."""
+        """The servers on one line, without secrets."""
         return "; ".join(server.shown() for server in self.servers)
 
     @classmethod
@@ -98,7 +102,7 @@ class Target:
         env: Mapping[str, str] | None = None,
         **options: Unpack[ConnectOptions],
     ) -> Target:
-        """A target from what a user writes. `headers` and `auth` are for a URL, `env` for a command. Raises ConfigError."""
+        """Build a target from any TargetLike. `headers` and `auth` apply to URLs, `env` to commands. Raises ConfigError."""
         if isinstance(target, Target):
             if headers or auth or env or options:
                 raise ConfigError("target: it is a Target already; give the options to Target.parse")
@@ -138,7 +142,7 @@ def _from_text(text: str) -> tuple[AnyServer, ...]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"target: {text!r} is no command line: {error}") from error
+        raise ConfigError(f"target: {text!r} is not a command line: {error}; check the quotes") from error
     env: dict[str, str] = {}
     while words and (match := _VARIABLE.fullmatch(words[0])):
         env[match[1]] = match[2]
@@ -149,7 +153,7 @@ def _from_text(text: str) -> tuple[AnyServer, ...]:
 
 
 def _name_of(words: list[str]) -> str:
-    """A short name for a command: that of its program, or of the script or module that an interpreter runs."""
+    """A short name for a command: its program, or the script or module that an interpreter runs."""
     candidates = [word for word in words[1:] if not word.startswith("-")]
     program = Path(words[0]).name
     if re.fullmatch(r"(python[\d.]*|node|npx|uvx|uv|bunx|deno)(\.exe)?", program) and candidates:
@@ -162,13 +166,13 @@ def _name_of(words: list[str]) -> str:
 
 def _with_access(server: AnyServer, headers: Mapping[str, str], auth: httpx2.Auth | None) -> AnyServer:
     if not isinstance(server, HttpServer):
-        raise ConfigError(f"headers, auth: they are for a URL, and {server.name!r} is none")
+        raise ConfigError(f"headers, auth: they are for a URL, and {server.name!r} is not one: leave them out")
     return HttpServer(server.name, server.url, {**server.headers, **headers}, auth or server.auth, server.workspace)
 
 
 def _with_env(server: AnyServer, env: Mapping[str, str]) -> AnyServer:
     if not isinstance(server, StdioServer):
-        raise ConfigError(f"env: it is for a command, and {server.name!r} is none")
+        raise ConfigError(f"env: it is for a command, and {server.name!r} is not one: leave it out")
     return StdioServer(
         server.name, server.command, server.args, {**server.env, **env}, server.env_file, server.cwd, server.workspace
     )

@@ -1,4 +1,4 @@
-"""Lines that a person types, or that a pipe holds, without blocking the event loop or its end."""
+"""Reads lines from a terminal or a pipe without blocking the event loop or its shutdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TextIO
 
 
 async def typed_lines(stream: TextIO) -> AsyncIterator[str]:
-    """The stream's lines until it ends. Read in a daemon thread: Ctrl-C need not wait for the next one."""
+    """Yield the stream's lines until it ends. A daemon thread reads them, so Ctrl-C does not wait for the next line."""
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[str | None] = asyncio.Queue()
 

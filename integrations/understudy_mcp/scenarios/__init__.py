@@ -1,1 +1,1 @@
-"""Scenarios for the tools of a server: generated, validated by execution, split, saved."""
+"""Scenarios for a server's tools: generation, validation by execution, splits and files."""

@@ -1,4 +1,4 @@
-"""What a final answer must contain: values of the tools' answers that are the same on a second run."""
+"""Chooses the values that a final answer must contain: values of tool results that are the same on a second run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\w)")
 
 @dataclass(frozen=True)
 class Answered:
-    """A call with its result and the result's neutral text."""
+    """A call with its result. `text` is the result with the rollout's folder replaced by its placeholder."""
 
     tool: str
     arguments: Mapping[str, object]
@@ -30,14 +30,17 @@ class Answered:
 
 @dataclass(frozen=True)
 class Expected:
-    """Values that a final answer must contain, and the name by which the task asks for them ("" where it need not)."""
+    """Values that a final answer must contain. `ask` is the name by which the task asks for them; "" if it need not."""
 
     values: tuple[str, ...]
     ask: str = ""
 
 
 def expected(first: Answered, second: Answered, rng: random.Random) -> Expected | None:
-    """What the final answer must contain of this call's answer; None where it depends on the moment, or says nothing new."""
+    """The values of a call's result that the final answer must contain, from two runs of the call.
+
+    None if the result depends on the current time, or has no value that the task does not contain.
+    """
     if is_dated(first.text) or is_dated(second.text):
         return None
     again = {(leaf.place, leaf.value) for leaf in _leaves(second)}
@@ -58,7 +61,7 @@ def _leaves(answered: Answered) -> tuple[Leaf, ...]:
 
 
 def _named(leaves: Sequence[Leaf], answered: Answered) -> list[Leaf]:
-    """Values that a name of their own tells from all others in the answer."""
+    """Values whose name is unique in the result."""
     places = Counter(leaf.place for leaf in leaves)
     names = Counter(leaf.words for leaf in leaves)
     return [
@@ -72,7 +75,7 @@ def _named(leaves: Sequence[Leaf], answered: Answered) -> list[Leaf]:
 
 
 def _listed(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """All values of a short list of one kind."""
+    """All values of a short list whose items have the same place."""
     leaves = [leaf for leaf in leaves if not leaf.place.endswith(SHORT)]
     values = {leaf.value for leaf in leaves}
     same = len({leaf.place.replace("[FILE]", "[DIR]") for leaf in leaves}) == 1
@@ -80,16 +83,16 @@ def _listed(leaves: Sequence[Leaf]) -> list[Leaf]:
 
 
 def _line(answered: Answered) -> Expected | None:
-    """Of a short sentence its new numbers, else all of it."""
+    """Of a short sentence, the numbers that are not in the arguments; else the whole sentence."""
     text = answered.text.strip()
     if text[:1] in "{[" or not text or text.endswith(":"):
         return None
-    given = {match for each in strings_of(answered.arguments) for match in _NUMBER.findall(each)}
-    given |= {json.dumps(value) for value in answered.arguments.values() if isinstance(value, int | float)}
-    numbers = [number for number in dict.fromkeys(_NUMBER.findall(text)) if number not in given]
+    known = {match for text_in_call in strings_of(answered.arguments) for match in _NUMBER.findall(text_in_call)}
+    known |= {json.dumps(value) for value in answered.arguments.values() if isinstance(value, int | float)}
+    numbers = [number for number in dict.fromkeys(_NUMBER.findall(text)) if number not in known]
     if 1 <= len(numbers) <= 2:
         return Expected(tuple(numbers))
-    repeated = any(text in each for each in strings_of(answered.arguments))
+    repeated = any(text in text_in_call for text_in_call in strings_of(answered.arguments))
     return Expected((text,)) if len(text) <= _LONGEST_LINE and not repeated and "{" not in text else None
 
 

@@ -23,37 +23,42 @@ from .generate import generate_scenarios
 AllowWrites = Annotated[
     bool, typer.Option("--allow-writes", help="also call tools that write or delete, each time in a rollout of its own")
 ]
-Seed = Annotated[int, typer.Option(help="draws other values and tasks")]
+Seed = Annotated[int, typer.Option(help="random seed for values and tasks")]
 
 
 def explore(target: Target, allow_writes: AllowWrites = False, seed: Seed = 0) -> None:
-    """Call the server's reading tools and resources, and show what it holds."""
+    """Call the tools that only read, and show what they return.
+
+    Also reads the server's resources.
+    """
     asyncio.run(_explore(target, seed, allow_writes))
 
 
 async def _explore(target: Target, seed: int, allow_writes: bool) -> None:
     async with ServerPool(target, ahead=1) as pool:
-        found = await explored(pool, seed=seed, allow_writes=allow_writes)
-        typer.echo("\n".join(pages.explored(pool, found)))
+        exploration = await explored(pool, seed=seed, allow_writes=allow_writes)
+        typer.echo("\n".join(pages.explored(pool, exploration)))
 
 
 def scenarios(
     target: Target,
-    output: Annotated[Path, typer.Option("--output", "-o", help="the file to write, one scenario a line")] = Path(
-        "scenarios.jsonl"
-    ),
-    count: Annotated[int, typer.Option(min=1, help="how many")] = 48,
-    llm: Annotated[str | None, typer.Option(help="the model that writes them, such as openai/gpt-4.1")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="JSONL file to write")] = Path("scenarios.jsonl"),
+    count: Annotated[int, typer.Option(min=1, help="number of scenarios")] = 48,
+    llm: Annotated[
+        str | None, typer.Option(help="LLM that writes them, such as openai/gpt-4.1; default: generated offline")
+    ] = None,
     api_base: Annotated[str | None, typer.Option(help="with --llm: URL of an OpenAI-compatible endpoint")] = None,
-    max_cost: Annotated[float | None, typer.Option(help="with --llm: most USD to spend")] = None,
-    max_difficulty: Annotated[int, typer.Option(min=1, max=5, help="1: one value; 5: three calls")] = 5,
+    max_cost: Annotated[float | None, typer.Option(help="with --llm: USD to spend at most")] = None,
+    max_difficulty: Annotated[
+        int, typer.Option(min=1, max=5, help="hardest scenarios to generate: 1 (one value) to 5 (three calls)")
+    ] = 5,
     allow_writes: AllowWrites = False,
     seed: Seed = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="connect, say what would be done, call nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="connect and print the plan, call no tool")] = False,
 ) -> None:
-    """Make scenarios for training and evaluation, and run each twice before it is kept."""
+    """Generate scenarios for training and evaluation. Each is run twice before it is kept."""
     if llm is None and (api_base or max_cost):
-        raise ConfigError("--api-base, --max-cost: they are for --llm, which is not given")
+        raise ConfigError("--api-base, --max-cost: they apply to --llm only: add --llm MODEL, or leave them out")
     if dry_run:
         asyncio.run(_planned(target, count, llm, allow_writes, output))
     else:
@@ -74,7 +79,7 @@ async def _planned(target: Target, count: int, llm: str | None, allow_writes: bo
 async def _made(
     target: Target, output: Path, count: int, seed: int, llm: Llm | None, allow_writes: bool, max_difficulty: int
 ) -> None:
-    made = await generate_scenarios(
+    scenario_set = await generate_scenarios(
         target,
         count=count,
         seed=seed,
@@ -83,6 +88,6 @@ async def _made(
         max_difficulty=max_difficulty,
         progress=lambda line: typer.echo(one_line(line, 300), err=True),
     )
-    save_scenarios(made, output)
-    typer.echo("\n".join(pages.made(made)))
-    typer.echo(f"written to {one_line(str(output))}, sha256 {made.digest[:16]}")
+    save_scenarios(scenario_set, output)
+    typer.echo("\n".join(pages.made(scenario_set)))
+    typer.echo(f"written to {one_line(str(output))}, sha256 {scenario_set.digest[:16]}")

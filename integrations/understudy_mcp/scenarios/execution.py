@@ -1,4 +1,4 @@
-"""Reference calls, run in fresh rollouts."""
+"""Runs the reference calls of plans and scenarios in new rollouts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .harvest import strings_of
 from .scenario import ReferenceCall
 
 APART_SECONDS = 1.2
-"""Between the two runs: clocks with a resolution of a second were seen to give equal answers."""
+"""Pause between the two runs: a tool that returns the time in whole seconds must give different results."""
 SERVER_FAILED = "the server failed"
 _AT_ONCE = 2
 _SNAPSHOT_CALLS = 6
 
 
 class Runnable(Protocol):
-    """A plan or a written scenario, as its calls."""
+    """Something with reference calls: a plan or a written scenario."""
 
     @property
     def calls(self) -> tuple[ReferenceCall, ...]: ...
@@ -33,8 +33,11 @@ class Runnable(Protocol):
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """What the calls answered; `fault` is why they make no scenario, "" where they do. `effect`: what the server shows has
-    changed (None where nothing was written)."""
+    """The results of reference calls.
+
+    `fault` is why they cannot become a scenario; "" if they can. `effect` is whether the calls changed what the server's
+    reading tools return; None if nothing was written.
+    """
 
     answers: tuple[Answered, ...] = field(default=(), hash=False)
     fault: str = ""
@@ -42,11 +45,11 @@ class ReferenceRun:
 
 
 class Executor:
-    """Runs calls: those that only read share a rollout, each of the others has a fresh one."""
+    """Runs reference calls. Plans that only read share a rollout; every other plan gets a new one."""
 
-    def __init__(self, pool: ServerPool, found: Exploration) -> None:
+    def __init__(self, pool: ServerPool, exploration: Exploration) -> None:
         self._pool = pool
-        self._found = found
+        self._found = exploration
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.ended = 0.0
         self._reading = {tool.name for tool in pool.toolset.tools if tool.tool.kind is ToolKind.READ}
@@ -56,7 +59,7 @@ class Executor:
         return any(call.tool not in self._reading for call in calls)
 
     async def run(self, plans: Sequence[Runnable]) -> list[ReferenceRun]:
-        """One run of each, in their order."""
+        """Run every plan once; the results are in the order of the plans."""
         runs: dict[int, ReferenceRun] = {}
         reading = [number for number, plan in enumerate(plans) if not self.writes(plan.calls)]
         writing = [number for number, plan in enumerate(plans) if self.writes(plan.calls)]
@@ -70,12 +73,12 @@ class Executor:
         return [runs[number] for number in range(len(plans))]
 
     async def again(self, plans: Sequence[Runnable]) -> list[ReferenceRun]:
-        """A second run, at a later moment."""
+        """Run every plan a second time, at least APART_SECONDS after the first."""
         await asyncio.sleep(max(0.0, self.ended + APART_SECONDS - time.monotonic()))
         return await self.run(plans)
 
     async def _reading_runs(self, plans: Sequence[Runnable], numbers: list[int], runs: dict[int, ReferenceRun]) -> None:
-        """All in one rollout; a fresh one follows where a server failed."""
+        """Run the plans in one rollout. After a server failure, continue in a new one."""
         waiting = list(numbers)
 
         async def all_of(tools: RolloutTools) -> ReferenceRun:
@@ -100,7 +103,7 @@ class Executor:
             async with self._pool.rollout() as tools:
                 return await work(tools)
         except (McpStartError, McpToolsChangedError):
-            raise  # no later plan would fare better
+            raise  # all later plans would fail too
         except McpServerError:
             return ReferenceRun(fault=SERVER_FAILED)
 
@@ -128,15 +131,23 @@ class Executor:
         return ReferenceRun(tuple(answers))
 
     def _looks(self, calls: Sequence[ReferenceCall]) -> list[Observation]:
-        """Observed calls that read, to see what a call that writes has changed: those with the same values first."""
-        given = {text for call in calls for text in strings_of(call.arguments)}
-        usable = [each for each in self._found.observations if each.tool in self._reading and not each.is_error]
+        """Observed reading calls that may show what a write changed; those with the same values come first."""
+        texts = {text for call in calls for text in strings_of(call.arguments)}
+        usable = [
+            observation
+            for observation in self._found.observations
+            if observation.tool in self._reading and not observation.is_error
+        ]
         ranked = sorted(
-            usable, key=lambda each: (not given & set(strings_of(each.arguments)), len(repr(each.arguments)))
+            usable,
+            key=lambda observation: (
+                not texts & set(strings_of(observation.arguments)),
+                len(repr(observation.arguments)),
+            ),
         )
         chosen: dict[str, Observation] = {}
-        for each in ranked:
-            chosen.setdefault(each.tool, each)
+        for observation in ranked:
+            chosen.setdefault(observation.tool, observation)
         return list(chosen.values())[:_SNAPSHOT_CALLS]
 
     async def _look(self, tools: RolloutTools, look: Observation) -> str:

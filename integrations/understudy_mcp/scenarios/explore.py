@@ -1,4 +1,4 @@
-"""What a server holds: its reading tools and resources are called, and their answers kept."""
+"""Explores a server: calls its reading tools, reads its resources, and keeps the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .scenario import ReferenceCall
 from .split import combination
 
 CALL_SECONDS = 5.0
-"""A tool that takes longer is left out of exploring and of scenarios from schemas."""
+"""A tool that takes longer is left out of exploration and of scenarios from schemas."""
 _ROUNDS = 4
 _CALLS_PER_ROUND = 10
 _CALLS_PER_WRITER = 3
@@ -43,13 +43,13 @@ _PRIVATE = {"env", "environment", "secret", "credential", "password", "token", "
 
 _NONE = re.compile(r"(there (are|is) )?(no|none|nothing)\b.{0,80}", re.IGNORECASE)
 _ERRNO = re.compile(r"\bE(NOENT|ISDIR|NOTDIR|ACCES|PERM|EXIST|INVAL)\b")
-"""An error of a file system that a server reports as a text."""
+"""A file system error that a server returns as ordinary text."""
 _COMPLAINT = re.compile(r"error|not found|no such|unknown|invalid|does not exist|missing", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One call and its answer; `text` is neutral and cut."""
+    """One call and its result. `text` has the rollout's folder replaced, and is cut; `leaves` are its values."""
 
     tool: str
     arguments: Mapping[str, object] = field(hash=False)
@@ -60,26 +60,37 @@ class Observation:
 
     @property
     def worked(self) -> bool:
+        """Whether the result is neither an error nor empty."""
         return not self.is_error and not self.empty
 
 
 @dataclass
 class Exploration:
-    """All that exploring found. `left_out`: tool -> why it is not used."""
+    """The result of exploring a server.
+
+    `resources` has the text by URI. `left_out` has the reason by tool that is not used.
+    """
 
     sampler: ArgumentSampler
     observations: list[Observation] = field(default_factory=list[Observation])
     resources: dict[str, str] = field(default_factory=dict[str, str])
     left_out: dict[str, str] = field(default_factory=dict[str, str])
     nothing: dict[str, str] = field(default_factory=dict[str, str])
-    """Tool -> what it answers to nonsense, "" where it has no free text."""
+    """The result of each tool for arguments that match nothing; "" if the tool takes no free text."""
 
     def of(self, tool: str) -> list[Observation]:
         """The observations of one tool."""
-        return [each for each in self.observations if each.tool == tool]
+        return [observation for observation in self.observations if observation.tool == tool]
+
+    def first_error(self, tool: str) -> str | None:
+        """The first call of a tool that the server answered with an error, and the error, on one line; None without errors."""
+        for observation in self.of(tool):
+            if observation.is_error:
+                return f"{one_line(repr(dict(observation.arguments)), 100)} -> {one_line(observation.text, 160)}"
+        return None
 
     def is_empty(self, tool: str, arguments: Mapping[str, object], result: ToolResult, text: str) -> bool:
-        """Whether an answer tells nothing: it is empty, says so, or complains as the tool does about nonsense."""
+        """Whether a result is empty, says that there is nothing, or reads like the tool's result for nonsense arguments."""
         if is_empty(result, text) or _NONE.fullmatch(text.strip()) or text == self.nothing.get(tool):
             return True
         if _ERRNO.search(text):
@@ -88,7 +99,7 @@ class Exploration:
         return not complaints.isdisjoint(_masked(text, list(strings_of(arguments))))
 
     def keep(self, draft: DraftCall, result: ToolResult, text: str, *, harvest: bool = True) -> None:
-        """Note an answer, and what it teaches."""
+        """Record a result. The sampler learns whether the draft worked, and with `harvest` the result's values."""
         name = draft.tool.name
         empty = self.is_empty(name, draft.arguments, result, text)
         leaves = () if result.is_error or empty else leaves_of(name, draft.arguments, result, text)
@@ -99,31 +110,33 @@ class Exploration:
 
 
 async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False) -> Exploration:
-    """Call the reading tools with all that is known, round by round, as each answer may hold values for others.
+    """Call the reading tools in several rounds: the results of one round provide arguments for the next.
 
-    Tools that write are called only with `allow_writes`, each call in a rollout of its own."""
-    found = Exploration(ArgumentSampler(random.Random(seed)))
+    Writing tools are called only with `allow_writes`, every call in its own rollout. Raises ConfigError when the server
+    keeps failing, McpServerError.
+    """
+    exploration = Exploration(ArgumentSampler(random.Random(seed)))
     readers: list[ModelTool] = []
     writers: list[ModelTool] = []
     for tool in pool.toolset.tools:
         if why := left_out(tool, allow_writes):
-            found.left_out[tool.name] = why
+            exploration.left_out[tool.name] = why
         else:
             (readers if tool.tool.kind is ToolKind.READ else writers).append(tool)
-    await _Reading(pool, found).run(readers)
-    await _explore_writers(pool, found, writers)
-    return found
+    await _Reading(pool, exploration).run(readers)
+    await _explore_writers(pool, exploration, writers)
+    return exploration
 
 
 def _masked(text: str, values: list[str]) -> list[str]:
-    """The lines of an answer without what they repeat of the arguments."""
+    """The lines of a result, with texts from the arguments replaced by `*`."""
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, "*") if value.strip(". ") else text
     return text.splitlines()
 
 
 def left_out(tool: ModelTool, allow_writes: bool) -> str | None:
-    """Why a tool is not used; None where it is."""
+    """Why a tool is not used; None if it is used."""
     if _PRIVATE & set(words_of(tool.name)):
         return "it may show secrets"
     if re.match(r"\W*deprecated\b", tool.tool.description, re.IGNORECASE) or "DEPRECATED" in tool.tool.description:
@@ -134,8 +147,10 @@ def left_out(tool: ModelTool, allow_writes: bool) -> str | None:
 
 
 async def answered(tools: RolloutTools, tool: str, arguments: Mapping[str, object]) -> tuple[ToolResult, str]:
-    """A call's result within CALL_SECONDS, and its text with the rollout's folder replaced. Raises TimeoutError,
-    McpServerError."""
+    """Call a tool; return the result and its text with the rollout's folder replaced.
+
+    Raises TimeoutError after CALL_SECONDS, McpServerError.
+    """
     async with asyncio.timeout(CALL_SECONDS):
         result = await tools.call(tool, dict(arguments))
     return result, tools.neutral(result.text)
@@ -143,10 +158,10 @@ async def answered(tools: RolloutTools, tool: str, arguments: Mapping[str, objec
 
 @dataclass
 class _Reading:
-    """Exploring with the tools that read, in one rollout as long as its server lives."""
+    """Explores with the reading tools in one rollout. After a server failure it continues in another rollout."""
 
     pool: ServerPool
-    found: Exploration
+    exploration: Exploration
     seen: set[str] = field(default_factory=set[str])
     calling: str = ""
 
@@ -164,20 +179,20 @@ class _Reading:
             except McpServerError as error:
                 if not self.calling:
                     raise
-                self.found.left_out[self.calling] = f"the server failed: {error}"
+                self.exploration.left_out[self.calling] = f"the server failed: {error}"
         raise ConfigError(
             f"explore: the server failed {_MOST_ROLLOUTS} times; `--only TOOL` leaves the tools out that end it"
         )
 
     async def _calls(self, tools: RolloutTools, tool: ModelTool) -> None:
-        """Some new calls of one tool."""
+        """Make some new calls of one tool."""
         self.calling = tool.name
-        if tool.name not in self.found.nothing and tool.name not in self.found.left_out:
-            self.found.nothing[tool.name] = await self._answer_to_nonsense(tools, tool)
+        if tool.name not in self.exploration.nothing and tool.name not in self.exploration.left_out:
+            self.exploration.nothing[tool.name] = await self._answer_to_nonsense(tools, tool)
         for _ in range(_CALLS_PER_ROUND):
-            if tool.name in self.found.left_out:
+            if tool.name in self.exploration.left_out:
                 return
-            draft = self.found.sampler.draw(tool)
+            draft = self.exploration.sampler.draw(tool)
             key = combination(ReferenceCall(tool=tool.name, arguments=draft.arguments))
             if key not in self.seen:
                 self.seen.add(key)
@@ -187,26 +202,26 @@ class _Reading:
         try:
             result, text = await answered(tools, draft.tool.name, draft.arguments)
         except TimeoutError:
-            self.found.left_out[draft.tool.name] = _SLOW
+            self.exploration.left_out[draft.tool.name] = _SLOW
             return
-        self.found.keep(draft, result, text)
+        self.exploration.keep(draft, result, text)
 
     async def _answer_to_nonsense(self, tools: RolloutTools, tool: ModelTool) -> str:
-        """What the tool answers where nothing can be found: real values must do better."""
-        draft = self.found.sampler.draw(tool)
+        """The tool's result for arguments that match nothing, to recognise empty results later."""
+        draft = self.exploration.sampler.draw(tool)
         open_texts = {str(pick.value) for pick in draft.picks if pick.slot.kind == "string" and not pick.slot.closed}
         if not open_texts:
             return ""
         try:
             return (await answered(tools, tool.name, cast(Schema, _replaced(draft.arguments, open_texts))))[1]
         except TimeoutError:
-            self.found.left_out[tool.name] = _SLOW
+            self.exploration.left_out[tool.name] = _SLOW
             return ""
 
     async def _resources(self, tools: RolloutTools) -> None:
-        """Read the servers' resources, a few of each."""
+        """Read the first resources of every server."""
         for server in self.pool.servers:
-            if not server.resources or self.found.resources:
+            if not server.resources or self.exploration.resources:
                 continue
             session = tools.sessions[server.name]
             try:
@@ -216,9 +231,9 @@ class _Reading:
                         uri = str(resource.uri)
                         read = await session.ask(f"reading {uri!r}", partial(_read, uri))
                         text = resource_text(read.contents, _TEXT_KEPT, session.hide).text
-                        self.found.resources[uri] = tools.neutral(text)
+                        self.exploration.resources[uri] = tools.neutral(text)
             except (TimeoutError, MCPError) as error:
-                self.found.left_out[f"resources of {server.name}"] = one_line(f"they cannot be read: {error}")
+                self.exploration.left_out[f"resources of {server.name}"] = one_line(f"they cannot be read: {error}")
 
 
 async def _read(uri: str, client: Client) -> ReadResourceResult:
@@ -226,32 +241,34 @@ async def _read(uri: str, client: Client) -> ReadResourceResult:
 
 
 def _replaced(value: object, texts: set[str]) -> object:
-    """The arguments with these texts as nonsense."""
+    """Replace these texts in the arguments by a name that matches nothing."""
     if isinstance(value, dict):
-        return {key: _replaced(each, texts) for key, each in cast(dict[str, object], value).items()}
+        return {key: _replaced(item, texts) for key, item in cast(dict[str, object], value).items()}
     if isinstance(value, list):
-        return [_replaced(each, texts) for each in cast(list[object], value)]
+        return [_replaced(item, texts) for item in cast(list[object], value)]
     return _NONSENSE if value in texts else value
 
 
-async def _explore_writers(pool: ServerPool, found: Exploration, writers: list[ModelTool]) -> None:
-    """A few calls of each tool that writes, each in a rollout of its own, to learn which values it takes."""
+async def _explore_writers(pool: ServerPool, exploration: Exploration, writers: list[ModelTool]) -> None:
+    """Call every writing tool a few times, each call in its own rollout, to learn which values it accepts."""
     for _ in range(_CALLS_PER_WRITER):
-        drafts = [found.sampler.draw(tool) for tool in writers if tool.name not in found.left_out]
+        drafts = [exploration.sampler.draw(tool) for tool in writers if tool.name not in exploration.left_out]
         for start in range(0, len(drafts), _WRITERS_AT_ONCE):
-            await asyncio.gather(*(_write(pool, found, draft) for draft in drafts[start : start + _WRITERS_AT_ONCE]))
+            await asyncio.gather(
+                *(_write(pool, exploration, draft) for draft in drafts[start : start + _WRITERS_AT_ONCE])
+            )
 
 
-async def _write(pool: ServerPool, found: Exploration, draft: DraftCall) -> None:
+async def _write(pool: ServerPool, exploration: Exploration, draft: DraftCall) -> None:
     name = draft.tool.name
     try:
         async with pool.rollout() as tools:
             result, text = await answered(tools, name, draft.arguments)
     except TimeoutError:
-        found.left_out[name] = _SLOW
+        exploration.left_out[name] = _SLOW
     except McpToolsChangedError:
         raise
     except McpServerError as error:
-        found.left_out[name] = f"the server failed: {error}"
+        exploration.left_out[name] = f"the server failed: {error}"
     else:
-        found.keep(draft, result, text, harvest=False)
+        exploration.keep(draft, result, text, harvest=False)

@@ -1,4 +1,4 @@
-"""Scenario files: JSON lines, one scenario each, written whole or not at all."""
+"""Scenario files: JSON Lines with one scenario per line, written atomically."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from .scenario import McpScenario
 
 @dataclass(frozen=True)
 class ScenarioSet:
-    """Scenarios of one target. `fingerprint` is that of its servers when they were validated; `dropped` counts candidates
-    that became no scenario, by reason (not saved)."""
+    """Scenarios of one target.
+
+    `fingerprint` identifies the servers on which they were validated. `dropped` counts the rejected candidates by reason;
+    it is not saved.
+    """
 
     scenarios: tuple[McpScenario, ...]
     fingerprint: str
@@ -31,11 +34,13 @@ class ScenarioSet:
 
     @property
     def train(self) -> tuple[McpScenario, ...]:
-        return tuple(each for each in self.scenarios if each.split == "train")
+        """The scenarios for training."""
+        return tuple(scenario for scenario in self.scenarios if scenario.split == "train")
 
     @property
     def eval(self) -> tuple[McpScenario, ...]:
-        return tuple(each for each in self.scenarios if each.split == "eval")
+        """The held-out scenarios."""
+        return tuple(scenario for scenario in self.scenarios if scenario.split == "eval")
 
     @property
     def digest(self) -> str:
@@ -43,7 +48,7 @@ class ScenarioSet:
         return hashlib.sha256(_text(self.scenarios).encode()).hexdigest()
 
     def server_change(self, fingerprint: str) -> str | None:
-        """A sentence for the user where the servers are no longer those that the scenarios were validated on."""
+        """A warning if `fingerprint` differs from that of the servers on which the scenarios were validated; else None."""
         if not self.fingerprint or self.fingerprint == fingerprint:
             return None
         return (
@@ -53,7 +58,7 @@ class ScenarioSet:
 
 
 def save_scenarios(scenarios: ScenarioSet, path: str | Path) -> None:
-    """Write the file whole or not at all. Raises OSError."""
+    """Write the file atomically. Raises OSError."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -69,10 +74,14 @@ def save_scenarios(scenarios: ScenarioSet, path: str | Path) -> None:
 
 
 def load_scenarios(path: str | Path) -> ScenarioSet:
-    """The scenarios of a file. Raises ConfigError, which names the line and the field."""
+    """Read the scenarios of a file. Raises ConfigError, which names the line and the field."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"scenarios: there is no file {str(path)!r}; make it with `understudy mcp scenarios TARGET -o {path}`"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"scenarios: {str(path)!r} cannot be read: {error}") from error
     numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -81,10 +90,10 @@ def load_scenarios(path: str | Path) -> ScenarioSet:
         raise ConfigError(
             f"scenarios: {str(path)!r} has none; make some with `understudy mcp scenarios TARGET -o {path}`"
         )
-    for name, count in Counter(each.id for each in scenarios).items():
+    for name, count in Counter(scenario.id for scenario in scenarios).items():
         if count > 1:
             raise ConfigError(f"{path.name}: {count} lines have the id {name!r}; each scenario needs its own")
-    servers = sorted({each.server for each in scenarios if each.server})
+    servers = sorted({scenario.server for scenario in scenarios if scenario.server})
     if len(servers) > 1:
         raise ConfigError(f"{path.name}, field server: lines are of different servers, {servers[0]} and {servers[1]}")
     return ScenarioSet(scenarios, servers[0] if servers else "")
@@ -94,7 +103,7 @@ def _scenario(line: str, place: str) -> McpScenario:
     try:
         fields = cast(object, json.loads(line))
     except ValueError as error:
-        raise ConfigError(f"{place}: no JSON: {error}") from error
+        raise ConfigError(f"{place}: not JSON: {error}") from error
     try:
         return McpScenario.model_validate(fields)
     except ValidationError as error:
@@ -106,5 +115,5 @@ def _scenario(line: str, place: str) -> McpScenario:
 
 
 def _text(scenarios: tuple[McpScenario, ...]) -> str:
-    """ASCII only: no text of a server can break a line or steer the terminal of who reads the file."""
-    return "".join(json.dumps(each.model_dump(mode="json")) + "\n" for each in scenarios)
+    """The file's content, in ASCII: a server's text cannot break a line or control the reader's terminal."""
+    return "".join(json.dumps(scenario.model_dump(mode="json")) + "\n" for scenario in scenarios)

@@ -1,4 +1,4 @@
-"""Scenarios that another model writes, from what exploring found. Every one is run before it is kept."""
+"""Scenarios written by an LLM from the exploration. Every scenario is run before it is kept."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from .writer_prompt import (
 PURPOSE = "generator"
 _PER_QUESTION = 12
 _MOST_FRUITLESS = 3
-"""Questions in a row that give no new scenario."""
+"""Stop after this many questions in a row without a new scenario."""
 
 
 def questions_for(count: int) -> int:
-    """How many questions that many scenarios take, where all that is written is valid."""
+    """The number of LLM questions for `count` scenarios if all that it writes is valid."""
     return 2 * -(-count // _PER_QUESTION)
 
 
 @dataclass(frozen=True)
 class _Written:
-    """A scenario as it was written, of calls that exist."""
+    """A scenario that the LLM wrote, whose calls have passed the checks."""
 
     task: str
     difficulty: int
@@ -49,7 +49,7 @@ class _Written:
 
 
 async def from_llm(work: ScenarioGeneration, llm: Llm) -> None:
-    """Ask for scenarios until there are enough. Raises LlmError where it gives none, BudgetExceeded, ConfigError."""
+    """Ask the LLM for scenarios until there are enough. Raises LlmError if none could be had, BudgetExceeded, ConfigError."""
     writing = _Writing(work, llm)
     fruitless = 0
     while len(work.valid) < work.count and fruitless < _MOST_FRUITLESS:
@@ -62,7 +62,7 @@ async def from_llm(work: ScenarioGeneration, llm: Llm) -> None:
 
 
 class _Writing:
-    """One question after the other, each with what was wrong before."""
+    """Asks one question after the other. Every question tells the LLM what was wrong with its last scenarios."""
 
     def __init__(self, work: ScenarioGeneration, llm: Llm) -> None:
         self.work = work
@@ -70,46 +70,46 @@ class _Writing:
         self._llm = llm
         self._questions = 0
         self._complaints: Counter[str] = Counter()
-        usable = [tool for tool in work.pool.toolset.tools if tool.name not in work.found.left_out]
+        usable = [tool for tool in work.pool.toolset.tools if tool.name not in work.exploration.left_out]
         if not usable:
             raise ConfigError(f"scenarios: no tool of {work.pool.target.shown()} may be used; --allow-writes uses all")
         self._tools = {tool.name: tool for tool in usable}
 
     async def batch(self, wanted: int) -> None:
-        """Ask for `wanted` scenarios, run those that are well formed, keep those that work."""
+        """Ask for `wanted` scenarios, run the well-formed ones twice, and keep those that work."""
         before = self.work.dropped.copy()
-        written = [each for each in map(self._checked, await self._ask(wanted)) if each is not None]
+        written = [item for item in map(self._checked, await self._ask(wanted)) if item is not None]
         first = await self.work.executor.run(written)
-        good = [(each, run) for each, run in zip(written, first, strict=True) if not self._dropped(run.fault)]
-        second = await self.work.executor.again([each for each, _ in good])
+        good = [(item, run) for item, run in zip(written, first, strict=True) if not self._dropped(run.fault)]
+        second = await self.work.executor.again([item for item, _ in good])
         pairs = [
-            (each, run, again)
-            for (each, run), again in zip(good, second, strict=True)
+            (item, run, again)
+            for (item, run), again in zip(good, second, strict=True)
             if not self._dropped(again.fault)
         ]
         answers = await self._answers(pairs)
-        for number, (each, _, _) in enumerate(pairs):
+        for number, (item, _, _) in enumerate(pairs):
             self.work.keep(
-                each.task,
-                each.calls,
+                item.task,
+                item.calls,
                 answers.get(number, ()),
-                difficulty=each.difficulty,
+                difficulty=item.difficulty,
                 source="llm",
                 recipe=self._llm.options.model,
             )
         self._complaints = self.work.dropped - before
 
     async def _ask(self, wanted: int) -> list[WrittenScenario]:
-        """The scenarios of one question; none where the model gave no usable answer."""
+        """Ask one question. Returns no scenarios if the LLM gave no usable answer."""
         work = self.work
         messages = question(
             list(self._tools.values()),
-            work.found,
+            work.exploration,
             wanted,
             work.max_difficulty,
             work.rng,
             self._complaints,
-            [each.task for each in work.valid],
+            [scenario.task for scenario in work.valid],
         )
         self._questions += 1
         try:
@@ -127,10 +127,10 @@ class _Writing:
         return scenarios[:wanted]
 
     def _checked(self, written: WrittenScenario) -> _Written | None:
-        """The scenario with its calls as they would be made; None, counted, where they are none."""
+        """Validate a written scenario; an invalid one is counted as dropped and returns None."""
         calls: list[ReferenceCall] = []
-        for each in written.calls:
-            call = self._call(each)
+        for written_call in written.calls:
+            call = self._call(written_call)
             if isinstance(call, str):
                 self._dropped(call)
                 return None
@@ -153,7 +153,7 @@ class _Writing:
         return _Written(task, difficulty, tuple(calls)) if self.work.is_new(calls) else None
 
     def _call(self, written: WrittenCall) -> ReferenceCall | str:
-        """The call, or what is wrong with it."""
+        """The call, or a text that says what is wrong with it."""
         tool = self._tools.get(written.tool)
         if tool is None:
             return "a tool that does not exist or may not be used"
@@ -178,16 +178,18 @@ class _Writing:
     async def _answers(
         self, pairs: Sequence[tuple[_Written, ReferenceRun, ReferenceRun]]
     ) -> dict[int, tuple[str, ...]]:
-        """What final answers must contain, for the scenarios whose tools answered the same twice. Asked of the model, and
-        kept where it stands in the answers and not in the task."""
+        """Ask the LLM what the final answers must contain, for scenarios whose tool results were the same twice.
+
+        A value is kept if it occurs in the results and not in the task.
+        """
         open_world = {tool.name for tool in self._tools.values() if tool.tool.open_world}
         stable = [
             number
-            for number, (each, first, second) in enumerate(pairs)
+            for number, (item, first, second) in enumerate(pairs)
             if [one.text for one in first.answers] == [one.text for one in second.answers]
             and not any(is_dated(one.text) for one in first.answers)
-            and not open_world & {call.tool for call in each.calls}
-            and not self.work.executor.writes(each.calls[-1:])
+            and not open_world & {call.tool for call in item.calls}
+            and not self.work.executor.writes(item.calls[-1:])
         ]
         if not stable:
             return {}
@@ -200,21 +202,21 @@ class _Writing:
             self.work.progress(f"these are checked by their calls only, the writer gave no usable answer: {error}")
             return {}
         return {
-            stable[each.number - 1]: values
-            for each in answer.value.answers
-            if 0 < each.number <= len(stable) and (values := _settled(each.values, *tasks[each.number - 1]))
+            stable[item.number - 1]: values
+            for item in answer.value.answers
+            if 0 < item.number <= len(stable) and (values := _settled(item.values, *tasks[item.number - 1]))
         }
 
 
 def _settled(values: Sequence[str], task: str, answers: Sequence[Answered]) -> tuple[str, ...]:
-    """The values that stand in an answer, and not in the task."""
-    texts = [each.text for each in answers]
+    """The values that occur in a tool result and not in the task."""
+    texts = [tool_answer.text for tool_answer in answers]
     usable = [value.strip() for value in values[:3] if usable_value(value) is not None]
     return tuple(dict.fromkeys(value for value in usable if value not in task and any(value in text for text in texts)))
 
 
 def _wrong_names(tool: ModelTool, arguments: Mapping[str, object]) -> str:
-    """What is wrong with the names of the arguments: servers ignore those that they do not know."""
+    """What is wrong with the argument names; "" if nothing. Servers silently ignore unknown arguments."""
     properties = cast(dict[str, object], tool.parameters.get("properties") or {})
     required = cast(list[str], tool.parameters.get("required") or [])
     if set(arguments) - set(properties) and tool.parameters.get("additionalProperties") in (None, False):

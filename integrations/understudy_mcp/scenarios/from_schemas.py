@@ -1,4 +1,4 @@
-"""Scenarios from the schemas and the server's own answers, without another model."""
+"""Scenarios drawn from the tools' schemas and the server's own results, without an LLM."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _WAVES = 12
 _WAVE_PLANS = 60
 _WAVE_WRITES = 12
 _SPARE = 1.15
-"""Of valid scenarios, so that the choice can be balanced."""
+"""Factor of valid scenarios to draw, so that the selection can be balanced."""
 _SAME_ANSWER = 3
-"""Scenarios of one call whose answers are the same text."""
+"""The most single-call scenarios of a tool with the same result text."""
 
 
 async def from_schemas(work: ScenarioGeneration) -> None:
-    """Waves of plans, those tools first that have few valid scenarios yet."""
-    planner = Planner(work.found, work.pool.toolset.tools, work.rng)
+    """Draw and run plans in waves until there are enough valid scenarios. Tools with few scenarios come first."""
+    planner = Planner(work.exploration, work.pool.toolset.tools, work.rng)
     drawing = _Drawing(work, planner)
     fruitless = 0
     for _ in range(_WAVES if planner.tools else 0):
@@ -39,16 +39,16 @@ async def from_schemas(work: ScenarioGeneration) -> None:
 
 @dataclass
 class _Drawing:
-    """Plans, run and put into words."""
+    """Draws plans, runs them twice, and words the valid ones as tasks."""
 
     work: ScenarioGeneration
     planner: Planner
     effective: set[str] = field(default_factory=set[str])
-    """Tools that write, of which a change was seen."""
+    """Writing tools whose effect was seen at least once."""
     answers: Counter[str] = field(default_factory=Counter[str])
 
     async def wave(self, missing: int) -> None:
-        """Draw, run twice, keep what is valid."""
+        """Draw plans, run them twice, and keep the valid ones."""
         plans = self._plans(min(_WAVE_PLANS, max(10, round(1.6 * missing))))
         first = await self.work.executor.run(plans)
         for plan, run in zip(plans, first, strict=True):
@@ -60,9 +60,9 @@ class _Drawing:
                 self._keep(plan, run, again)
 
     def _plans(self, wanted: int) -> list[Plan]:
-        """New plans, of each tool in turn, of those first that have few scenarios."""
-        made = Counter(tool for scenario in self.work.valid for tool in scenario.tools)
-        tools = sorted(self.planner.tools, key=lambda each: made[each.name])
+        """Draw new plans for the tools in turn, beginning with those that have few scenarios."""
+        counts = Counter(tool for scenario in self.work.valid for tool in scenario.tools)
+        tools = sorted(self.planner.tools, key=lambda tool: counts[tool.name])
         plans: list[Plan] = []
         writes = 0
         for number in range(3 * wanted):
@@ -76,9 +76,9 @@ class _Drawing:
         return plans
 
     def _learn(self, plan: Plan, run: ReferenceRun) -> None:
-        """A single call teaches which values its tool takes, and whether what it writes can be seen."""
+        """Learn from a single call which values its tool accepts, and whether its writes have a visible effect."""
         if plan.kind is PlanKind.SINGLE and run.fault != SERVER_FAILED:
-            self.work.found.sampler.learn(plan.drafts[0], not run.fault and run.effect is not False)
+            self.work.exploration.sampler.learn(plan.drafts[0], not run.fault and run.effect is not False)
             if run.effect:
                 self.effective.add(plan.drafts[0].tool.name)
 
@@ -91,29 +91,32 @@ class _Drawing:
         if not fault and plan.kind is PlanKind.SINGLE and not plan.writes:
             key = f"{plan.drafts[0].tool.name}\n{run.answers[0].text}"
             self.answers[key] += 1
-            fault = "the same answer as others" if self.answers[key] > 2 * _SAME_ANSWER else ""  # each runs twice
+            fault = "the same answer as others" if self.answers[key] > 2 * _SAME_ANSWER else ""  # every plan runs twice
         if fault:
             self.work.dropped[fault] += 1
         return not fault
 
     def _would_show(self, plan: Plan) -> bool:
-        """Whether a change would have been seen: one of this tool was before, or the tool deletes and one of another was."""
+        """Whether a write of this plan should be visible: an earlier one of the tool was, or it deletes and one of any tool
+        was."""
         tools = [draft.tool for draft in plan.drafts]
         deletes = any(tool.tool.kind is ToolKind.DELETE for tool in tools)
         return bool(self.effective) and (deletes or any(tool.name in self.effective for tool in tools))
 
     def _keep(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> None:
         answers = [] if self.work.executor.writes(plan.calls[-1:]) else self._expected(plan, first, second)
-        task = task_of(plan, [each.ask for each in answers], self.work.rng)
+        task = task_of(plan, [answer.ask for answer in answers], self.work.rng)
         if not tells_its_calls(task, plan):
             self.work.dropped["the task did not tell its calls"] += 1
             return
-        values = tuple(dict.fromkeys(value for each in answers for value in each.values if value not in task))
+        values = tuple(dict.fromkeys(value for answer in answers for value in answer.values if value not in task))
         self.work.keep(task, plan.calls, values, difficulty=plan.difficulty, source="schemas", recipe=plan.kind.value)
 
     def _expected(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> list[Expected]:
-        """What the answers are asked for: of all calls that are independent, else of the last. Where a name tells what is
-        asked for, all that is asked for has one."""
+        """The values that the final answer must contain: of all independent calls, else of the last call.
+
+        If some values have a name to ask for, values without one are left out.
+        """
         pairs = list(zip(first.answers, second.answers, strict=True))
         open_world = {tool.name for tool in self.work.pool.toolset.tools if tool.tool.open_world}
         told = " ".join(strings_of([dict(call.arguments) for call in plan.calls]))
@@ -122,5 +125,5 @@ class _Drawing:
             for one, other in (pairs if plan.kind is PlanKind.SEVERAL else pairs[-1:])
             if one.tool not in open_world and (value := expected(one, other, self.work.rng)) is not None
         ]
-        news = [each for each in answers if any(value not in told for value in each.values)]
-        return [each for each in news if each.ask] or news
+        news = [answer for answer in answers if any(value not in told for value in answer.values)]
+        return [answer for answer in news if answer.ask] or news

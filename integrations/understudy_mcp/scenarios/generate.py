@@ -1,4 +1,4 @@
-"""Scenarios for a target: drawn or written, run twice, chosen, split."""
+"""`generate_scenarios`: draws or writes scenarios for a target, runs them twice, selects and splits them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from .from_llm import from_llm
 from .from_schemas import from_schemas
 from .generation import Progress, ScenarioGeneration
 
+_ERRORS_SHOWN = 3
+
 
 async def generate_scenarios(
     pool_or_target: ServerPool | TargetLike,
@@ -29,11 +31,14 @@ async def generate_scenarios(
     exploration: Exploration | None = None,
     progress: Progress = lambda line: None,
 ) -> ScenarioSet:
-    """Up to `count` scenarios that were run twice on the server, a share `held_out` of them for evaluation.
+    """Generate up to `count` scenarios, every one run twice on the server. A share `held_out` of them is for evaluation.
 
-    llm: another model writes them ("openai/gpt-4.1", or an `Llm`); None: from the schemas and the server's own answers. allow_writes: use
-    tools that write or delete, each time in a rollout of its own. exploration: what `explore` found before. progress: told
-    what happens, a line at a time. Raises ConfigError for wrong options or where no scenario could be made, McpServerError.
+    llm: the model that writes them ("openai/gpt-4.1", or an `Llm`); None: drawn from the schemas and the server's results.
+    allow_writes: also use tools that write or delete, every call in its own rollout.
+    max_difficulty: 1 (one value) to 5 (three calls).
+    exploration: an earlier result of `explore`; None explores now.
+    progress: called with a line of text per event.
+    Raises ConfigError for an invalid option or if no scenario is valid, McpServerError, LlmError, BudgetExceeded.
     """
     if count < 1 or not 1 <= max_difficulty <= 5 or not 0 <= held_out < 1:
         raise ConfigError(
@@ -41,14 +46,14 @@ async def generate_scenarios(
             f"{count}, {max_difficulty} and {held_out}"
         )
     async with _opened(pool_or_target) as pool:
-        found = exploration or await explore(pool, seed=seed, allow_writes=allow_writes)
-        work = ScenarioGeneration(pool, found, count, seed, max_difficulty, progress)
+        exploration = exploration or await explore(pool, seed=seed, allow_writes=allow_writes)
+        work = ScenarioGeneration(pool, exploration, count, seed, max_difficulty, progress)
         if llm is None:
             await from_schemas(work)
         else:
             await from_llm(work, llm if isinstance(llm, Llm) else Llm(llm))
     if not work.valid:
-        raise ConfigError(f"scenarios: none could be made for {pool.target.shown()}: {_reasons(work)}")
+        raise ConfigError(f"scenarios: none could be made for {pool.target.shown()}: {_reasons(work)}{_advice(work)}")
     return work.result(held_out)
 
 
@@ -63,7 +68,22 @@ async def _opened(pool_or_target: ServerPool | TargetLike) -> AsyncGenerator[Ser
 
 
 def _reasons(work: ScenarioGeneration) -> str:
-    """Why nothing is valid, in one line."""
+    """Why no scenario is valid, on one line."""
     reasons = [f"{number} {reason}" for reason, number in work.dropped.most_common()]
-    reasons += [f"{name}: {why}" for name, why in work.found.left_out.items()]
+    reasons += [f"{name}: {why}" for name, why in work.exploration.left_out.items()]
     return one_line("; ".join(reasons), 600) or "nothing was tried"
+
+
+def _advice(work: ScenarioGeneration) -> str:
+    """An error of each tool for which no call worked, and what to do about it; "" if there is no such tool."""
+    exploration = work.exploration
+    tried = {observation.tool for observation in exploration.observations}
+    worked = {observation.tool for observation in exploration.observations if observation.worked}
+    errors = [(tool, error) for tool in sorted(tried - worked) if (error := exploration.first_error(tool))]
+    if not errors:
+        return ""
+    shown = "".join(f"\nno call of {one_line(tool, 64)} worked: {error}" for tool, error in errors[:_ERRORS_SHOWN])
+    return (
+        f"{shown}\nNo valid arguments are known. List them in the tool's schema (`enum` or `examples`), offer a tool that "
+        "lists them, use --llm, or write the scenarios yourself (docs/mcp_scenarios.md)"
+    )

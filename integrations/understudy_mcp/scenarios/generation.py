@@ -1,4 +1,4 @@
-"""Scenarios while they are made: what is valid, and why the rest was dropped."""
+"""The state of one generation: the valid scenarios, and the rejected candidates by reason."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Progress = Callable[[str], None]
 
 @dataclass
 class ScenarioGeneration:
-    """The work of one `generate_scenarios`."""
+    """The state of one `generate_scenarios` call."""
 
     pool: ServerPool
-    found: Exploration
+    exploration: Exploration
     count: int
     seed: int
     max_difficulty: int
@@ -37,10 +37,10 @@ class ScenarioGeneration:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.executor = Executor(self.pool, self.found)
+        self.executor = Executor(self.pool, self.exploration)
 
     def is_new(self, calls: Sequence[ReferenceCall]) -> bool:
-        """Whether no scenario has the same calls in any order; from then on one has."""
+        """Whether no earlier candidate has the same calls in any order. Registers these calls."""
         return self._first_time("\n".join(sorted(combination(call) for call in calls)), "the same calls as another")
 
     def keep(
@@ -53,7 +53,7 @@ class ScenarioGeneration:
         source: Literal["schemas", "llm"],
         recipe: str,
     ) -> bool:
-        """Add a scenario whose calls have run twice, unless its task is too long or there already."""
+        """Add a scenario whose calls ran twice. Returns False, and counts it as dropped, if the task is too long or known."""
         if not is_short(task):
             self.dropped["the task was too long"] += 1
             return False
@@ -76,16 +76,16 @@ class ScenarioGeneration:
         return True
 
     def tell(self) -> None:
-        """Say how far the work is."""
+        """Report the progress."""
         self.progress(f"{len(self.valid)} valid scenarios, {sum(self.dropped.values())} candidates dropped")
 
     def result(self, held_out: float) -> ScenarioSet:
-        """The choice, numbered and split."""
+        """Select `count` scenarios, split and number them."""
         chosen = select(self.valid, self.count, self.rng)
         if spare := len(self.valid) - len(chosen):
             self.dropped["more than were asked for"] += spare
         split = split_scenarios(chosen, held_out=held_out, seed=self.seed)
-        numbered = tuple(each.model_copy(update={"id": f"s{n:04}"}) for n, each in enumerate(split, 1))
+        numbered = tuple(scenario.model_copy(update={"id": f"s{n:04}"}) for n, scenario in enumerate(split, 1))
         return ScenarioSet(numbered, self.pool.fingerprint, dict(self.dropped))
 
     def _first_time(self, key: str, otherwise: str) -> bool:

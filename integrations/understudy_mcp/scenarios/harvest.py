@@ -1,4 +1,4 @@
-"""Values in what tools answered: where each was, and words for it."""
+"""Extracts values from tool results, with their place in the result and words that describe them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..tools.results import ToolResult
 Scalar: TypeAlias = str | int | float | bool
 
 LONGEST_VALUE = 63
-"""Arguments stay shorter than 64 characters: a small policy copies them one character after the other."""
+"""Arguments stay below 64 characters: a small policy copies them character by character."""
 _MOST_LEAVES = 400
 _DEEPEST = 8
 SHORT = " (short)"
@@ -28,8 +28,11 @@ _WRAPPERS = {"result", "content", "text"}
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value of an answer. `place` names where it was ("read_graph: entities[].name"), `words` are those of the place,
-    `record` tells values of one JSON object from those of others, `context` are the texts of the call's arguments."""
+    """One value of a tool result.
+
+    `place` is the tool and the path, such as "read_graph: entities[].name"; `words` are the words of the path. Values with
+    the same `record` come from one JSON object. `context` has the texts of the call's arguments.
+    """
 
     value: Scalar
     place: str
@@ -39,13 +42,13 @@ class Leaf:
 
 
 def words_of(name: str) -> tuple[str, ...]:
-    """`entityNames` -> ("entity", "name"): lower case, singular."""
+    """Split a name into lower-case singular words: `entityNames` -> ("entity", "name")."""
     spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
     return tuple(singular(word.lower()) for word in re.findall(r"[A-Za-z]+|\d+", spaced))
 
 
 def singular(word: str) -> str:
-    """`entities` -> `entity`. Only as good as comparing needs."""
+    """The singular of an English word, approximately: `entities` -> `entity`. Good enough to compare words."""
     if len(word) > 4 and word.endswith("ies"):
         return f"{word[:-3]}y"
     if len(word) > 4 and word.endswith(("ches", "shes", "xes", "sses")):
@@ -54,26 +57,29 @@ def singular(word: str) -> str:
 
 
 def leaves_of(tool: str, arguments: Mapping[str, object], result: ToolResult, neutral: str) -> tuple[Leaf, ...]:
-    """The values of an answer that could be arguments of other calls. `neutral` is its text with the rollout's folder as
-    `{rollout_dir}`. What only repeats an argument is left out; of a long hash its first 8 digits are a value too."""
+    """The values of a result that could be arguments of other calls.
+
+    `neutral` is the result's text with the rollout's folder as `{rollout_dir}`. Values that repeat an argument are left out.
+    The first 8 digits of a long hash are an additional value.
+    """
     context = frozenset(text for text in strings_of(arguments) if text)
     folder = _folder(arguments)
-    found: list[Leaf] = []
+    leaves: list[Leaf] = []
     for value, place, words, record in _values(result, neutral):
         usable = usable_value(value)
-        if usable is None or usable in context or len(found) >= _MOST_LEAVES:
+        if usable is None or usable in context or len(leaves) >= _MOST_LEAVES:
             continue
         if place[:1] == "[" and place[1:2].isalpha() and isinstance(usable, str) and folder:
             usable = f"{folder}/{usable}"
         words = words or (singular(tool.lower()),)
-        found.append(Leaf(usable, f"{tool}: {place}", words, record, context))
+        leaves.append(Leaf(usable, f"{tool}: {place}", words, record, context))
         if isinstance(usable, str) and _HASH.fullmatch(usable):
-            found.append(Leaf(usable[:8], f"{tool}: {place}{SHORT}", words, record, context))
-    return tuple(dict.fromkeys(found))
+            leaves.append(Leaf(usable[:8], f"{tool}: {place}{SHORT}", words, record, context))
+    return tuple(dict.fromkeys(leaves))
 
 
 def _folder(arguments: Mapping[str, object]) -> str:
-    """The folder that was listed, where an argument names one: `[FILE] name` in the answer is below it."""
+    """The folder that an argument names; "" if none does. `[FILE] name` in the result is relative to it."""
     for name, value in arguments.items():
         if isinstance(value, str) and {"path", "directory", "folder", "dir"} & set(words_of(name)):
             return "" if value in (".", "/") else value.strip("/")
@@ -81,7 +87,7 @@ def _folder(arguments: Mapping[str, object]) -> str:
 
 
 def usable_value(value: object) -> Scalar | None:
-    """The value as an argument: short, printable, and not tied to one rollout's folder; else None."""
+    """The value if it can be an argument: short, printable and without the rollout's folder; else None."""
     if isinstance(value, bool | int | float):
         return value
     if not isinstance(value, str):
@@ -96,19 +102,19 @@ def usable_value(value: object) -> Scalar | None:
 
 
 def strings_of(value: object) -> Iterator[str]:
-    """All texts in a JSON value."""
+    """All strings in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in cast(Mapping[str, object], value).values():
-            yield from strings_of(each)
+        for item in cast(Mapping[str, object], value).values():
+            yield from strings_of(item)
     elif isinstance(value, list | tuple):
-        for each in cast(Sequence[object], value):
-            yield from strings_of(each)
+        for item in cast(Sequence[object], value):
+            yield from strings_of(item)
 
 
 def json_of(result: ToolResult, neutral: str) -> object:
-    """An answer's JSON object or list; None where it is a text."""
+    """A result's JSON object or list; None if it is plain text or was cut."""
     try:
         value = cast(object, json.loads(neutral))
     except (ValueError, RecursionError):
@@ -117,40 +123,40 @@ def json_of(result: ToolResult, neutral: str) -> object:
 
 
 def is_empty(result: ToolResult, neutral: str) -> bool:
-    """Whether an answer holds nothing: no text, or JSON whose lists and texts are all empty."""
+    """Whether a result has no text, or is JSON whose lists and strings are all empty."""
     value = json_of(result, neutral)
     return not neutral.strip() if value is None else _hollow(value)
 
 
 def _hollow(value: object) -> bool:
     if isinstance(value, dict):
-        return all(_hollow(each) for each in cast(dict[str, object], value).values())
+        return all(_hollow(item) for item in cast(dict[str, object], value).values())
     if isinstance(value, list):
-        return all(_hollow(each) for each in cast(list[object], value))
+        return all(_hollow(item) for item in cast(list[object], value))
     return value is None or value == ""
 
 
-Found: TypeAlias = tuple[object, str, tuple[str, ...], str]
+FoundValue: TypeAlias = tuple[object, str, tuple[str, ...], str]
 
 
-def _values(result: ToolResult, neutral: str) -> Iterator[Found]:
+def _values(result: ToolResult, neutral: str) -> Iterator[FoundValue]:
     value = json_of(result, neutral)
     yield from _lines(neutral) if value is None else _walk(value, "", (), "", 0)
 
 
-def _walk(value: object, path: str, words: tuple[str, ...], record: str, depth: int) -> Iterator[Found]:
+def _walk(value: object, path: str, words: tuple[str, ...], record: str, depth: int) -> Iterator[FoundValue]:
     if depth > _DEEPEST:
         return
     if isinstance(value, dict):
-        for key, each in cast(dict[str, object], value).items():
+        for key, inner_value in cast(dict[str, object], value).items():
             inner = f"{path}.{key}".lstrip(".")
             named = words if key in _WRAPPERS and not path else (*words, *words_of(key))
-            yield from _walk(each, inner, named, record, depth + 1)
+            yield from _walk(inner_value, inner, named, record, depth + 1)
     elif isinstance(value, list):
-        for number, each in enumerate(cast(list[object], value)):
-            item: object = each
+        for number, inner_value in enumerate(cast(list[object], value)):
+            item: object = inner_value
             inner = f"{record}/{path}{number}" if isinstance(item, dict) else record
-            yield from _walk(each, f"{path}[]", words, inner, depth + 1)
+            yield from _walk(inner_value, f"{path}[]", words, inner, depth + 1)
     elif isinstance(value, str) and "\n" in value:
         for line, place, line_words, _ in _lines(value):
             yield line, f"{path} {place}".strip(), line_words or words, record
@@ -158,8 +164,8 @@ def _walk(value: object, path: str, words: tuple[str, ...], record: str, depth: 
         yield value, path, words, record
 
 
-def _lines(text: str) -> Iterator[Found]:
-    """`Key: value`, `[FILE] name`, list items and whole lines."""
+def _lines(text: str) -> Iterator[FoundValue]:
+    """The values of a plain text: `Key: value`, `[FILE] name`, list items and whole lines."""
     for line in text.split("\n"):
         stripped = _BULLET.sub("", line.strip(), count=1).strip()
         if not stripped:

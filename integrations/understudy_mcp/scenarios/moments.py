@@ -1,4 +1,4 @@
-"""Texts that depend on the moment."""
+"""Detects texts that depend on the current date."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SPOKEN = re.compile(r"\b[A-Z][a-z]{2} \d{1,2} \d{4}\b")
 
 
 def is_dated(text: str, now: datetime | None = None) -> bool:
-    """Whether a text has a date within two days of now: then it is probably another one tomorrow."""
+    """Whether a text contains a date within two days of now, so that it will probably differ tomorrow."""
     today = (now or datetime.now(UTC)).date()
     near = [today + timedelta(days=days) for days in range(-_DAYS, _DAYS + 1)]
     dates = {f"{day:%Y-%m-%d}" for day in near} | {f"{day:%b %d %Y}" for day in near}

@@ -1,4 +1,4 @@
-"""What `understudy mcp explore` and `scenarios` print. Every text of a server is made printable."""
+"""The output of `understudy mcp explore` and `understudy mcp scenarios`. Every text of a server is escaped."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ _EXAMPLES = 3
 _MOST_PLACES = 20
 
 
-def explored(pool: ServerPool, found: Exploration) -> Iterator[str]:
-    """Per tool what was called and answered, then the values and where they were, the resources, and what is left out."""
-    yield f"fingerprint {pool.fingerprint}; {len(found.observations)} calls"
+def explored(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
+    """The lines of `explore`: calls and results per tool, values by place, resources, and what is left out."""
+    yield f"fingerprint {pool.fingerprint}; {len(exploration.observations)} calls"
     for tool in pool.toolset.tools:
-        seen = found.of(tool.name)
+        seen = exploration.of(tool.name)
         if not seen:
             continue
-        errors, empty = sum(each.is_error for each in seen), sum(each.empty and not each.is_error for each in seen)
+        errors, empty = (
+            sum(observation.is_error for observation in seen),
+            sum(observation.empty and not observation.is_error for observation in seen),
+        )
         yield ""
         yield f"{tool.name}: {len(seen) - errors - empty} answered, {empty} empty, {errors} refused"
-        for each in [each for each in seen if each.worked][:_EXAMPLES]:
-            yield f"  {one_line(repr(dict(each.arguments)), 100)} -> {one_line(each.text, 100)}"
-    places = [(place, values) for place, values in found.sampler.places.items() if not place.endswith(SHORT)]
+        for observation in [observation for observation in seen if observation.worked][:_EXAMPLES]:
+            yield f"  {one_line(repr(dict(observation.arguments)), 100)} -> {one_line(observation.text, 100)}"
+        if error := exploration.first_error(tool.name):
+            yield f"  refused, such as {error}"
+    places = [(place, values) for place, values in exploration.sampler.places.items() if not place.endswith(SHORT)]
     if places:
         yield ""
         yield "Values that other calls can use:"
@@ -36,35 +41,35 @@ def explored(pool: ServerPool, found: Exploration) -> Iterator[str]:
             yield f"  {one_line(place, 60)}: {len(values)}, such as {some}"
         if len(places) > _MOST_PLACES:
             yield f"  and {len(places) - _MOST_PLACES} more places"
-    for uri, text in found.resources.items():
+    for uri, text in exploration.resources.items():
         yield f"resource {one_line(uri, 80)}: {one_line(text, 80)}"
-    if found.left_out:
+    if exploration.left_out:
         yield ""
         yield "Left out:"
-        yield from (f"  {one_line(name, 80)}: {one_line(why)}" for name, why in found.left_out.items())
+        yield from (f"  {one_line(name, 80)}: {one_line(why)}" for name, why in exploration.left_out.items())
 
 
 def made(scenarios: ScenarioSet) -> Iterator[str]:
-    """What the file holds, a few tasks, and what was dropped."""
+    """The lines of `scenarios`: counts, a few tasks, and why candidates were dropped."""
     total = len(scenarios.scenarios)
     yield f"{total} scenarios: {len(scenarios.train)} to train, {len(scenarios.eval)} held out"
-    difficulties = Counter(each.difficulty for each in scenarios.scenarios)
-    checks = Counter(each.check.value for each in scenarios.scenarios)
+    difficulties = Counter(scenario.difficulty for scenario in scenarios.scenarios)
+    checks = Counter(scenario.check.value for scenario in scenarios.scenarios)
     yield "difficulty " + ", ".join(f"{level}: {number}" for level, number in sorted(difficulties.items()))
     yield "checked by " + ", ".join(f"{kind}: {number}" for kind, number in sorted(checks.items()))
-    train = Counter(tool for each in scenarios.train for tool in each.tools)
-    held_out = Counter(tool for each in scenarios.eval for tool in each.tools)
+    train = Counter(tool for scenario in scenarios.train for tool in scenario.tools)
+    held_out = Counter(tool for scenario in scenarios.eval for tool in scenario.tools)
     for tool in sorted(train | held_out):
         yield f"  {one_line(tool, 64)}: {train[tool]} to train, {held_out[tool]} held out"
-    for each in scenarios.scenarios[:_EXAMPLES]:
-        yield f"  {one_line(each.task, 160)}"
+    for scenario in scenarios.scenarios[:_EXAMPLES]:
+        yield f"  {one_line(scenario.task, 160)}"
     if scenarios.dropped:
         ranked = sorted(scenarios.dropped.items(), key=lambda item: (-item[1], item[0]))
         yield "dropped: " + "; ".join(f"{number} {one_line(reason)}" for reason, number in ranked)
 
 
 def planned(pool: ServerPool, left_out: dict[str, str], count: int, questions: int, output: str) -> Iterator[str]:
-    """What `--dry-run` says."""
+    """The lines of `scenarios --dry-run`."""
     used = [tool.name for tool in pool.toolset.tools if tool.name not in left_out]
     yield f"fingerprint {pool.fingerprint}; nothing is called, nothing is written"
     yield f"would explore and use: {', '.join(used) or 'nothing'}"

@@ -1,4 +1,4 @@
-"""Plans of tasks: one call, several, one that feeds another, or one that shows what another has written."""
+"""Plans of tasks: one call, several independent calls, a call that uses another's result, or a write and a read."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ _TRIES = 6
 
 
 class PlanKind(StrEnum):
-    SINGLE = "single"
-    SEVERAL = "several"  # calls that do not depend on each other
-    FLOW = "flow"  # the second call's argument stands in the first one's answer, and not in the task
+    """How the calls of a plan depend on each other."""
+
+    SINGLE = "single"  # one call
+    SEVERAL = "several"  # independent calls
+    FLOW = "flow"  # an argument of the second call is in the first call's result, and not in the task
     EFFECT = "effect"  # the second call reads what the first one wrote
 
 
 @dataclass(frozen=True)
 class ValueLink:
-    """An argument that the task does not tell: `pick` is the `words` in the answer before, the only ones or the `first`."""
+    """An argument that the task does not contain, but the previous result does.
+
+    `words` describe the value in that result. `first` means that it is the first of several such values.
+    """
 
     pick: Pick
     words: tuple[str, ...]
@@ -35,7 +40,7 @@ class ValueLink:
 
 @dataclass(frozen=True)
 class Plan:
-    """Calls, in order."""
+    """The calls of a task, in order."""
 
     kind: PlanKind
     drafts: tuple[DraftCall, ...] = field(hash=False)
@@ -43,7 +48,7 @@ class Plan:
 
     @property
     def calls(self) -> tuple[ReferenceCall, ...]:
-        """As a scenario has them."""
+        """The calls in the form of a scenario."""
         return tuple(ReferenceCall(tool=draft.tool.name, arguments=draft.arguments) for draft in self.drafts)
 
     @property
@@ -65,16 +70,16 @@ class Plan:
 
 
 class Planner:
-    """Draws plans from what exploring found."""
+    """Draws plans from an exploration."""
 
-    def __init__(self, found: Exploration, tools: Sequence[ModelTool], rng: random.Random) -> None:
-        self.found = found
-        self.tools = [tool for tool in tools if tool.name not in found.left_out]
+    def __init__(self, exploration: Exploration, tools: Sequence[ModelTool], rng: random.Random) -> None:
+        self.exploration = exploration
+        self.tools = [tool for tool in tools if tool.name not in exploration.left_out]
         self.readers = [tool for tool in self.tools if tool.tool.kind is ToolKind.READ]
         self._rng = rng
 
     def plan(self, tool: ModelTool, most_difficult: int) -> Plan | None:
-        """A plan with this tool in it, of some kind; None where the draw led nowhere."""
+        """Draw a plan that uses this tool; None if the drawn plan is too difficult."""
         kinds = [self._single, self._several, self._triple, self._flow, self._effect]
         weights = [11, 3 * (most_difficult > 2), most_difficult > 4, 3 * (most_difficult > 3), 3 * (most_difficult > 3)]
         plan = self._rng.choices(kinds, [float(weight) for weight in weights])[0](tool)
@@ -91,37 +96,41 @@ class Planner:
         return self._sequence(tool, 3)
 
     def _sequence(self, tool: ModelTool, length: int) -> Plan | None:
-        """Different calls with arguments, of this tool and of others that read."""
+        """Distinct calls with arguments, of this tool and other reading tools; None if the draw has none."""
         if tool.tool.kind is not ToolKind.READ:
             return None
         tools = [tool, *(self._rng.choice(self.readers) for _ in range(length - 1))]
         self._rng.shuffle(tools)
-        drafts = [self._draw(each) for each in tools]
+        drafts = [self._draw(drawn_tool) for drawn_tool in tools]
         distinct = {repr((draft.tool.name, draft.arguments)) for draft in drafts}
         if len(distinct) < length or sum(not draft.arguments for draft in drafts) > 0:
             return None
         return Plan(PlanKind.SEVERAL, tuple(drafts))
 
     def _flow(self, tool: ModelTool) -> Plan | None:
-        """A call whose argument another tool's answer has, behind the call that gives this answer."""
+        """A call with an argument from another tool's result, after the call that returns this result."""
         for _ in range(_TRIES):
             draft = self._draw(tool)
             for pick in draft.picks:
                 leaf = pick.leaf
-                if leaf is None or leaf.place.endswith(SHORT) or not self.found.sampler.worked(pick.slot, pick.source):
+                if (
+                    leaf is None
+                    or leaf.place.endswith(SHORT)
+                    or not self.exploration.sampler.worked(pick.slot, pick.source)
+                ):
                     continue
                 if sum(other.slot.argument == pick.slot.argument for other in draft.picks) > 1:
                     continue
                 first = self._first_call(leaf, draft)
                 if first is not None:
                     observation, is_first = first
-                    reader = next(each for each in self.readers if each.name == observation.tool)
+                    reader = next(other for other in self.readers if other.name == observation.tool)
                     link = ValueLink(pick, leaf.words, is_first)
                     return Plan(PlanKind.FLOW, (DraftCall(reader, observation.arguments, ()), draft), link)
         return None
 
     def _first_call(self, leaf: Leaf, draft: DraftCall) -> tuple[Observation, bool] | None:
-        """An observed call with a named value that is this leaf's, the only one of its place or the first of several."""
+        """An observed call whose result has this value first in its place, and whether the place has further values."""
         tool = leaf.place.split(":")[0]
         if (
             tool == draft.tool.name
@@ -130,15 +139,15 @@ class Planner:
         ):
             return None
         choices: list[tuple[Observation, bool]] = []
-        for observation in self.found.of(tool):
-            values = [each.value for each in observation.leaves if each.place == leaf.place]
+        for observation in self.exploration.of(tool):
+            values = [other.value for other in observation.leaves if other.place == leaf.place]
             if observation.worked and values and values[0] == leaf.value:
                 choices.append((observation, len(set(values)) > 1))
         return self._rng.choice(choices) if choices else None
 
     def _effect(self, tool: ModelTool) -> Plan | None:
-        """A call that writes, and one with the same values that reads, or writes where that needs the first."""
-        writers = [each for each in self.tools if each.tool.kind is not ToolKind.READ]
+        """A writing call, and a second call with the same values: a reading one, or sometimes another writing one."""
+        writers = [candidate for candidate in self.tools if candidate.tool.kind is not ToolKind.READ]
         if not writers or not self.readers:
             return None
         writer = tool if tool in writers else self._rng.choice(writers)
@@ -151,7 +160,7 @@ class Planner:
                 else [w for w in writers if w is not writer]
             )
             reader = self._rng.choice(others) if tool is writer else tool
-            second = self.found.sampler.draw(reader, near)
+            second = self.exploration.sampler.draw(reader, near)
             if any(pick.leaf in near for pick in second.picks) or (not second.picks and self._rng.random() < 0.3):
                 return Plan(PlanKind.EFFECT, (first, second))
             if tool is not writer and not second.picks:
@@ -159,4 +168,4 @@ class Planner:
         return None
 
     def _draw(self, tool: ModelTool) -> DraftCall:
-        return self.found.sampler.draw(tool)
+        return self.exploration.sampler.draw(tool)

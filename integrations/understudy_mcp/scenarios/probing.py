@@ -1,4 +1,4 @@
-"""Scenarios that teach nothing are set aside: those that every or no rollout solves."""
+"""Removes scenarios without a training signal: those that every rollout or no rollout solves."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ NEVER_SOLVED = "no rollout solved it"
 
 
 def set_aside(scenarios: ScenarioSet, success_rates: Mapping[str, float]) -> ScenarioSet:
-    """The set without training scenarios whose rate (id -> share of its rollouts that solved it) is 0 or 1, counted in
-    `dropped`. Held-out scenarios stay, as do those without a rate. Raises ConfigError for a rate that is none, an unknown
-    id, or where nothing to train on would be left."""
-    unknown = set(success_rates) - {each.id for each in scenarios.scenarios}
+    """Remove the training scenarios whose success rate is 0 or 1, and count them in `dropped`.
+
+    `success_rates` has the share of solved rollouts by scenario id. Held-out scenarios and those without a rate stay. Raises
+    ConfigError for a rate outside 0 to 1, an unknown id, or if no training scenario is left.
+    """
+    unknown = set(success_rates) - {scenario.id for scenario in scenarios.scenarios}
     if unknown:
         raise ConfigError(f"success_rates: there is no scenario {min(unknown)!r}")
     for name, rate in success_rates.items():
@@ -27,15 +29,15 @@ def set_aside(scenarios: ScenarioSet, success_rates: Mapping[str, float]) -> Sce
             raise ConfigError(f"success_rates: a share from 0 to 1 is needed for {name!r}, got {rate!r}")
     dropped = Counter(dict(scenarios.dropped))
     kept: list[McpScenario] = []
-    for each in scenarios.scenarios:
-        rate = success_rates.get(each.id) if each.split == "train" else None
+    for scenario in scenarios.scenarios:
+        rate = success_rates.get(scenario.id) if scenario.split == "train" else None
         if rate == 0:
             dropped[NEVER_SOLVED] += 1
         elif rate == 1:
             dropped[ALWAYS_SOLVED] += 1
         else:
-            kept.append(each)
-    if scenarios.train and not any(each.split == "train" for each in kept):
+            kept.append(scenario)
+    if scenarios.train and not any(scenario.split == "train" for scenario in kept):
         never, always = dropped[NEVER_SOLVED], dropped[ALWAYS_SOLVED]
         raise ConfigError(
             f"scenarios: none teaches this model anything: of {never} no rollout solved any, of {always} every one did; "

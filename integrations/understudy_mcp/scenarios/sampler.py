@@ -1,4 +1,4 @@
-"""Arguments for tools: drawn from what schemas tell and what exploring found, by how well each source has worked."""
+"""Draws arguments for tools from schemas and from explored values. Sources that worked are drawn more often."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PRIOR = {"enum": 9.0, "boolean": 9.0, "numbers": 5.0, "examples": 6.0, "quoted"
 _MEANING, _MATCHING, _OTHERS = 5.0, 6.0, 3.0
 _OTHERS_OF_WRITERS = 0.5
 _OPEN = {"words", "quoted", "default", "paths", "here", "revisions", "patterns", "phrases", "cities"}
-"""Suggestions that may all be wrong: values of any place are tried beside them."""
+"""Kinds of suggestions that may be wrong; values from any place are tried as well."""
 _CONSTANT = re.compile(r"true|false|null|none", re.IGNORECASE)
 _FIGURE = re.compile(r"-?\d+(\.\d+)?")
 _DEEPEST = 4
@@ -29,7 +29,7 @@ _OPTIONAL_ONLY = 0.5
 
 @dataclass(frozen=True)
 class Pick:
-    """The value of one slot, and where it came from."""
+    """The value drawn for one slot, and its source."""
 
     slot: Slot
     source: str
@@ -39,7 +39,7 @@ class Pick:
 
 @dataclass(frozen=True)
 class DraftCall:
-    """A call that may work."""
+    """A drawn call, not yet tried."""
 
     tool: ModelTool
     arguments: Mapping[str, object] = field(hash=False)
@@ -47,7 +47,7 @@ class DraftCall:
 
 
 class ArgumentSampler:
-    """Draws calls. `learn` tells it which worked; `add` gives it values that were found."""
+    """Draws calls of tools. `learn` reports which calls worked; `add` provides values from results."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -58,7 +58,7 @@ class ArgumentSampler:
         self._slots: dict[str, Slot] = {}
 
     def add(self, leaves: Iterable[Leaf]) -> None:
-        """Values that a tool answered with."""
+        """Add values from a tool's result."""
         for leaf in leaves:
             if isinstance(leaf.value, str) and (_no_name(leaf) or is_dated(leaf.value)):
                 continue
@@ -69,7 +69,7 @@ class ArgumentSampler:
                 self._records.setdefault((leaf.place.split(":")[0], leaf.record), []).append(leaf)
 
     def learn(self, draft: DraftCall, worked: bool) -> None:
-        """Whether a drawn call worked: each of its sources gains or loses."""
+        """Report whether a drawn call worked, which changes the weights of its sources."""
         for key in {(pick.slot.key, pick.source) for pick in draft.picks}:
             self._tried[key] += 1
             self._worked[key] += worked
@@ -79,20 +79,20 @@ class ArgumentSampler:
         return self._worked[slot.key, source]
 
     def draw(self, tool: ModelTool, near: tuple[Leaf, ...] = ()) -> DraftCall:
-        """A call of the tool. `near`: values that are taken where they fit, as another call of the same task has them."""
+        """Draw a call of the tool. `near` has values of another call in the same task, which are preferred where they fit."""
         drawing = _Drawing(self, tool, near)
         arguments = drawing.object(tool.parameters, "", 0)
         return DraftCall(tool, arguments, tuple(drawing.picks))
 
     def slot(self, tool: ModelTool, path: str, schema: Schema) -> Slot:
-        """The slot, made once."""
+        """The slot for a path of the tool's arguments; cached."""
         key = f"{tool.name}.{path}"
         if key not in self._slots:
             self._slots[key] = slot_of(tool, path, schema)
         return self._slots[key]
 
     def sources(self, slot: Slot) -> dict[str, float]:
-        """Weights of the sources for a slot."""
+        """The weights of the possible sources for a slot."""
         weights = {source: _PRIOR.get(source, _MEANING) for source, values in slot.told.items() if values}
         if slot.closed:
             return weights
@@ -112,7 +112,7 @@ class ArgumentSampler:
         return {source: prior * self._rate(slot.key, source) for source, prior in weights.items()}
 
     def record(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, list[Leaf]] | None:
-        """A found JSON object that has at least two of these properties, as name -> its values."""
+        """A JSON object from a result that has all of these properties (at least two), as values by name; None if none."""
         fitting: list[dict[str, list[Leaf]]] = []
         for leaves in self._records.values():
             matches = {
@@ -124,27 +124,27 @@ class ArgumentSampler:
         return self.rng.choice(fitting) if fitting else None
 
     def _rate(self, key: str, source: str) -> float:
-        """Untested sources count as half good; one that never works fades."""
+        """Factor for a source's weight: its success rate with a prior of one half, squared."""
         tried, worked = self._tried[key, source], self._worked[key, source]
         return ((worked + 0.5) / (tried + 1)) ** 2
 
 
 def _no_name(leaf: Leaf) -> bool:
-    """Whether a text names nothing: a constant, or a figure in running text."""
+    """Whether a text is no name: a constant such as `true`, or a number in running text."""
     text = str(leaf.value)
     in_text = leaf.place.endswith((":", "lines"))
     return bool(_CONSTANT.fullmatch(text) or (in_text and _FIGURE.fullmatch(text)))
 
 
 def affinity(slot: tuple[str, ...], leaf: tuple[str, ...]) -> int:
-    """How well words of a place for a value and words of a value agree; 0 where the last ones differ."""
+    """How many words of a slot and of a value agree; 0 if the last words differ."""
     if not slot or not leaf or slot[-1] != leaf[-1]:
         return 0
     return 1 + len(set(slot[:-1]) & set(leaf[:-1]))
 
 
 def fits(slot: Slot, leaf: Leaf) -> bool:
-    """Whether the value has the slot's type."""
+    """Whether the value's type is the slot's."""
     if slot.kind == "integer":
         return isinstance(leaf.value, int) and not isinstance(leaf.value, bool)
     if slot.kind == "number":
@@ -154,7 +154,7 @@ def fits(slot: Slot, leaf: Leaf) -> bool:
 
 @dataclass
 class _Drawing:
-    """One call while it is drawn."""
+    """The drawing of one call, with the values picked so far."""
 
     sampler: ArgumentSampler
     tool: ModelTool
@@ -164,12 +164,12 @@ class _Drawing:
     def object(self, schema: Schema, path: str, depth: int) -> dict[str, object]:
         listed = list(properties_of(schema))
         free = not any(required for _, _, required in listed)
-        properties = [each for each in listed if each[2] or self._wanted(each[1], depth, free)]
+        properties = [item for item in listed if item[2] or self._wanted(item[1], depth, free)]
         known = self._record(properties, path) if depth else {}
         drawn: dict[str, object] = {}
-        for name, each, _ in properties:
+        for name, item, _ in properties:
             inner = f"{path}.{name}".lstrip(".")
-            drawn[name] = known[name] if name in known else self.value(each, inner, depth + 1)
+            drawn[name] = known[name] if name in known else self.value(item, inner, depth + 1)
         return drawn
 
     def value(self, schema: Schema, path: str, depth: int) -> object:
@@ -223,15 +223,21 @@ class _Drawing:
         return Pick(slot, source, leaf.value, leaf)
 
     def _wanted(self, schema: Schema, depth: int, free: bool) -> bool:
-        """Whether an optional argument is drawn: rarely, and only where the schema tells what it may be; more often where
-        no argument is required."""
+        """Whether to draw an optional argument: rarely, and only if the schema restricts its values.
+
+        More often, and also for plain strings, if the object has no required argument (`free`).
+        """
         known = schema.get("type") in ("boolean", "integer", "number") or "enum" in schema or "format" in schema
         usable = known or (free and schema.get("type") == "string")
         return usable and depth < 2 and self.sampler.rng.random() < (_OPTIONAL_ONLY if free else _OPTIONAL)
 
     def _record(self, properties: list[tuple[str, Schema, bool]], path: str) -> dict[str, object]:
-        """Values of one found object for an object's properties, half of the time: they belong together."""
-        simple = {name: each for name, each, _ in properties if _is_text(each) or _is_texts(each)}
+        """Half of the time, take the values of all properties from one JSON object of a result, since they belong together."""
+        simple = {
+            name: property_schema
+            for name, property_schema, _ in properties
+            if _is_text(property_schema) or _is_texts(property_schema)
+        }
         if len(simple) < 2 or len(simple) < len(properties) or self.sampler.rng.random() < 0.5:
             return {}
         parents = words_of(path.replace("[]", "").replace(".", " "))
@@ -239,13 +245,13 @@ class _Drawing:
         if record is None:
             return {}
         values: dict[str, object] = {}
-        for name, each in simple.items():
+        for name, property_schema in simple.items():
             leaf = self.sampler.rng.choice(record[name])
-            inner = f"{path}.{name}" + ("[]" if _is_texts(each) else "")
-            schema = cast(Schema, each.get("items")) if _is_texts(each) else each
+            inner = f"{path}.{name}" + ("[]" if _is_texts(property_schema) else "")
+            schema = cast(Schema, property_schema.get("items")) if _is_texts(property_schema) else property_schema
             slot = self.sampler.slot(self.tool, inner, schema)
             self.picks.append(Pick(slot, f"record of {leaf.place}", leaf.value, leaf))
-            values[name] = [leaf.value] if _is_texts(each) else leaf.value
+            values[name] = [leaf.value] if _is_texts(property_schema) else leaf.value
         return values
 
 

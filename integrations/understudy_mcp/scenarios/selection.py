@@ -1,4 +1,4 @@
-"""A balanced choice among valid scenarios."""
+"""Selects scenarios, balanced over tools and difficulties."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from .scenario import McpScenario
 from .split import combinations
 
 _SHARES = {1: 0.32, 2: 0.3, 3: 0.16, 4: 0.15, 5: 0.07}
-"""Of the difficulties, where all occur."""
+"""Target shares of the difficulties."""
 _MOST_WITHOUT_ARGUMENTS = 3
 
 
 def select(scenarios: Sequence[McpScenario], count: int, rng: random.Random) -> list[McpScenario]:
-    """Up to `count`, spread over tools and difficulties. Few share a call without arguments, as all that do are in one
-    split."""
+    """Select up to `count` scenarios, spread over tools and difficulties.
+
+    At most _MOST_WITHOUT_ARGUMENTS share a call without arguments, since they all end up in the same split.
+    """
     waiting = list(scenarios)
     rng.shuffle(waiting)
     tools: Counter[str] = Counter()

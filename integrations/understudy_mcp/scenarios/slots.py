@@ -1,4 +1,4 @@
-"""Places for values in a tool's arguments, and what schemas and names tell about them."""
+"""Slots: the scalar values in a tool's arguments, with the values that schemas and names suggest for them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ZONES = [
     "America/Mexico_City",
     "America/Halifax",
 ]
-"""Common zones, of as many offsets as there are in daily use."""
+"""Common time zones that cover the UTC offsets in daily use."""
 _WORDS = [
     "amber",
     "basil",
@@ -146,8 +146,10 @@ _QUOTED = re.compile(r"""(?<!\w)['"`]([^'"`\n]{1,40})['"`](?!\w)""")
 
 @dataclass(frozen=True)
 class Slot:
-    """One scalar of a tool's arguments; `path` is as in `entities[].name`. `told` are the values that its schema and names
-    suggest, by the kind of suggestion; a `closed` slot takes no others."""
+    """One scalar of a tool's arguments, at a `path` such as `entities[].name`.
+
+    `told` has the values that the schema and the names suggest, by kind of suggestion. A `closed` slot accepts no others.
+    """
 
     tool: str
     path: str
@@ -159,22 +161,25 @@ class Slot:
 
     @property
     def argument(self) -> str:
-        """The tool's argument that the slot is in."""
+        """The top-level argument that contains the slot."""
         return self.path.split(".")[0].removesuffix("[]")
 
     @property
     def key(self) -> str:
+        """Identifies the slot among all tools."""
         return f"{self.tool}.{self.path}"
 
 
 def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
-    """The slot of a scalar schema at `path` of the tool's arguments."""
+    """Build the slot for a scalar schema at `path` of the tool's arguments."""
     kind = str(schema.get("type", "string"))
     words = tuple(word for part in path.replace("[]", "").split(".") for word in words_of(part))
     about = str(schema.get("description", ""))
     name = path.replace("[]", "").rpartition(".")[2]
     if isinstance(enum := schema.get("enum"), list):
-        values = [value for each in cast(list[object], enum) if (value := usable_value(each)) is not None]
+        values = [
+            value for value_in_enum in cast(list[object], enum) if (value := usable_value(value_in_enum)) is not None
+        ]
         return Slot(tool.name, path, kind, words, {"enum": values}, closed=True)
     if kind == "boolean":
         return Slot(tool.name, path, kind, words, {"boolean": [True, False]}, closed=True)
@@ -200,7 +205,7 @@ def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
 
 
 def meaning_of(words: tuple[str, ...]) -> tuple[str, list[str]] | None:
-    """The values that a name speaks of by its last word, with a name for them."""
+    """The kind of values that a name means by its last word, and examples; None if unknown."""
     last = "timezone" if words[-2:] == ("time", "zone") else "".join(words[-1:])
     return next((values for names, values in _MEANINGS if last in names), None)
 
@@ -231,18 +236,18 @@ def _bound(schema: Schema, name: str, exclusive: str, otherwise: float | None) -
 
 def _texts(values: object) -> list[Scalar]:
     listed = cast(list[object], values) if isinstance(values, list) else []
-    return [value for each in listed if isinstance(each, str) and (value := usable_value(each)) is not None]
+    return [value for text in listed if isinstance(text, str) and (value := usable_value(text)) is not None]
 
 
 def _raw(tool: ModelTool, path: str) -> Schema:
-    """The server's own schema of a top-level argument, which has what the model's lost."""
+    """The server's own schema of a top-level argument, before it was reduced for the model."""
     schema = tool.tool.properties.get(path.split(".")[0].removesuffix("[]"))
     return cast(Schema, schema) if isinstance(schema, dict) else {}
 
 
 def properties_of(schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
-    """Name, schema and whether it is required, of each property of an object schema."""
+    """Yield the name, the schema and whether it is required, for every property of an object schema."""
     properties = schema.get("properties")
     required = cast(list[object], schema.get("required") or [])
-    for name, each in cast(dict[str, object], properties if isinstance(properties, dict) else {}).items():
-        yield name, cast(Schema, each) if isinstance(each, dict) else {}, name in required
+    for name, property_schema in cast(dict[str, object], properties if isinstance(properties, dict) else {}).items():
+        yield name, cast(Schema, property_schema) if isinstance(property_schema, dict) else {}, name in required

@@ -1,4 +1,4 @@
-"""Train and held-out scenarios that share no combination of a tool and its arguments."""
+"""Splits scenarios for training and evaluation so that the splits share no combination of a tool and its arguments."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from .scenario import McpScenario, ReferenceCall
 
 
 def combination(call: ReferenceCall) -> str:
-    """A tool and its arguments, up to letter case, white space, the order of keys, and 3 for 3.0."""
+    """A key for a tool and its arguments that ignores letter case, white space, the order of keys, and 3 versus 3.0."""
     return json.dumps([call.tool, normalised(call.arguments)], sort_keys=True)
 
 
 def normalised(value: object) -> object:
-    """A value such that equal arguments are equal."""
+    """Normalise a value so that equivalent arguments compare equal."""
     if isinstance(value, str):
         return " ".join(value.split()).casefold()
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
-        return {key: normalised(each) for key, each in cast(Mapping[str, object], value).items()}
+        return {key: normalised(item) for key, item in cast(Mapping[str, object], value).items()}
     if isinstance(value, list | tuple):
-        return [normalised(each) for each in cast(Sequence[object], value)]
+        return [normalised(item) for item in cast(Sequence[object], value)]
     return value
 
 
 def combinations(scenario: McpScenario) -> frozenset[str]:
-    """What a scenario may share with others; its task where it has no calls."""
+    """The combinations of a scenario's calls; its task if it has no calls."""
     if not scenario.calls:
         return frozenset([json.dumps(["", normalised(scenario.task)])])
     return frozenset(combination(call) for call in scenario.calls)
@@ -39,8 +39,10 @@ def combinations(scenario: McpScenario) -> frozenset[str]:
 def split_scenarios(
     scenarios: Iterable[McpScenario], *, held_out: float = 0.25, seed: int = 0
 ) -> tuple[McpScenario, ...]:
-    """The scenarios in their order, each of the train or the eval split. About the share `held_out` is eval. A tool occurs
-    in both splits where it has scenarios that share nothing; else it is in train."""
+    """Assign every scenario to the train or the eval split; about the share `held_out` is eval. The order stays.
+
+    A tool is in both splits if it has scenarios that share no combination; else it is in train only.
+    """
     scenarios = tuple(scenarios)
     families = _families(scenarios)
     random.Random(seed).shuffle(families)
@@ -53,7 +55,7 @@ def split_scenarios(
 
 
 def _families(scenarios: Sequence[McpScenario]) -> list[list[int]]:
-    """Indices of scenarios that share a combination, directly or through others."""
+    """Groups of indices of scenarios that share a combination, directly or through others (union-find)."""
     parent = list(range(len(scenarios)))
 
     def root(index: int) -> int:
@@ -73,7 +75,7 @@ def _families(scenarios: Sequence[McpScenario]) -> list[list[int]]:
 
 
 def _held_out(scenarios: Sequence[McpScenario], families: list[list[int]], wanted: int) -> set[int]:
-    """Indices of the eval split: first a family for each tool, the rarest tool first, then more until `wanted`."""
+    """Indices of the eval split: first a family per tool, the rarest tool first, then more up to `wanted`."""
     tools = [{tool for index in family for tool in scenarios[index].tools} for family in families]
     in_train = Counter(tool for names in tools for tool in names)
     covered: set[str] = set()

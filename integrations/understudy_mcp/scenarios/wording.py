@@ -1,5 +1,7 @@
-"""Tasks in a user's words: each tells what its tools do, in the words of their names, and every value that it does not
-leave to an answer."""
+"""Words a plan as a user's task, which names the actions by the tools' names and contains all values.
+
+A value that comes from an earlier result is described instead.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ _SAFE = re.compile(r"[A-Za-z][A-Za-z0-9 ,'/-]*")
 
 
 def task_of(plan: Plan, asks: Sequence[str], rng: random.Random) -> str:
-    """The plan as a task. `asks`: names of what the answer is to tell; "" for all of it."""
+    """Word a plan as a task. `asks` has the names of the values to report; "" asks for the whole result."""
     clauses = [
         _clause(draft, rng, _linked(plan) if plan.link is not None and number == len(plan.drafts) - 1 else None)
         for number, draft in enumerate(plan.drafts)
@@ -84,14 +86,14 @@ def task_of(plan: Plan, asks: Sequence[str], rng: random.Random) -> str:
 
 
 def tells_its_calls(task: str, plan: Plan) -> bool:
-    """Whether every text among the arguments stands in the task, but for the one that an answer has."""
+    """Whether the task contains every string argument, except the one that comes from an earlier result."""
     hidden = str(plan.link.pick.value) if plan.link is not None else None
     texts = (text for draft in plan.drafts for text in strings_of(draft.arguments) if text != hidden)
     return all(text in task for text in texts) and (hidden is None or hidden not in task)
 
 
 def actions(tool: ModelTool) -> list[str]:
-    """What the tool does, as imperatives: from its name, and from its description where that has the name's words."""
+    """Imperative phrases for the tool's action, from its name and, if it contains the name's words, its description."""
     words = spaced(tool.name).split()
     reads = tool.tool.kind is ToolKind.READ
     if is_verb(words[0]):
@@ -107,21 +109,21 @@ def actions(tool: ModelTool) -> list[str]:
 
 
 def spaced(name: str) -> str:
-    """`entityNames`, `source_timezone` -> "entity names", "source timezone"."""
+    """A name as lower-case words: `entityNames`, `source_timezone` -> "entity names", "source timezone"."""
     text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
     return " ".join(re.findall(r"[A-Za-z0-9]+", text)).lower() or "tool"
 
 
 def shown(value: object) -> str:
-    """A value as it stands in a task: texts verbatim, in quotes where they are more than one word."""
+    """A value as it is written in a task: strings verbatim, quoted if they have more than one word."""
     if isinstance(value, str):
         return value if _PLAIN.fullmatch(value) and value[-1] not in ".:" else _quoted(value)
     if isinstance(value, list | tuple):
-        items = [shown(each) for each in cast(Sequence[object], value)]
+        items = [shown(item) for item in cast(Sequence[object], value)]
         return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
     if isinstance(value, Mapping):
         named = cast(Mapping[str, object], value)
-        return ", ".join(f"{spaced(name)} {shown(each)}" for name, each in named.items()) or "none"
+        return ", ".join(f"{spaced(name)} {shown(item)}" for name, item in named.items()) or "none"
     return json.dumps(value)
 
 
@@ -137,7 +139,7 @@ def _clause(draft: DraftCall, rng: random.Random, linked: tuple[str, str] | None
 
 
 def _parts(arguments: Mapping[str, object], rng: random.Random, linked: tuple[str, str] | None) -> str:
-    """The arguments: `with time 16:30 and zone UTC`, or by their roles: `from A to B with time 16:30`."""
+    """The arguments as text: `with time 16:30 and zone UTC`, or with roles: `from A to B with time 16:30`."""
     values = {name: f"{spaced(name)} {shown(value)}" for name, value in arguments.items()}
     if linked is not None:
         values[linked[0]] = linked[1]
@@ -150,7 +152,7 @@ def _parts(arguments: Mapping[str, object], rng: random.Random, linked: tuple[st
 
 
 def _linked(plan: Plan) -> tuple[str, str]:
-    """The argument that is taken from an answer, and the words for that."""
+    """The name of the argument that comes from an earlier result, and its description."""
     link = plan.link
     assert link is not None
     one = " one" if link.words[-1].endswith("ed") else ""
@@ -159,15 +161,15 @@ def _linked(plan: Plan) -> tuple[str, str]:
 
 
 def _described(tool: ModelTool, words: list[str]) -> str | None:
-    """The first clause of the description as an imperative, where it is plain and has all words of the name."""
+    """The first clause of the description as an imperative, if it is plain text and has all words of the name."""
     first = re.split(r"[.:;(\n]|, | such as ", tool.tool.description.strip(), maxsplit=1)[0].strip()
     spoken = first.split()
     if not 2 <= len(spoken) <= 12 or not _SAFE.fullmatch(first):
         return None
-    said = {singular(word.lower()) for word in spoken}
+    singular_words = {singular(word.lower()) for word in spoken}
     own = words if is_verb(words[0]) or len(words) == 1 else words[1:]  # `git_log`: the server's name is not needed
     needed = {singular(word) for word in own if word not in ("get", "the")}
-    stems = said | {re.sub(r"(e?s|ing)$", "", word) for word in said}
+    stems = singular_words | {re.sub(r"(e?s|ing)$", "", word) for word in singular_words}
     if not needed <= stems | {f"{stem}e" for stem in stems}:
         return None
     verb = spoken[0].lower()
@@ -180,5 +182,5 @@ def _capital(text: str) -> str:
 
 
 def is_short(task: str) -> bool:
-    """Whether a small policy can read it."""
+    """Whether a task has at most MOST_WORDS words, which a small policy can read."""
     return len(task.split()) <= MOST_WORDS

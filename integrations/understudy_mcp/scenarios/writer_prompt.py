@@ -1,4 +1,4 @@
-"""What the LLM that writes scenarios is asked, and the shape of what it answers."""
+"""The prompts for the LLM that writes scenarios, and the pydantic models of its answers."""
 
 from __future__ import annotations
 
@@ -73,20 +73,23 @@ class WrittenAnswers(BaseModel):
 
 def question(
     tools: Sequence[ModelTool],
-    found: Exploration,
+    exploration: Exploration,
     wanted: int,
     most_difficult: int,
     rng: random.Random,
     complaints: Mapping[str, int],
     written: Sequence[str],
 ) -> list[dict[str, str]]:
-    """The messages that ask for `wanted` scenarios. `complaints`: why earlier ones were dropped; `written`: their tasks."""
+    """The messages that ask for `wanted` scenarios.
+
+    `complaints` counts why earlier scenarios were dropped; `written` has the tasks that exist already.
+    """
     data = fenced(
         {
             "tools": [_tool(tool) for tool in tools],
-            "observed_calls": _observations(found),
+            "observed_calls": _observations(exploration),
             "resources": {
-                uri: text[:_OBSERVATION_CHARS] for uri, text in found.resources.items() if not is_dated(text)
+                uri: text[:_OBSERVATION_CHARS] for uri, text in exploration.resources.items() if not is_dated(text)
             },
         }
     )
@@ -116,12 +119,12 @@ def question(
 
 
 def answers_question(tasks: Sequence[tuple[str, Sequence[Answered]]]) -> list[dict[str, str]]:
-    """The messages that ask what the final answers must contain."""
+    """The messages that ask which values the final answers must contain."""
     listed = [
         {
             "number": number,
             "task": task,
-            "tool_answers": [{"tool": each.tool, "answer": each.text[:_ANSWER_CHARS]} for each in answers],
+            "tool_answers": [{"tool": answered.tool, "answer": answered.text[:_ANSWER_CHARS]} for answered in answers],
         }
         for number, (task, answers) in enumerate(tasks, 1)
     ]
@@ -142,14 +145,14 @@ _SYSTEM = (
 
 
 def fenced(value: object) -> list[str]:
-    """A value as JSON in ASCII between two marks that it cannot contain, as they are its hash."""
+    """A value as ASCII JSON between two marks. The marks contain its hash, so the value cannot contain them."""
     text = json.dumps(value, indent=0)
     mark = f"data-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return [mark, text, mark]
 
 
 def _brief(tools: Sequence[ModelTool], wanted: int, most_difficult: int, rng: random.Random) -> list[str]:
-    """A difficulty, tools and a kind of user for each task, evenly."""
+    """One line per task with a difficulty, tools and a kind of user, spread evenly."""
     names = [tool.name for tool in tools]
     rng.shuffle(names)
     lines: list[str] = []
@@ -168,13 +171,19 @@ def _tool(tool: ModelTool) -> dict[str, object]:
     return {"name": tool.name, "description": about, "parameters": tool.parameters}
 
 
-def _observations(found: Exploration) -> list[dict[str, object]]:
-    """Calls that worked, of each tool in turn. Answers that depend on the moment are left out: the question would be another
-    one each time, and nothing of it in the cache."""
+def _observations(exploration: Exploration) -> list[dict[str, object]]:
+    """Calls that worked, alternating between tools.
+
+    Results that depend on the date are left out: they would change the prompt, which could then not be cached.
+    """
     by_tool: dict[str, list[dict[str, object]]] = {}
-    for each in found.observations:
-        if each.worked and not is_dated(each.text):
-            shown = {"tool": each.tool, "arguments": each.arguments, "answer": each.text[:_OBSERVATION_CHARS]}
-            by_tool.setdefault(each.tool, []).append(cast(dict[str, object], shown))
+    for observation in exploration.observations:
+        if observation.worked and not is_dated(observation.text):
+            shown = {
+                "tool": observation.tool,
+                "arguments": observation.arguments,
+                "answer": observation.text[:_OBSERVATION_CHARS],
+            }
+            by_tool.setdefault(observation.tool, []).append(cast(dict[str, object], shown))
     turns = [rows[turn] for turn in range(_MOST_OBSERVATIONS) for rows in by_tool.values() if turn < len(rows)]
     return turns[:_MOST_OBSERVATIONS]

@@ -1,1 +1,1 @@
-"""A server's tools as the model's: schemas, results, references, and how rollouts call them."""
+"""Converts a server's tools for the model: schemas, results, and calls from rollouts."""

@@ -1,4 +1,4 @@
-"""A target's tools as LangChain tools, for a LangGraph app of the user's own."""
+"""A target's tools as LangChain tools, for a user's LangGraph app."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CLOSE_SECONDS = 30.0
 
 
 async def open_tools(target: TargetLike, *, max_rollouts: int = 16, **options: Unpack[ConnectOptions]) -> McpTools:
-    """See `understudy_mcp.mcp_tools`."""
+    """Start the servers and return their tools; see `understudy_mcp.mcp_tools`."""
     servers = _Servers(Target.parse(target, **options), max_rollouts)
     try:
         toolset = await asyncio.wrap_future(servers.submit(servers.open()))
@@ -40,7 +40,10 @@ async def open_tools(target: TargetLike, *, max_rollouts: int = 16, **options: U
 
 
 class McpTools(list[BaseTool]):
-    """The tools, as a list. `close`, `aclose`, or `with` and `async with` end the servers; so does the end of the process."""
+    """A list of LangChain tools that owns their servers.
+
+    `close`, `aclose`, leaving `with` or `async with`, and the end of the process end the servers.
+    """
 
     def __init__(self, servers: _Servers, toolset: Toolset) -> None:
         super().__init__(_McpTool.of(servers, tool) for tool in toolset.tools)
@@ -48,11 +51,11 @@ class McpTools(list[BaseTool]):
         self._servers = servers
 
     def close(self) -> None:
-        """End all servers. The tools cannot be called any more."""
+        """End all servers. Later calls of the tools raise RuntimeError."""
         self._servers.close()
 
     async def aclose(self) -> None:
-        """As `close`."""
+        """Async form of `close`."""
         await asyncio.to_thread(self._servers.close)
 
     def __enter__(self) -> McpTools:
@@ -73,7 +76,7 @@ class McpTools(list[BaseTool]):
 
 
 class _Servers:
-    """A pool in an event loop and thread of its own, so that the tools work in any loop, in several, and in none."""
+    """A ServerPool in its own event loop and thread, so that the tools work in any event loop and in sync code."""
 
     def __init__(self, target: Target, max_rollouts: int) -> None:
         self._target = target
@@ -88,21 +91,24 @@ class _Servers:
         atexit.register(self.close)
 
     def submit(self, work: Coroutine[object, object, ResultT]) -> Future[ResultT]:
-        """Run it in the servers' loop."""
+        """Run a coroutine in the pool's event loop. Raises RuntimeError after `close`."""
         if self._closed:
             work.close()
-            raise RuntimeError("these MCP tools are closed")
+            raise RuntimeError("these MCP tools are closed: call mcp_tools(...) again")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def open(self) -> Toolset:
+        """Start the servers and return their tools. Raises McpStartError, ConfigError."""
         pool = ServerPool(self._target, max_rollouts=self._max_rollouts)
         await pool.__aenter__()
         self._pool = pool
         return pool.toolset
 
     def call(self, tool: str, arguments: dict[str, object]) -> Future[ToolResult]:
-        """A call on behalf of the rollout that runs here: it has servers of its own until its capture ends. All calls outside
-        of captures share one rollout's worth."""
+        """Call a tool on the sessions of the current rollout, which end with its capture.
+
+        Calls outside captures share one further set of sessions.
+        """
         trajectory = current_trajectory()
         rollout = "" if trajectory is None else trajectory.id
         if rollout and rollout not in self._leases:
@@ -111,8 +117,8 @@ class _Servers:
 
     async def _call(self, rollout: str, tool: str, arguments: dict[str, object]) -> ToolResult:
         assert self._pool is not None, "the tools exist only when the pool is open"
-        if rollout in self._ended:  # a call in a thread that has outlived its rollout
-            raise RolloutError(f"{tool}: the rollout that calls it has ended")
+        if rollout in self._ended:  # a call from a thread that outlived its rollout
+            raise RolloutError(f"{tool}: the rollout that calls it has ended; wait for its threads inside the rollout")
         if rollout not in self._leases:
             self._leases[rollout] = asyncio.create_task(self._pool.acquire())
         lease = self._leases[rollout]
@@ -160,19 +166,20 @@ class _Servers:
         self._leases.clear()
         if self._pool is not None:
             await self._pool.__aexit__(None, None, None)
+        await self._loop.shutdown_asyncgens()
 
 
 class _McpTool(BaseTool):
-    """One tool. An error that the tool reports is what the model reads; a fault of the server is raised.
+    """One MCP tool. The model reads an error that the tool reports; an McpServerError is raised.
 
-    Not a StructuredTool: that one cannot have arguments named `config` or `run_manager`.
+    Not a StructuredTool, since that cannot have arguments named `config` or `run_manager`.
     """
 
     _servers: _Servers = PrivateAttr()
 
     @classmethod
     def of(cls, servers: _Servers, tool: ModelTool) -> _McpTool:
-        """The tool under the model's name, with its JSON schema."""
+        """Create the LangChain tool under the model's name for it, with its JSON schema."""
         own = cls(
             name=tool.name,
             description=tool.tool.description,

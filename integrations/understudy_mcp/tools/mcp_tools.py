@@ -1,4 +1,4 @@
-"""`mcp_tools`: a target's tools for LangChain and LangGraph, loaded only where LangChain is."""
+"""`mcp_tools`: a target's tools for LangChain and LangGraph. LangChain is imported at the first call."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 async def mcp_tools(target: TargetLike, *, max_rollouts: int = 16, **options: Unpack[ConnectOptions]) -> McpTools:
-    """The target's tools as LangChain tools, for any event loop, async and sync. `options` are those of `Target.parse`.
+    """Return the target's tools as LangChain tools, for sync and async code in any event loop.
 
-    Inside `trainable` each rollout has servers of its own, as `ServerPool` gives them, until it ends; outside of a rollout
-    all calls share one. The list has `close()` and `aclose()`, and is a context manager. Raises McpStartError, ConfigError.
+    `options` are those of `Target.parse`. Inside `trainable` every rollout has its own sessions where `ServerPool` does not
+    share them; calls outside rollouts share one set. The list has `close()` and `aclose()`, and is a context manager.
+    Raises McpStartError, ConfigError.
     """
     try:
         from .langchain_tools import open_tools

@@ -1,4 +1,4 @@
-"""A tool's answer as the model reads it: text, of bounded length."""
+"""Converts a tool's result to the text that the model reads, of bounded length."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import cast
 from mcp import types
 
 _WRAPPERS = ("result", "content")
-"""Keys in which servers wrap a plain text to make an object of it."""
+"""Keys under which servers wrap plain text in an object."""
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """`text` is what the model reads; `structured` the answer as JSON where the server sent it; `cut`: the text was longer
-    than the limit, and ends with a note that says so."""
+    """A tool's result. The model reads `text`.
+
+    `structured` is the JSON result, if the server sent one. `cut` means that the text exceeded the limit and ends with a
+    note about it.
+    """
 
     text: str
     is_error: bool = False
@@ -27,8 +30,11 @@ class ToolResult:
 def as_tool_result(
     result: types.CallToolResult, limit: int, hide: Callable[[str], str] = lambda text: text
 ) -> ToolResult:
-    """Structured content where there is any and no error, else the text blocks joined by newlines. What is no text becomes
-    a line in brackets; a result of nothing else is an error. `hide` removes secrets from a text."""
+    """Convert an SDK result, cut to `limit` characters.
+
+    The text is the structured content if there is any and no error, else the text blocks joined by newlines. Other blocks
+    become a line in brackets; a result with only such blocks is an error. `hide` masks secrets.
+    """
     structured = cast(object, result.structured_content)
     if structured is not None:
         text = json.dumps(structured)
@@ -45,19 +51,19 @@ def resource_text(
     limit: int,
     hide: Callable[[str], str] = lambda text: text,
 ) -> ToolResult:
-    """The contents of a resource."""
+    """Convert the contents of a resource, cut to `limit` characters. Binary contents alone are an error."""
     contents = list(contents)
-    refused = bool(contents) and not any(isinstance(each, types.TextResourceContents) for each in contents)
-    return _bounded(hide("\n".join(_contents_text(each) for each in contents)), refused, None, limit)
+    refused = bool(contents) and not any(isinstance(part, types.TextResourceContents) for part in contents)
+    return _bounded(hide("\n".join(_contents_text(part) for part in contents)), refused, None, limit)
 
 
 def bounded_text(text: str, limit: int, *, is_error: bool = False) -> ToolResult:
-    """A text as a result, cut with a note."""
+    """Convert a text to a result, cut to `limit` characters with a note."""
     return _bounded(text, is_error, None, limit)
 
 
 def _bounded(text: str, is_error: bool, structured: object, limit: int) -> ToolResult:
-    text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates are in no tokenizer's alphabet
+    text = text.encode("utf-8", "replace").decode("utf-8")  # tokenizers cannot encode lone surrogates
     if len(text) <= limit:
         return ToolResult(text, is_error, structured)
     note = f"\n[cut here: these are the first {limit:,} of {len(text):,} characters]"

@@ -1,4 +1,4 @@
-"""The tools of one rollout: a call of the model's becomes a call of a server, and its answer a text."""
+"""The tools of one rollout: sends the model's tool calls to the servers and converts the results to text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from .toolset import ModelTool, Toolset
 
 
 class RolloutTools:
-    """Calls from any task of the pool's loop. Where a tool of a server may write, the calls of this rollout to that server
-    run one after the other: servers were seen to lose parallel writes."""
+    """The tools of one rollout. Call them from any task of the pool's event loop.
+
+    If any tool of a server may write, this rollout's calls to that server run one after the other, since some servers lose
+    parallel writes.
+    """
 
     def __init__(self, toolset: Toolset, sessions: Mapping[str, Session], folder: Path | None, limit: int) -> None:
         self.toolset = toolset
@@ -32,11 +35,14 @@ class RolloutTools:
         self._locks = {name: asyncio.Lock() for name in writing}
 
     async def call(self, name: str, arguments: object) -> ToolResult:
-        """The result of a model's call; `arguments` are an object, or the JSON text of one as a model wrote it. What the
-        model did wrong is a result with `is_error` that tells it. Raises McpServerError."""
+        """Run a tool call of the model.
+
+        `arguments` is a dict, or the JSON text that the model wrote. A mistake of the model is a result with `is_error` that
+        explains it. Raises McpServerError.
+        """
         tool = self.toolset.find(name)
         if tool is None:
-            known = ", ".join(each.name for each in self.toolset.tools)
+            known = ", ".join(known_tool.name for known_tool in self.toolset.tools)
             return self._refused(f"there is no tool {one_line(name)!r}; there are {known}")
         if isinstance(arguments, str):
             try:
@@ -54,7 +60,7 @@ class RolloutTools:
                 return bounded_text(text, self._limit, is_error=True)
 
     def neutral(self, text: str) -> str:
-        """The text with this rollout's folder as `{rollout_dir}`: equal answers of two rollouts are equal texts."""
+        """Replace this rollout's folder in a text by `{rollout_dir}`, so that the texts of two rollouts can be compared."""
         return text.replace(str(self.folder), ROLLOUT_DIR) if self.folder is not None else text
 
     @asynccontextmanager
@@ -92,23 +98,27 @@ def _mapping(value: object) -> dict[str, object]:
 
 async def _prompt_text(client: Client, name: str, arguments: dict[str, str]) -> str:
     prompt = await client.get_prompt(name, arguments)
-    return "\n".join(f"{each.role}: {getattr(each.content, 'text', '[no text]')}" for each in prompt.messages)
+    return "\n".join(f"{message.role}: {getattr(message.content, 'text', '[no text]')}" for message in prompt.messages)
 
 
 async def _resource_lines(client: Client) -> list[str]:
-    """One line per resource, then per template; one page of each."""
+    """One line per resource, then per resource template; the first page of each."""
     resources = (await client.list_resources()).resources
     templates = (await client.list_resource_templates()).resource_templates
-    return [_line(each.uri, each.name, each.description) for each in resources] + [
-        _line(each.uri_template, each.name, each.description) for each in templates
+    return [_line(item.uri, item.name, item.description) for item in resources] + [
+        _line(item.uri_template, item.name, item.description) for item in templates
     ]
 
 
 async def _prompt_lines(client: Client) -> list[str]:
     prompts = (await client.list_prompts()).prompts
     return [
-        _line(f"{each.name}({', '.join(argument.name for argument in each.arguments or ())})", None, each.description)
-        for each in prompts
+        _line(
+            f"{prompt.name}({', '.join(argument.name for argument in prompt.arguments or ())})",
+            None,
+            prompt.description,
+        )
+        for prompt in prompts
     ]
 
 

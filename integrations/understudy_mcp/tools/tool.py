@@ -1,4 +1,4 @@
-"""Tools as a server lists them, and what may happen when one is called."""
+"""Tools as a server lists them, and whether a call reads, writes or deletes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ Schema = dict[str, object]
 
 
 class ToolKind(StrEnum):
+    """The effect of a tool's call."""
+
     READ = "read"  # changes nothing
-    WRITE = "write"  # adds or changes something, or could: nothing says that it only reads
+    WRITE = "write"  # adds or changes something, or may do so: nothing shows that it only reads
     DELETE = "delete"  # destroys or overwrites something
 
 
 @dataclass(frozen=True)
 class ServerTool:
-    """One tool of one server. `name` is the server's own."""
+    """One tool of one server, under the server's own name."""
 
     server: str
     name: str
@@ -36,19 +38,19 @@ class ServerTool:
     output_schema: Schema | None = field(default=None, hash=False)
     kind: ToolKind = ToolKind.WRITE
     annotated_read_only: bool = False  # the server says so; `kind` may also come from the name
-    open_world: bool = False  # reaches out of the server: other answers tomorrow
-    needs_task: bool = False  # can only be called as a task, which we do not do
+    open_world: bool = False  # depends on the outside world, so its results change over time
+    needs_task: bool = False  # can only be called as an MCP task, which is not supported
 
     @property
     def properties(self) -> Mapping[str, object]:
-        """The arguments that the schema names, with their schemas."""
+        """The schemas of the tool's arguments, by name."""
         properties = self.input_schema.get("properties")
         return cast(dict[str, object], properties) if isinstance(properties, dict) else {}
 
 
 @dataclass(frozen=True)
 class ServerDescription:
-    """What a server said of itself when it started."""
+    """A server's identity and offers, as it reported them at the start."""
 
     name: str
     title: str | None
@@ -61,12 +63,12 @@ class ServerDescription:
 
     @property
     def read_only(self) -> bool:
-        """Whether it annotates every tool as read-only: then rollouts can share it."""
+        """Whether the server annotates every tool as read-only, so that rollouts can share it."""
         return all(tool.annotated_read_only for tool in self.tools)
 
 
 def as_server_tool(server: str, tool: types.Tool) -> ServerTool:
-    """A listed tool."""
+    """Convert a tool of the SDK."""
     hints = tool.annotations
     execution = tool.execution
     return ServerTool(
@@ -203,14 +205,14 @@ _READING = frozenset(
 
 
 def is_verb(word: str) -> bool:
-    """Whether a word of a tool's name tells what the tool does."""
+    """Whether a word of a tool's name is a known verb."""
     return word in _READING or word in _WRITING or word in _DELETING
 
 
 def tool_kind(name: str, hints: types.ToolAnnotations | None = None) -> ToolKind:
-    """From the annotations where they say it, else from the verbs in the name; WRITE when nothing tells.
+    """Determine a tool's kind from its annotations, else from the verbs in its name, else WRITE.
 
-    `readOnlyHint` decides between READ and the rest; then `destructiveHint: true`, or a verb such as `delete`, means DELETE.
+    `readOnlyHint` separates READ from the rest. `destructiveHint: true` or a verb such as `delete` then means DELETE.
     """
     words = set(re.findall(r"[a-z]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name).lower()))
     if hints is not None and hints.read_only_hint is not None:
@@ -223,7 +225,7 @@ def tool_kind(name: str, hints: types.ToolAnnotations | None = None) -> ToolKind
 
 
 def picked(tools: Iterable[ServerTool], only: Iterable[str]) -> tuple[ServerTool, ...]:
-    """The tools named by `only`, as `tool` or `server.tool`; all when it is empty. Raises ConfigError for an unknown one."""
+    """The tools that `only` names as `tool` or `server.tool`; all if it is empty. Raises ConfigError for an unknown name."""
     tools, only = tuple(tools), tuple(only)
     for name in only:
         if not any(name in (tool.name, f"{tool.server}.{tool.name}") for tool in tools):
@@ -232,12 +234,15 @@ def picked(tools: Iterable[ServerTool], only: Iterable[str]) -> tuple[ServerTool
 
 
 def signature(tool: ServerTool, folder: str | None = None) -> str:
-    """What a caller relies on, as one text. `folder` is the rollout's, which some servers put into their descriptions."""
+    """The parts of a tool that callers depend on, as one text: name, description and input schema.
+
+    The rollout's `folder`, which some servers put into descriptions, is replaced by its placeholder.
+    """
     text = json.dumps([tool.name, tool.description, tool.input_schema], sort_keys=True)
     return text if folder is None else text.replace(json.dumps(folder)[1:-1], ROLLOUT_DIR)
 
 
 def fingerprint(servers: Iterable[ServerDescription], folder: str | None = None) -> str:
-    """A hash of what the servers are: names, versions, and the signatures of their tools."""
-    facts = [[each.title, each.version, [signature(tool, folder) for tool in each.tools]] for each in servers]
+    """A hash of the servers' names, versions and tool signatures: 16 hex digits of a SHA-256."""
+    facts = [[server.title, server.version, [signature(tool, folder) for tool in server.tools]] for server in servers]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

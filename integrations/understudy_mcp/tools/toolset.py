@@ -1,4 +1,4 @@
-"""The tools that the model is shown, and what each stands for."""
+"""The tools that the model sees, and the server requests behind them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LONGEST_NAME = 64
 _LONGEST_DESCRIPTION = 8_000
 
 Request: TypeAlias = Literal["tool", "list_resources", "read_resource", "list_prompts", "get_prompt"]
-"""What a call of a model's tool asks of the server."""
+"""The MCP request that a call of a model's tool sends."""
 
 
 @dataclass(frozen=True)
 class ModelTool:
-    """A tool under the name, and with the arguments, that the model knows. `bound` are the arguments it does not see."""
+    """A tool with the name and arguments that the model sees. `bound` has the values of its hidden arguments."""
 
     name: str
     tool: ServerTool
@@ -35,33 +35,36 @@ class ModelTool:
     request: Request = "tool"
 
     def function(self) -> Tool:
-        """The tool in OpenAI's shape."""
+        """The tool in OpenAI's format."""
         about = {"name": self.name, "description": self.tool.description, "parameters": self.parameters}
         return {"type": "function", "function": about}
 
     def arguments(self, chosen: Mapping[str, object], folder: str | None) -> dict[str, object]:
-        """What the server gets: the model's arguments and the bound ones, which win."""
-        return {**chosen, **{name: _placed(value, folder) for name, value in self.bound.items()}}
+        """The arguments for the server: the model's and the bound ones, which take precedence."""
+        return {**chosen, **{name: _with_folder(value, folder) for name, value in self.bound.items()}}
 
 
 @dataclass(frozen=True)
 class Toolset:
-    """The model's tools, in the servers' order. `changes`: what was renamed or lost on the way, one line each."""
+    """The model's tools in the servers' order. `changes` has a line for everything renamed or removed."""
 
     tools: tuple[ModelTool, ...]
     changes: tuple[str, ...] = ()
 
     def functions(self) -> list[Tool]:
-        """The tools in OpenAI's shape, for a request's `tools`."""
+        """The tools in OpenAI's format, for a request's `tools`."""
         return [tool.function() for tool in self.tools]
 
     def find(self, name: str) -> ModelTool | None:
-        """The tool of this name."""
+        """The tool of this name; None if there is none."""
         return next((tool for tool in self.tools if tool.name == name), None)
 
     def shown(self, expected: Iterable[str], max_tools: int | None, seed: int) -> Toolset:
-        """At most `max_tools` of the tools: those that are expected, filled up with others drawn by `seed`; the order stays.
-        None shows all. Raises ConfigError for an expected tool that there is not, or more of them than `max_tools`."""
+        """At most `max_tools` of the tools, in the same order; None keeps all.
+
+        The expected tools are always included; others are drawn with `seed`. Raises ConfigError for an expected tool that
+        does not exist, or for more expected tools than `max_tools`.
+        """
         if max_tools is None:
             return self
         names = set(expected)
@@ -82,7 +85,7 @@ def make_toolset(
     resources: bool = False,
     prompts: bool = False,
 ) -> Toolset:
-    """The tools of these servers as the model's. Raises ConfigError for an unknown name in `only` or `bind`, or no tools."""
+    """Convert the tools of these servers. Raises ConfigError for an unknown name in `only` or `bind`, or if there is no tool."""
     servers = tuple(servers)
     changes: list[str] = []
     listed = picked((tool for server in servers for tool in server.tools), only)
@@ -112,8 +115,7 @@ def _callable(tool: ServerTool, changes: list[str]) -> bool:
 
 
 def _names(tools: list[ServerTool], changes: list[str]) -> list[str]:
-    """A name for each tool: its own where that is unique and allowed, else with the server's in front, of letters, digits,
-    `_` and `-`."""
+    """A unique name per tool, of letters, digits, `_` and `-`: its own, with the server's as prefix if two are equal."""
     counts = Counter(tool.name for tool in tools)
     names: list[str] = []
     for tool in tools:
@@ -130,7 +132,7 @@ def _names(tools: list[ServerTool], changes: list[str]) -> list[str]:
 
 
 class _Bindings:
-    """`--bind`: `argument` of every tool that has it, or `tool.argument`."""
+    """The `bind` option: a key is an `argument` of every tool that has it, or `tool.argument`."""
 
     def __init__(self, bind: Mapping[str, object]) -> None:
         self._bind = bind
@@ -139,7 +141,7 @@ class _Bindings:
     def of(self, tool: ServerTool) -> dict[str, object]:
         bound: dict[str, object] = {}
         for argument, schema in tool.properties.items():
-            for key in (argument, f"{tool.name}.{argument}"):  # the narrower one wins
+            for key in (argument, f"{tool.name}.{argument}"):  # the second, more specific key takes precedence
                 if key in self._bind:
                     self._used.add(key)
                     bound[argument] = _typed(self._bind[key], schema)
@@ -153,7 +155,7 @@ class _Bindings:
 
 
 def _typed(value: object, schema: object) -> object:
-    """A text from the command line as what the schema wants: `3` for an integer."""
+    """Convert a text from the command line to the schema's type, such as `3` for an integer."""
     kind = cast(Schema, schema).get("type", "string") if isinstance(schema, dict) else "string"
     if not isinstance(value, str) or kind == "string" or ROLLOUT_DIR in value:
         return value
@@ -163,23 +165,23 @@ def _typed(value: object, schema: object) -> object:
         return value
 
 
-def _placed(value: object, folder: str | None) -> object:
+def _with_folder(value: object, folder: str | None) -> object:
     if isinstance(value, str):
         return value.replace(ROLLOUT_DIR, folder or ROLLOUT_DIR)
     if isinstance(value, list):
-        return [_placed(each, folder) for each in cast(list[object], value)]
+        return [_with_folder(item, folder) for item in cast(list[object], value)]
     if isinstance(value, dict):
-        return {key: _placed(each, folder) for key, each in cast(dict[str, object], value).items()}
+        return {key: _with_folder(item, folder) for key, item in cast(dict[str, object], value).items()}
     return value
 
 
 def uses_folder(bind: Mapping[str, object]) -> bool:
-    """Whether a bound argument is the rollout's folder, or lies in it."""
-    return _placed(dict(bind), ".") != dict(bind)
+    """Whether a bound value contains `{rollout_dir}`."""
+    return _with_folder(dict(bind), ".") != dict(bind)
 
 
 def _hidden(parameters: Schema, bound: Mapping[str, object]) -> Schema:
-    """The schema without the bound arguments."""
+    """Remove the bound arguments from the schema."""
     if not bound:
         return parameters
     properties = cast(dict[str, object], parameters.get("properties", {}))

@@ -1,1 +1,1 @@
-"""Training on the tools of a server: rollouts, rewards from execution, a curriculum, the trainer and its commands."""
+"""Training on a server's tools: rollouts, rewards from execution, the curriculum, the trainer and its commands."""

@@ -1,4 +1,4 @@
-"""Who may call what is served here: anyone of this machine, or who has the key. The rules of Understudy's own server."""
+"""Access control of `understudy mcp serve`: a key, or loopback only. The rules are those of Understudy's own server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPEN_PATH = "/health"
 
 
 def checked_key(host: str, key: str | None) -> str | None:
-    """The key in force. Raises ConfigError for one that no header can carry, and where one is needed and there is none."""
+    """Return the key. Raises ConfigError for a key that no header can carry, and for a missing key beyond loopback."""
     if key is not None and (not key.strip() or not key.isascii() or not key.isprintable()):
         raise ConfigError("--api-key: must be printable ASCII and not empty")
     if key is None and not is_loopback(host):
@@ -25,7 +25,7 @@ def checked_key(host: str, key: str | None) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name can only be reached from this machine."""
+    """Whether an address or host name is only reachable from this machine."""
     name = host.strip("[]").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -37,7 +37,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class KeyGate:
-    """ASGI: the application behind the key; without a key, for requests that name this machine (DNS rebinding)."""
+    """ASGI middleware that requires the key. Without a key, the Host header must name this machine (DNS rebinding)."""
 
     app: ASGIApp
     key: str | None
@@ -64,7 +64,7 @@ class KeyGate:
 
 
 def fault(status: int, code: str, message: str) -> JSONResponse:
-    """An error in OpenAI's shape."""
+    """An error response in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
     return JSONResponse(body, status_code=status)

@@ -1,4 +1,4 @@
-"""An ordinary agent loop: the model is asked, its tool calls are made, it reads the results, until it answers."""
+"""A plain agent loop: sample the model, run its tool calls, append the results, until it answers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ from .tool_clock import ToolClock
 
 T = TypeVar("T")
 SYSTEM = "Use the tools for what the user asks. Then answer in one short sentence."
-"""The system prompt of every rollout, and of what is served."""
+"""The system prompt of every rollout, and of the served model."""
 _CONTEXT_FULL = "context_length_exceeded"
 
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """max_turns: how often the model is asked for one task. temperature: None leaves it to the model's endpoint."""
+    """Options of the loop. Raises ConfigError for `max_turns` below 1.
+
+    max_turns: model requests per task. temperature: None leaves it to the endpoint. max_completion_tokens: per request;
+    None leaves it to the endpoint.
+    """
 
     max_turns: int = 8
     temperature: float | None = 1.0
@@ -41,7 +45,7 @@ class LoopOptions:
 
 @dataclass(frozen=True)
 class ToolRecord:
-    """One call as it was made: what was written, how long the server took, how much it answered."""
+    """One tool call: the arguments as the model wrote them, the result, and the seconds that it took."""
 
     turn: int
     tool: str
@@ -50,7 +54,7 @@ class ToolRecord:
     seconds: float
 
     def as_json(self) -> dict[str, object]:
-        """For a trajectory's metadata. The result's text is in its messages."""
+        """The record for a trajectory's metadata, without the result's text, which is in the messages."""
         return {
             "turn": self.turn,
             "tool": self.tool,
@@ -62,8 +66,11 @@ class ToolRecord:
 
 @dataclass
 class AgentLoop:
-    """The loop over one model's endpoint and one rollout's tools. `records` has each call that it made, `clock` when; the
-    tokens are those of all requests, as the endpoint counts them."""
+    """The loop over one model's endpoint and one rollout's tools.
+
+    `records` has every tool call, `clock` their times. The token counts are sums over all requests, as the endpoint reports
+    them.
+    """
 
     client: AsyncOpenAI
     model: str
@@ -75,28 +82,30 @@ class AgentLoop:
     completion_tokens: int = 0
 
     async def run(self, history: History) -> ToolEpisode:
-        """Go on from the conversation, which ends with the user's message, until the model answers or its turns are used up.
-        All that is said is appended. Raises McpServerError, and the OpenAI SDK's errors."""
-        made: list[MadeCall] = []
+        """Continue a conversation that ends with the user's message, until the model answers or the turns are used up.
+
+        Appends all messages to `history`. Raises McpServerError, and the OpenAI SDK's errors.
+        """
+        calls_made: list[MadeCall] = []
         for turn in range(1, self.options.max_turns + 1):
             choice = await self._sampled(history)
             if choice is None:
-                return ToolEpisode(tuple(made), "", EpisodeEnd.CONTEXT_FULL, turn - 1)
+                return ToolEpisode(tuple(calls_made), "", EpisodeEnd.CONTEXT_FULL, turn - 1)
             history.messages_and_choices.append(choice)
             self.clock.turn = turn
             calls = choice.message.tool_calls or []
             if not calls:
                 answer = self.tools.neutral(choice.message.content or "")
-                return ToolEpisode(tuple(made), answer, EpisodeEnd.ANSWERED, turn)
-            for call, record in zip(calls, await self._made(calls, turn), strict=True):
+                return ToolEpisode(tuple(calls_made), answer, EpisodeEnd.ANSWERED, turn)
+            for call, record in zip(calls, await self._run_calls(calls, turn), strict=True):
                 self.records.append(record)
-                made.append(self._as_made(record))
+                calls_made.append(self._as_made_call(record))
                 answered = {"role": "tool", "tool_call_id": call.id, "content": record.result.text}
                 history.messages_and_choices.append(cast(Any, answered))
-        return ToolEpisode(tuple(made), "", EpisodeEnd.TURN_LIMIT, self.options.max_turns)
+        return ToolEpisode(tuple(calls_made), "", EpisodeEnd.TURN_LIMIT, self.options.max_turns)
 
     async def _sampled(self, history: History) -> Choice | None:
-        """The model's next message; None where the conversation fills its context."""
+        """Sample the model's next message; None if the conversation fills the context."""
         request: dict[str, Any] = {"model": self.model, "messages": history.messages()}
         if functions := self.tools.toolset.functions():
             request["tools"] = functions
@@ -115,8 +124,8 @@ class AgentLoop:
             self.completion_tokens += completion.usage.completion_tokens
         return completion.choices[0]
 
-    async def _made(self, calls: Sequence[ChatCompletionMessageToolCallUnion], turn: int) -> list[ToolRecord]:
-        """All calls of one message at once; those to a server that may write wait for each other in `RolloutTools`."""
+    async def _run_calls(self, calls: Sequence[ChatCompletionMessageToolCallUnion], turn: int) -> list[ToolRecord]:
+        """Run all calls of one message concurrently. `RolloutTools` serialises those to a server that may write."""
         return await _all([self._call(call, turn) for call in calls])
 
     async def _call(self, call: ChatCompletionMessageToolCallUnion, turn: int) -> ToolRecord:
@@ -127,12 +136,12 @@ class AgentLoop:
         with self.clock.timed(call.id, name) as timing:
             try:
                 result = await self.tools.call(name, written)
-            except RecursionError:  # of the JSON parser
+            except RecursionError:  # raised by the JSON parser
                 result = bounded_text(f"the arguments of {name} are nested too deeply", 1_000, is_error=True)
             timing.result = result
         return ToolRecord(turn, name, written, result, timing.seconds)
 
-    def _as_made(self, record: ToolRecord) -> MadeCall:
+    def _as_made_call(self, record: ToolRecord) -> MadeCall:
         arguments = parsed(record.arguments) if self.tools.toolset.find(record.tool) else None
         if arguments is None:
             return MadeCall(record.tool, None, record.turn)
@@ -141,7 +150,7 @@ class AgentLoop:
 
 
 def parsed(written: str) -> Arguments | None:
-    """The arguments that a model wrote; None where they are no JSON object."""
+    """Parse the arguments that a model wrote; None if they are not a JSON object."""
     try:
         arguments: object = json.loads(written or "{}")
     except (ValueError, RecursionError):
@@ -150,18 +159,18 @@ def parsed(written: str) -> Arguments | None:
 
 
 def _neutral(value: object, tools: RolloutTools) -> object:
-    """The value with the rollout's folder as `{rollout_dir}`, as scenarios write it."""
+    """Replace the rollout's folder in a value by `{rollout_dir}`, as in scenarios."""
     if isinstance(value, str):
         return tools.neutral(value)
     if isinstance(value, list):
-        return [_neutral(each, tools) for each in cast(list[object], value)]
+        return [_neutral(item, tools) for item in cast(list[object], value)]
     if isinstance(value, dict):
-        return {key: _neutral(each, tools) for key, each in cast(dict[str, object], value).items()}
+        return {key: _neutral(item, tools) for key, item in cast(dict[str, object], value).items()}
     return value
 
 
 async def _all(jobs: Sequence[Coroutine[object, object, T]]) -> list[T]:
-    """Await all; the first exception ends the others, and is raised as it is."""
+    """Await all jobs. After the first exception, cancel the others, wait until they ended, and re-raise it."""
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""Whether a final answer holds the values that it must."""
+"""Checks whether a final answer contains the required values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import unicodedata
 from collections.abc import Sequence
 
 LONGEST_ANSWER = 2_000
-"""Characters of an answer that are read: a model that recites everything it saw does not answer."""
+"""Only this many characters of an answer count: a model must not score by repeating everything it read."""
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])")
 _TOLERANCE = 1e-6
 
 
 def answer_score(expected: Sequence[str], answer: str) -> float:
-    """The share of the values that the answer contains; 1 where there are none to contain."""
+    """The share of the values that the answer contains, from 0 to 1; 1 if no value is required."""
     if not expected:
         return 1.0
     read = answer[:LONGEST_ANSWER]
@@ -22,12 +22,15 @@ def answer_score(expected: Sequence[str], answer: str) -> float:
 
 
 def contains(answer: str, value: str) -> bool:
-    """Whether the answer holds the value: a number as a number of equal value, a text as whole words, but for case, white
-    space and the quotes and backticks around words."""
+    """Whether the answer contains the value.
+
+    A number matches a number of equal value. A text matches as whole words, ignoring case, white space, quotes and
+    backticks.
+    """
     wanted = _plain(value)
     if not wanted:
         return True
-    if (number := _as_number(wanted)) is not None and any(_close(number, each) for each in _numbers(answer)):
+    if (number := _as_number(wanted)) is not None and any(_close(number, candidate) for candidate in _numbers(answer)):
         return True
     begin = r"(?<!\w)" if wanted[0].isalnum() else ""
     end = r"(?!\w)" if wanted[-1].isalnum() else ""
@@ -47,7 +50,7 @@ def _as_number(text: str) -> float | None:
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(found.replace(",", "")) for found in _NUMBER.findall(text)]
+    return [float(match.replace(",", "")) for match in _NUMBER.findall(text)]
 
 
 def _close(wanted: float, number: float) -> bool:

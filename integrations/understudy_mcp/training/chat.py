@@ -1,4 +1,4 @@
-"""A conversation with the model and the server's tools, beside the same one with another step of it."""
+"""Conversations with the model and the server's tools, side by side for several steps of the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN_ARGUMENTS, _SHOWN_RESULT = 200, 300
 
 @dataclass
 class Conversation:
-    """One model with tools of its own. A server that fails is replaced, and the conversation goes on without its state."""
+    """A conversation of one model with its own sessions. After a server failure it continues with new sessions."""
 
     label: str
     model: TrainableModel
@@ -39,7 +39,7 @@ class Conversation:
     _tools: RolloutTools | None = None
 
     async def ask(self, text: str) -> list[str]:
-        """The model's calls and its answer, as lines that are safe to print."""
+        """Send a user's message; return the tool calls and the answer as printable lines."""
         if not self.history.messages_and_choices:
             self.history.messages_and_choices.append(cast(Any, {"role": "system", "content": SYSTEM}))
         before = list(self.history.messages_and_choices)
@@ -64,7 +64,7 @@ class Conversation:
         return [*call_lines(records), ends[episode.end]]
 
     def release(self) -> None:
-        """Give the servers back."""
+        """Release the sessions."""
         if self._tools is not None:
             self.pool.release(self._tools)
             self._tools = None
@@ -76,7 +76,7 @@ class Conversation:
 
 
 def call_lines(records: Sequence[ToolRecord]) -> Iterator[str]:
-    """Each call, and the beginning of what the server answered."""
+    """Two lines per call: the call, and the beginning of its result."""
     for record in records:
         yield f"-> {one_line(record.tool, 64)} {one_line(record.arguments, _SHOWN_ARGUMENTS)}"
         kind = "error" if record.result.is_error else f"{record.seconds:.2f} s"
@@ -87,7 +87,7 @@ def call_lines(records: Sequence[ToolRecord]) -> Iterator[str]:
 async def conversations(
     pool: ServerPool, models: Sequence[tuple[str, TrainableModel]], options: LoopOptions, result_chars: int
 ) -> AsyncGenerator[list[Conversation]]:
-    """One for each labelled model; their servers are given back at the end."""
+    """Open one conversation per labelled model; their sessions are released at the end of the block."""
     async with AsyncExitStack() as stack:
         opened: list[Conversation] = []
         for label, model in models:
@@ -101,17 +101,17 @@ async def conversations(
 async def chat(
     talks: Sequence[Conversation], questions: AsyncIterable[str], console: Console, ready: Callable[[], None]
 ) -> None:
-    """Ask every model each question, and show the answers side by side. `ready` is called before each question."""
+    """Send every question to all models and print the answers side by side. `ready` is called before every question."""
     ready()
     async for question in questions:
         if question.strip():
-            answers = await asyncio.gather(*(each.ask(question) for each in talks))
-            console.print(side_by_side([each.label for each in talks], answers))
+            answers = await asyncio.gather(*(conversation.ask(question) for conversation in talks))
+            console.print(side_by_side([conversation.label for conversation in talks], answers))
         ready()
 
 
 def side_by_side(labels: Sequence[str], answers: Sequence[Sequence[str]]) -> Table:
-    """A column for each model; no markup is read in them."""
+    """A table with a column per model. The texts are not parsed as markup."""
     table = Table(show_header=len(labels) > 1, show_edge=False, box=None, expand=len(labels) > 1, padding=(0, 2, 1, 0))
     for label in labels:
         table.add_column(Text(label), ratio=1, overflow="fold")

@@ -20,18 +20,20 @@ from .chat import chat, conversations
 from .defaults import defaults_for
 from .mcp_trainer import ToolOptions
 from .model_at_step import ModelAtStep
-from .model_options import DEFAULT_BASE, BaseModel, ModelName, ServerDir, ServerUrl, model_from
+from .model_options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
 
-Ask = Annotated[list[str], typer.Option(help="ask this and end (repeat for more); none: what you type")]
-Step = Annotated[int | None, typer.Option(min=0, help="of the model; none: the newest")]
+Ask = Annotated[list[str], typer.Option(help="question to ask (repeat for more); default: read what you type")]
+Step = Annotated[int | None, typer.Option(min=0, help="step of the model; default: the newest")]
 Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")]
 
 
 def talk(
     target: Target,
     model: ModelName = None,
-    base: BaseModel = DEFAULT_BASE,
-    compare: Annotated[bool, typer.Option("--compare", help="beside the untrained model, step 0")] = False,
+    base: BaseModel = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="show the untrained model's answer (step 0) beside it")
+    ] = False,
     ask: Ask = [],  # noqa: B006  # typer reads it
     step: Step = None,
     temperature: Temperature = 0.0,
@@ -41,7 +43,7 @@ def talk(
 ) -> None:
     """Talk to the model, which calls the server's tools."""
     named = model_from(target, model, base, dir, url)
-    options = LoopOptions(max_turns, temperature, defaults_for(base).max_completion_tokens)
+    options = LoopOptions(max_turns, temperature, defaults_for(named.base_model).max_completion_tokens)
     asyncio.run(_talk(target, named, step, compare, ask, options, Console()))
 
 

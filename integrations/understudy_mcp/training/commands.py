@@ -28,37 +28,50 @@ from .chat_command import talk
 from .comparison import tool_lines
 from .defaults import GROUP_SIZE
 from .mcp_trainer import MCPTrainer, MCPTrainerOptions, ToolOptions
-from .model_options import DEFAULT_BASE, BaseModel, ModelName, ScenarioFile, ServerDir, ServerUrl, model_from
+from .model_options import BaseModel, ModelName, ScenarioFile, ServerDir, ServerUrl, model_from
 from .serve_command import serve
 
 STEPS = 20
 Candidates = Annotated[
-    list[str], typer.Option("--with", help="step:0, step:newest, openai/gpt-4.1, openai/name?api_base=URL; repeat it")
+    list[str],
+    typer.Option(
+        "--with", help="candidate (repeat for more): step:0, step:newest, openai/gpt-4.1, openai/name?api_base=URL"
+    ),
 ]
 Writer = Annotated[
-    str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1; none: made offline")
+    str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1; default: generated offline")
 ]
-Count = Annotated[int, typer.Option(min=1, help="scenarios to make where there are none")]
+Count = Annotated[int, typer.Option(min=1, help="number of scenarios to generate if there are none")]
 AllowWrites = Annotated[bool, typer.Option("--allow-writes", help="use tools that write or delete")]
-Probe = Annotated[int, typer.Option(min=0, help="rollouts that sort out new scenarios that teach nothing; 0: none")]
-JudgeModel = Annotated[str | None, typer.Option("--judge", help="LLM that scores what cannot be executed, by RULER")]
-JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint; none: the provider's own")]
-LlmBase = Annotated[str | None, typer.Option(help="URL of the endpoint of --llm; none: the provider's own")]
-JudgeAll = Annotated[bool, typer.Option("--judge-all", help="give the judge half of every reward")]
-MaxCost = Annotated[float | None, typer.Option(help="USD for other LLMs; then the run ends")]
-PerStep = Annotated[int | None, typer.Option(min=1, help="scenarios per step; none: 4, 8 for tiny")]
-Concurrency = Annotated[int | None, typer.Option(min=1, help="rollouts at once; none: 16 with processes, else 32")]
-MaxTurns = Annotated[int, typer.Option(min=1, help="how often the model is asked in a rollout")]
-MaxTools = Annotated[int | None, typer.Option(min=1, help="tools shown at once; none: all, 8 for tiny")]
-Trace = Annotated[str | None, typer.Option(help="where runs are shown, as in langfuse,wandb")]
-Rate = Annotated[float | None, typer.Option(help="AdamW's rate; none: 1e-5, for tiny one that falls from 3.3e-3")]
+Probe = Annotated[
+    int, typer.Option(min=0, help="rollouts of each new scenario; one that all or none solve is set aside; 0: keep all")
+]
+JudgeModel = Annotated[
+    str | None, typer.Option("--judge", help="LLM that scores scenarios without a checkable answer (RULER)")
+]
+JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint; default: the provider's")]
+LlmBase = Annotated[str | None, typer.Option(help="URL of the endpoint of --llm; default: the provider's")]
+JudgeAll = Annotated[bool, typer.Option("--judge-all", help="make the judge's score half of every reward")]
+MaxCost = Annotated[float | None, typer.Option(help="USD to spend on other LLMs; the run ends there")]
+PerStep = Annotated[int | None, typer.Option(min=1, help="scenarios per step; default: 4, 8 for tiny-mcp and tiny")]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help="rollouts at once; default: 16 if the target is a command, else 32")
+]
+MaxTurns = Annotated[int, typer.Option(min=1, help="model requests per rollout")]
+MaxTools = Annotated[
+    int | None, typer.Option(min=1, help="tools shown to the model; default: all, 8 for tiny-mcp and tiny")
+]
+Trace = Annotated[str | None, typer.Option(help="trace sinks, such as langfuse,wandb")]
+Rate = Annotated[
+    float | None, typer.Option(help="learning rate of AdamW; default: 1e-5; for tiny-mcp it falls from 2e-3")
+]
 
 
 def train(
     target: Target,
     model: ModelName = None,
-    base: BaseModel = DEFAULT_BASE,
-    steps: Annotated[int, typer.Option(min=1, help="steps in all; run again, it goes on")] = STEPS,
+    base: BaseModel = None,
+    steps: Annotated[int, typer.Option(min=1, help="total steps; a second run resumes")] = STEPS,
     scenarios: ScenarioFile = None,
     count: Count = ToolOptions.count,
     llm: Writer = None,
@@ -69,7 +82,7 @@ def train(
     judge_api_base: JudgeBase = None,
     judge_all: JudgeAll = False,
     max_cost: MaxCost = None,
-    curriculum: Annotated[bool, typer.Option(help="easier scenarios first")] = ToolOptions.curriculum,
+    curriculum: Annotated[bool, typer.Option(help="train on easier scenarios first")] = ToolOptions.curriculum,
     group_size: Annotated[int, typer.Option(min=2, help="rollouts per scenario")] = GROUP_SIZE,
     scenarios_per_step: PerStep = None,
     max_turns: MaxTurns = ToolOptions.max_turns,
@@ -77,12 +90,15 @@ def train(
     concurrency: Concurrency = None,
     learning_rate: Rate = None,
     trace: Trace = None,
-    seed: Annotated[int, typer.Option(min=0, help="seed of scenarios and of their order")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would happen, and do nothing")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="random seed for scenarios and their order")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop")] = False,
     dir: ServerDir = None,
     url: ServerUrl = None,
 ) -> None:
-    """Train a model to use the server's tools: make scenarios, roll them out, score them, train a LoRA, and compare."""
+    """Train a model to use the server's tools.
+
+    Generates scenarios, runs and scores rollouts, trains a LoRA, and compares success before and after.
+    """
     options: MCPTrainerOptions = {
         "count": count,
         "llm": writer_at(llm, llm_api_base),
@@ -93,24 +109,22 @@ def train(
         "group_size": group_size,
         "max_turns": max_turns,
         "seed": seed,
-        "say": typer.echo,
-        "sinks": names_in(trace),
         **_chosen(judge, judge_api_base, max_cost, scenarios_per_step, max_tools, concurrency, learning_rate),
     }
+    options |= {"say": typer.echo, "sinks": names_in(trace)}
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
     if dry_run:
         typer.echo("\n".join(asyncio.run(trainer.aplan(steps))))
         return
-    report = trainer.train(steps)
-    show(trainer, report, dir)
+    show(trainer, trainer.train(steps), dir)
 
 
 def evaluate(
     target: Target,
     model: ModelName = None,
-    base: BaseModel = DEFAULT_BASE,
+    base: BaseModel = None,
     scenarios: ScenarioFile = None,
-    step: Annotated[int | None, typer.Option(min=0, help="of the model; none: the newest")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="step of the model; default: the newest")] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario")] = 1,
     judge: JudgeModel = None,
@@ -121,11 +135,14 @@ def evaluate(
     max_tools: MaxTools = None,
     concurrency: Concurrency = None,
     trace: Trace = None,
-    json: Annotated[Path | None, typer.Option(help="file for the results")] = None,
+    json: Annotated[Path | None, typer.Option(help="JSON file for the results")] = None,
     dir: ServerDir = None,
     url: ServerUrl = None,
 ) -> None:
-    """Score a step on the held-out scenarios; on all where none is held out."""
+    """Score one step on the held-out scenarios.
+
+    Uses all scenarios if none is held out.
+    """
     if json is not None and (json.is_dir() or not json.absolute().parent.is_dir()):
         raise ConfigError(f"--json: {json} cannot be written: a file in a folder that exists is needed")
     options: MCPTrainerOptions = {
@@ -149,25 +166,32 @@ def compare(
     target: Target,
     candidates: Candidates,
     model: ModelName = None,
-    base: BaseModel = DEFAULT_BASE,
+    base: BaseModel = None,
     scenarios: ScenarioFile = None,
-    baseline: Annotated[str | None, typer.Option(help="candidate to compare with; none: the first")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="candidate to compare the others with; default: the first")
+    ] = None,
     rollouts: Annotated[int, typer.Option(min=1, help="rollouts per scenario and candidate")] = 1,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
-    gpu_price: Annotated[float | None, typer.Option(min=0, help="USD per hour of the machine of trained steps")] = None,
+    gpu_price: Annotated[
+        float | None, typer.Option(min=0, help="USD per hour of the machine that serves trained steps")
+    ] = None,
     judge: Annotated[str | None, typer.Option("--judge", help="LLM that compares the candidates' rollouts")] = None,
     judge_api_base: JudgeBase = None,
     max_cost: MaxCost = None,
     max_turns: MaxTurns = ToolOptions.max_turns,
     max_tools: MaxTools = None,
     concurrency: Concurrency = None,
-    output: Annotated[Path, typer.Option(help="folder of the report and the rollouts")] = CompareSettings.output,
-    fresh: Annotated[bool, typer.Option("--fresh", help="run everything again")] = False,
+    output: Annotated[Path, typer.Option(help="folder for the report and the rollouts")] = CompareSettings.output,
+    fresh: Annotated[bool, typer.Option("--fresh", help="ignore earlier rollouts and run everything again")] = False,
     trace: Trace = None,
     dir: ServerDir = None,
     url: ServerUrl = None,
 ) -> None:
-    """Have steps and other LLMs use the tools on the held-out scenarios; write a report with charts."""
+    """Compare trained steps and other LLMs on held-out scenarios.
+
+    Writes a report with charts.
+    """
     chosen = _chosen(judge, judge_api_base, None, None, max_tools, concurrency, None)
     own: MCPTrainerOptions = {"max_turns": max_turns, "say": typer.echo, **chosen}
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **own)
@@ -185,7 +209,7 @@ def compare(
 
 
 def show(trainer: MCPTrainer, report: TrainReport, dir: Path | None) -> None:
-    """Success before and after, and what can be done with the LoRA."""
+    """Print the success before and after training, where the LoRA is, and how to export it."""
     if trainer.comparison is not None:
         typer.echo("\n" + "\n".join(trainer.comparison.lines()))
     if report.checkpoint is not None:
@@ -195,12 +219,12 @@ def show(trainer: MCPTrainer, report: TrainReport, dir: Path | None) -> None:
 
 
 def names_in(trace: str | None) -> list[str]:
-    """The names in `--trace`, for the option `sinks=`."""
+    """Split `--trace` into names for the option `sinks=`."""
     return [] if trace is None else [name.strip() for name in trace.split(",")]
 
 
 def writer_at(llm: str | None, api_base: str | None) -> Llm | None:
-    """The LLM that writes scenarios. Raises ConfigError for an endpoint without a name."""
+    """The LLM that writes scenarios; None without `--llm`. Raises ConfigError for an endpoint without a model."""
     if llm is None and api_base is not None:
         raise ConfigError("--llm-api-base needs --llm too, as in --llm openai/gpt-4.1")
     return None if llm is None else Llm(llm, **({"api_base": api_base} if api_base else {}))
@@ -215,7 +239,7 @@ def _chosen(
     concurrency: int | None,
     learning_rate: float | None,
 ) -> MCPTrainerOptions:
-    """The options that were given; the others keep their defaults."""
+    """The options that the user set; the others keep their defaults. Raises ConfigError."""
     options: MCPTrainerOptions = {}
     if judge is None and judge_api_base is not None:
         raise ConfigError("--judge-api-base needs --judge too, as in --judge openai/o3")
@@ -235,7 +259,7 @@ def _chosen(
 
 
 def add_training_commands(app: typer.Typer) -> None:
-    """Add them to `understudy mcp`."""
+    """Add the training commands to `understudy mcp`."""
     app.command("train")(on_target(train))
     app.command("eval")(on_target(evaluate))
     app.command("compare")(on_target(compare))

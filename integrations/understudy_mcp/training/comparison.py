@@ -1,4 +1,4 @@
-"""Success on held-out scenarios before training and after, over all and for each tool."""
+"""Success on held-out scenarios before and after training, in total and per tool."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from ..printable import one_line
 from .training_state import Measured
 
 _BY_TOOL = "success."
+_SOLVED = 0.9
+"""Success before training from which the scenarios leave little to learn."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`scenarios` is the hash of the scenario file, `held_out` how many of it were measured on."""
+    """Measurements before and after training. `scenarios` is the scenario file's hash, `held_out` the number measured."""
 
     scenarios: str
     held_out: int
@@ -21,7 +23,7 @@ class Comparison:
     after: Measured | None = None
 
     def lines(self) -> Iterator[str]:
-        """The table; one line where nothing was measured."""
+        """The table as lines; one line if nothing was measured."""
         if self.before is None or self.after is None:
             yield "success was not measured: no scenario is held out"
             return
@@ -32,10 +34,12 @@ class Comparison:
         yield f"{'':{width}}  {f'step {self.before.step}':>9}  {f'step {self.after.step}':>9}"
         for label, name in rows:
             yield f"{label:{width}}  {_percent(self.before.rates.get(name)):>9}  {_percent(self.after.rates.get(name)):>9}"
+        if self.before.rates.get("success", 0.0) >= _SOLVED:
+            yield "The model solved most of these before training: new scenarios with --probe 4 leave out what it solves."
 
 
 def tool_lines(metrics: Mapping[str, float]) -> Iterator[str]:
-    """Success for each tool, from the metrics of an evaluation."""
+    """The success per tool as lines, from the metrics of an evaluation."""
     names = sorted(name for name in metrics if name.startswith(_BY_TOOL))
     labels = [one_line(name.removeprefix(_BY_TOOL), 64) for name in names]
     width = max((len(label) for label in labels), default=0)

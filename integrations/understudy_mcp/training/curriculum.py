@@ -1,4 +1,4 @@
-"""Easier scenarios first, harder ones as success rises: a pure function of what rollouts achieved."""
+"""The curriculum: easier scenarios first, harder ones as the success rate rises. Pure functions of rollout results."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pydantic import BaseModel, ConfigDict
 from ..scenarios.scenario import McpScenario
 
 RISES_AT = 0.6
-"""Mean success at the hardest open difficulty from which the next one opens."""
+"""Mean success at the hardest open difficulty that opens the next one."""
 LONGEST = 8
-"""Iterations after which the next difficulty opens in any case: rollouts that all fail alike teach nothing."""
+"""Iterations after which the next difficulty opens in any case: groups without spread train nothing."""
 _MEMORY = 0.5
-"""What the running mean keeps of its past at each iteration."""
+"""Weight of the past in the running mean, per iteration."""
 
 
 class CurriculumState(BaseModel):
-    """What is kept with the model. level: the hardest open difficulty; opened_at: the iteration that opened it; success: the
-    running mean at each difficulty."""
+    """The curriculum's state, stored with the model.
+
+    level: the hardest open difficulty. opened_at: the iteration that opened it. success: the running mean by difficulty.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,35 +33,37 @@ class CurriculumState(BaseModel):
 
 @dataclass(frozen=True)
 class Curriculum:
-    """Difficulties that there are, in order, and how far the model is."""
+    """The existing difficulties in order, and the current state."""
 
     difficulties: tuple[int, ...]
     state: CurriculumState = field(hash=False)
 
     @classmethod
     def start(cls, scenarios: Sequence[McpScenario], least: int, state: CurriculumState | None = None) -> Curriculum:
-        """From a kept state, or from the lowest difficulty at which at least `least` scenarios are open."""
-        difficulties = tuple(sorted({each.difficulty for each in scenarios}))
+        """Resume from a stored state, or begin at the lowest difficulty that opens at least `least` scenarios."""
+        difficulties = tuple(sorted({scenario.difficulty for scenario in scenarios}))
         if state is not None:
             return cls(difficulties, state)
-        enough = (level for level in difficulties if sum(each.difficulty <= level for each in scenarios) >= least)
+        enough = (
+            level for level in difficulties if sum(scenario.difficulty <= level for scenario in scenarios) >= least
+        )
         return cls(difficulties, CurriculumState(level=next(enough, difficulties[-1])))
 
     def open(self, scenarios: Sequence[McpScenario]) -> list[McpScenario]:
-        """The scenarios up to the level; all where there are none."""
-        chosen = [each for each in scenarios if each.difficulty <= self.state.level]
+        """The scenarios up to the current level; all if there are none."""
+        chosen = [scenario for scenario in scenarios if scenario.difficulty <= self.state.level]
         return chosen or list(scenarios)
 
     def after(self, results: Mapping[int, Sequence[float]], number: int) -> Curriculum:
-        """What the successes of iteration `number`, by difficulty, change. At most one difficulty is opened."""
+        """The curriculum after iteration `number` with these successes by difficulty. Opens at most one difficulty."""
         success = dict(self.state.success)
         for difficulty, values in results.items():
             if values:
                 mean = math.fsum(values) / len(values)
                 success[difficulty] = _MEMORY * success.get(difficulty, mean) + (1 - _MEMORY) * mean
         state = self.state.model_copy(update={"success": success})
-        harder = [each for each in self.difficulties if each > state.level]
-        hardest = max((each for each in self.difficulties if each <= state.level), default=state.level)
+        harder = [level for level in self.difficulties if level > state.level]
+        hardest = max((level for level in self.difficulties if level <= state.level), default=state.level)
         ready = results.get(hardest) and success[hardest] >= RISES_AT
         if harder and (ready or number + 1 - state.opened_at >= LONGEST):
             state = state.model_copy(update={"level": harder[0], "opened_at": number + 1})

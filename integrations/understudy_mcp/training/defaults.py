@@ -1,4 +1,4 @@
-"""Options that depend on the base model, where a user names none."""
+"""Defaults that depend on the base model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from ..connection.target import Target
 
 GROUP_SIZE = 8
 """Rollouts of one scenario."""
-TINY = "tiny"
-TINY_RATE, TINY_KL = 3.3e-3, 0.3
-"""Of the bundled policy's first step; both fall in a line. They are those of `understudy quickstart`."""
+TINY_RATES = {"tiny": 3.3e-3, "tiny-mcp": 2e-3}
+"""Learning rates of the bundled policies at the first step. They decay linearly, as in `understudy quickstart`."""
+TINY_KL = 0.3
+"""Their KL coefficient at the first step, which decays with the rate."""
 
 
 @dataclass(frozen=True)
 class BaseDefaults:
-    """max_tools: shown at once. result_chars, max_completion_tokens: what fits the context several times over."""
+    """Defaults for one base model.
+
+    max_tools: shown to the model. result_chars and max_completion_tokens: chosen so that several fit the context.
+    """
 
     max_tools: int | None = None
     result_chars: int | None = None
@@ -29,22 +33,23 @@ class BaseDefaults:
 
 
 def defaults_for(base_model: str) -> BaseDefaults:
-    """The bundled policy reads up to eight tools, and 4,096 tokens."""
-    if base_model == TINY:
+    """The defaults of a base model. The bundled policies have a context of 4,096 tokens, and are surest with eight tools or fewer."""
+    if base_model in TINY_RATES:
         return BaseDefaults(max_tools=8, result_chars=1_500, max_completion_tokens=96, scenarios_per_step=8)
     return BaseDefaults()
 
 
 def default_config(base_model: str, steps: int) -> TrainConfig | Callable[[int], TrainConfig]:
-    """The learner's options."""
-    return partial(_tiny_config, steps) if base_model == TINY else TrainConfig()
+    """The learner's options, or a function from the step to them."""
+    rate = TINY_RATES.get(base_model)
+    return partial(_tiny_config, rate, steps) if rate is not None else TrainConfig()
 
 
-def _tiny_config(steps: int, step: int) -> TrainConfig:
+def _tiny_config(rate: float, steps: int, step: int) -> TrainConfig:
     left = max(1 - (step - 1) / steps, 1 / steps)
-    return TrainConfig(learning_rate=TINY_RATE * left, kl_coef=TINY_KL * left, minibatches=4)
+    return TrainConfig(learning_rate=rate * left, kl_coef=TINY_KL * left, minibatches=4)
 
 
 def default_concurrency(target: Target) -> int:
-    """Rollouts at once: fewer where each may have a process of its own."""
+    """How many rollouts run at once: fewer if every rollout may start its own process."""
     return 16 if any(isinstance(server, StdioServer) for server in target.servers) else 32

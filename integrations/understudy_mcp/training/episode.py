@@ -1,4 +1,4 @@
-"""What a policy did in one rollout, as rewards see it: nothing in here was written by a server."""
+"""The actions of a policy in one rollout, as rewards see them. Contains no text from a server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ class EpisodeEnd(StrEnum):
 
     ANSWERED = "answered"  # a message without a tool call
     TURN_LIMIT = "turn_limit"  # it still called tools at its last turn
-    CONTEXT_FULL = "context_full"  # what it read and wrote fills the model's context
+    CONTEXT_FULL = "context_full"  # the conversation fills the model's context
 
 
 @dataclass(frozen=True)
 class MadeCall:
-    """One tool call of the policy. `arguments` is None where they are no JSON object or the tool was not offered, so that
-    nothing was called. `failed`: the tool reported an error, which is counted and never scored."""
+    """One tool call of the policy.
+
+    `arguments` is None if they were not a JSON object or the tool was not offered, so that nothing was called. `failed`
+    means that the tool reported an error, which is counted but not scored.
+    """
 
     tool: str
     arguments: Arguments | None = field(hash=False)
@@ -29,7 +32,7 @@ class MadeCall:
 
 @dataclass(frozen=True)
 class ToolEpisode:
-    """The calls in the order in which they were written, and the final answer."""
+    """The tool calls in the order in which the model wrote them, and the final answer."""
 
     calls: tuple[MadeCall, ...] = ()
     answer: str = ""

@@ -1,4 +1,4 @@
-"""Whether two arguments mean the same to a tool: pure functions of values and the tool's schema."""
+"""Compares tool arguments by meaning. Pure functions of the values and the tool's schema."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _TOLERANCE = 1e-9
 
 WRONG_TYPE = 0.5
-"""What an argument is worth that has the right value as another type, such as `"3"` for 3: some servers refuse it."""
+"""Score of an argument with the right value in the wrong type, such as `"3"` for 3: some servers reject it."""
 
 
 def argument_score(expected: Mapping[str, object], actual: Mapping[str, object], parameters: Schema) -> float:
-    """The share of arguments that mean the same, over all that either side has: 1 for equal calls, also of a call without
-    arguments. What equals its default, or is null where that is optional, counts as left out."""
+    """The share of equivalent arguments among all arguments of both sides, from 0 to 1.
+
+    1 for equal calls, also without arguments. An argument that equals its default, or an optional one that is null, counts
+    as absent.
+    """
     expected, actual = spelled_out(expected, parameters), spelled_out(actual, parameters)
     names = expected.keys() | actual.keys()
     if not names:
@@ -37,15 +40,18 @@ def argument_score(expected: Mapping[str, object], actual: Mapping[str, object],
 
 
 def value_score(expected: object, actual: object, schema: Schema, name: str = "") -> float:
-    """1 where both mean the same, WRONG_TYPE where one is the other as text, else 0."""
+    """1 if both are equivalent, WRONG_TYPE if one is the other as text, else 0."""
     if same_value(expected, actual, schema, name):
         return 1.0
     return WRONG_TYPE if _same_as_text(expected, actual) else 0.0
 
 
 def same_value(expected: object, actual: object, schema: Schema, name: str = "") -> bool:
-    """Whether both mean the same: numbers by value, text but for white space, enumerated text but for case, paths and times
-    of day in their normal forms, lists by element (in any order where the schema wants unique ones), objects by key."""
+    """Whether both values are equivalent.
+
+    Numbers compare by value; text ignores white space; enumerated text ignores case; paths and times of day compare in
+    normal form; lists by element, in any order if the schema has uniqueItems; objects by key.
+    """
     if isinstance(expected, bool) or isinstance(actual, bool):
         return expected is actual
     if isinstance(expected, int | float) and isinstance(actual, int | float):
@@ -60,7 +66,7 @@ def same_value(expected: object, actual: object, schema: Schema, name: str = "")
 
 
 def spelled_out(arguments: Mapping[str, object], parameters: Schema) -> dict[str, object]:
-    """The arguments without those that say what leaving them out says."""
+    """Remove arguments that have the same meaning as leaving them out: defaults, and null for optional ones."""
     schemas = _properties(parameters)
     listed = parameters.get("required")
     required = cast(list[object], listed) if isinstance(listed, list) else []
@@ -80,8 +86,8 @@ def _properties(schema: Schema) -> dict[str, Schema]:
     if not isinstance(properties, dict):
         return {}
     return {
-        name: cast(Schema, each) if isinstance(each, dict) else {}
-        for name, each in cast(dict[str, object], properties).items()
+        name: cast(Schema, property_schema) if isinstance(property_schema, dict) else {}
+        for name, property_schema in cast(dict[str, object], properties).items()
     }
 
 
@@ -105,10 +111,10 @@ def _same_list(expected: list[object], actual: list[object], schema: Schema, nam
         return all(same_value(*pair, inner, name) for pair in zip(expected, actual, strict=True))
     left = list(actual)
     for value in expected:
-        at = next((index for index, other in enumerate(left) if same_value(value, other, inner, name)), None)
-        if at is None:
+        match = next((index for index, other in enumerate(left) if same_value(value, other, inner, name)), None)
+        if match is None:
             return False
-        left.pop(at)
+        left.pop(match)
     return True
 
 
@@ -121,7 +127,7 @@ def _is_path(name: str, value: str) -> bool:
 
 
 def normal_path(path: str) -> str:
-    """`/a//b/./c/` as `/a/b/c`, with `/` for a Windows backslash; the empty path is `.`."""
+    """Normalise a path: `/a//b/./c/` becomes `/a/b/c`, backslashes become `/`, and the empty path `.`."""
     return posixpath.normpath(path.replace("\\", "/")) if path else "."
 
 
@@ -131,7 +137,7 @@ def _normal_time(text: str) -> str:
 
 
 def _same_as_text(expected: object, actual: object) -> bool:
-    """Whether one is a text that spells the other, a number or a truth value."""
+    """Whether one value is the text form of the other, a number or a boolean."""
     text, value = (expected, actual) if isinstance(expected, str) else (actual, expected)
     if not isinstance(text, str) or isinstance(value, str):
         return False

@@ -1,4 +1,4 @@
-"""Point at a server: scenarios, rollouts, rewards, training, and what it changed on held-out scenarios."""
+"""`MCPTrainer`: generates scenarios for a server, trains on them, and measures success on held-out scenarios."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from .training_state import TrainingState
 
 
 class MCPTrainerOptions(TrainerOptions, total=False):
-    """The options of an MCPTrainer: those of `ToolOptions`, and of `understudy.Trainer` but `reward` and `eval`."""
+    """The options of an MCPTrainer: those of `ToolOptions`, and of `understudy.Trainer` except `reward` and `eval`."""
 
     max_turns: int
     max_tools: int | None
@@ -62,26 +62,31 @@ class MCPTrainerOptions(TrainerOptions, total=False):
 
 @dataclass(frozen=True)
 class ToolOptions:
-    """What is special to tools of MCP servers; each option once. None of max_tools and result_chars: see `defaults_for`."""
+    """The options that are specific to MCP tools."""
 
-    max_turns: int = 8  # how often the model is asked in a rollout
-    max_tools: int | None = None  # shown to the model: the expected ones and others; None: all, 8 for `tiny`
-    temperature: float = 1.0  # of rollouts that are trained on
-    result_chars: int | None = None  # of a tool's result as the model reads it; None: the target's, 1,500 for `tiny`
-    curriculum: bool = True  # easier scenarios first
-    judge_all: bool = False  # the judge has half of every reward, not only of scenarios that cannot be executed
-    count: int = 48  # scenarios to make where there are none
-    llm: str | Llm | None = (
-        None  # that writes them, such as "openai/gpt-4.1"; None: they are made from schemas and answers
+    max_turns: int = 8  # model requests per rollout
+    max_tools: int | None = None  # tools shown to the model, the expected ones included; None: all, 8 for `tiny`
+    temperature: float = 1.0  # of training rollouts
+    result_chars: int | None = (
+        None  # characters of a tool's result that the model reads; None: the target's, 1,500 for `tiny`
     )
-    allow_writes: bool = False  # tools that write or delete may be called, and so be learned
-    probe: int = 0  # rollouts of each scenario that was made: what all or none of them solve is set aside; 0: none
-    say: Callable[[str], None] = print  # what happens beside the steps, a line at a time
+    curriculum: bool = True  # easier scenarios first
+    judge_all: bool = (
+        False  # the judge's score is half of every reward; False: only for scenarios that cannot be executed
+    )
+    count: int = 48  # scenarios to generate if there are none
+    llm: str | Llm | None = None  # writes the scenarios, such as "openai/gpt-4.1"; None: from schemas and tool results
+    allow_writes: bool = False  # whether tools that write or delete may be called and learned
+    probe: int = 0  # rollouts per new scenario; a scenario that all or none of them solve is removed; 0: no probing
+    say: Callable[[str], None] = print  # called with a line of text per event
 
 
 class MCPTrainer:
-    """Trains `model` to use the tools of `target`. `scenarios`: a ScenarioSet, McpScenarios, their file, or None: the file
-    that is kept for this model, made at the first use. Held-out scenarios are evaluated before and after; `comparison` then has both."""
+    """Trains `model` to use the tools of `target`.
+
+    scenarios: a ScenarioSet, McpScenarios, or their file; None: the model's own file, generated at the first use. Held-out
+    scenarios are evaluated before and after training; `comparison` then has both. Raises ConfigError for an invalid option.
+    """
 
     def __init__(
         self,
@@ -99,20 +104,22 @@ class MCPTrainer:
         for name in ("reward", "eval"):
             if name in self._training:
                 raise ConfigError(f"{name}: an MCPTrainer takes it from the scenarios: their check, their split")
-        if "sinks" in self._training:  # an unknown name, or a missing variable, is said before anything starts
+        if "sinks" in self._training:  # an unknown name or a missing variable must fail before anything starts
             self._training["sinks"] = resolve_sinks(self._training["sinks"])
         self._defaults = defaults_for(model.base_model)
         self._scenarios = scenarios
 
     def train(self, steps: int) -> TrainReport:
-        """`atrain`, outside an event loop."""
+        """Sync form of `atrain`. Raises an error inside a running event loop."""
         refuse_running_loop("train", "atrain")
         return asyncio.run(self.atrain(steps))
 
     async def atrain(self, steps: int) -> TrainReport:
-        """Train until the model has made `steps` steps in all; run again, it goes on where it was. Raises ConfigError,
-        McpStartError, and what a Trainer raises."""
-        # The Trainer has a budget of its own within this one, which has also paid for the scenarios.
+        """Train until the model has `steps` steps in total. A second run resumes at the newest step.
+
+        Raises ConfigError, McpStartError, and the errors of `Trainer.atrain`.
+        """
+        # The Trainer opens its own budget inside this one, which also covers generating the scenarios.
         with budget(self._training.get("max_cost")):
             async with self._prepared(steps) as (trainer, scenarios):
                 return await self._trained(trainer, scenarios, steps)
@@ -121,7 +128,7 @@ class MCPTrainer:
         try:
             report = await trainer.atrain(steps)
         except BaseException as error:
-            await keep_beside(error, trainer)
+            await keep_state_on_error(error, trainer)
             raise
         await trainer.keep_state()
         state = trainer.state
@@ -129,26 +136,28 @@ class MCPTrainer:
         return report
 
     def evaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
-        """`aevaluate`, outside an event loop."""
+        """Sync form of `aevaluate`. Raises an error inside a running event loop."""
         refuse_running_loop("evaluate", "aevaluate")
         return asyncio.run(self.aevaluate(temperature=temperature, rollouts=rollouts, step=step))
 
     async def aevaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
-        """Score the newest step, or `step`, on the held-out scenarios; on all where none is held out."""
+        """Score the newest step, or `step`, on the held-out scenarios; on all scenarios if none is held out."""
         async with self._prepared(1, step) as (trainer, scenarios):
             chosen = scenarios.eval or scenarios.scenarios
             return await trainer.aevaluate(chosen, temperature=temperature, rollouts=rollouts)
 
     def compare(self, candidates: Sequence[CandidateLike], **options: Unpack[CompareOptions]) -> ComparisonReport:
-        """`acompare`, outside an event loop."""
+        """Sync form of `acompare`. Raises an error inside a running event loop."""
         refuse_running_loop("compare", "acompare")
         return asyncio.run(self.acompare(candidates, **options))
 
     async def acompare(
         self, candidates: Sequence[CandidateLike], **options: Unpack[CompareOptions]
     ) -> ComparisonReport:
-        """Have steps of the model and other LLMs use the tools on the held-out scenarios, on all where none is held out; see
-        `understudy.compare`. The judge, where there is one, is shown all candidates' rollouts of a scenario."""
+        """Compare steps of the model and other LLMs on the held-out scenarios, or on all if none is held out.
+
+        See `understudy.compare`. A judge sees the rollouts of all candidates of a scenario together.
+        """
         judge = options.get("judge") or self._judge
         own: CompareOptions = {"concurrency": self._concurrency, "trained_on": None}
         async with self._pool() as pool:
@@ -157,12 +166,12 @@ class MCPTrainer:
             if scenarios.eval:
                 own["trained_on"] = scenarios.train
             chosen = scenarios.eval or scenarios.scenarios
-            given: CompareOptions = {**own, **options, "judge": judge}
+            merged: CompareOptions = {**own, **options, "judge": judge}
             rollout = unjudged(self._rollout(pool))
-            return await acompare(rollout, chosen, candidates, model=self.model, **given)
+            return await acompare(rollout, chosen, candidates, model=self.model, **merged)
 
     async def aplan(self, steps: int) -> list[str]:
-        """What `atrain` would do, a line each. The servers are started; no model is called and nothing is written."""
+        """Describe what `atrain` would do, in lines. Starts the servers, but calls no model and writes nothing."""
         async with self._pool() as pool:
             scenarios = self._existing()
             if scenarios is not None:
@@ -193,7 +202,7 @@ class MCPTrainer:
     async def _prepared(
         self, steps: int, step: int | None = None
     ) -> AsyncGenerator[tuple[ScenarioTrainer, ScenarioSet]]:
-        """The servers started, and the Trainer for the scenarios, of the model or of one of its steps."""
+        """Start the servers and create the Trainer for the scenarios, for the newest step or for `step`."""
         async with self._pool() as pool:
             scenarios = await self._chosen(pool)
             if changed := scenarios.server_change(pool.fingerprint):
@@ -210,7 +219,7 @@ class MCPTrainer:
             )
 
     def _existing(self) -> ScenarioSet | None:
-        """The scenarios, where they need not be made."""
+        """The scenarios if they exist; None if they have to be generated."""
         if self._scenarios is not None:
             return as_set(self._scenarios)
         file = scenario_file(self.model)
@@ -222,7 +231,7 @@ class MCPTrainer:
             return existing
         say = self.options.say
         say(f"making scenarios for {one_line(self.target.shown())}")
-        made = await generate_scenarios(
+        scenarios = await generate_scenarios(
             pool,
             count=self.options.count,
             seed=self._training.get("seed", 0),
@@ -231,14 +240,14 @@ class MCPTrainer:
             progress=say,
         )
         if self.options.probe:
-            check_usable(made, pool, self._max_tools, self._judge is not None)
-            rollout, before = self._rollout(pool), len(made.scenarios)
-            made = await probed(made, rollout, self.model, self.options.probe, self._concurrency)
-            say(f"{before - len(made.scenarios)} scenarios are set aside: every or no probing rollout solved them")
+            check_usable(scenarios, pool, self._max_tools, self._judge is not None)
+            rollout, before = self._rollout(pool), len(scenarios.scenarios)
+            scenarios = await probed(scenarios, rollout, self.model, self.options.probe, self._concurrency)
+            say(f"{before - len(scenarios.scenarios)} scenarios are set aside: every or no probing rollout solved them")
         file = scenario_file(self.model)
-        save_scenarios(made, file)
-        say(f"{len(made.train)} scenarios to train on, {len(made.eval)} held out, kept in {file}")
-        return made
+        save_scenarios(scenarios, file)
+        say(f"{len(scenarios.train)} scenarios to train on, {len(scenarios.eval)} held out, kept in {file}")
+        return scenarios
 
     def _rollout(self, pool: ServerPool) -> McpRollout:
         chars = self.options.result_chars or self._defaults.result_chars
@@ -248,14 +257,14 @@ class MCPTrainer:
         return LoopOptions(self.options.max_turns, self.options.temperature)
 
     def _trainer_options(self, scenarios: ScenarioSet | None, steps: int) -> TrainerOptions:
-        usual: TrainerOptions = {
+        defaults: TrainerOptions = {
             "concurrency": self._concurrency,
             "config": default_config(self.model.base_model, steps),
             "group_size": GROUP_SIZE,
             "max_completion_tokens": self._defaults.max_completion_tokens,
             "scenarios_per_step": self._defaults.scenarios_per_step,
         }
-        options: TrainerOptions = {**usual, **self._training}
+        options: TrainerOptions = {**defaults, **self._training}
         if scenarios is not None and scenarios.eval:
             options["eval"] = scenarios.eval
         if scenarios is not None and self._judge is not None:
@@ -263,8 +272,8 @@ class MCPTrainer:
         return options
 
 
-async def keep_beside(error: BaseException, trainer: ScenarioTrainer) -> None:
-    """Keep what was learned of the scenarios before an error ends the run; it gets a note where that fails."""
+async def keep_state_on_error(error: BaseException, trainer: ScenarioTrainer) -> None:
+    """Store the curriculum's state before an error ends the run. If that fails, add a note to the error."""
     try:
         await trainer.keep_state()
     except UnderstudyError as also:

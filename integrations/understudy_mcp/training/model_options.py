@@ -1,7 +1,8 @@
-"""The model and its server, as the commands take them."""
+"""The command line options for the model and its server."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Annotated
@@ -13,27 +14,43 @@ from understudy.integration import ConfigError
 
 from ..connection.target import Target
 
-ModelName = Annotated[str | None, typer.Option("--model", help="name of the model; none: that of the server")]
+ModelName = Annotated[str | None, typer.Option("--model", help="name of the model; default: the server's name")]
 BaseModel = Annotated[
-    str, typer.Option("--base", help="its base: a Hugging Face name, a folder, or tiny, which learns on a CPU")
+    str | None,
+    typer.Option(
+        "--base", help="base model: a Hugging Face name or a folder; default: the base of --url, else tiny-mcp (CPU)"
+    ),
 ]
-ServerDir = Annotated[Path | None, typer.Option("--dir", help="directory of the server's records; none: ./.understudy")]
-ServerUrl = Annotated[str | None, typer.Option("--url", help="a running Understudy server; none: one on this machine")]
+ServerDir = Annotated[
+    Path | None, typer.Option("--dir", help="directory for checkpoints and records; default: ./.understudy")
+]
+ServerUrl = Annotated[
+    str | None, typer.Option("--url", help="URL of a running Understudy server; default: start one here")
+]
 ScenarioFile = Annotated[
-    Path | None, typer.Option("--scenarios", help="JSONL file; none: the model's own, made at the first use")
+    Path | None,
+    typer.Option("--scenarios", help="JSONL file of scenarios; default: the model's own file, generated at first use"),
 ]
-DEFAULT_BASE = "tiny"
+DEFAULT_BASE = "tiny-mcp"
 
 
-def model_from(target: Target, name: str | None, base: str, dir: Path | None, url: str | None) -> TrainableModel:
-    """The model that these options describe. Nothing is started. Raises ConfigError."""
+def model_from(target: Target, name: str | None, base: str | None, dir: Path | None, url: str | None) -> TrainableModel:
+    """Create the model that these options describe. Starts nothing, but asks the server at `url` for its base.
+
+    Raises ConfigError, ServerError.
+    """
     if dir is not None and url is not None:
         raise ConfigError("--dir, --url: either a directory of this machine, or a server that runs elsewhere")
     backend = RemoteBackend(url) if url else LocalBackend(dir) if dir else None
+    base = base or (asyncio.run(_served_base(backend)) if isinstance(backend, RemoteBackend) else DEFAULT_BASE)
     return TrainableModel(name or name_of(target), project="mcp", base_model=base, backend=backend)
 
 
+async def _served_base(backend: RemoteBackend) -> str:
+    return (await (await backend.connect()).health()).base_model
+
+
 def name_of(target: Target) -> str:
-    """`mcp-server-time` for that server; several are joined by `+` in their order, `-` where a name has other letters."""
+    """A model name from the servers' names, joined by `-`; other characters become `-`. At most 60 characters."""
     joined = "-".join(server.name for server in target.servers)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", joined).strip("-._")[:60] or "mcp"

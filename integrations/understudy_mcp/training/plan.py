@@ -1,4 +1,4 @@
-"""What a training would do, for `--dry-run`."""
+"""The output of `understudy mcp train --dry-run`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plan_lines(
     options: TrainerOptions,
     loop: LoopOptions,
 ) -> list[str]:
-    """A line for each stage. `scenarios`: a sentence where there are none yet."""
+    """A line per stage. `scenarios` is a sentence if there are none yet."""
     group, per_step = options.get("group_size"), options.get("scenarios_per_step")
     lines = [
         f"target     {one_line(pool.target.shown())}",
@@ -35,8 +35,12 @@ def plan_lines(
         f"judge      {(options.get('judge') and 'an LLM') or 'none: rewards come from execution'}",
     ]
     if not isinstance(scenarios, str):
-        lines.insert(3, f"           by tool: {_counts(tool for each in scenarios.scenarios for tool in each.tools)}")
-        lines.insert(4, f"           by difficulty: {_counts(str(each.difficulty) for each in scenarios.scenarios)}")
+        lines.insert(
+            3, f"           by tool: {_counts(tool for scenario in scenarios.scenarios for tool in scenario.tools)}"
+        )
+        lines.insert(
+            4, f"           by difficulty: {_counts(str(scenario.difficulty) for scenario in scenarios.scenarios)}"
+        )
         if change := scenarios.server_change(pool.fingerprint):
             lines.append(f"warning    {change}")
     return lines

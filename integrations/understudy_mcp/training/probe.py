@@ -1,4 +1,4 @@
-"""What a model can do before it is trained: scenarios that all or none of its rollouts solve teach nothing."""
+"""Probes new scenarios with the untrained model. Scenarios that all or none of its rollouts solve have no signal."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from .rollout import McpRollout
 async def probed(
     scenarios: ScenarioSet, rollout: McpRollout, model: TrainableModel, rollouts: int, concurrency: int
 ) -> ScenarioSet:
-    """The set without training scenarios that every or none of `rollouts` solved; those for a judge stay. The rollouts are
-    kept with the model, as split `probe`. Raises ConfigError where nothing is left, RolloutError where none was scored."""
-    asked = [each for each in scenarios.train if each.check is not CheckKind.JUDGE]
+    """Remove training scenarios that all or none of `rollouts` rollouts solved. Scenarios for a judge stay.
+
+    The rollouts are logged with the model under the split `probe`. Raises ConfigError if no training scenario is left,
+    RolloutError if no rollout was scored.
+    """
+    executable = [scenario for scenario in scenarios.train if scenario.check is not CheckKind.JUDGE]
     groups = await gather_trajectory_groups(
-        [_group(each, rollout, model, rollouts) for each in asked],
+        [_group(scenario, rollout, model, rollouts) for scenario in executable],
         pbar_desc="probe",
         concurrency=concurrency,
-        max_exceptions=len(asked) * rollouts,
+        max_exceptions=len(executable) * rollouts,
     )
     await model.log(groups, split="probe")
     rates = {str(group.metadata["scenario_id"]): rate for group in groups if (rate := success_rate(group)) is not None}
-    if asked and not rates:
-        failed = next((each.exception for group in groups for each in group if each.exception), None)
+    if executable and not rates:
+        failed = next((rollout.exception for group in groups for rollout in group if rollout.exception), None)
         raise RolloutError(
             f"probe: no rollout was scored: {failed.type}: {failed.message}" if failed else "probe: none"
         )
@@ -37,8 +40,12 @@ async def probed(
 
 
 def success_rate(group: TrajectoryGroup) -> float | None:
-    """The share of scored rollouts that solved it; None where none was scored."""
-    scored = [float(each.metrics["success"]) for each in group if each.reward is not None and "success" in each.metrics]
+    """The share of scored rollouts that solved the scenario; None if none was scored."""
+    scored = [
+        float(rollout.metrics["success"])
+        for rollout in group
+        if rollout.reward is not None and "success" in rollout.metrics
+    ]
     return math.fsum(scored) / len(scored) if scored else None
 
 

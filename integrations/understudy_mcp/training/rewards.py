@@ -1,15 +1,15 @@
-"""The reward of a rollout on a server's tools, from what the policy called and answered. Pure functions.
+"""The reward of a rollout on a server's tools, from the policy's calls and its answer. Pure functions.
 
-The parts, each from 0 to 1:
-- tool_match: of the tools that the solution calls, how many the policy called
-- argument_match: how well the reference calls were made, see `argument_score`
-- answer_match: of the values that the answer must contain, how many it contains
+The parts, all from 0 to 1:
+- tool_match: the share of the solution's tools that the policy called
+- argument_match: how well the policy's calls match the reference calls, see `argument_score`
+- answer_match: the share of the required values that the answer contains
 
-A rollout is worth TOOLS x tool_match + ARGUMENTS x argument_match + ANSWER x argument_match x answer_match: an answer counts
-as far as its calls were made, so that a guess is worth nothing; where a scenario names no calls, they count as made. A
-needless call costs NEEDLESS, at most MOST_NEEDLESS in all.
+reward = TOOLS x tool_match + ARGUMENTS x argument_match + ANSWER x argument_match x answer_match. The answer is weighted by
+argument_match, so that a guess without calls is worth nothing; a scenario without reference calls has argument_match 1. A
+needless call costs NEEDLESS, at most MOST_NEEDLESS in total.
 
-Whatever a server says, in a result, an error or a description, is no part of it.
+No text of a server (result, error or description) enters the reward.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ NEEDLESS, MOST_NEEDLESS = 0.05, 0.2
 
 
 def score(scenario: McpScenario, episode: ToolEpisode, toolset: Toolset) -> RewardResult:
-    """The reward and its parts as metrics. A scenario of CheckKind.JUDGE has no reference: its reward, 0 less the needless
-    calls, is for its judge to replace."""
-    made = [call for call in episode.calls if call.arguments is not None]
-    malformed = len(episode.calls) - len(made)
-    matches = matched(scenario.calls, made, toolset)
+    """Compute the reward, with its parts as metrics.
+
+    A scenario of CheckKind.JUDGE has no reference: its reward is minus the cost of malformed calls, and the judge adds its
+    score.
+    """
+    calls = [call for call in episode.calls if call.arguments is not None]
+    malformed = len(episode.calls) - len(calls)
+    matches = matched(scenario.calls, calls, toolset)
     answered = float(episode.end is EpisodeEnd.ANSWERED and bool(episode.answer.strip()))
-    tools = tool_match(scenario, made)
+    tools = tool_match(scenario, calls)
     arguments = _mean(list(matches.scores)) if scenario.calls else 1.0
     answer = answered * (answer_score(scenario.answer, episode.answer) if scenario.check is CheckKind.ANSWER else 1.0)
-    needless = malformed + (len(made) - matches.used if scenario.calls else 0)
+    needless = malformed + (len(calls) - matches.used if scenario.calls else 0)
     cost = min(NEEDLESS * needless, MOST_NEEDLESS)
     done = arguments == 1.0 and answer == 1.0 and not matches.wrote_more
     gained = TOOLS * tools + ARGUMENTS * arguments + ANSWER * arguments * answer
@@ -50,7 +53,7 @@ def score(scenario: McpScenario, episode: ToolEpisode, toolset: Toolset) -> Rewa
         "argument_match": arguments,
         "answer_match": answer,
         "needless_calls": float(needless),
-        "errors": float(malformed + sum(call.failed for call in made)),
+        "errors": float(malformed + sum(call.failed for call in calls)),
         "turns": float(episode.turns),
         "answered": answered,
     }
@@ -61,8 +64,11 @@ def score(scenario: McpScenario, episode: ToolEpisode, toolset: Toolset) -> Rewa
 
 
 class CallMatches:
-    """Which made call stands for which reference call. `scores`: of each reference call; `used`: made calls that stand for
-    one; `wrote_more`: whether another made call may have changed something."""
+    """The matching of the policy's calls to the reference calls.
+
+    scores: per reference call. used: the number of matched calls. wrote_more: whether an unmatched call may have changed
+    something.
+    """
 
     def __init__(self, scores: Sequence[float], used: int, wrote_more: bool) -> None:
         self.scores = tuple(scores)
@@ -70,33 +76,37 @@ class CallMatches:
         self.wrote_more = wrote_more
 
 
-def matched(references: Sequence[ReferenceCall], made: Sequence[MadeCall], toolset: Toolset) -> CallMatches:
-    """Each reference call with the made call of the same tool that is most like it, each made call used once; the best pairs
-    first, so that the order of calls does not matter."""
+def matched(references: Sequence[ReferenceCall], calls: Sequence[MadeCall], toolset: Toolset) -> CallMatches:
+    """Match every reference call to the most similar call of the same tool; a call is used once.
+
+    The best pairs are matched first, so the order of calls does not matter.
+    """
     pairs = [
-        (_likeness(reference, call, toolset), -at, -index)
-        for at, reference in enumerate(references)
-        for index, call in enumerate(made)
+        (_likeness(reference, call, toolset), -reference_index, -index)
+        for reference_index, reference in enumerate(references)
+        for index, call in enumerate(calls)
         if call.tool == reference.tool
     ]
     scores = [0.0] * len(references)
     taken: set[int] = set()
     settled: set[int] = set()
-    for likeness, at, index in sorted(pairs, reverse=True):
-        if -at in settled or -index in taken:
+    for likeness, reference_index, index in sorted(pairs, reverse=True):
+        if -reference_index in settled or -index in taken:
             continue
-        settled.add(-at)
+        settled.add(-reference_index)
         taken.add(-index)
-        scores[-at] = likeness
-    others = [call for index, call in enumerate(made) if index not in taken]
+        scores[-reference_index] = likeness
+    others = [call for index, call in enumerate(calls) if index not in taken]
     return CallMatches(scores, len(taken), any(_may_write(call, toolset) for call in others))
 
 
-def tool_match(scenario: McpScenario, made: Sequence[MadeCall]) -> float:
-    """Of the calls of the solution, the share whose tool was called, as often as the solution calls it; without a solution
-    that of the expected tools."""
+def tool_match(scenario: McpScenario, calls: Sequence[MadeCall]) -> float:
+    """The share of the solution's calls whose tool was called, as often as in the solution.
+
+    Without reference calls, the share of the scenario's tools that were called.
+    """
     wanted = Counter(call.tool for call in scenario.calls) or Counter(scenario.tools)
-    called = Counter(call.tool for call in made)
+    called = Counter(call.tool for call in calls)
     return (wanted & called).total() / wanted.total() if wanted else 1.0
 
 
@@ -105,7 +115,7 @@ def _likeness(reference: ReferenceCall, call: MadeCall, toolset: Toolset) -> flo
     expected, actual = dict(reference.arguments), dict(call.arguments or {})
     if tool is None:
         return argument_score(expected, actual, {})
-    for name in tool.bound:  # fixed, whatever is written
+    for name in tool.bound:  # bound arguments do not depend on the policy
         expected.pop(name, None)
         actual.pop(name, None)
     return argument_score(expected, actual, tool.parameters)

@@ -1,4 +1,4 @@
-"""One rollout of a scenario: servers of its own, the agent loop, the reward. A fault of the server is recorded, unscored."""
+"""Runs one rollout of a scenario: sessions, agent loop, reward. A rollout with a server failure is unscored."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from .rewards import score
 
 @dataclass(frozen=True)
 class McpRollout:
-    """`await rollout(model, scenario)` for a Trainer. max_tools: how many tools the model is shown, the expected ones and
-    others drawn by `seed`; None: all. result_chars: the longest tool result, where the target allows longer ones."""
+    """The rollout function for a Trainer: `await rollout(model, scenario)`.
+
+    max_tools: the number of tools that the model sees, the expected ones and others drawn with `seed`; None: all.
+    result_chars: limit for a tool's result, if it is below the target's.
+    """
 
     pool: ServerPool
     loop: LoopOptions = field(default_factory=LoopOptions)
@@ -32,7 +35,7 @@ class McpRollout:
     seed: int = 0
 
     async def __call__(self, model: TrainableModel, scenario: McpScenario) -> Trajectory:
-        """The finished trajectory. Of a rollout that failed it has the exception, and what was said until then."""
+        """Return the finished trajectory. After a failure it has the exception and the messages so far."""
         trajectory = Trajectory(captured=True, metadata={"scenario_id": scenario.id})
         trajectory.metadata |= {"tools": list(scenario.tools), "difficulty": scenario.difficulty}
         with capturing(trajectory):
@@ -46,7 +49,7 @@ class McpRollout:
         return trajectory.finish()
 
     def shown(self, scenario: McpScenario) -> Toolset:
-        """The tools that every rollout of this scenario is offered. Raises ConfigError."""
+        """The tools that the model sees in every rollout of this scenario. Raises ConfigError."""
         seed = zlib.crc32(f"{self.seed} {scenario.id}".encode())
         return self.pool.toolset.shown(scenario.tools, self.max_tools, seed)
 
@@ -75,25 +78,25 @@ class McpRollout:
 
 
 def opening(scenario: McpScenario, tools: RolloutTools) -> list[dict[str, object]]:
-    """The first messages: the system prompt, and the task with the rollout's own folder in it."""
+    """The first messages: the system prompt, and the task with the rollout's folder filled in."""
     task = scenario.task.replace(ROLLOUT_DIR, str(tools.folder)) if tools.folder is not None else scenario.task
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task}]
 
 
 def restricted(tools: RolloutTools, shown: Toolset, limit: int) -> RolloutTools:
-    """The rollout's tools, of which only those that are shown can be called."""
+    """The rollout's tools, limited to those that the model sees, with results of at most `limit` characters."""
     return RolloutTools(shown, tools.sessions, tools.folder, limit)
 
 
 def record_calls(trajectory: Trajectory, loop: AgentLoop) -> None:
-    """Keep what was called, when, and how long the servers took, with the trajectory."""
+    """Store the tool calls and their times on the trajectory."""
     trajectory.tool_runs = loop.clock.runs()
     trajectory.metadata["tool_calls"] = [record.as_json() for record in loop.records]
     trajectory.metrics["tool_seconds"] = sum(record.seconds for record in loop.records)
 
 
 def check_scenarios(scenarios: list[McpScenario], toolset: Toolset, max_tools: int | None) -> None:
-    """Raise ConfigError for scenarios that no rollout could solve: unknown tools, or more of them than are shown."""
+    """Raise ConfigError for scenarios that no rollout can solve: with unknown tools, or with more tools than `max_tools`."""
     known = {tool.name for tool in toolset.tools}
     missing = Counter(name for scenario in scenarios for name in set(scenario.tools) if name not in known)
     if missing:

@@ -1,4 +1,4 @@
-"""The Trainer of MCP scenarios: it follows the curriculum, and remembers what was measured before training."""
+"""The Trainer for MCP scenarios: follows the curriculum, and keeps the measurement before training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .training_state import Measured, TrainingState
 
 
 class ScenarioTrainer(Trainer):
-    """`curriculum` is None where all scenarios are open from the start."""
+    """A Trainer for MCP scenarios. `curriculum` is None if all scenarios are open from the start."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ScenarioTrainer(Trainer):
         self._kept = state.model_copy()
 
     async def next_scenarios(self, scenarios: Sequence[object], number: int) -> list[object]:
-        """Those of the open difficulties. What was learned of the last iteration is kept with the model."""
+        """Choose scenarios of the open difficulties. Stores the last iteration's state with the model."""
         self._number = number
         await self.keep_state()
         if self.curriculum is None:
@@ -49,7 +49,7 @@ class ScenarioTrainer(Trainer):
         return await super().next_scenarios(chosen, number - self.curriculum.state.opened_at)
 
     def examine_rollouts(self, groups: Sequence[TrajectoryGroup]) -> str | None:
-        """A line when a harder difficulty opens."""
+        """Update the curriculum. Returns a line of text when a harder difficulty opens."""
         if self.curriculum is None:
             return None
         before = self.curriculum.state
@@ -62,14 +62,14 @@ class ScenarioTrainer(Trainer):
         return f"difficulty {now.level} is open from the next iteration on{known}"
 
     def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Note what was measured; the first time also as what was before training."""
-        step = next((each.place.step for group in groups for each in group if each.place.step is not None), 0)
+        """Store the measurement; the first one is also the measurement before training."""
+        step = next((rollout.place.step for group in groups for rollout in group if rollout.place.step is not None), 0)
         self.state.after = Measured(step=step, rates=rates(groups))
         if self.state.before is None:
             self.state.before = self.state.after
 
     async def keep_state(self) -> None:
-        """Keep curriculum and measurements with the model, where they have changed."""
+        """Store curriculum and measurements with the model if they have changed."""
         if self.curriculum is not None:
             self.state.curriculum = self.curriculum.state
         if self.state != self._kept:
@@ -78,23 +78,23 @@ class ScenarioTrainer(Trainer):
 
 
 def successes(groups: Sequence[TrajectoryGroup]) -> dict[int, list[float]]:
-    """Success of each scored rollout, by difficulty."""
+    """The success of every scored rollout, by difficulty."""
     results: defaultdict[int, list[float]] = defaultdict(list)
     for group in groups:
-        for each in group:
-            if each.reward is not None and "success" in each.metrics:
-                results[int(each.metadata["difficulty"])].append(float(each.metrics["success"]))
+        for rollout in group:
+            if rollout.reward is not None and "success" in rollout.metrics:
+                results[int(rollout.metadata["difficulty"])].append(float(rollout.metrics["success"]))
     return dict(results)
 
 
 def rates(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """The mean of every metric over scenarios, of each the mean over its scored rollouts; as an Evaluation has them."""
+    """The mean of every metric over scenarios, of the means over a scenario's scored rollouts; as in an Evaluation."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
-        scored = [each for each in group if each.reward is not None]
-        for name in {name for each in scored for name in each.metrics}:
-            own = [float(each.metrics[name]) for each in scored if name in each.metrics]
+        scored = [rollout for rollout in group if rollout.reward is not None]
+        for name in {name for rollout in scored for name in rollout.metrics}:
+            own = [float(rollout.metrics[name]) for rollout in scored if name in rollout.metrics]
             values[name].append(math.fsum(own) / len(own))
         if scored:
-            values["reward"].append(math.fsum(float(each.reward or 0.0) for each in scored) / len(scored))
+            values["reward"].append(math.fsum(float(rollout.reward or 0.0) for rollout in scored) / len(scored))
     return {name: math.fsum(own) / len(own) for name, own in sorted(values.items())}

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint of one model that has a server's tools built in; the calls are made here."""
+"""An OpenAI-compatible endpoint of a model with built-in tools: the endpoint itself runs the tool calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LARGEST_REQUEST = 8 * 2**20
 
 @dataclass(frozen=True)
 class ToolEndpoint:
-    """Each request has servers of its own, unless the target shares them."""
+    """The endpoint of one model. Every request has its own sessions, unless the target shares them."""
 
     pool: ServerPool
     model: TrainableModel
@@ -46,29 +46,31 @@ class ToolEndpoint:
         return KeyGate(Starlette(routes=routes), key)
 
     async def models(self, _: Request) -> Response:
+        """`GET /v1/models`: the served model."""
         card = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "understudy"}
         return JSONResponse({"object": "list", "data": [card]})
 
     async def health(self, _: Request) -> Response:
+        """`GET /health`: answers without a key."""
         return JSONResponse({"status": "ok"})
 
     async def complete(self, request: Request) -> Response:
-        """The answer, after whatever calls it takes."""
+        """`POST /v1/chat/completions`: run the agent loop and return the final answer."""
         body = bytearray()
         async for piece in request.stream():
             body += piece
             if len(body) > LARGEST_REQUEST:
                 return fault(413, "request_too_large", f"a request may have {LARGEST_REQUEST} bytes")
         try:
-            asked = ServedRequest.model_validate_json(bytes(body))
-            history = asked.history()
+            served = ServedRequest.model_validate_json(bytes(body))
+            history = served.history()
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "the body"
             return fault(400, "invalid_value", f"{where}: {first['msg']}")
         except ValueError as error:
             return fault(400, "invalid_value", str(error))
-        options = self._options(asked)
+        options = self._options(served)
         try:
             async with self.pool.rollout() as leased:
                 tools = restricted(leased, self.pool.toolset, self.result_chars)
@@ -82,10 +84,12 @@ class ToolEndpoint:
         except APIError as error:
             return fault(502, "model_failed", one_line(str(error), 600))
         whole = completion(self.model.name, episode, loop)
-        return StreamingResponse(chunks(whole), media_type="text/event-stream") if asked.stream else JSONResponse(whole)
+        return (
+            StreamingResponse(chunks(whole), media_type="text/event-stream") if served.stream else JSONResponse(whole)
+        )
 
-    def _options(self, asked: ServedRequest) -> LoopOptions:
-        lengths = (asked.max_completion_tokens, asked.max_tokens, self.options.max_completion_tokens)
-        temperature = self.options.temperature if asked.temperature is None else asked.temperature
-        length = min((each for each in lengths if each is not None), default=None)
+    def _options(self, request: ServedRequest) -> LoopOptions:
+        lengths = (request.max_completion_tokens, request.max_tokens, self.options.max_completion_tokens)
+        temperature = self.options.temperature if request.temperature is None else request.temperature
+        length = min((limit for limit in lengths if limit is not None), default=None)
         return replace(self.options, temperature=temperature, max_completion_tokens=length)

@@ -19,35 +19,40 @@ from .agent_loop import LoopOptions
 from .defaults import defaults_for
 from .mcp_trainer import ToolOptions
 from .model_at_step import ModelAtStep
-from .model_options import DEFAULT_BASE, BaseModel, ModelName, ServerDir, ServerUrl, model_from
+from .model_options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
 from .serve import ToolEndpoint
 
-Host = Annotated[str, typer.Option(help="address to listen on; beyond this machine it needs a key")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")]
-Key = Annotated[str | None, typer.Option("--api-key", envvar="UNDERSTUDY_API_KEY", help="that requests must carry")]
+Host = Annotated[str, typer.Option(help="address to listen on; beyond this machine, --api-key is needed")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="port; 0: any free one")]
+Key = Annotated[str | None, typer.Option("--api-key", envvar="UNDERSTUDY_API_KEY", help="key that requests must carry")]
 AtOnce = Annotated[int, typer.Option(min=1, help="requests answered at once; others wait")]
 
 
 def serve(
     target: Target,
     model: ModelName = None,
-    base: BaseModel = DEFAULT_BASE,
+    base: BaseModel = None,
     host: Host = "127.0.0.1",
     port: Port = 8900,
     api_key: Key = None,
-    step: Annotated[int | None, typer.Option(min=0, help="of the model; none: the newest")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="step of the model; default: the newest")] = None,
     concurrency: AtOnce = 16,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="where a request names none; 0 is greedy")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="temperature if the request sets none; 0 is greedy")
+    ] = 0.0,
     max_turns: Annotated[int, typer.Option(min=1, help="model requests for one answer")] = ToolOptions.max_turns,
     dir: ServerDir = None,
     url: ServerUrl = None,
 ) -> None:
-    """Serve the model with OpenAI's API, the tools built in: their calls are made here."""
+    """Serve the model, with its tools, behind OpenAI's API.
+
+    Makes the tool calls itself; clients get the final answer.
+    """
     key = checked_key(host, api_key)
     listener = listening(host, port)
     named = model_from(target, model, base, dir, url)
     chosen = named if step is None else ModelAtStep(named, step)
-    options = LoopOptions(max_turns, temperature, defaults_for(base).max_completion_tokens)
+    options = LoopOptions(max_turns, temperature, defaults_for(named.base_model).max_completion_tokens)
     asyncio.run(_serve(target, chosen, options, concurrency, listener, key))
 
 
@@ -70,7 +75,7 @@ async def _serve(
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises ConfigError."""
+    """Open a listening socket. Raises ConfigError."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host.strip("[]"), port), family=family)

@@ -1,4 +1,4 @@
-"""Requests to, and answers of, a model whose tools are built in, in OpenAI's shape."""
+"""Requests and responses of the endpoint with built-in tools, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .episode import EpisodeEnd, ToolEpisode
 
 
 class SpokenMessage(BaseModel):
-    """A message of the request. Tool messages are ours to write."""
+    """A message of the request. Clients send no tool messages, since the endpoint writes them."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -25,7 +25,7 @@ class SpokenMessage(BaseModel):
     content: str | list[dict[str, JsonValue]]
 
     def plain(self) -> dict[str, object]:
-        """The message with its text parts joined. Raises ValueError for a part that is no text."""
+        """The message with its text parts joined. Raises ValueError for a part that is not text."""
         role = "system" if self.role == "developer" else self.role
         if isinstance(self.content, str):
             return {"role": role, "content": self.content}
@@ -35,7 +35,7 @@ class SpokenMessage(BaseModel):
 
 
 class ServedRequest(BaseModel):
-    """What of OpenAI's request is understood. Tools are refused, other fields ignored."""
+    """The supported fields of OpenAI's request. `tools` are rejected, other fields ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -49,7 +49,7 @@ class ServedRequest(BaseModel):
     tools: list[JsonValue] | None = None
 
     def history(self) -> History:
-        """The conversation, with our system prompt where it has none. Raises ValueError."""
+        """The conversation, with the default system prompt if it has none. Raises ValueError."""
         if self.tools:
             raise ValueError("tools: this model has its tools built in; leave them out")
         if self.messages[-1].role != "user":
@@ -61,7 +61,7 @@ class ServedRequest(BaseModel):
 
 
 def completion(model: str, episode: ToolEpisode, loop: AgentLoop) -> dict[str, object]:
-    """The answer. `tool_calls` beside the choices tells what was called for it."""
+    """The response body. The additional field `tool_calls` lists the tool calls that were made."""
     message = {"role": "assistant", "content": episode.answer, "refusal": None}
     tokens = {"prompt_tokens": loop.prompt_tokens, "completion_tokens": loop.completion_tokens}
     return {
@@ -73,7 +73,7 @@ def completion(model: str, episode: ToolEpisode, loop: AgentLoop) -> dict[str, o
 
 
 def chunks(whole: dict[str, object]) -> Iterator[bytes]:
-    """The answer as server-sent events: it is known only when all tools were called, so its text comes in one piece."""
+    """The response as server-sent events. The text comes in one piece, since it is known only after all tool calls."""
     [choice] = cast(list[dict[str, object]], whole["choices"])
     text = cast(dict[str, object], choice["message"])["content"]
     head = {**{name: whole[name] for name in ("id", "created", "model")}, "object": "chat.completion.chunk"}

@@ -1,4 +1,4 @@
-"""When the tools of a rollout ran."""
+"""Times the tool runs of a rollout."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from understudy.integration import ToolRun
 from ..tools.results import ToolResult
 
 LONGEST_ERROR = 1_000
-"""Characters that are kept of a tool's error."""
+"""The most characters kept of a tool's error."""
 
 
 @dataclass
 class ToolTiming:
-    """One call under way; `result` and `seconds` once it has ended."""
+    """One tool call. `result` and `seconds` are set when it has ended."""
 
     result: ToolResult | None = None
     seconds: float = 0.0
@@ -25,15 +25,18 @@ class ToolTiming:
 
 @dataclass
 class ToolClock:
-    """The runs of tools by the turn that asked for them. A run's time includes the wait for its turn at a server that may
-    write. `turn`: of the newest message of the model, which was sent the results of all turns before it."""
+    """The tool runs with the turn that requested them.
+
+    A run's time includes waiting for other calls to a server that may write. `turn` is the turn of the model's newest
+    message, which was sampled after the results of all earlier turns.
+    """
 
     turn: int = 0
     _runs: list[tuple[int, ToolRun]] = field(default_factory=list[tuple[int, ToolRun]])
 
     @contextmanager
     def timed(self, tool_call_id: str, name: str) -> Generator[ToolTiming]:
-        """Time the block, in which `result` is set. What it raises is kept as the run's error."""
+        """Time the block, which sets `result`. An exception of the block is stored as the run's error."""
         timing, turn = ToolTiming(), self.turn
         started_at, began = time.time(), time.monotonic()
         raised: str | None = None
@@ -57,6 +60,6 @@ class ToolClock:
             self._runs.append((turn, run))
 
     def runs(self) -> list[ToolRun]:
-        """In order of start; results only of those that the model was not sent."""
-        told = [run.model_copy(update={"result": None}) if turn < self.turn else run for turn, run in self._runs]
-        return sorted(told, key=lambda run: run.started_at)
+        """The runs in order of their start. Only those whose result the model has not read include the result."""
+        runs = [run.model_copy(update={"result": None}) if turn < self.turn else run for turn, run in self._runs]
+        return sorted(runs, key=lambda run: run.started_at)

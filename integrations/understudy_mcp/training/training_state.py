@@ -1,4 +1,4 @@
-"""What of a run is kept with the model, so that a run that goes on knows where it was."""
+"""The state of a run that is stored with the model, so that a later run can resume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from understudy import TrainableModel
 from .curriculum import CurriculumState
 
 KEY = "mcp"
-"""Where in the model's state."""
+"""Key in the model's state."""
 
 
 class Measured(BaseModel):
@@ -22,7 +22,7 @@ class Measured(BaseModel):
 
 
 class TrainingState(BaseModel):
-    """`scenarios` is the hash of those that the rest belongs to."""
+    """The stored state. `scenarios` is the hash of the scenarios that it belongs to."""
 
     scenarios: str
     curriculum: CurriculumState | None = None
@@ -31,14 +31,14 @@ class TrainingState(BaseModel):
 
     @classmethod
     async def of(cls, model: TrainableModel, scenarios: str) -> TrainingState:
-        """The state kept with the model; a fresh one where it has none, or one of other scenarios."""
+        """Read the state stored with the model; a new one if there is none, or it belongs to other scenarios."""
         kept = (await model.read_state()).get(KEY)
         try:
             state = cls.model_validate(kept)
-        except ValidationError:  # none, or of another version: the run starts its curriculum anew
+        except ValidationError:  # no state, or one of another version: the curriculum starts over
             return cls(scenarios=scenarios)
         return state if state.scenarios == scenarios else cls(scenarios=scenarios)
 
     async def keep(self, model: TrainableModel) -> None:
-        """Replace what is kept with the model."""
+        """Store this state with the model."""
         await model.merge_state({KEY: self.model_dump(mode="json")})

@@ -1,4 +1,4 @@
-"""An OpenAI client for people who bring only a URL: its completions become trajectories."""
+"""An OpenAI client that needs only a server's URL. Its completions carry trajectories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .inference import TIMEOUT, LabellingTransport, httpx_client
 
 
 class RecordedCompletion(ChatCompletion):
-    """A chat completion that knows the request it answers."""
+    """A chat completion that also holds the messages and tools of its request."""
 
     _messages: list[Message] = PrivateAttr(default_factory=list[Message])
     _tools: list[Tool] | None = PrivateAttr(default=None)
@@ -29,42 +29,45 @@ class RecordedCompletion(ChatCompletion):
 
     @property
     def trajectory(self) -> Trajectory:
-        """The conversation with its first choice, ready for a reward: the same one at each access."""
+        """The request's messages and the first choice as a trajectory; the same object on every access."""
         if self._trajectory is None:
             items: list[MessageOrChoice] = [*self._messages, self.choices[0]]
             self._trajectory = Trajectory(messages_and_choices=items, tools=self._tools)
         return self._trajectory
 
     def answers(self, body: Json) -> None:
-        """Remember the request's messages and tools."""
+        """Store the messages and tools of the request body."""
         self._messages = list(body["messages"])
         self._tools = list(body["tools"]) if isinstance(body.get("tools"), list) else None
-        self._trajectory = None  # the SDK makes its objects without private defaults
+        self._trajectory = None  # the SDK constructs objects without private defaults
 
 
 class AsyncClient(AsyncOpenAI):
-    """An AsyncOpenAI for an Understudy server: calls are recorded, completions have `.trajectory`, and
-    `submit_trajectories` is one train request. Without `api_key`, UNDERSTUDY_API_KEY is used."""
+    """An AsyncOpenAI for an Understudy server.
+
+    The server records its calls, completions have `.trajectory`, and `submit_trajectories` sends one train request.
+    Without `api_key`, the environment variable UNDERSTUDY_API_KEY is used.
+    """
 
     def __init__(self, base_url: str | URL, api_key: str | None = None, **options: Any) -> None:
-        """`options` are AsyncOpenAI's own; a retry would be one more generation, so there is none by default."""
+        """`options` are passed to AsyncOpenAI. `max_retries` is 0 by default, since a retry records one more generation."""
         self.api = Api(str(base_url), api_key or os.environ.get("UNDERSTUDY_API_KEY"))
-        usual: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "max_retries": 0,
             "timeout": TIMEOUT,
             "http_client": httpx_client(LabellingTransport(self._find, self.api.url)),
         }
-        super().__init__(base_url=f"{self.api.url}/v1", api_key=self.api.key or "none", **(usual | options))
+        super().__init__(base_url=f"{self.api.url}/v1", api_key=self.api.key or "none", **(defaults | options))
 
     async def _find(self) -> Api:
         return self.api
 
     async def post(self, path: str, *, cast_to: Any, body: Any = None, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # the SDK's overloads, passed through
-        """The SDK's own request; chat completions come back as RecordedCompletion."""
+        """Send the SDK's request; return chat completions as RecordedCompletion."""
         if cast_to is not ChatCompletion:
             return await super().post(path, cast_to=cast_to, body=body, **options)
         answer: object = await super().post(path, cast_to=RecordedCompletion, body=body, **options)
-        if isinstance(answer, RecordedCompletion):  # pyright: ignore[reportUnnecessaryIsInstance]  # a raw response is none
+        if isinstance(answer, RecordedCompletion):  # pyright: ignore[reportUnnecessaryIsInstance]  # a raw response is something else
             answer.answers(body)
         return answer
 
@@ -78,7 +81,11 @@ class AsyncClient(AsyncOpenAI):
         on_event: Callable[[TrainEvent], None] | None = None,
         timeout: float | None = None,
     ) -> TrainResult:
-        """One step on these groups. `model=None`: the server's only model, or `default` beside none other."""
+        """Train one step on these groups; see `Backend.train` for options and errors.
+
+        `model=None` takes the server's only model (`default` counts only when it is alone). Raises ConfigError when there
+        are several, or none.
+        """
         return await train_groups(
             self.api,
             model or await self._only_model(),
@@ -93,5 +100,5 @@ class AsyncClient(AsyncOpenAI):
         names = [state.name for state in await self.api.models()]
         others = [name for name in names if name != "default"]
         if len(others) > 1 or not names:
-            raise ConfigError(f"model: name one of the server's models, it has {names}")
+            raise ConfigError(f"model: the server has the models {names}; pass model= with one of them")
         return (others or names)[0]

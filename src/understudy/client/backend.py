@@ -1,4 +1,4 @@
-"""Where inference and training run, as seen from the user's process."""
+"""Backends: the server that samples and trains, as the user's process sees it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .train_stream import train
 
 
 class BackendModel(Protocol):
-    """What a backend needs of a model."""
+    """The part of a model that a backend uses."""
 
     @property
     def name(self) -> str: ...
@@ -31,24 +31,28 @@ class BackendModel(Protocol):
 
 
 class Backend(ABC):
-    """A server that samples and trains. `LocalBackend` starts one here, `RemoteBackend` uses one elsewhere."""
+    """A server that samples and trains: `LocalBackend` starts one on this machine, `RemoteBackend` uses one elsewhere."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Raises ConfigError for `Backend(base_url=...)`, as other trainers have it."""
+        """Raise ConfigError for `Backend(...)` itself: other trainers have a concrete class of this name."""
         if cls is Backend:
-            raise ConfigError("Backend is what backends have in common: use RemoteBackend(url), or LocalBackend()")
+            raise ConfigError("Backend is an abstract base class: use RemoteBackend(url), or LocalBackend()")
         return super().__new__(cls)
 
     @abstractmethod
     async def connect(self, base_model: str | None = None) -> Api:
-        """The server, up and answering; `base_model` is what it loads when it has to be started."""
+        """Return the running server. `base_model` is loaded if the server has to be started."""
 
     def path_on_server(self, path: str | os.PathLike[str]) -> str:
-        """A path of the user's as the server's machine takes it: as it is, where that is another one."""
+        """Convert a user's path to one for the server's machine. Unchanged by default: that may be another machine."""
         return os.fspath(path)
 
+    def watched_at(self, run: str) -> str:
+        """Return where a person sees the run: an address, or a command."""
+        return f"{run} on {self!r}"
+
     async def register(self, model: BackendModel) -> None:
-        """Make the model known to the server. Idempotent; another base model under its name is a ServerError."""
+        """Register the model on the server. Idempotent; raises ServerError if the name exists with another base model."""
         await model.register(self)
 
     async def train(
@@ -63,11 +67,12 @@ class Backend(ABC):
         timeout: float | None = None,
         **options: object,
     ) -> TrainResult:
-        """One step of the model on these groups. `options` are TrainConfig's fields, instead of `config`; `groups` may be
-        called `trajectory_groups`, and `verbose` is taken and changes nothing.
+        """Train one step of the model on these groups.
 
-        The same `request_id` is applied once. `on_event` sees progress; `pbar_desc=None` shows no bar. Raises
-        ConfigError, TrainError, ServerError, TimeoutError (after `timeout` seconds).
+        Pass `config`, or TrainConfig's fields as `options`. A request with the same `request_id` is applied once.
+        `on_event` receives progress events; `pbar_desc=None` shows no progress bar. For code written for OpenPipe ART,
+        `trajectory_groups` is an alias of `groups`, and `verbose` is ignored. Raises ConfigError, TrainError (the step was
+        not applied), ServerError, TimeoutError (after `timeout` seconds).
         """
         chosen = groups_of(groups, options)
         settings = train_config(config, options)
@@ -92,17 +97,21 @@ class RemoteBackend(Backend):
         self._api = Api(self.url, api_key or os.environ.get("UNDERSTUDY_API_KEY"))
 
     async def connect(self, base_model: str | None = None) -> Api:
-        """The server; its first request tells whether it answers."""
+        """Return the server without contacting it: an unreachable server fails the first request."""
         return self._api
+
+    def watched_at(self, run: str) -> str:
+        """Return the address of the run's page."""
+        return f"{self.url}/runs/{run}"
 
     def __repr__(self) -> str:
         return f"RemoteBackend({self.url!r})"
 
 
 def train_config(config: TrainConfig | Mapping[str, object] | None, options: Mapping[str, object]) -> TrainConfig:
-    """Options as given, as one TrainConfig; raises ConfigError naming what is wrong."""
+    """Build one TrainConfig from `config` or `options`. Raises ConfigError for both, and for an invalid or unknown option."""
     if config is not None and options.keys() & ELSEWHERE.keys():
-        TrainConfig.parse(**options)  # names the equivalent
+        TrainConfig.parse(**options)  # raises ConfigError naming our equivalent of another trainer's option
     if config is not None and options:
         raise ConfigError(f"give either config= or single options, not both (got config and {sorted(options)})")
     if isinstance(config, TrainConfig):
@@ -123,7 +132,10 @@ async def train_groups(
     pbar_desc: str | None = None,
     timeout: float | None = None,
 ) -> TrainResult:
-    """Finish every rollout, then train on the groups in one request."""
+    """Finish every rollout on the server, then send one train request for the groups.
+
+    Raises as `Backend.train`. A TrainError because no group was scored also says why rollouts failed.
+    """
     request_id = request_id or new_id("train")
     wires = group_wires(groups, model, request_id)
     rollouts = [record for records, _ in wires for record in records]
@@ -132,13 +144,13 @@ async def train_groups(
     request = TrainRequest(id=request_id, model=model, groups=tuple(record for _, record in wires), config=config)
     with TrainBar(pbar_desc) as bar:
 
-        def seen(event: TrainEvent) -> None:
+        def show_event(event: TrainEvent) -> None:
             bar.show(event)
             if on_event is not None:
                 on_event(event)
 
         try:
-            return await train(api, request, on_event=seen, timeout=timeout)
+            return await train(api, request, on_event=show_event, timeout=timeout)
         except TrainError as error:
             kinds = failure_kinds(rollout.exception for rollout in rollouts if rollout.exception is not None)
             if error.reason != "no_scored_groups" or not kinds:

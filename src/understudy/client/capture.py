@@ -1,4 +1,4 @@
-"""Which trajectory owns the model calls made here."""
+"""Captures: context managers that decide to which trajectory a model call belongs."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from .http import Api
 
 
 class Capture:
-    """A trajectory, and the servers that recorded calls for it."""
+    """An active capture: a trajectory and the servers that recorded calls for it."""
 
     def __init__(self, trajectory: Trajectory, outer: Capture | None = None) -> None:
         self.trajectory = trajectory
         self.seen_by: list[Api] = []
-        self.newest_call: str | None = None  # id of the recorded call that was answered last
+        self.newest_call: str | None = None  # id of the recorded call answered last
         self._outer = outer if outer is not None and outer.trajectory is trajectory else None
         self._at_end: list[Callable[[], object]] = []
 
     def sent_through(self, api: Api) -> None:
-        """Note that a call of this trajectory goes to this server."""
+        """Note that a call of this trajectory was sent to this server."""
         if api not in self.seen_by:
             self.seen_by.append(api)
 
     def at_end(self, callback: Callable[[], object]) -> None:
-        """Call this when the outermost capture of the same trajectory ends."""
+        """Register a callback for the end of the outermost capture of the same trajectory."""
         if self._outer is not None:
             self._outer.at_end(callback)
         else:
             self._at_end.append(callback)
 
     def end(self) -> None:
-        """Call what waits for the end."""
+        """Run the registered callbacks, the newest first."""
         while self._at_end:
             self._at_end.pop()()
 
@@ -50,42 +50,45 @@ _left: ContextVar[bool] = ContextVar("understudy_left_captures", default=False)
 _logging = threading.Lock()
 
 LOGGED = "reward/"
-"""Beginning of the metrics that hold what `log_reward` added."""
+"""Prefix of the metrics in which `log_reward` adds up its values."""
 
 
 def active_capture() -> Capture | None:
-    """The innermost capture of this context, else that of the process."""
+    """The innermost capture of this context, else the newest process-wide one; None outside captures."""
     if _left.get():
         return None
     return _capture.get() or (_of_process[-1] if _of_process else None)
 
 
 def current_trajectory() -> Trajectory | None:
-    """The trajectory that owns the calls made here; None outside a capture."""
+    """The trajectory of the active capture; None outside a capture."""
     capture = active_capture()
     return capture.trajectory if capture else None
 
 
 def leave_captures() -> None:
-    """Make what runs in this context none of the app's: for a context of its own, which answers apps."""
+    """Take the current context out of all captures. Used by a gateway that answers an app's calls inside the same process."""
     _left.set(True)
     _capture.set(None)
 
 
 def is_outside() -> bool:
-    """Whether this context left all captures, those of the process too."""
+    """Whether `leave_captures` was called in this context."""
     return _left.get()
 
 
 @contextmanager
 def capturing(trajectory: Trajectory, *, process: bool = False) -> Generator[Trajectory]:
-    """Calls to our endpoints made inside belong to `trajectory`: those of this context and of tasks started from it, or
-    (`process`) also those of threads and loops that were there before."""
+    """Assign model calls made inside the block to `trajectory`.
+
+    The capture holds for this context and for tasks started from it. `process=True` extends it to threads and event loops
+    that already run.
+    """
     trajectory.captured = True
     capture = Capture(trajectory, active_capture())
     if process:
         _of_process.append(capture)
-    before = _capture.get()
+    previous = _capture.get()
     _capture.set(capture)
     try:
         yield trajectory
@@ -93,29 +96,33 @@ def capturing(trajectory: Trajectory, *, process: bool = False) -> Generator[Tra
         if process:
             _of_process.remove(capture)
         if _capture.get() is capture:  # a block inside a generator may end in another context
-            _capture.set(before)
+            _capture.set(previous)
         capture.end()
 
 
 def on_capture_end(callback: Callable[[], object]) -> None:
-    """Call this when the rollout that runs here has ended: what it needs of its own can be given back then. The callback may
-    run in another thread than this one, and must not raise. Outside a capture it is never called."""
+    """Register a callback that releases a rollout's resources when the rollout ends.
+
+    The callback may run in another thread, and must not raise. Outside a capture it is never called.
+    """
     capture = active_capture()
     if capture is not None:
         capture.at_end(callback)
 
 
 def call_answered(trajectory_id: str, call_id: str) -> None:
-    """Note that a recorded call of this trajectory was answered: what `log_reward` adds next was earned after it."""
+    """Note that a recorded call was answered. `log_reward` credits this call until the next one is answered."""
     capture = active_capture()
     if capture is not None and capture.trajectory.id == trajectory_id:
         capture.newest_call = call_id
 
 
 def log_reward(value: float, key: str = "logged") -> None:
-    """Add to the reward of the rollout that runs here, whose other part is what the agent returns or `reward=` gives.
-    What one key added is the metric `reward/{key}`. Outside a rollout it does nothing: the app runs on as it always did.
-    The trajectory's `call_rewards` keep it with the call that was answered last, for `TrainConfig(call_rewards=True)`.
+    """Add to the reward of the running rollout, on top of what the agent returns or `reward=` computes.
+
+    The sum per key is the metric `reward/{key}`. The value is also credited to the call answered last, in the trajectory's
+    `call_rewards`, which `TrainConfig(call_rewards=True)` uses. Outside a rollout this does nothing. Raises ConfigError for
+    a value that is not a finite number.
     """
     number = _finite(value, f"log_reward({key!r})")
     capture = active_capture()
@@ -125,12 +132,13 @@ def log_reward(value: float, key: str = "logged") -> None:
     with _logging:  # tools run in threads
         trajectory.metrics[name] = float(trajectory.metrics.get(name, 0.0)) + number
         if capture.newest_call is not None:
-            earned = trajectory.call_rewards.get(capture.newest_call, 0.0)
-            trajectory.call_rewards[capture.newest_call] = earned + number
+            previous = trajectory.call_rewards.get(capture.newest_call, 0.0)
+            trajectory.call_rewards[capture.newest_call] = previous + number
 
 
 def log_metric(name: str, value: float) -> None:
-    """Set a metric of the rollout that runs here; outside a rollout it does nothing."""
+    """Set a metric of the running rollout; outside a rollout this does nothing. Raises ConfigError for a value that is not
+    a finite number, or a name that begins with `reward/`."""
     if name.startswith(LOGGED):
         raise ConfigError(f"log_metric: names that begin with {LOGGED!r} belong to log_reward, got {name!r}")
     trajectory = current_trajectory()
@@ -140,7 +148,7 @@ def log_metric(name: str, value: float) -> None:
 
 
 def logged_reward(trajectory: Trajectory) -> float | None:
-    """The sum of what `log_reward` added; None when it was not called."""
+    """The sum of all `log_reward` values; None when it was not called."""
     parts = [float(value) for name, value in trajectory.metrics.items() if name.startswith(LOGGED)]
     return math.fsum(parts) if parts else None
 
@@ -160,7 +168,7 @@ def auto_trajectory(*, required: Literal[True]) -> Trajectory: ...
 @overload
 def auto_trajectory(*, required: bool = False) -> Trajectory | None: ...
 def auto_trajectory(*, required: bool = False) -> Trajectory | None:
-    """The trajectory of the enclosing `capture_auto_trajectory`; None outside of one, or CaptureError if `required`."""
+    """The trajectory of the enclosing capture. Outside a capture: None, or CaptureError if `required`."""
     trajectory = current_trajectory()
     if trajectory is None and required:
         raise CaptureError("no trajectory is being captured here: run this inside `capture_auto_trajectory(...)`")
@@ -168,10 +176,10 @@ def auto_trajectory(*, required: bool = False) -> Trajectory | None:
 
 
 async def capture_auto_trajectory(rollout: Awaitable[object]) -> Trajectory:
-    """Run a coroutine and return the trajectory of the calls it made through `openai_client()` or `AsyncClient`.
+    """Run a coroutine and return the trajectory of the calls that it made through `openai_client()` or `AsyncClient`.
 
-    The coroutine finds it with `auto_trajectory()` to set its reward. Calls that continue one another form one
-    history; the first is the trajectory's own, others are additional.
+    Inside the coroutine, `auto_trajectory()` returns the trajectory, so that it can set the reward. Calls that continue one
+    conversation form one history: the first is the trajectory's own, the others are its `additional_histories`.
     """
     trajectory = Trajectory()
     with capturing(trajectory):
@@ -182,7 +190,7 @@ async def capture_auto_trajectory(rollout: Awaitable[object]) -> Trajectory:
 
 
 async def show_calls(trajectory: Trajectory, servers: Iterable[Api]) -> None:
-    """Give a captured trajectory the conversations of the calls that these servers recorded under its id."""
+    """Fill a captured trajectory with the conversations of the calls that these servers recorded under its id."""
     calls: list[Call] = []
     for api in servers:
         calls += await recorded_calls(api, trajectory.id)
@@ -193,7 +201,7 @@ async def show_calls(trajectory: Trajectory, servers: Iterable[Api]) -> None:
 
 
 async def recorded_calls(api: Api, trajectory_id: str) -> tuple[Call, ...]:
-    """The calls that a server recorded under the id; none where every one was refused before it was recorded."""
+    """The calls recorded under the id. Empty when the server does not know it: every call was rejected before recording."""
     try:
         return (await api.trajectory(trajectory_id)).calls
     except ServerError as error:
@@ -203,24 +211,28 @@ async def recorded_calls(api: Api, trajectory_id: str) -> tuple[Call, ...]:
 
 
 def histories_of(calls: list[Call], *, marked: bool = True) -> list[History]:
-    """Calls as conversations: a call whose messages begin with an earlier one's continues it. `marked`: their choices
-    name the recorded calls; else they are choices of another endpoint."""
+    """Arrange calls in conversations. A call whose messages begin with those of an earlier conversation continues it.
+
+    With `marked`, the choices name their recorded calls. Without, they look like choices of another endpoint.
+    """
     histories: list[History] = []
     for call in sorted(calls, key=lambda call: call.started_at):
         sent = [_plain(message) for message in call.messages]
         tools = list(call.tools) if call.tools is not None else None
-        at = next((i for i, history in enumerate(histories) if history.tools == tools and _begins(sent, history)), None)
-        if at is None:
+        index = next(
+            (i for i, history in enumerate(histories) if history.tools == tools and _begins(sent, history)), None
+        )
+        if index is None:
             histories.append(History(messages_and_choices=list(call.messages), tools=tools))
-            at = len(histories) - 1
+            index = len(histories) - 1
         else:
-            histories[at].messages_and_choices += call.messages[len(histories[at].messages_and_choices) :]
-        histories[at].messages_and_choices.append(_choice(call, marked))
+            histories[index].messages_and_choices += call.messages[len(histories[index].messages_and_choices) :]
+        histories[index].messages_and_choices.append(_choice(call, marked))
     return histories
 
 
 def continues(whole: History, part: History) -> bool:
-    """Whether a conversation begins with the messages of another."""
+    """Whether the conversation `whole` begins with the messages of `part`."""
     return _begins([_plain(dict(message)) for message in whole.messages()], part)
 
 
@@ -230,7 +242,7 @@ def _begins(sent: list[Message], history: History) -> bool:
 
 
 def _plain(message: Message) -> Message:
-    """A message without what clients drop or fill in: empty fields, and the name of the agent that wrote an answer."""
+    """The message without fields that clients drop or add: empty fields, and the name of an assistant message."""
     named = message.get("role") == "assistant"
     return {
         key: value for key, value in message.items() if value not in (None, "", []) and not (named and key == "name")

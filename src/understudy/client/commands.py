@@ -1,4 +1,4 @@
-"""What the command line asks of a server, or of a directory on which none runs."""
+"""Operations of the command line on a running server, or on a server's directory when no server runs there."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from .http import Api, checked_name
 T = TypeVar("T")
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
 WRONG_INPUT = 2
+"""Exit code of `python -m understudy.server` for wrong arguments."""
 _STATES = TypeAdapter(list[CheckpointState])
 
 
 def run_server(argv: Sequence[str]) -> NoReturn:
-    """Become `python -m understudy.server` with these arguments: signals and the exit code are its own."""
+    """Replace this process by `python -m understudy.server` with these arguments (exec)."""
     os.execv(sys.executable, [sys.executable, "-m", "understudy.server", *argv])
 
 
 def list_checkpoints(model: str, url: str | None, folder: Path | None) -> list[CheckpointState]:
-    """The model's checkpoints, by step."""
+    """The model's checkpoints, by step. `url=None`: of the server, or the files, in `folder`."""
     api = _server(url, folder)
     if api is None:
         return _STATES.validate_json(_directory("checkpoints", model, folder))
@@ -43,7 +44,10 @@ def list_checkpoints(model: str, url: str | None, folder: Path | None) -> list[C
 
 
 def export_model(model: str, output: Path, format: str, step: int | None, url: str | None, folder: Path | None) -> str:
-    """Write a step (None: the newest) to a new folder on this machine; its path."""
+    """Write a step (None: the newest) to a new folder on this machine and return its path.
+
+    Raises ConfigError for an unknown format or a model at step 0, ServerError, BackendError.
+    """
     if format not in FORMATS:
         raise ConfigError(f"--format: {format!r} must be one of {', '.join(FORMATS)}")
     chosen = cast(ExportFormat, format)
@@ -56,30 +60,32 @@ def export_model(model: str, output: Path, format: str, step: int | None, url: s
     async def export(api: Api) -> str:
         newest = (await api.model(model)).step
         if newest == 0:
-            raise ConfigError(f"model {model!r} is at step 0: nothing has been trained yet, so there is no LoRA")
-        at = newest if step is None else step
+            raise ConfigError(
+                f"model {model!r} is at step 0: nothing has been trained yet, so there is no LoRA to export; train a step first"
+            )
+        exported_step = newest if step is None else step
         if url is not None:
-            return str(await download_export(api, model, at, chosen, output))
+            return str(await download_export(api, model, exported_step, chosen, output))
         request = ExportRequest(format=chosen, output=str(output.absolute()))
-        return (await api.export(model, at, request)).path
+        return (await api.export(model, exported_step, request)).path
 
     return asyncio.run(export(api))
 
 
 def convert_command(folder: str) -> str:
-    """What makes one GGUF file of a folder that was exported as `gguf-ready`."""
+    """The shell command that converts a folder exported as `gguf-ready` to one GGUF file."""
     return shlex.join(["python", "llama.cpp/convert_hf_to_gguf.py", folder, "--outfile", f"{folder}.gguf"])
 
 
 def _server(url: str | None, folder: Path | None) -> Api | None:
-    """The server at `url`, else the one that runs on the directory; None where none does."""
+    """The server at `url`, else the one running on the directory; None if there is none."""
     if url is not None:
         return asyncio.run(RemoteBackend(url).connect())
     return running_server(_root(folder))
 
 
 def reachable_server(url: str | None, folder: Path | None) -> Api:
-    """The server at `url`, else the one that runs on the directory. Raises ConfigError where none does."""
+    """The server at `url`, else the one running on the directory. Raises ConfigError if there is none."""
     api = _server(url, folder)
     if api is None:
         raise ConfigError(
@@ -93,8 +99,10 @@ def _root(folder: Path | None) -> Path:
 
 
 def running_server(folder: Path) -> Api | None:
-    """The server that runs on a directory; None when there is none. Its key is the one in `server.json`, else the
-    environment's, else the one that a server here once made."""
+    """The server running on a directory; None if there is none.
+
+    The key comes from `server.json`, else from UNDERSTUDY_API_KEY, else from the directory's `key` file.
+    """
     try:
         facts: Json = json.loads((folder / "server.json").read_text(encoding="utf-8"))
         answer = httpx.get(f"{facts['url']}/health", timeout=5, trust_env=False)
@@ -104,13 +112,15 @@ def running_server(folder: Path) -> Api | None:
         return None
     key_file = folder / "key"
     lines = key_file.read_text().splitlines() if key_file.exists() else []
-    made = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    return Api(facts["url"], facts.get("key") or os.environ.get("UNDERSTUDY_API_KEY") or next(iter(made), None))
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return Api(facts["url"], facts.get("key") or os.environ.get("UNDERSTUDY_API_KEY") or next(iter(keys), None))
 
 
 def _directory(command: str, model: str, folder: Path | None, *words: str) -> str:
-    """What the server's package answers about a directory, as JSON; its warnings are shown. Raises ConfigError and
-    BackendError with its own words."""
+    """Run a command of `python -m understudy.server` on a directory and return its JSON output.
+
+    Its warnings go to stderr. Raises ConfigError or BackendError with its error message.
+    """
     argv = [command, "--dir", str(_root(folder)), *words, "--", checked_name(model, "model")]
     done = subprocess.run(
         [sys.executable, "-m", "understudy.server", *argv],

@@ -1,4 +1,4 @@
-"""Walking over a list of scenarios in steps."""
+"""Iterates over a list of scenarios in steps and epochs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class DatasetBatch(Generic[Item]):
-    """One step's items. `step` counts from the first epoch on, `epoch_step` inside the epoch; both from 0."""
+    """The items of one step. `step` counts over all epochs, `epoch_step` within the epoch; both start at 0."""
 
     items: list[Item]
     step: int
@@ -31,9 +31,10 @@ def iterate_dataset(
     shuffle: bool = True,
     seed: int = 0,
 ) -> Generator[DatasetBatch[Item]]:
-    """Batches of `groups_per_step` items (the last of an epoch may be smaller), each epoch in its own fixed order.
+    """Yield batches of `groups_per_step` items; the last batch of an epoch may be smaller.
 
-    `initial_step` skips what earlier steps have used: `initial_step=await model.get_step()` resumes.
+    With `shuffle`, the order of an epoch depends on `seed` and the epoch only. `initial_step=await model.get_step()`
+    resumes after the steps already trained. Raises ConfigError for an empty dataset or a number out of range.
     """
     if groups_per_step < 1 or num_epochs < 1 or initial_step < 0:
         raise ConfigError(

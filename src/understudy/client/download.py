@@ -1,6 +1,6 @@
-"""An export of a server elsewhere as a folder here: downloaded, checked and unpacked; it appears whole or not at all.
+"""Downloads an export from a remote server, checks its SHA-256 and unpacks it; the folder appears complete or not at all.
 
-A download that breaks off leaves `.{folder}.{digest}.part` beside the folder, and goes on there.
+An interrupted download leaves `.{folder}.{digest}.part` beside the folder. The next attempt continues from that file.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from ..wire import ArchiveRequest, ArchiveState, ExportFormat
 from .http import RETRY_SECONDS, Api, archive_path, server_error, unreachable
 from .progress import Bar
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 MIB = 2**20
 GIB = 2**30
 
 
 async def download_export(api: Api, model: str, step: int, format: ExportFormat, output: Path) -> Path:
-    """Write a step's export to `output`, which is new or empty; its absolute path. Raises ConfigError for a folder that
-    cannot be written or has too little room, ServerError for what the server does or sends."""
+    """Write a step's export to the new or empty folder `output` and return its absolute path.
+
+    Raises ConfigError when the folder cannot be written or the disk has too little room, ServerError when the server
+    rejects the request or sends a damaged or unsafe archive.
+    """
     target = Path(os.path.abspath(output))
     try:
         _check_free(target)
@@ -44,15 +47,18 @@ async def download_export(api: Api, model: str, step: int, format: ExportFormat,
         if isinstance(error, UnderstudyError):
             raise
         raise ConfigError(
-            f"--output: {target} cannot be written: {error.strerror or error}. The same command goes on where this ended"
+            f"--output: {target} cannot be written: {error.strerror or error}. The same command continues the download"
         ) from error
     await _forget(api, archive)
     return target
 
 
 def unpack(archive: Path, folder: Path, sender: str) -> None:
-    """Write the files of a tar into a new folder. Raises ServerError for anything but regular files at paths inside it,
-    OSError."""
+    """Write the files of an uncompressed tar to a new folder.
+
+    Raises ServerError for an entry that is not a regular file, or whose path leaves the folder; OSError. `sender` is the
+    server's URL, for the message.
+    """
     folder.mkdir()
     try:
         with tarfile.open(archive, "r:") as tar:
@@ -64,7 +70,9 @@ def unpack(archive: Path, folder: Path, sender: str) -> None:
                     or not inside
                     or set("\\:\0") & set(entry.name)
                 ):
-                    raise ServerError(f"{sender} sent an archive with {entry.name!r}, which is no file inside of it")
+                    raise ServerError(
+                        f"{sender} sent an archive with {entry.name!r}, which is not a regular file inside the folder"
+                    )
                 _write(tar, entry, folder / path)
     except tarfile.TarError as error:
         raise ServerError(f"{sender} sent an archive that cannot be read: {error}") from error
@@ -84,12 +92,12 @@ def _check_free(target: Path) -> None:
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists() or target.is_symlink():
-        kind = "a folder that is not empty" if target.is_dir() else "no folder"
+        kind = "a folder that is not empty" if target.is_dir() else "not a folder"
         raise ConfigError(f"--output: {target} exists and is {kind}; name a new folder")
 
 
 def _check_room(target: Path, part: Path, size: int) -> None:
-    """The archive and its files are on the disk together for a while."""
+    """Raise ConfigError unless there is room for the archive and its unpacked files at the same time."""
     needed = 2 * size - _size(part)
     free = shutil.disk_usage(target.parent).free
     if free < needed:
@@ -100,7 +108,10 @@ def _check_room(target: Path, part: Path, size: int) -> None:
 
 
 async def _fetch(api: Api, archive: ArchiveState, part: Path) -> None:
-    """Append to `part` until it has the archive's size; while bytes come, a broken connection is opened anew."""
+    """Append to `part` until it has the archive's size, in bytes.
+
+    A broken connection is reopened. Raises UnreachableError when RETRY_SECONDS pass without a new byte.
+    """
     deadline, pause = time.monotonic() + RETRY_SECONDS, 0.1
     if _size(part) > archive.size:
         part.unlink()
@@ -120,16 +131,18 @@ async def _fetch(api: Api, archive: ArchiveState, part: Path) -> None:
 
 
 async def _append(api: Api, archive: ArchiveState, part: Path, have: int, bar: Bar) -> None:
-    """One request for what is missing. Raises httpx.TransportError where the connection breaks, ServerError, OSError."""
+    """Request the missing bytes once. Raises httpx.TransportError when the connection breaks, ServerError, OSError."""
     headers = {"range": f"bytes={have}-", "if-range": f'"{archive.sha256}"', "accept-encoding": "identity"}
     async with api.http.stream("GET", archive_path(archive.id), headers=headers) as answer:
         if not answer.is_success:
             await answer.aread()
             raise server_error(api.url, answer)
         if answer.status_code != 206:
-            have = 0  # from the beginning
+            have = 0  # the server ignored the range and sends the whole archive
         with part.open("ab" if have else "wb") as file:
-            async for piece in answer.aiter_raw():  # as they come: what a chunk size holds back would be lost
+            async for (
+                piece
+            ) in answer.aiter_raw():  # no chunk size: bytes still buffered would be lost on a broken connection
                 file.write(piece)
                 have += len(piece)
                 bar.update(have // MIB, archive.size // MIB, "MiB")
@@ -149,7 +162,7 @@ async def _check_digest(api: Api, archive: ArchiveState, part: Path) -> None:
 
 
 def _place(part: Path, target: Path, sender: str) -> None:
-    """Unpack beside the target and rename; the archive goes."""
+    """Unpack to a folder beside the target, rename it to the target, and delete the archive."""
     scratch = target.with_name(f".{target.name}.unpacked-{os.getpid()}")
     try:
         unpack(part, scratch, sender)
@@ -157,16 +170,16 @@ def _place(part: Path, target: Path, sender: str) -> None:
             target.rmdir()
         scratch.rename(target)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)  # already renamed, or half written and of no use
+        shutil.rmtree(scratch, ignore_errors=True)  # renamed already, or incomplete
     part.unlink()
 
 
 async def _forget(api: Api, archive: ArchiveState) -> None:
-    """The server keeps a few archives for a while: what cannot be removed now goes later."""
+    """Delete the archive on the server. A failure is only logged: the server expires archives by itself."""
     try:
         await api.delete_archive(archive.id)
     except ServerError as error:
-        log.debug("archive %s was not removed: %s", archive.id, error)
+        logger.debug("archive %s was not removed: %s", archive.id, error)
 
 
 def _size(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""Models that stand in for the trained one in a comparison: another LLM behind an endpoint of ours, and a fixed step."""
+"""Models that replace the trained one in a comparison: another LLM behind our gateway, and a fixed step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from .registration import Registration
 
 
 class EndpointModel(Model[Any]):
-    """A model behind an endpoint that labels its answers as an Understudy server does. Calls made inside a capture are its
-    trajectory's."""
+    """A model behind an endpoint that labels its responses as an Understudy server does (the comparison's gateway).
+
+    Calls made inside a capture belong to its trajectory.
+    """
 
     def __init__(self, name: str, endpoint: Api) -> None:
         super().__init__(name, inference_model_name=name)
@@ -25,18 +27,18 @@ class EndpointModel(Model[Any]):
 
     @property
     def inference_base_url(self) -> str:
-        """With the trajectory of the capture that is active here."""
+        """The endpoint's base URL, which names the trajectory of the active capture, if any."""
         capture = active_capture()
-        place = "" if capture is None else f"/t/{capture.trajectory.id}"
-        return f"{self.endpoint.url}{place}/v1"
+        prefix = "" if capture is None else f"/t/{capture.trajectory.id}"
+        return f"{self.endpoint.url}{prefix}/v1"
 
     @property
     def inference_api_key(self) -> str:
-        """The endpoint's key."""
+        """The endpoint's key, or "none": the SDK needs a value."""
         return self.endpoint.key or "none"
 
     def openai_client(self) -> AsyncOpenAI:
-        """A plain AsyncOpenAI without retries, usable from any event loop, whose calls belong to the capture."""
+        """An AsyncOpenAI without retries, usable from any event loop. Its calls belong to the active capture."""
 
         async def find() -> Api:
             return self.endpoint
@@ -44,24 +46,24 @@ class EndpointModel(Model[Any]):
         return openai_client(find, self.endpoint.url)
 
     def litellm_completion_params(self, step: int | None = None) -> dict[str, Json]:
-        """What `litellm.acompletion` needs to call this model, without retries."""
+        """Arguments for `litellm.acompletion` that call this model without retries."""
         return super().litellm_completion_params(step) | {"num_retries": 0}
 
 
 class FixedStepModel(TrainableModel[Any]):
-    """A trained model whose calls go to one of its steps."""
+    """A trained model pinned to one of its steps."""
 
     def __init__(self, model: TrainableModel[Any], step: int) -> None:
         super().__init__(model.name, model.project, model.base_model, lora=model.lora)
         self.step = step
-        self._of = model
+        self._model = model
 
     def inference_name(self, step: int | None = None) -> str:
-        """The name of that step, unless another is asked for."""
+        """The `model` field of requests: the pinned step, or `step`."""
         return name_at(self.name, self.step if step is None else step)
 
     def _on_backend(self) -> Registration:
-        return self._of._on_backend()  # pyright: ignore[reportPrivateUsage]  # one connection for all steps of a model
+        return self._model._on_backend()  # pyright: ignore[reportPrivateUsage]  # one connection for all steps of a model
 
     def _server(self) -> Api | None:
-        return self._of._server()  # pyright: ignore[reportPrivateUsage]
+        return self._model._server()  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""Why rollouts failed: their exceptions counted by kind, with one traceback for each kind."""
+"""Summarises why rollouts failed: exceptions counted by kind, with one traceback per kind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 from ..types import RolloutException, TrajectoryGroup
 
 SHORT_MESSAGE, LONG_MESSAGE = 60, 1000
-"""Characters of a message in a step's line, and in an error."""
+"""Characters of a message: in the line that a training step prints, and in an error."""
 SHORT_KINDS, LONG_KINDS = 3, 5
+"""Kinds listed: in the line of a step, and in an error."""
 TRACEBACK_LINES = 40
 LIBRARIES = tuple(
     str(path) + os.sep
@@ -24,9 +25,9 @@ LIBRARIES = tuple(
     )
     for path in {folder, folder.resolve()}
 )
-"""With everything in site-packages: code that is not the app's."""
+"""Folders whose code is not the app's, besides site-packages."""
 OUR_OWN = frozenset({"RolloutError", "TimeoutError"})
-"""Errors whose message says what to do, wherever they were raised."""
+"""Exception types whose message is enough, without the line that raised them."""
 
 _VARYING = re.compile(
     r"(?<!\w)'[^']*'(?!\w)"
@@ -37,15 +38,17 @@ _VARYING = re.compile(
     r"|\b(?=[a-f]*\d)[0-9a-f]{8,}\b"
     r"|\d+(?:\.\d+)?"
 )
-"""What differs between messages of one cause: quoted values, JSON, addresses, ids, numbers."""
+"""Parts that vary between messages of one cause: quoted values, JSON, addresses, ids, numbers."""
 _FRAME = re.compile(r'(?P<indent>[ |]*)File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 @dataclass(frozen=True)
 class FailureKind:
-    """Rollouts that failed alike: by an exception of the same type, at the same line of the app, with the same message
-    but for the parts that vary (`…` where they did). `place` is `app.py:31`, empty where no line is the app's; `traceback`
-    is that of one of them, without the frames of libraries."""
+    """Rollouts that failed alike: same exception type, same line of the app, same message except for parts that vary.
+
+    The message shows `…` where it varied. `place` is like `app.py:31`, and empty when the traceback has no line of the app.
+    `traceback` is an example without the frames of libraries.
+    """
 
     type: str
     message: str
@@ -54,27 +57,27 @@ class FailureKind:
     traceback: str = field(default="", repr=False)
 
     def line(self, length: int = SHORT_MESSAGE) -> str:
-        """`2 x KeyError: 'city' at app.py:31`."""
+        """One line such as `2 x KeyError: 'city' at app.py:31`, the message cut to `length` characters."""
         message = self.message if len(self.message) <= length else f"{self.message[: length - 1]}…"
         cause = ": ".join(part for part in (self.type, message) if part)
         return f"{self.count} x {cause}" + (f" at {self.place}" if self.place else "")
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Equal for failures of one kind."""
+        """Type, message without its varying parts, and place: equal for failures of one kind."""
         return self.type, _VARYING.sub("…", self.message), self.place
 
 
 def failures(groups: Iterable[TrajectoryGroup]) -> list[RolloutException]:
-    """The exceptions that ended rollouts."""
+    """The exceptions of all failed rollouts of the groups."""
     errors: list[RolloutException] = []
     for group in groups:
-        errors += [*group.exceptions, *(each.exception for each in group if each.exception is not None)]
+        errors += [*group.exceptions, *(rollout.exception for rollout in group if rollout.exception is not None)]
     return errors
 
 
 def failure_kinds(errors: Iterable[RolloutException]) -> tuple[FailureKind, ...]:
-    """The exceptions counted by kind, the commonest first."""
+    """Count the exceptions by kind, the most frequent first."""
     return merged(
         FailureKind(
             error.type, " ".join(error.message.split())[:LONG_MESSAGE], _place(error), traceback=_own_traceback(error)
@@ -84,7 +87,7 @@ def failure_kinds(errors: Iterable[RolloutException]) -> tuple[FailureKind, ...]
 
 
 def merged(kinds: Iterable[FailureKind]) -> tuple[FailureKind, ...]:
-    """Kinds that are alike as one, the commonest first."""
+    """Merge kinds with equal keys, the most frequent first."""
     by_key: dict[tuple[str, str, str], FailureKind] = {}
     for kind in kinds:
         known = by_key.get(kind.key)
@@ -104,20 +107,20 @@ def summary(kinds: Sequence[FailureKind], shown: int = SHORT_KINDS, length: int 
 
 
 def details(kinds: Sequence[FailureKind]) -> str:
-    """The summary with longer messages, and below it a traceback of each kind."""
+    """The summary with longer messages, followed by a traceback per kind."""
     tracebacks = [kind.traceback for kind in kinds[:LONG_KINDS] if kind.traceback]
     return "\n".join([summary(kinds, LONG_KINDS, LONG_MESSAGE), *tracebacks])
 
 
 def _is_own(file: str) -> bool:
-    """Whether a file is the app's, and no library's."""
+    """Whether a file belongs to the app: not to a library, Python or this package."""
     if file.startswith(("<", *LIBRARIES)):
         return False
     return not {"site-packages", "dist-packages"} & set(Path(file).parts)
 
 
 def _place(error: RolloutException) -> str:
-    """The innermost line of the app in a traceback; empty where there is none, or where it would not help."""
+    """The innermost line of the app in a traceback; empty if there is none, or for a type in OUR_OWN."""
     if error.type in OUR_OWN:
         return ""
     frames = [frame for frame in _FRAME.finditer(error.traceback) if _is_own(frame["file"])]
@@ -125,19 +128,19 @@ def _place(error: RolloutException) -> str:
 
 
 def _own_traceback(error: RolloutException) -> str:
-    """The traceback with the app's frames, or the last frame where none is the app's; empty for errors of ours."""
+    """The traceback reduced to the app's frames, or to the last frame if none is the app's; empty for a RolloutError."""
     lines = error.traceback.splitlines()
-    frames = {at: frame for at, line in enumerate(lines) if (frame := _FRAME.match(line))}
+    frames = {index: frame for index, line in enumerate(lines) if (frame := _FRAME.match(line))}
     if not frames or error.type == "RolloutError":
         return ""
-    own = {at for at, frame in frames.items() if _is_own(frame["file"])} or {max(frames)}
+    own = {index for index, frame in frames.items() if _is_own(frame["file"])} or {max(frames)}
     kept: list[str] = []
     indent, shown = None, True
-    for at, line in enumerate(lines):
-        if at in frames:
-            indent, shown = frames[at]["indent"], at in own
+    for index, line in enumerate(lines):
+        if index in frames:
+            indent, shown = frames[index]["indent"], index in own
         elif indent is None or not line.startswith((f"{indent}  ", f"{indent}[Previous line")):
-            indent, shown = None, True  # below the frames: the exception's own lines
+            indent, shown = None, True  # after the frames: the exception's message
         if shown:
             kept.append(line)
     return "\n".join(line[:LONG_MESSAGE] for line in kept[-TRACEBACK_LINES:])

@@ -1,4 +1,4 @@
-"""Many rollouts at once: concurrency, timeouts, retries, progress, and what may fail."""
+"""Runs many rollouts concurrently, with timeouts, retries, progress and a limit on failures."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from .failures import details, failure_kinds, summary
 from .progress import RolloutBar
 from .records import as_numbers
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
+# Called with a finished group; returns its replacement, several groups, or None to drop it.
 AfterEach: TypeAlias = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
 PendingGroup: TypeAlias = TrajectoryGroup | Awaitable[TrajectoryGroup]
 PendingGame: TypeAlias = Awaitable[Iterable[Trajectory]] | Callable[[], Awaitable[Iterable[Trajectory]]]
-"""A rollout of several players that has not run."""
+"""A rollout with several players, not started yet."""
 Result = TypeVar("Result")
 
 
@@ -47,33 +48,36 @@ async def gather_trajectory_groups(
     timeout: float | None = None,
     retries: int = 0,
 ) -> list[TrajectoryGroup]:
-    """Run the rollouts of every group and return the groups, in order. Each group has an id then, and each rollout its index.
+    """Run the rollouts of every group and return the groups in order. Every group gets an id, every rollout its index.
 
-    A failed rollout leaves its exception in `group.exceptions`; the others go on. More than `max_exceptions` of them (a
-    count, or below 1 a fraction of all) end everything with a RolloutError that lists the causes; a CaptureError ends
-    everything at once, since every other rollout has the same fault. `after_each` may replace a finished group, split it,
-    or drop it (None), which is counted in the log; so are failures, unless `pbar_desc` is None. At most `concurrency`
-    rollouts run at once, each for at most `timeout` seconds; one that fails is run again up to `retries` times, for which
-    it must be a callable.
+    The exception of a failed rollout is appended to `group.exceptions`, and the other rollouts continue. More than
+    `max_exceptions` failures (a count; below 1, a fraction of all rollouts) raise a RolloutError that lists the causes. A
+    CaptureError or BudgetExceeded is raised at once, since every other rollout would fail the same way.
+
+    `after_each` may replace a finished group, split it, or drop it by returning None. Dropped groups are logged; failures
+    too, unless `pbar_desc` is None. At most `concurrency` rollouts run at once, each for at most `timeout` seconds. A failed
+    rollout is run again up to `retries` times, which requires a callable. Raises ConfigError for an option out of range.
     """
-    found = list(groups)
-    for at, group in enumerate(found):
+    group_list = list(groups)
+    for index, group in enumerate(group_list):
         if not isinstance(group, TrajectoryGroup | Awaitable):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
-            raise ConfigError(f"groups[{at}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts")
-    pending = [len(group.pending) if isinstance(group, TrajectoryGroup) else 0 for group in found]
+            raise ConfigError(f"groups[{index}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts")
+    pending = [len(group.pending) if isinstance(group, TrajectoryGroup) else 0 for group in group_list]
     runner = _Runner(sum(pending), pbar_desc, max_exceptions, max_metrics, concurrency, timeout, retries)
     try:
-        for group in found:
+        for group in group_list:
             if isinstance(group, TrajectoryGroup):
                 runner.adopt(group.pending)
         with runner.bar:
-            gathered = await _all([_group(group, runner, after_each) for group in found])
+            gathered = await _all([_group(group, runner, after_each) for group in group_list])
     finally:
         runner.close()
     runner.check_fraction()
     runner.tell(pbar_desc)
     if runner.dropped:
-        log.warning("after_each dropped %d of %d groups: it returned nothing for them", runner.dropped, len(found))
+        logger.warning(
+            "after_each dropped %d of %d groups: it returned nothing for them", runner.dropped, len(group_list)
+        )
     return [group for kept in gathered for group in kept]
 
 
@@ -109,8 +113,10 @@ async def gather_trajectories(
     timeout: float | None = None,
     retries: int = 0,
 ) -> list[Trajectory] | list[list[Trajectory]]:
-    """Run rollouts and return what those that succeeded left, in order: each its trajectory, or the trajectories of its
-    players as a list; options as for groups."""
+    """Run rollouts and return the results of those that succeeded, in order.
+
+    A result is a trajectory, or the list of its players' trajectories. Options and errors as in `gather_trajectory_groups`.
+    """
     group = TrajectoryGroup(cast(Iterable[PendingRollout], rollouts))
     runner = _Runner(
         len(group.pending), pbar_desc, max_exceptions, max_metrics, concurrency, timeout, retries, several=True
@@ -139,9 +145,9 @@ async def trajectory_group_batches(
     timeout: float | None = None,
     retries: int = 0,
 ) -> AsyncGenerator[list[TrajectoryGroup]]:
-    """Gathered batches of `batch_size` groups, in order; up to `prefetch` more are running while one is used.
+    """Yield gathered batches of `batch_size` groups, in order. Up to `prefetch` further batches run in the meantime.
 
-    `groups` is read lazily. `max_exceptions` and `concurrency` hold per batch.
+    `groups` is read lazily. `max_exceptions` and `concurrency` apply per batch. Closing the generator cancels what runs.
     """
     if batch_size < 1 or prefetch < 0:
         raise ConfigError(f"batch_size must be at least 1 and prefetch at least 0, got {batch_size!r} and {prefetch!r}")
@@ -170,7 +176,7 @@ async def trajectory_group_batches(
 
 
 class _Runner:
-    """What the rollouts of one gathering share."""
+    """Runs the rollouts of one gathering: limits, progress bar and the failures so far."""
 
     def __init__(
         self,
@@ -184,7 +190,7 @@ class _Runner:
         *,
         several: bool = False,
     ) -> None:
-        """`several`: a rollout may return the trajectories of several players."""
+        """`several` allows a rollout to return the trajectories of several players. Raises ConfigError."""
         if max_exceptions < 0 or retries < 0 or (concurrency is not None and concurrency < 1):
             raise ConfigError(
                 "max_exceptions and retries must be at least 0, concurrency at least 1 or None; got "
@@ -198,7 +204,7 @@ class _Runner:
         self._timeout = timeout
         self._retries = retries
         self._several = several
-        self._places: AbstractAsyncContextManager[object] = (
+        self._slots: AbstractAsyncContextManager[object] = (
             nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
         )
         self._adopted: list[PendingRollout] = []
@@ -206,7 +212,7 @@ class _Runner:
         self.dropped = 0  # groups for which `after_each` returned nothing
 
     def adopt(self, pending: Sequence[PendingRollout]) -> None:
-        """Take rollouts over; refuses retries of what can run only once."""
+        """Take over rollouts. Raises ConfigError when retries are on and one of them can run only once."""
         self._adopted += pending
         if self._retries and any(isinstance(item, Awaitable) for item in pending):
             raise ConfigError(
@@ -215,19 +221,19 @@ class _Runner:
             )
 
     def close(self) -> None:
-        """End the coroutines that were never begun."""
+        """Close coroutines that never started, so that Python does not warn about them."""
         for rollout in self._adopted:
             if inspect.iscoroutine(rollout) and inspect.getcoroutinestate(rollout) == inspect.CORO_CREATED:
                 rollout.close()
 
     def expect(self, more: int) -> None:
-        """Rollouts that became known after the start."""
+        """Count rollouts that became known after the start."""
         self._total += more
         self.bar.expect(more)
 
     async def run(self, rollout: PendingRollout) -> Trajectory | list[Trajectory] | RolloutException:
-        """Run one rollout, again when it fails and may be; its exception is a value."""
-        async with self._places:
+        """Run one rollout, with retries. A failure is returned, not raised."""
+        async with self._slots:
             for attempt in range(self._retries + 1):
                 result = await self._once(rollout)
                 if not isinstance(result, RolloutException):
@@ -265,7 +271,7 @@ class _Runner:
         return self._checked(result)
 
     def _checked(self, result: object) -> Trajectory | list[Trajectory] | RolloutException:
-        """What a rollout returned, its numbers plain, or why it is no result."""
+        """Validate what a rollout returned and convert its numbers to float; an invalid result becomes an exception."""
         trajectories = [result]
         if self._several and isinstance(result, Iterable) and not isinstance(result, BaseModel | str):
             trajectories = list(cast(Iterable[object], result))
@@ -273,27 +279,29 @@ class _Runner:
             if not isinstance(trajectory, Trajectory):
                 message = f"the rollout returned {result!r:.200}; it must return a Trajectory"
                 return as_rollout_exception(RolloutError(message))
-            try:  # before the bar or a mean would stumble over them
+            try:  # the progress bar and means need plain numbers
                 _make_plain(trajectory)
             except ConfigError as error:
                 return as_rollout_exception(RolloutError(f"the rollout returned a trajectory of which {error}"))
         return result if isinstance(result, Trajectory) else cast(list[Trajectory], trajectories)
 
     def failed(self, error: RolloutException) -> None:
-        """Count a failure; raises RolloutError beyond the limit."""
+        """Count a failure. Raises RolloutError when a limit given as a count is exceeded."""
         self._failures.append(error)
         self.bar.failed()
         if self._max_exceptions >= 1 or self._max_exceptions == 0:
             self._check_limit(self._max_exceptions)
 
     def tell(self, pbar_desc: str | None) -> None:
-        """Log why rollouts failed, for a reader of the bar."""
+        """Log why rollouts failed, unless the progress bar is off."""
         if self._failures and pbar_desc is not None:
             kinds = failure_kinds(self._failures)
-            log.warning("%s: %d of %d rollouts failed: %s", pbar_desc, len(self._failures), self._total, summary(kinds))
+            logger.warning(
+                "%s: %d of %d rollouts failed: %s", pbar_desc, len(self._failures), self._total, summary(kinds)
+            )
 
     def check_fraction(self) -> None:
-        """Hold the limit that is a fraction of all, when all are known."""
+        """Check a limit given as a fraction, once the number of all rollouts is known. Raises RolloutError."""
         if 0 < self._max_exceptions < 1:
             self._check_limit(self._max_exceptions * self._total)
 
@@ -323,9 +331,9 @@ async def _group(source: PendingGroup, runner: _Runner, after_each: AfterEach | 
     group.place = group.place.filled(RolloutPlace(group=new_id("group")))
     for number, trajectory in enumerate(group.trajectories):
         trajectory.place = trajectory.place.filled(group.place, number)
-    before = len(group.trajectories) + len(group.exceptions)
+    first_index = len(group.trajectories) + len(group.exceptions)
     results = await _all([runner.run(rollout) for rollout in group.take_pending()])
-    for number, result in enumerate(results, before):
+    for number, result in enumerate(results, first_index):
         if isinstance(result, Trajectory):
             result.place = result.place.filled(group.place, number)
             group.trajectories.append(result)
@@ -335,7 +343,7 @@ async def _group(source: PendingGroup, runner: _Runner, after_each: AfterEach | 
         return [group]
     try:
         kept = await after_each(group)
-    except Exception as error:  # noqa: BLE001  # a judge that fails drops its group, counted like a failed rollout
+    except Exception as error:  # noqa: BLE001  # a failed judge drops its group and counts as a failed rollout
         raise_common_fault(error)
         runner.failed(as_rollout_exception(error))
         return []
@@ -345,12 +353,12 @@ async def _group(source: PendingGroup, runner: _Runner, after_each: AfterEach | 
 
 
 def _make_plain(trajectory: Trajectory) -> None:
-    """Reward and metrics as plain finite numbers, also where they were scalars of numpy or torch. Raises ConfigError."""
-    found = as_numbers(trajectory.metrics, "metrics")
+    """Convert reward and metrics to float, also from scalars of numpy or torch. Raises ConfigError if one is not finite."""
+    numbers = as_numbers(trajectory.metrics, "metrics")
     if trajectory.reward is not None:
         trajectory.reward = as_numbers({"reward": trajectory.reward}, "the trajectory")["reward"]
         _check_finite(trajectory.reward, "the trajectory['reward']")
-    for name, value in found.items():
+    for name, value in numbers.items():
         _check_finite(value, f"metrics[{name!r}]")
         if not isinstance(trajectory.metrics[name], int | float):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
             trajectory.metrics[name] = value
@@ -362,8 +370,10 @@ def _check_finite(value: float, where: str) -> None:
 
 
 def raise_common_fault(error: Exception) -> None:
-    """Raise what every rollout would meet, a CaptureError or BudgetExceeded, also where a task group hands it on; return for
-    any other exception."""
+    """Re-raise an error that every rollout would have: CaptureError or BudgetExceeded, also inside an ExceptionGroup.
+
+    Returns for any other exception.
+    """
     if isinstance(error, ExceptionGroup):
         for inner in cast("ExceptionGroup[Exception]", error).exceptions:
             raise_common_fault(inner)
@@ -372,7 +382,7 @@ def raise_common_fault(error: Exception) -> None:
 
 
 async def _all(jobs: Sequence[Awaitable[Result]]) -> list[Result]:
-    """Await all; the first exception cancels the others, waits for them to end, and is raised as it is."""
+    """Await all jobs. After the first exception, cancel the others, wait until they ended, and re-raise it."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""OpenAI clients of our endpoint: found at the time of the call, labelled with the trajectory that owns it."""
+"""OpenAI clients of an Understudy server. The server is resolved per request, and requests name their trajectory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from .http import Api, unreachable
 from .sampling import completion_limit, forced_temperature
 
 PLACE = "http://model.understudy.invalid"
-"""Stands for the server in requests; replaced by its address when they are sent."""
+"""Placeholder for the server's address, replaced when a request is sent."""
 LENGTHS = ("max_completion_tokens", "max_tokens")
-"""The fields of a request that limit its completion."""
+"""Request fields that limit the completion, in tokens."""
 TIMEOUT = httpx.Timeout(1800.0, connect=30.0)
+"""Seconds; a model call may take long."""
 
 
 def openai_client(find: Callable[[], Awaitable[Api]], url: str | None = None) -> AsyncOpenAI:
-    """A plain AsyncOpenAI for the server that `find` gives, usable from any event loop.
+    """Create an AsyncOpenAI for the server that `find` returns, usable from any event loop.
 
-    It never retries: a retry would be one more generation. `url` is what `client.base_url` shows.
+    It never retries, since a retry records one more generation. `url` becomes `client.base_url`.
     """
     shown = url or PLACE
     http = httpx_client(LabellingTransport(find, shown))
@@ -33,23 +34,26 @@ def openai_client(find: Callable[[], Awaitable[Api]], url: str | None = None) ->
 
 
 def httpx_client(transport: httpx.AsyncBaseTransport) -> httpx.AsyncClient:
-    """An HTTP client for the SDK; a model call may take long."""
+    """Create the HTTP client for the OpenAI SDK, with a timeout for long model calls."""
     return httpx.AsyncClient(transport=transport, timeout=TIMEOUT)
 
 
 class LabellingTransport(httpx.AsyncBaseTransport):
-    """Sends to the server of the moment what was addressed to `shown`: its address, its key, and whose call this is."""
+    """HTTP transport that redirects requests for the base URL `shown` to the current server.
+
+    It replaces the address and the key, and adds the header that names the call's trajectory.
+    """
 
     def __init__(self, find: Callable[[], Awaitable[Api]], shown: str) -> None:
         self._find = find
         self._root = httpx.URL(shown).raw_path.rstrip(b"/")
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The server's answer; what prevents one is an answer too, since the SDK would hide an exception's text."""
+        """Send the request. A failure to connect becomes an error response, since the SDK hides the text of exceptions."""
         try:
             api = await self._find()
         except UnderstudyError as error:
-            return _refusal(request, error)
+            return _error_response(request, error)
         sent = await self._rewritten(request, api)
         label(sent, api)
         sent.extensions["timeout"] = {**sent.extensions.get("timeout", {}), "connect": api.connect_seconds}
@@ -62,9 +66,9 @@ class LabellingTransport(httpx.AsyncBaseTransport):
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             try:
                 api.alive()
-            except UnderstudyError as gone:
-                return _refusal(request, gone)
-            return _refusal(request, unreachable(api.url, error))
+            except UnderstudyError as ended:
+                return _error_response(request, ended)
+            return _error_response(request, unreachable(api.url, error))
 
     async def _rewritten(self, request: httpx.Request, api: Api) -> httpx.Request:
         home = httpx.URL(api.url)
@@ -88,7 +92,7 @@ class LabellingTransport(httpx.AsyncBaseTransport):
 
 
 def label(request: httpx.Request, api: Api) -> None:
-    """Name the trajectory that owns the call, or ask for it to be recorded under one of its own."""
+    """Add the header with the active capture's trajectory. Outside a capture, ask for a new trajectory for this call."""
     if TRAJECTORY_HEADER in request.headers:
         return
     capture = active_capture()
@@ -100,12 +104,12 @@ def label(request: httpx.Request, api: Api) -> None:
 
 
 def _longest(body: Json, limit: int) -> int:
-    """The limit that a request sets itself; above `limit` where it sets none."""
+    """The request's own limit in tokens; `limit + 1` if it sets none."""
     lengths = [body[name] for name in LENGTHS if isinstance(body.get(name), int)]
     return min(lengths, default=limit + 1)
 
 
-def _refusal(request: httpx.Request, error: UnderstudyError) -> httpx.Response:
+def _error_response(request: httpx.Request, error: UnderstudyError) -> httpx.Response:
     status = error.status if isinstance(error, ServerError) else 503
     fault = {"message": str(error), "type": type(error).__name__, "param": None, "code": "unreachable"}
     return httpx.Response(status, json={"error": fault}, request=request)

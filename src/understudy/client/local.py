@@ -1,4 +1,4 @@
-"""A server of one's own on this machine, ended with this process."""
+"""LocalBackend: a server started as a child process on this machine, which ends with this process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import secrets
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,31 +30,34 @@ from .backend import Backend
 from .http import Api
 from .other_trainers import BACKEND_OPTIONS, refuse_foreign
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 TAIL_LINES = 20
+"""Lines of the server's log in an error message."""
 END_SECONDS = 20.0
+"""Seconds that the server has to finish after SIGTERM."""
 
 
 class LocalBackend(Backend):
-    """Starts a server as a child process on loopback, with a fresh key, at the first use.
+    """Starts a server as a child process on loopback, with a new key, at the first use.
 
-    `options` are EngineOptions' fields. Backends on one directory in one process share one server. It ends with this
-    process, or at `close()`. Raises BackendError when it cannot be started, ConfigError for a wrong option.
+    `options` are EngineOptions' fields; `start_timeout` is in seconds. Backends on one directory in one process share one
+    server. It ends with this process or at `close()`. Raises ConfigError for an unknown or invalid option; `connect` raises
+    BackendError when the server cannot be started.
     """
 
     def __init__(self, dir: str | Path | None = None, *, start_timeout: float = 600.0, **options: object) -> None:
         refuse_foreign(options, BACKEND_OPTIONS, "LocalBackend")
         self.dir = Path(dir).expanduser().absolute() if dir is not None else default_dir()
         self.engine = EngineOptions.parse(**options)
-        self._given = bool(options)
+        self._has_options = bool(options)
         self._start_timeout = start_timeout
 
     async def connect(self, base_model: str | None = None) -> Api:
-        """The server on this directory, started when it is not running."""
-        found = _servers.get(self.dir)
-        if found is not None and found.running():
-            return self._checked(found).api
+        """Return the server on this directory; start it if it is not running."""
+        server = _servers.get(self.dir)
+        if server is not None and server.running():
+            return self._checked(server).api
         if base_model is None:
             raise ConfigError("the local server is not running yet: register a TrainableModel first, it names the base")
         starting = _Starting(self.dir, base_model, self.engine, self._start_timeout)
@@ -63,18 +68,22 @@ class LocalBackend(Backend):
             raise
 
     def path_on_server(self, path: str | os.PathLike[str]) -> str:
-        """The absolute path: the server runs on this machine, in another folder."""
+        """Return the absolute path: the server runs on this machine with another working directory."""
         return os.path.abspath(path)
 
+    def watched_at(self, run: str) -> str:
+        """Return the command that shows the directory's runs: the server's own pages want its key, which nobody has seen."""
+        return shlex.join([shell_command(), "ui", str(self.dir)])
+
     def close(self) -> None:
-        """End the server of this directory, if this process started one; it is started anew at the next use."""
+        """End the server of this directory if this process started it. The next use starts another."""
         with _lock_of(self.dir):
             server = _servers.pop(self.dir, None)
         if server is not None:
             server.end()
 
     def _checked(self, server: LocalServer) -> LocalServer:
-        if self._given and server.engine != self.engine:
+        if self._has_options and server.engine != self.engine:
             raise BackendError(
                 f"the server on {self.dir} already runs with other options ({server.engine!r}): close() it first, "
                 "or give this backend another dir="
@@ -86,7 +95,7 @@ class LocalBackend(Backend):
 
 
 class LocalServer:
-    """A running server process of ours."""
+    """A server process that this process started."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], folder: Path, log_start: int, engine: EngineOptions, url: str, key: str
@@ -99,22 +108,22 @@ class LocalServer:
         self._log_start = log_start
 
     def running(self) -> bool:
-        """Whether the process is alive, and is ours (not that of the process we were forked from)."""
+        """Whether the server is alive and was started by this process, not by a parent before a fork."""
         return self.owner == os.getpid() and self.process.poll() is None
 
     def check(self) -> None:
-        """Raise BackendError with the end of the log when the process is gone."""
+        """Raise BackendError with the end of the log if the server has ended."""
         if self.process.poll() is not None:
             raise BackendError(_ended(self.process, self.folder, self._log_start, "ended unexpectedly"))
 
     def end(self) -> None:
-        """End the process: what runs may finish for a while, then at once."""
+        """End the server, if this process started it: first gracefully, then by force."""
         if self.owner == os.getpid():
             end_process(self.process)
 
 
 class _Starting:
-    """One start, run in a thread; `abandoned` ends it."""
+    """One attempt to start a server, run in a thread. Setting `abandoned` cancels it."""
 
     def __init__(self, folder: Path, base_model: str, engine: EngineOptions, timeout: float) -> None:
         self.abandoned = threading.Event()
@@ -125,11 +134,11 @@ class _Starting:
         self._key = secrets.token_urlsafe(32)
 
     def run(self) -> LocalServer:
-        """The directory's server: the one that another thread has started meanwhile, or a new one."""
+        """Return the directory's server: one that another thread started in the meantime, or a new one."""
         with _lock_of(self._folder):
-            found = _servers.get(self._folder)
-            if found is not None and found.running():
-                return found
+            existing = _servers.get(self._folder)
+            if existing is not None and existing.running():
+                return existing
             server = self._start()
             _servers[self._folder] = server
             return server
@@ -146,7 +155,7 @@ class _Starting:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=os.environ | {"UNDERSTUDY_API_KEY": self._key},
-                    start_new_session=True,  # Ctrl-C, or a notebook's interrupt, is for the rollouts
+                    start_new_session=True,  # Ctrl-C and a notebook's interrupt must not reach the server
                 )
         except OSError as error:
             raise BackendError(f"the server could not be started in {self._folder}: {error}") from error
@@ -161,34 +170,35 @@ class _Starting:
         deadline = time.monotonic() + self._timeout
         console = Console(stderr=True)
         text = f"Starting a server with {self._base_model} (log: {log_file(self._folder)})"
-        log.info("%s", text)
+        logger.info("%s", text)
         shown = console.status(text) if console.is_terminal and not console.is_jupyter else nullcontext()
-        # A bare transport: no proxy for this machine's own address, and no line in the log per question.
-        with shown, httpx.HTTPTransport(verify=False, trust_env=False) as asking:
+        # A bare transport uses no proxy for the loopback address, and logs no line per health check.
+        with shown, httpx.HTTPTransport(verify=False, trust_env=False) as transport:
             while not self.abandoned.wait(0.1):
                 if process.poll() is not None:
                     raise BackendError(_ended(process, self._folder, log_start, "could not be started"))
                 if time.monotonic() > deadline:
                     tail = _tail(self._folder, log_start)
                     raise BackendError(f"the server was not ready within start_timeout={self._timeout} s:\n{tail}")
-                url = self._ready(process.pid, asking)
+                url = self._ready(process.pid, transport)
                 if url is not None:
                     return url
         raise BackendError("the start of the server was cancelled")
 
-    def _ready(self, pid: int, asking: httpx.HTTPTransport) -> str | None:
+    def _ready(self, pid: int, transport: httpx.HTTPTransport) -> str | None:
+        """The URL of the server with this pid once it is healthy; None before."""
         try:
             facts: Json = json.loads((self._folder / "server.json").read_text(encoding="utf-8"))
             if facts["pid"] != pid:
                 return None
             url = str(facts["url"])
-            impatient = {"timeout": httpx.Timeout(5.0).as_dict()}
-            answer = asking.handle_request(httpx.Request("GET", f"{url}/health", extensions=impatient))
+            short_timeout = {"timeout": httpx.Timeout(5.0).as_dict()}
+            answer = transport.handle_request(httpx.Request("GET", f"{url}/health", extensions=short_timeout))
             with closing(answer):
                 health: Json = json.loads(answer.read())
             return url if health["status"] == "ok" else None
         except (OSError, ValueError, KeyError, TypeError, httpx.TransportError) as error:
-            log.debug("not ready: %r", error)
+            logger.debug("not ready: %r", error)
             return None
 
 
@@ -201,7 +211,7 @@ def _lock_of(folder: Path) -> threading.Lock:
 
 
 def command(base_model: str, folder: Path, engine: EngineOptions) -> list[str]:
-    """The command that serves `base_model` from `folder`, on a free port, as long as this process lives."""
+    """The command that serves `base_model` from `folder` on a free port until this process ends."""
     words = [sys.executable, "-m", "understudy.server", "--model", base_model, "--port", "0", "--dir", str(folder)]
     words += ["--parent-pid", str(os.getpid())]
     for name, value in engine.model_dump(exclude_defaults=True).items():
@@ -216,13 +226,21 @@ def _word(value: object) -> str:
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
+def shell_command() -> str:
+    """`understudy` as the user's shell finds it: by its name, or by its path if its environment is not active."""
+    own = Path(sys.executable).with_name("understudy")
+    if shutil.which("understudy") == str(own):
+        return "understudy"
+    return str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own)
+
+
 def log_file(folder: Path) -> Path:
-    """Where the server's own output goes."""
+    """The file that receives the server's output."""
     return folder / "logs" / "server.log"
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, a while to finish, SIGTERM again (the server then ends at once), SIGKILL."""
+    """Send SIGTERM and wait; send it again, which makes the server end at once; finally SIGKILL."""
     for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGTERM, 5.0), (None, 5.0)):
         if process.poll() is None:
             process.send_signal(number) if number is not None else process.kill()
@@ -230,7 +248,7 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
             process.wait(seconds)
             return
         except subprocess.TimeoutExpired:
-            log.warning("the server (pid %d) has not ended after %g s", process.pid, seconds)
+            logger.warning("the server (pid %d) has not ended after %g s", process.pid, seconds)
 
 
 def _tail(folder: Path, start: int) -> str:

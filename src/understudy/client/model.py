@@ -1,4 +1,4 @@
-"""The names that agents call: any model to compare with, and the one that is trained."""
+"""Models by name: `Model` is any model that agents can call, `TrainableModel` is one that is trained here."""
 
 from __future__ import annotations
 
@@ -42,13 +42,16 @@ from .transport import LoopTransport
 
 Rollouts = Iterable[Trajectory | TrajectoryGroup]
 
-
 ConfigT = TypeVar("ConfigT", default=Any)
 
 
 class Model(Generic[ConfigT]):
-    """Any model that agents can call, to compare with. `config` is the user's own; `Model[Config]` is its type for
-    annotations. In a pydantic model a field of this type takes any model, and is its name in JSON."""
+    """A model that agents can call, such as another LLM to compare with.
+
+    `config` is the user's own object, and `Model[Config]` is the type for annotations. As the field of a pydantic model it
+    is serialised to JSON as its name. The `inference_*` arguments describe an OpenAI-compatible endpoint; None leaves the
+    choice to the OpenAI SDK.
+    """
 
     def __init__(
         self,
@@ -82,26 +85,26 @@ class Model(Generic[ConfigT]):
 
     @property
     def inference_base_url(self) -> str | None:
-        """Where its OpenAI-compatible endpoint is; None: where the OpenAI SDK looks by itself."""
+        """Base URL of its OpenAI-compatible endpoint. None: the default of the OpenAI SDK."""
         return self._inference_base_url
 
     @property
     def inference_api_key(self) -> str | None:
-        """The key of that endpoint; None: the OpenAI SDK's environment variable."""
+        """API key of that endpoint. None: the OpenAI SDK reads its environment variable."""
         return self._inference_api_key
 
     async def register(self, backend: Backend) -> None:
-        """Keep this model's logs with that backend's server."""
+        """Choose the server that stores this model's logs and state."""
         self._backend = backend
 
     def inference_name(self, step: int | None = None) -> str:
-        """The name to send in requests. Only trainable models have steps."""
+        """The `model` field of requests. Raises ConfigError for a `step`: only trainable models have steps."""
         if step is not None:
             raise ConfigError(f"step={step!r}: {self.name!r} is not trained here and has no steps")
         return self.inference_model_name or self.name
 
     def get_inference_name(self, step: int | None = None) -> str:
-        """The same as `inference_name`, under the name that other libraries give it."""
+        """Alias of `inference_name`; OpenPipe ART uses this name."""
         return self.inference_name(step)
 
     def openai_client(self) -> AsyncOpenAI:
@@ -113,7 +116,7 @@ class Model(Generic[ConfigT]):
         )
 
     def litellm_completion_params(self, step: int | None = None) -> dict[str, Json]:
-        """What `litellm.acompletion` needs to call this model."""
+        """Arguments for `litellm.acompletion` that call this model."""
         params: dict[str, Json] = {"model": self.inference_name(step)}
         if self.inference_base_url is not None:
             params |= {"model": f"openai/{self.inference_name(step)}", "base_url": self.inference_base_url}
@@ -127,8 +130,11 @@ class Model(Generic[ConfigT]):
         metrics: Mapping[str, Metric] | None = None,
         step: int | None = None,
     ) -> None:
-        """Keep rollouts and metrics with the model. The mean reward and the means of the rollouts' own metrics are
-        added as `{split}/reward` and `{split}/{name}`."""
+        """Store rollouts and metrics with the model.
+
+        The mean reward and the mean of each rollout metric are added as `{split}/reward` and `{split}/{name}`.
+        `step=None` means the newest step of a trainable model. Raises ConfigError, ServerError.
+        """
         items = list(trajectories or ())
         records = rollout_records(items, self.name, RolloutPlace(split=split, step=step))
         values = _means(*_flat(items)) | {name: float(value) for name, value in (metrics or {}).items()}
@@ -144,21 +150,21 @@ class Model(Generic[ConfigT]):
         await api.log(self.name, request)
 
     async def overwrite_state(self, state: Mapping[str, object]) -> None:
-        """Replace the JSON object of the user's own that is kept with the model."""
+        """Replace the user's JSON object that the server stores with the model. Raises ConfigError for a value that is not JSON."""
         await (await self.api()).set_state(self.name, as_json(state, "state"))
 
     async def merge_state(self, state: Mapping[str, object]) -> dict[str, Json]:
-        """Replace single keys of it; returns the whole."""
+        """Replace single keys of the stored JSON object and return all of it. Not atomic: it reads, then writes."""
         merged = await self.read_state() | dict(state)
         await self.overwrite_state(merged)
         return merged
 
     async def read_state(self) -> dict[str, Json]:
-        """The JSON object kept with the model; empty when there is none."""
+        """The JSON object stored with the model; empty when none was stored."""
         return await (await self.api()).state(self.name)
 
     async def api(self) -> Api:
-        """The server that keeps what is logged."""
+        """The server that stores the logs. Raises ConfigError before `register()`."""
         if self._backend is None:
             raise ConfigError(
                 f"model {self.name!r} has no server to keep its logs: `await model.register(backend)` first"
@@ -173,8 +179,11 @@ class Model(Generic[ConfigT]):
 
 
 class TrainableModel(Model[ConfigT]):
-    """A base model plus the newest LoRA of this name. Made without `await`; the first use registers it, with `backend`,
-    else the server at UNDERSTUDY_URL, else a LocalBackend. `lora=None` takes what the model has, or the defaults."""
+    """A base model and the newest LoRA trained under this name.
+
+    The constructor sends nothing. The first use registers the model on `backend`, or on the server at UNDERSTUDY_URL, or on
+    a LocalBackend. `lora=None` keeps the LoRA shape of an existing model, and takes the defaults for a new one.
+    """
 
     trainable = True
 
@@ -205,43 +214,53 @@ class TrainableModel(Model[ConfigT]):
 
     @property
     def backend(self) -> Backend:
-        """Where it runs; chosen at the first use when none was given."""
+        """The backend that samples and trains it; chosen at the first use when the constructor got none."""
         return self._on_backend().backend
 
     @property
     def inference_base_url(self) -> str:
-        """For an OpenAI client of one's own: calls made there are recorded, and claimed by the trajectory that keeps
-        their choices. Known once the model is registered; `openai_client()` needs no waiting."""
+        """Base URL for your own OpenAI client. Its calls are recorded, and belong to the trajectory that keeps their choices.
+
+        Raises ConfigError before the model is registered; `openai_client()` works at any time.
+        """
         return f"{self._known_api().url}/t/{self._recording}/v1"
 
     @property
     def inference_api_key(self) -> str:
-        """The server's key."""
+        """The server's key, or "none" (the SDK needs a value). Raises ConfigError before the model is registered."""
         return self._known_api().key or "none"
 
     async def register(self, backend: Backend | None = None) -> None:
-        """Make the model known to the backend's server. Idempotent; raises ServerError for another base model or LoRA
-        shape under the same name, BackendError when the server cannot be started."""
+        """Register the model on the backend's server. Idempotent.
+
+        Raises ServerError when the name exists with another base model or LoRA shape, BackendError when the server cannot
+        be started.
+        """
         if backend is not None and (self._registration is None or backend is not self._registration.backend):
             self._registration = self._registration_on(backend)
         await self.api()
 
     async def api(self) -> Api:
-        """The server, up, with this model registered: connected once, however many ask at the same time."""
+        """The running server with this model registered. Concurrent callers share one connection attempt."""
         return await self._on_backend().api()
 
     def openai_client(self) -> AsyncOpenAI:
-        """A plain AsyncOpenAI without retries, usable from any event loop, whose calls are recorded: under the
-        trajectory whose capture is active here, else under one of their own until a trajectory keeps their choices."""
+        """An AsyncOpenAI without retries, usable from any event loop, whose calls the server records.
+
+        Inside a capture they belong to its trajectory. Outside one they belong to the trajectory that keeps their choices.
+        """
         server = self._server()
         return openai_client(self.api, server.url if server is not None else None)
 
     def inference_name(self, step: int | None = None) -> str:
-        """The name to send: the newest step, or a fixed one."""
+        """The `model` field of requests: the newest step, or the fixed `step`."""
         return self.name if step is None else name_at(self.name, step)
 
     def litellm_completion_params(self, step: int | None = None) -> dict[str, Json]:
-        """What `litellm.acompletion` needs to call this model, recorded, without retries, at an evaluation's temperature."""
+        """Arguments for `litellm.acompletion`. Calls are recorded and not retried; an evaluation's temperature is included.
+
+        Raises ConfigError before the model is registered.
+        """
         api, capture, temperature = self._known_api(), active_capture(), forced_temperature()
         label = {RECORD_HEADER: "1"}
         if capture is not None:
@@ -271,7 +290,7 @@ class TrainableModel(Model[ConfigT]):
         timeout: float | None = None,
         **options: object,
     ) -> TrainResult:
-        """One step on these groups; see `Backend.train`."""
+        """Train one step on these groups; see `Backend.train` for options and errors."""
         return await self.backend.train(
             self,
             groups,
@@ -284,7 +303,7 @@ class TrainableModel(Model[ConfigT]):
         )
 
     async def train_sft(self, *trajectories: object, **options: object) -> NoReturn:
-        """Supervised training is not in this version: raises ConfigError, which says what to do instead."""
+        """Always raises ConfigError: this version has no supervised fine-tuning. The message names the alternatives."""
         raise ConfigError(NO_SFT)
 
     async def checkpoints(self) -> list[CheckpointState]:
@@ -292,38 +311,43 @@ class TrainableModel(Model[ConfigT]):
         return await (await self.api()).checkpoints(self.name)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str | None = None) -> list[int]:
-        """Delete all but the newest and the best step by a logged metric (default `val/reward`, a Trainer's evaluations;
-        `train/...`: of the rollouts that were trained on); returns the deleted steps.
+        """Delete every checkpoint but the newest and the best by a logged metric; returns the deleted steps.
 
-        Raises ConfigError, and deletes nothing, for a metric other than `train/...` that is named and that no step has."""
+        The default metric is `val/reward`, which a Trainer's evaluations log. `train/...` names a metric of the rollouts
+        trained on. Raises ConfigError, and deletes nothing, when no step has the named metric; `train/...` only warns,
+        since a model's first step cannot have it.
+        """
         api = await self.api()
-        found = await api.checkpoints(self.name)
-        if not found:
+        checkpoints = await api.checkpoints(self.name)
+        if not checkpoints:
             return []
-        best = best_step(found, await api.logs(self.name), best_checkpoint_metric)
-        spared = {found[-1].step, best.step if best is not None else None}
-        deleted = [state.step for state in found if state.step not in spared]
+        best = best_step(checkpoints, await api.logs(self.name), best_checkpoint_metric)
+        kept = {checkpoints[-1].step, best.step if best is not None else None}
+        deleted = [state.step for state in checkpoints if state.step not in kept]
         if best is not None and best.split == "train" and best.step is not None and best.step + 1 in deleted:
-            await api.log(self.name, best)  # its value stands in the checkpoint after it, which goes now
+            await api.log(self.name, best)  # the value is stored with the next checkpoint, which is deleted below
         for step in deleted:
             await api.delete_checkpoint(self.name, step)
         return deleted
 
     async def fork(self, name: str, *, from_step: int | None = None, project: str | None = None) -> TrainableModel[Any]:
-        """A new model that starts from a step of this one (default: the newest)."""
+        """Create a model that starts from a step of this one. `from_step=None`: the newest; `project=None`: the same."""
         request = ForkRequest(name=name, project=project, from_step=from_step)
         state = await (await self.api()).fork(self.name, request)
         return TrainableModel(state.name, state.project, self.base_model, self.backend, state.lora)
 
     async def export(self, output: str | os.PathLike[str], *, step: int | None = None, format: str = "peft") -> str:
-        """Write a step's LoRA (`peft`), base and LoRA as one model (`merged`), or that in 16 bits as llama.cpp's converter
-        reads it (`gguf-ready`), to a new folder on the server's machine; returns its path."""
+        """Write a step to a new folder on the server's machine and return its path. `step=None`: the newest.
+
+        Formats: `peft` is the LoRA; `merged` is base and LoRA as one model; `gguf-ready` is the merged model in 16 bits, as
+        llama.cpp's converter reads it. Raises ConfigError for another format, ServerError.
+        """
         if format not in get_args(ExportFormat):
             raise ConfigError(f"format: {format!r} must be one of {', '.join(get_args(ExportFormat))}")
         api = await self.api()
-        at = step if step is not None else await self.get_step()
+        exported_step = step if step is not None else await self.get_step()
         request = ExportRequest(format=cast(ExportFormat, format), output=self.backend.path_on_server(output))
-        return (await api.export(self.name, at, request)).path
+        return (await api.export(self.name, exported_step, request)).path
 
     async def _log_step(self) -> int | None:
         return await self.get_step()
@@ -339,7 +363,7 @@ class TrainableModel(Model[ConfigT]):
         return Registration(backend, request)
 
     def _server(self) -> Api | None:
-        """Where it is registered; None before its first use."""
+        """The server on which it is registered; None before its first use."""
         return self._registration.server if self._registration is not None else None
 
     def _known_api(self) -> Api:
@@ -352,22 +376,22 @@ class TrainableModel(Model[ConfigT]):
 
 
 def _flat(rollouts: Rollouts) -> tuple[list[Trajectory], int]:
-    """The rollouts, and how many left nothing but their exception."""
-    found: list[Trajectory] = []
-    lost = 0
+    """All trajectories, and the number of rollouts of which only an exception is left."""
+    trajectories: list[Trajectory] = []
+    failed = 0
     for item in rollouts:
-        found += item.trajectories if isinstance(item, TrajectoryGroup) else [item]
-        lost += len(item.exceptions) if isinstance(item, TrajectoryGroup) else 0
-    return found, lost
+        trajectories += item.trajectories if isinstance(item, TrajectoryGroup) else [item]
+        failed += len(item.exceptions) if isinstance(item, TrajectoryGroup) else 0
+    return trajectories, failed
 
 
-def _means(rollouts: list[Trajectory], lost: int) -> dict[str, float]:
+def _means(rollouts: list[Trajectory], failed: int) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for rollout in rollouts:
         if rollout.reward is not None:
             values.setdefault("reward", []).append(float(rollout.reward))
         for name, value in rollout.metrics.items():
             values.setdefault(name, []).append(float(value))
-    if rollouts or lost:
-        values["exception_rate"] = [float(rollout.exception is not None) for rollout in rollouts] + [1.0] * lost
-    return {name: fmean(found) for name, found in values.items()}
+    if rollouts or failed:
+        values["exception_rate"] = [float(rollout.exception is not None) for rollout in rollouts] + [1.0] * failed
+    return {name: fmean(numbers) for name, numbers in values.items()}

@@ -1,4 +1,4 @@
-"""Arguments that other trainers' constructors take, and what says the same here."""
+"""Arguments of other trainers' constructors, with the argument of this package that replaces them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ NO_SFT = (
 
 
 def groups_of(groups: Iterable[TrajectoryGroup] | None, options: dict[str, object]) -> Iterable[TrajectoryGroup]:
-    """The groups of a step, also under OpenPipe ART's name for them; takes what only ART knows out of the options.
-    `verbose` asks for no more than is shown in any case. Raises ConfigError for groups under both names, or none."""
+    """Return the groups of a step, also from OpenPipe ART's argument `trajectory_groups`.
+
+    Removes `trajectory_groups` and `verbose`, which has no effect here, from `options`. Raises ConfigError when the groups
+    are passed twice or not at all.
+    """
     options.pop("verbose", None)
     named = cast("Iterable[TrajectoryGroup] | None", options.pop("trajectory_groups", None))
     if groups is not None and named is not None:
@@ -43,8 +46,8 @@ def groups_of(groups: Iterable[TrajectoryGroup] | None, options: dict[str, objec
     return chosen
 
 
-def refuse_foreign(given: Mapping[str, object], known: Mapping[str, str], where: str) -> None:
-    """Raise ConfigError for an argument of another trainer, naming ours."""
-    for name in given:
+def refuse_foreign(options: Mapping[str, object], known: Mapping[str, str], where: str) -> None:
+    """Raise ConfigError for an argument of another trainer, naming the replacement from `known`."""
+    for name in options:
         if name in known:
             raise ConfigError(f"{where} has no argument {name!r}: use {known[name]}")

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal; nothing elsewhere."""
+"""Progress bars on a terminal. They show nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from ..types import Trajectory
 from ..wire import TrainEvent
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 
 class Bar:
-    """One line with a count and a note behind it. `description=None`, or no terminal, shows nothing."""
+    """A progress bar with a count and a note. `description=None`, or stderr not being a terminal, shows nothing."""
 
     def __init__(self, description: str | None, total: int | None = None) -> None:
         console = Console(stderr=True)
@@ -31,7 +31,9 @@ class Bar:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._progress.stop()
 
     def update(self, done: int, total: int | None, note: str = "", phase: str = "") -> None:
@@ -41,18 +43,18 @@ class Bar:
 
 
 class TrainBar(Bar):
-    """A train request's progress; warnings go to the log in any case."""
+    """Progress of a train request. Warnings are always logged, also without a terminal."""
 
     def show(self, event: TrainEvent) -> None:
         """Show one event of the stream."""
         if event.kind == "warning":
-            log.warning("%s", event.message)
+            logger.warning("%s", event.message)
         else:
             self.update(event.done, event.total or None, event.message, event.phase)
 
 
 class RolloutBar(Bar):
-    """Finished rollouts, with the mean of the reward and of the first `max_metrics` metrics."""
+    """Progress of rollouts, with the mean of the reward and of the first `max_metrics` metrics (None: 4)."""
 
     def __init__(self, description: str | None, total: int | None, max_metrics: int | None) -> None:
         super().__init__(description, total)
@@ -62,23 +64,23 @@ class RolloutBar(Bar):
         self._sums: dict[str, tuple[float, int]] = {}
 
     def expect(self, more: int) -> None:
-        """Rollouts that became known after the start."""
+        """Add rollouts that became known after the start to the total."""
         self._total = (self._total or 0) + more
 
     def succeeded(self, trajectories: Sequence[Trajectory]) -> None:
-        """One more rollout has ended, and left these."""
+        """Count a rollout that ended with these trajectories."""
         for trajectory in trajectories:
-            found = {name: float(value) for name, value in trajectory.metrics.items()}
+            numbers = {name: float(value) for name, value in trajectory.metrics.items()}
             if trajectory.reward is not None:
-                found = {"reward": float(trajectory.reward), **found}
-            for name, value in found.items():
+                numbers = {"reward": float(trajectory.reward), **numbers}
+            for name, value in numbers.items():
                 total, count = self._sums.get(name, (0.0, 0))
                 self._sums[name] = (total + value, count + 1)
         self._done += 1
         self._show()
 
     def failed(self) -> None:
-        """One more rollout has failed."""
+        """Count a failed rollout."""
         self._failed += 1
         self._done += 1
         self._show()

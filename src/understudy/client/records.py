@@ -1,4 +1,7 @@
-"""Rollouts as the server takes them: pure, and the place where bad ones are refused by name."""
+"""Converts rollouts to the records that the server accepts, and rejects invalid ones with an error that names them.
+
+The functions send nothing and change none of their arguments.
+"""
 
 from __future__ import annotations
 
@@ -29,53 +32,59 @@ from ..types import (
 from ..wire import GroupRecord, TrajectoryRecord
 
 LARGEST_NUMBER = 1e100
-"""Of rewards and metrics: sums of the squares of larger ones overflow."""
+"""Largest magnitude of a reward or metric. The sum of squares of larger numbers can overflow."""
 
 GroupWire = tuple[tuple[TrajectoryRecord, ...], GroupRecord]
+"""A group's finished trajectories, and the group's entry in the train request."""
 
 
 def group_wires(groups: Iterable[TrajectoryGroup], model: str, request_id: str) -> list[GroupWire]:
-    """Every group as its finished trajectories and its record; the same each time for the same request.
+    """Convert the groups of one train request. The result depends on the arguments only, so a request can be repeated.
 
-    Raises ConfigError naming group and trajectory for a rollout that cannot be trained: a reward that is no finite number,
-    the same rollout twice, a group that has not been gathered; or where no rollout has a call. Single ones may have none,
-    an opponent that never moved say: their rewards count in the group's mean, and the learner warns.
+    Raises ConfigError, naming the group and the trajectory, for a reward that is not a finite number, a rollout that occurs
+    twice, and a group whose rollouts have not run. Also raises it when no rollout at all has a model call. A single rollout
+    may have none (an opponent that never moved): its reward counts in the group's mean, and the learner warns.
     """
     wires: list[GroupWire] = []
     seen: dict[str, str] = {}
-    silent: list[str] = []
-    for at, group in enumerate(checked_groups(groups)):
+    without_calls: list[str] = []
+    for group_number, group in enumerate(checked_groups(groups)):
         if group.pending:
-            raise ConfigError(f"group {at} has rollouts that have not run: pass it to gather_trajectory_groups first")
-        known = RolloutPlace(split="train", group=f"{request_id}/{at}")
-        records = group_records(group, model, known, at)
+            raise ConfigError(
+                f"group {group_number} has rollouts that have not run: pass it to gather_trajectory_groups first"
+            )
+        known = RolloutPlace(split="train", group=f"{request_id}/{group_number}")
+        records = group_records(group, model, known, group_number)
         for number, trajectory in enumerate(group.trajectories):
-            where = _where(trajectory, at, number)
+            where = _where(trajectory, group_number, number)
             if trajectory.id in seen:
                 raise ConfigError(f"{where} is the same rollout as {seen[trajectory.id]}: each may be trained once")
-            seen[trajectory.id] = f"group {at}, rollout {number}"
+            seen[trajectory.id] = f"group {group_number}, rollout {number}"
             if not _can_be_trained(records[number]):
-                silent.append(where)
+                without_calls.append(where)
         ids = tuple(record.id for record in records)
-        metrics = _finite(group.metrics, f"group {at}: metrics")
-        metadata = as_json(group.metadata, f"group {at}: metadata")
+        metrics = _finite(group.metrics, f"group {group_number}: metrics")
+        metadata = as_json(group.metadata, f"group {group_number}: metadata")
         wires.append((tuple(records), GroupRecord(trajectory_ids=ids, metadata=metadata, metrics=metrics)))
-    if silent and len(silent) == len(seen):
+    if without_calls and len(without_calls) == len(seen):
         raise ConfigError(
-            f"{silent[0]} has no model call, and neither has any other: append `completion.choices[0]` to "
+            f"{without_calls[0]} has no model call, and neither has any other: append `completion.choices[0]` to "
             "messages_and_choices (plain assistant messages are context, not targets), or make the calls inside a capture"
         )
     return wires
 
 
 def group_records(
-    group: TrajectoryGroup, model: str, known: RolloutPlace, at: int | None = None
+    group: TrajectoryGroup, model: str, known: RolloutPlace, group_number: int | None = None
 ) -> list[TrajectoryRecord]:
-    """Every rollout of a group, those that left nothing but an exception last: these have the indexes that the others leave
-    free. What neither rollout nor group knows of its place is taken from `known`. `at`: the group's number, for errors."""
+    """Convert every rollout of a group.
+
+    Rollouts of which only an exception is left come last, and take the indexes that the others leave free. `known` fills the
+    fields of a rollout's place that neither the rollout nor the group has. `group_number` is used in error messages only.
+    """
     common = group.place.filled(known)
     records = [
-        trajectory_record(trajectory, model, _where(trajectory, at, number), common, number)
+        trajectory_record(trajectory, model, _where(trajectory, group_number, number), common, number)
         for number, trajectory in enumerate(group.trajectories)
     ]
     taken = {record.place.index for record in records}
@@ -89,7 +98,7 @@ def group_records(
 def rollout_records(
     items: Iterable[Trajectory | TrajectoryGroup], model: str, known: RolloutPlace
 ) -> list[TrajectoryRecord]:
-    """Every rollout of trajectories and groups, to be finished outside of a train request. A group without an id gets one."""
+    """Convert trajectories and groups that are finished outside a train request. A group without an id gets one."""
     records: list[TrajectoryRecord] = []
     for item in items:
         if isinstance(item, TrajectoryGroup):
@@ -100,29 +109,30 @@ def rollout_records(
 
 
 def checked_groups(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """The groups as a list; raises ConfigError for anything else, or for none."""
+    """Return the groups as a list. Raises ConfigError when it is empty or an item is not a TrajectoryGroup."""
     if isinstance(groups, TrajectoryGroup):
         raise ConfigError("groups: got one TrajectoryGroup; pass a list of groups, `[group]`")
-    found = list(groups)
-    for at, group in enumerate(found):
+    group_list = list(groups)
+    for index, group in enumerate(group_list):
         if not isinstance(group, TrajectoryGroup):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
-            raise ConfigError(f"groups[{at}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts")
-    if not found:
+            raise ConfigError(f"groups[{index}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts")
+    if not group_list:
         raise ConfigError("groups: the list is empty; a step needs at least one group")
-    return found
+    return group_list
 
 
 def trajectory_record(
     trajectory: Trajectory, model: str, where: str, known: RolloutPlace, index: int | None = None
 ) -> TrajectoryRecord:
-    """One rollout: the calls that its choices remember, or every call under its id when it was captured. Its place is
-    completed by `known` and `index`.
+    """Convert one rollout.
 
-    A choice of another endpoint has no recorded tokens: its history is rendered with the chat template.
+    Its calls are those that its choices name; a captured rollout has every call recorded under its id. A choice of another
+    endpoint has no recorded tokens, so the server renders that history with the chat template. `known` and `index` fill what
+    is missing of its place; `where` begins the error messages.
     """
     histories = [trajectory, *trajectory.additional_histories]
     refs = dict.fromkeys(ref for history in histories for ref in history.call_refs())
-    rendered = [found for history in histories if (found := _rendered(history)) is not None]
+    rendered = [history_record for history in histories if (history_record := _rendered(history)) is not None]
     return TrajectoryRecord(
         id=trajectory.id,
         model=model,
@@ -144,11 +154,14 @@ def trajectory_record(
 
 
 def require_calls(groups: Iterable[GroupWire], recorded: Mapping[str, int]) -> None:
-    """Raise ConfigError for captured rollouts where the server recorded no call at all. A single one without a call is
-    counted by the learner: an agent may answer without its model."""
-    every = [record for records, _ in groups for record in records]
-    captured = [record for record in every if record.calls is None and record.exception is None]
-    if captured and not any(recorded.get(record.id, 0) for record in every):
+    """Raise ConfigError when rollouts were captured and the server recorded no call under any of them.
+
+    A single rollout without a call is no error, since an agent may answer without its model; the learner counts it.
+    `recorded` has the number of recorded calls by trajectory id.
+    """
+    all_records = [record for records, _ in groups for record in records]
+    captured = [record for record in all_records if record.calls is None and record.exception is None]
+    if captured and not any(recorded.get(record.id, 0) for record in all_records):
         raise ConfigError(
             f"{len(captured)} rollouts were captured, but the server recorded no call under any of them, such as "
             f"trajectory {captured[0].id}: does select= leave every call out, or does the agent call a model that is "
@@ -165,15 +178,17 @@ def _can_be_trained(record: TrajectoryRecord) -> bool:
 
 
 def _failed_record(error: RolloutException, model: str, place: RolloutPlace) -> TrajectoryRecord:
-    """A rollout that left nothing but its exception, under an id of its place: the same each time it is finished."""
+    """A rollout of which only the exception is left. Its id is derived from its place, so finishing it twice is safe."""
     name = f"traj-failed-{hashlib.sha256(f'{place.run} {place.group} {place.index}'.encode()).hexdigest()[:24]}"
-    at = time.time() if error.at is None else error.at
-    return TrajectoryRecord(id=name, model=model, calls=(), exception=error, started_at=at, ended_at=at, place=place)
+    failed_at = time.time() if error.at is None else error.at
+    return TrajectoryRecord(
+        id=name, model=model, calls=(), exception=error, started_at=failed_at, ended_at=failed_at, place=place
+    )
 
 
 def _rendered(history: History) -> RenderedHistory | None:
     targets = tuple(
-        at for at, item in enumerate(history.entries()) if isinstance(item, Choice) and call_ref(item) is None
+        index for index, item in enumerate(history.entries()) if isinstance(item, Choice) and call_ref(item) is None
     )
     if not targets:
         return None
@@ -197,7 +212,8 @@ def _reward(reward: float | None, where: str) -> float | None:
 
 
 def as_numbers(values: Mapping[str, float], where: str) -> dict[str, float]:
-    """Raises ConfigError naming the first that is no number, or too large a one."""
+    """Convert the values to float; NaN and infinities pass. Raises ConfigError naming the first value that is not a number
+    or whose magnitude is above LARGEST_NUMBER."""
     numbers: dict[str, float] = {}
     for name, value in values.items():
         try:
@@ -228,10 +244,13 @@ def _weights(weights: Mapping[str, float], where: str) -> dict[str, float]:
 
 
 def as_json(values: Mapping[str, object], where: str) -> dict[str, Json]:
-    """Raises ConfigError naming the first that is no JSON, also for a NaN deep inside: it would come back as null."""
+    """Return the values when all are JSON. Raises ConfigError naming the first that is not.
+
+    A nested NaN is rejected too: the server would return it as null.
+    """
     for name, value in values.items():
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{where}[{name!r}] is no JSON ({error}), got {value!r}") from error
+            raise ConfigError(f"{where}[{name!r}] is not JSON ({error}), got {value!r}: use JSON types only") from error
     return dict(values)

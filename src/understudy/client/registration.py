@@ -1,4 +1,4 @@
-"""A model's tie to its backend: connected and registered once, whoever asks and from whichever event loop."""
+"""Connects a model to its backend and registers it once, for callers in any event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .http import Api
 
 
 class Registration:
-    """One model on one backend. `server` is where it is registered, None before its first use."""
+    """One model on one backend. `server` is the server that knows the model; None before the first use."""
 
     def __init__(self, backend: Backend, request: RegisterRequest) -> None:
         self.backend = backend
@@ -22,17 +22,17 @@ class Registration:
         self._attempt: Future[Api | None] | None = None
 
     async def api(self) -> Api:
-        """The server, up, with the model registered.
+        """Return the running server with the model registered.
 
-        Those who ask while an attempt runs share its outcome, also its error: eight rollouts that begin at once start
-        one server and send one request. When the attempt is cancelled, one of those who wait makes the next.
+        Callers that arrive during an attempt share its result or its error, so eight rollouts that begin at once start one
+        server and send one request. If the attempt is cancelled, one of the waiting callers makes the next.
         """
         while True:
             with self._lock:
                 attempt, leads = self._attempt, self._attempt is None
                 if attempt is None:
                     attempt = self._attempt = Future()
-                    attempt.set_running_or_notify_cancel()  # cancelling one who waits does not cancel the attempt
+                    attempt.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the attempt
             api = await (self._lead(attempt) if leads else asyncio.wrap_future(attempt))
             if api is not None:
                 return api
@@ -53,7 +53,7 @@ class Registration:
         return api
 
     async def _connect(self) -> Api:
-        """Ask the backend each time: a server that has ended is started anew, and then knows nothing of the model."""
+        """Connect through the backend, and register again if it returned a new server: that one does not know the model."""
         api = await self.backend.connect(self._request.base_model)
         if api is not self.server:
             await api.register(self._request)

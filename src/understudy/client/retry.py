@@ -1,4 +1,4 @@
-"""Decorators for functions that rollouts call: try again, and not too many at once."""
+"""Decorators for functions that rollouts call: `retry` and `limit_concurrency`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ def retry(
     exceptions: Errors = Exception,
     on_retry: OnRetry | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Call a function, sync or async, up to `max_attempts` times, waiting `delay` seconds and then `backoff_factor`
-    times longer each. `on_retry(error, attempt)` is told of each failure that is followed by another attempt. The last
-    error is raised as it is; a cancellation is never retried."""
+    """Decorator that calls a sync or async function up to `max_attempts` times.
+
+    The first pause is `delay` seconds, and every further one `backoff_factor` times longer. `on_retry(error, attempt)` is
+    called before another attempt. The last error is raised unchanged. A cancellation is never retried. Raises ConfigError
+    for a number out of range.
+    """
     if max_attempts < 1 or delay < 0 or backoff_factor <= 0:
         raise ConfigError(
             "retry: max_attempts must be at least 1, delay at least 0 and backoff_factor above 0; got "
@@ -85,19 +88,21 @@ def _again_async(
 def limit_concurrency(
     n: int, derive_key: Callable[..., Hashable] | None = None
 ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
-    """At most `n` calls of an async function run at once in one event loop; with `derive_key` (called with the same
-    arguments), at most `n` per key."""
+    """Decorator that lets at most `n` calls of an async function run at once in one event loop.
+
+    With `derive_key`, called with the same arguments, the limit applies per key. Raises ConfigError for `n` below 1.
+    """
     if n < 1:
         raise ConfigError(f"limit_concurrency: n must be at least 1, got {n!r}")
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        places: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Semaphore]] = WeakKeyDictionary()
+        by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, asyncio.Semaphore]] = WeakKeyDictionary()
 
         @functools.wraps(function)
         async def limited(*args: P.args, **kwargs: P.kwargs) -> R:
             key = derive_key(*args, **kwargs) if derive_key is not None else None
-            here = places.setdefault(asyncio.get_running_loop(), {})
-            async with here.setdefault(key, asyncio.Semaphore(n)):
+            semaphores = by_loop.setdefault(asyncio.get_running_loop(), {})
+            async with semaphores.setdefault(key, asyncio.Semaphore(n)):
                 return await function(*args, **kwargs)
 
         return limited

@@ -1,4 +1,4 @@
-"""Sampling settings that hold for the calls made here, over whatever the agent asks for (evaluations are greedy)."""
+"""Sampling settings of a context that override those of the agent; evaluations use them to sample greedily."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 MAX_COMPLETION_TOKENS = 1024
-"""The longest completion of a rollout, where nothing else is set."""
+"""Default limit of a rollout's completions, in tokens."""
 
 _temperature: ContextVar[float | None] = ContextVar("understudy_temperature", default=None)
 _completion_limit: ContextVar[int | None] = ContextVar("understudy_completion_limit", default=None)
 
 
 def forced_temperature() -> float | None:
-    """The temperature that calls to a trainable model must use here; None: what the agent asks for."""
+    """The temperature for calls to trainable models in this context; None: the agent's own."""
     return _temperature.get()
 
 
 def completion_limit() -> int | None:
-    """The most tokens that a completion of a trainable model may have here; None: what the agent asks for."""
+    """The most tokens of a trainable model's completion in this context; None: the agent's own limit."""
     return _completion_limit.get()
 
 
 @contextmanager
 def at_temperature(temperature: float | None) -> Generator[None]:
-    """Calls to trainable models made inside, in this context, use this temperature."""
+    """Sample trainable models at this temperature inside the block, in this context. None leaves it to the agent."""
     token = _temperature.set(temperature)
     try:
         yield
@@ -35,7 +35,7 @@ def at_temperature(temperature: float | None) -> Generator[None]:
 
 @contextmanager
 def completions_limited(limit: int) -> Generator[None]:
-    """Completions of trainable models made inside, in this context, have at most so many tokens."""
+    """Limit completions of trainable models inside the block, in this context, to `limit` tokens."""
     token = _completion_limit.set(limit)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A train request over server-sent events: sent again under the same id until its result is known."""
+"""Sends a train request and reads its server-sent events; resends it under the same id until the result is known."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..wire import TrainEvent, TrainRequest
 from .http import Api, server_error, unreachable
 
 SILENCE_SECONDS = 60.0
-"""Without an event or a ping for this long, the connection is given up and made anew."""
+"""After this time without an event or a ping, the connection is closed and reopened."""
 LOST_SECONDS = 120.0
-"""Without any contact for this long, the server is given up."""
+"""After this time without any contact, the server counts as lost."""
 
 
 async def train(
@@ -30,10 +30,11 @@ async def train(
     timeout: float | None = None,
     lost_after: float = LOST_SECONDS,
 ) -> TrainResult:
-    """Apply one train request and wait for its result.
+    """Send one train request and wait for its result.
 
-    A broken stream is joined again under the same id: the server applies an id once. Raises TrainError (not applied),
-    ServerError (refused), UnreachableError (no contact for `lost_after` seconds), TimeoutError (after `timeout`).
+    A broken stream is resumed by sending the request again: the server applies an id once. Raises TrainError (not applied),
+    ServerError (rejected), UnreachableError (no contact for `lost_after` seconds), BackendError (a local server ended),
+    TimeoutError (after `timeout` seconds).
     """
     try:
         async with asyncio.timeout(timeout):
@@ -49,7 +50,7 @@ async def _until_result(
     api: Api, request: TrainRequest, on_event: Callable[[TrainEvent], None], lost_after: float
 ) -> TrainResult:
     contact, pause = time.monotonic(), 0.1
-    heard: set[str] = set()  # a joined stream begins anew
+    seen: set[str] = set()  # a resumed stream repeats its events from the start
     while True:
         broken: httpx.TransportError | ServerError
         try:
@@ -62,8 +63,8 @@ async def _until_result(
                         return event.result
                     if event.kind == "error":
                         raise _train_error(event, request)
-                    if (said := event.model_dump_json()) not in heard:
-                        heard.add(said)
+                    if (text := event.model_dump_json()) not in seen:
+                        seen.add(text)
                         on_event(event)
             broken = httpx.RemoteProtocolError("the stream ended before its result")
         except httpx.TransportError as error:
@@ -74,8 +75,8 @@ async def _until_result(
             broken = error
         try:
             api.alive()
-        except BackendError as gone:
-            raise BackendError(f"{gone}\n{_send_again(request)}") from gone
+        except BackendError as ended:
+            raise BackendError(f"{ended}\n{_send_again(request)}") from ended
         if time.monotonic() - contact > lost_after:
             _give_up(api, request, broken)
         await asyncio.sleep(pause)
@@ -102,7 +103,9 @@ def _parsed(text: str, url: str) -> TrainEvent:
     try:
         return TrainEvent.model_validate_json(text)
     except ValidationError as error:
-        raise ServerError(f"{url} sent an event that this version does not know: {text[:500]!r}") from error
+        raise ServerError(
+            f"{url} sent an event that this version does not know: {text[:500]!r}; install the same version on both sides"
+        ) from error
 
 
 def _train_error(event: TrainEvent, request: TrainRequest) -> TrainError:
@@ -114,8 +117,8 @@ def _train_error(event: TrainEvent, request: TrainRequest) -> TrainError:
 
 
 def _give_up(api: Api, request: TrainRequest, broken: httpx.TransportError | ServerError) -> NoReturn:
-    said = str(broken if isinstance(broken, ServerError) else unreachable(api.url, broken))
-    raise UnreachableError(f"{said}; {_send_again(request)}") from broken
+    reason = str(broken if isinstance(broken, ServerError) else unreachable(api.url, broken))
+    raise UnreachableError(f"{reason}; {_send_again(request)}") from broken
 
 
 def _send_again(request: TrainRequest) -> str:

@@ -1,1 +1,1 @@
-"""Comparisons: the same app on the same scenarios, answered by trained steps and by other LLMs."""
+"""Compares trained steps and other LLMs as the model of the same app on the same scenarios."""

@@ -1,4 +1,4 @@
-"""Candidates: what answers the app's calls. `step:12`, `step:newest`, or another LLM as litellm names it."""
+"""Candidates of a comparison: steps of the trained model (`step:12`, `step:newest`), or other LLMs by litellm's names."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ CandidateLike: TypeAlias = "str | Model[Any] | Llm | Candidate"
 
 @dataclass(frozen=True)
 class Candidate:
-    """What answers the app: a step of the trained model (None: the newest), or `llm`. `settings` are those that its
-    rollouts depend on."""
+    """A model that answers the app's calls: `llm`, or a step of the trained model (None: the newest).
+
+    `settings` are those that influence its rollouts.
+    """
 
     name: str
     llm: Llm | None = None
@@ -41,53 +43,55 @@ class Candidate:
 
     @property
     def fingerprint(self) -> str:
-        """Of what its rollouts depend on, keys left out."""
+        """Hash of everything that its rollouts depend on, without API keys: 16 hex digits."""
         text = json.dumps({"name": self.name, "step": self.step, **self.settings}, sort_keys=True, default=repr)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def record_name(self) -> str:
-        """The name under which a server keeps its rollouts: letters, digits, dots, dashes and underscores."""
+        """The name under which a server stores its rollouts: letters, digits, dots, dashes and underscores."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-._")[:128] or "candidate"
 
 
-def as_candidates(given: Sequence[CandidateLike]) -> list[Candidate]:
-    """The candidates, each with a name of its own. Raises ConfigError."""
-    if isinstance(given, str) or not given:
+def as_candidates(values: Sequence[CandidateLike]) -> list[Candidate]:
+    """Convert a list of candidates. Raises ConfigError, also for names that are not unique."""
+    if isinstance(values, str) or not values:
         raise ConfigError('candidates: a list of at least one is needed, such as ["step:newest", "openai/gpt-4.1"]')
-    found = [as_candidate(each) for each in given]
+    candidates = [as_candidate(candidate) for candidate in values]
     for kind in ("name", "record_name"):
-        names = [getattr(each, kind) for each in found]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"candidates: {twice[0]!r} comes twice; name one of them, as in openai/name?name=other")
-    return found
+        names = [getattr(candidate, kind) for candidate in candidates]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(
+                f"candidates: {repeated[0]!r} comes twice; name one of them, as in openai/name?name=other"
+            )
+    return candidates
 
 
-def as_candidate(given: object) -> Candidate:
-    """One candidate. Raises ConfigError."""
-    if isinstance(given, Candidate):
-        return given
-    if isinstance(given, Llm):
-        return of_llm(given.options.model, given)
-    if isinstance(given, TrainableModel):
+def as_candidate(value: object) -> Candidate:
+    """Convert one candidate. Raises ConfigError."""
+    if isinstance(value, Candidate):
+        return value
+    if isinstance(value, Llm):
+        return of_llm(value.options.model, value)
+    if isinstance(value, TrainableModel):
         raise ConfigError(
-            f"candidates: {given.name!r} is trained here: name its steps, step:0, step:12 or step:newest, of the model of "
+            f"candidates: {value.name!r} is trained here: name its steps, step:0, step:12 or step:newest, of the model of "
             "the app that is compared"
         )
-    if isinstance(given, Model):
-        return _of_model(cast("Model[Any]", given))
-    if not isinstance(given, str):
-        raise ConfigError(f"candidates: a text, us.Model or Llm is needed, got {type(given).__name__} {given!r:.100}")
-    if given.startswith("step:"):
-        found = STEP.fullmatch(given)
-        if found is None:
-            raise ConfigError(f"candidates: {given!r} is no step; write step:0, step:12 or step:newest")
-        return Candidate(given, step=None if found[1] == NEWEST else int(found[1]))
-    return _of_text(given)
+    if isinstance(value, Model):
+        return _of_model(cast("Model[Any]", value))
+    if not isinstance(value, str):
+        raise ConfigError(f"candidates: a text, us.Model or Llm is needed, got {type(value).__name__} {value!r:.100}")
+    if value.startswith("step:"):
+        match = STEP.fullmatch(value)
+        if match is None:
+            raise ConfigError(f"candidates: {value!r} is no step; write step:0, step:12 or step:newest")
+        return Candidate(value, step=None if match[1] == NEWEST else int(match[1]))
+    return _of_text(value)
 
 
 def of_llm(name: str, llm: Llm) -> Candidate:
-    """Another LLM under a name."""
+    """A candidate for another LLM, under a name."""
     options = llm.options
     prices = None if options.prices is None else options.prices.model_dump()
     settings = {
@@ -104,7 +108,7 @@ def _public(parameters: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _of_model(model: Model[Any]) -> Candidate:
-    """A `us.Model`: at its endpoint, which speaks OpenAI's API; without one, its name is litellm's."""
+    """A candidate for a `us.Model`: at its OpenAI-compatible endpoint; without one, by its name in litellm."""
     name = model.inference_name()
     options: dict[str, Any] = {} if model.inference_api_key is None else {"api_key": model.inference_api_key}
     if model.inference_base_url is not None:
@@ -113,8 +117,11 @@ def _of_model(model: Model[Any]) -> Candidate:
 
 
 def _of_text(text: str) -> Candidate:
-    """`MODEL` or `MODEL?option=value&...`: `name`, `api_base`, `api_key_variable`, prices in USD per million tokens, limits of
-    the endpoint, or parameters of litellm."""
+    """Parse `MODEL` or `MODEL?option=value&...`. Raises ConfigError.
+
+    Options are `name`, `api_base`, `api_key_variable`, prices in USD per million tokens, limits of the endpoint, and
+    litellm's parameters.
+    """
     model, mark, query = text.partition("?")
     pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=False)
     if (mark and not pairs) or len(dict(pairs)) < len(pairs):
@@ -127,7 +134,7 @@ def _of_text(text: str) -> Candidate:
         if not os.environ.get(str(variable)):
             raise ConfigError(f"candidates: {model}: the environment variable {variable!r} is not set")
         options["api_key"] = os.environ[str(variable)]
-    prices = {each.removesuffix("_price"): options.pop(each) for each in PRICES if each in options}
+    prices = {price.removesuffix("_price"): options.pop(price) for price in PRICES if price in options}
     if len(prices) == 1:
         raise ConfigError(f"candidates: {model}: prompt_price and completion_price are needed together")
     if prices:
@@ -136,7 +143,7 @@ def _of_text(text: str) -> Candidate:
 
 
 def _value(text: str) -> Json:
-    """Numbers, true, false and null as such; all else is the text that it is."""
+    """Parse numbers, true, false and null; keep any other text."""
     try:
         value: Json = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The charts of a comparison, as PNG files (extra `plot`)."""
+"""The charts of a comparison as PNG files. Needs the extra `plot`."""
 
 from __future__ import annotations
 
@@ -13,49 +13,56 @@ from understudy.errors import MissingExtraError
 from .results import CandidateResult, ComparisonReport
 
 Axes: TypeAlias = Any
-"""matplotlib's; its methods have no whole types."""
+"""matplotlib's Axes, whose methods are not fully typed."""
 TRAINED, OTHER = "#d95f02", "#4c6a92"
 """Colours of steps of the trained model, and of other LLMs."""
 LIGHT = 0.45
+"""Opacity of light bars."""
 WIDE = 8
-"""Highest ratio of costs that a linear axis shows well."""
+"""Largest ratio of costs that a linear axis shows well."""
 
 
 def charts_of(comparison: ComparisonReport) -> dict[str, bytes]:
-    """PNG by name; those for which something is known. Raises MissingExtraError without matplotlib."""
+    """Draw the charts for which there is data; returns PNG files by name. Raises MissingExtraError without matplotlib."""
     try:
         figure_class: Any = import_module("matplotlib.figure").Figure
     except ModuleNotFoundError as error:
         raise MissingExtraError("matplotlib", "plot") from error
-    found: dict[str, bytes] = {}
-    costed = [each for each in comparison.candidates if each.cost is not None and each.value is not None]
+    charts: dict[str, bytes] = {}
+    costed = [result for result in comparison.candidates if result.cost is not None and result.value is not None]
     if costed:
         figure = figure_class(figsize=(7, 4.2), layout="constrained", dpi=150)
         _accuracy_against_cost(figure.subplots(), costed, comparison.measure or "")
-        found["accuracy_cost"] = _png(figure)
-    timed = [each for each in comparison.candidates if each.latency is not None]
+        charts["accuracy_cost"] = _png(figure)
+    timed = [result for result in comparison.candidates if result.latency is not None]
     if timed:
         figure = figure_class(figsize=(7, 1.1 + 0.55 * len(timed)), layout="constrained", dpi=150)
         _latency(figure.subplots(), timed)
-        found["latency"] = _png(figure)
-    counted = [each for each in timed if each.prompt_tokens is not None and each.completion_tokens is not None]
+        charts["latency"] = _png(figure)
+    counted = [result for result in timed if result.prompt_tokens is not None and result.completion_tokens is not None]
     if counted:
         figure = figure_class(figsize=(7, 1.1 + 0.55 * len(counted)), layout="constrained", dpi=150)
         _tokens(figure.subplots(), counted)
-        found["tokens"] = _png(figure)
-    return found
+        charts["tokens"] = _png(figure)
+    return charts
 
 
 def _accuracy_against_cost(axes: Axes, candidates: Sequence[CandidateResult], measure: str) -> None:
-    """One point per candidate, its interval as a bar; the cheaper the further left."""
-    for each in candidates:
-        assert each.value is not None and each.cost is not None
-        below, above = each.value.mean - each.value.low, each.value.high - each.value.mean
-        colour = _colour(each)
+    """One point per candidate with its interval as an error bar; cheaper candidates are further left."""
+    for result in candidates:
+        assert result.value is not None and result.cost is not None
+        below, above = result.value.mean - result.value.low, result.value.high - result.value.mean
+        colour = _colour(result)
         axes.errorbar(
-            1000 * each.cost, each.value.mean, yerr=[[below], [above]], fmt="o", color=colour, capsize=3, markersize=7
+            1000 * result.cost,
+            result.value.mean,
+            yerr=[[below], [above]],
+            fmt="o",
+            color=colour,
+            capsize=3,
+            markersize=7,
         )
-    costs = [1000 * each.cost for each in candidates if each.cost is not None]
+    costs = [1000 * result.cost for result in candidates if result.cost is not None]
     if min(costs) > 0 and max(costs) / min(costs) > WIDE:
         axes.set_xscale("log")
         axes.set_xlim(min(costs) / 1.8, max(costs) * 1.8)
@@ -73,21 +80,21 @@ def _accuracy_against_cost(axes: Axes, candidates: Sequence[CandidateResult], me
 
 
 def round_numbers(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times the powers of ten between the bounds."""
+    """The numbers 1, 2 and 5 times a power of ten between the bounds."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [digit * 10.0**power for power in exponents for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
 
 
 def _label(axes: Axes, candidates: Sequence[CandidateResult]) -> None:
-    """Names beside the points, to the left of those at the right end."""
-    most = max(each.cost or 0.0 for each in candidates)
+    """Write the names beside the points, on the left of the most expensive."""
+    most = max(result.cost or 0.0 for result in candidates)
     alone = len(candidates) == 1
-    for each in candidates:
-        assert each.value is not None and each.cost is not None
-        left = each.cost == most and not alone
+    for result in candidates:
+        assert result.value is not None and result.cost is not None
+        left = result.cost == most and not alone
         axes.annotate(
-            each.name,
-            (1000 * each.cost, each.value.mean),
+            result.name,
+            (1000 * result.cost, result.value.mean),
             textcoords="offset points",
             xytext=(-9 if left else 9, 5),
             ha="right" if left else "left",
@@ -98,11 +105,11 @@ def _label(axes: Axes, candidates: Sequence[CandidateResult]) -> None:
 
 
 def _latency(axes: Axes, candidates: Sequence[CandidateResult]) -> None:
-    """The 50th percentile as a full bar, the 95th as a light one behind it."""
+    """The 50th percentile as a solid bar, the 95th as a light bar behind it."""
     places = range(len(candidates))
-    halves = [each.latency[0] for each in candidates if each.latency is not None]
-    most = [each.latency[1] for each in candidates if each.latency is not None]
-    colours = [_colour(each) for each in candidates]
+    halves = [result.latency[0] for result in candidates if result.latency is not None]
+    most = [result.latency[1] for result in candidates if result.latency is not None]
+    colours = [_colour(result) for result in candidates]
     axes.barh(places, most, color=colours, alpha=LIGHT, height=0.6)
     axes.barh(places, halves, color=colours, height=0.6)
     for place, half, high in zip(places, halves, most, strict=True):
@@ -119,11 +126,11 @@ def _latency(axes: Axes, candidates: Sequence[CandidateResult]) -> None:
 
 
 def _tokens(axes: Axes, candidates: Sequence[CandidateResult]) -> None:
-    """Tokens that a rollout reads (light) and writes (full)."""
+    """Prompt tokens (light) and completion tokens (solid) per rollout."""
     places = range(len(candidates))
-    written = [each.completion_tokens or 0.0 for each in candidates]
-    read = [each.prompt_tokens or 0.0 for each in candidates]
-    colours = [_colour(each) for each in candidates]
+    written = [result.completion_tokens or 0.0 for result in candidates]
+    read = [result.prompt_tokens or 0.0 for result in candidates]
+    colours = [_colour(result) for result in candidates]
     axes.barh(places, written, color=colours, height=0.6)
     axes.barh(places, read, left=written, color=colours, alpha=LIGHT, height=0.6)
     for place, out, into in zip(places, written, read, strict=True):
@@ -140,7 +147,7 @@ def _tokens(axes: Axes, candidates: Sequence[CandidateResult]) -> None:
 
 
 def _by_candidate(axes: Axes, candidates: Sequence[CandidateResult], label: str) -> None:
-    axes.set_yticks(range(len(candidates)), [each.name for each in candidates])
+    axes.set_yticks(range(len(candidates)), [result.name for result in candidates])
     axes.invert_yaxis()
     axes.set_xlabel(label)
     _plain_frame(axes)

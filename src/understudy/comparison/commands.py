@@ -10,7 +10,21 @@ import typer
 
 from understudy.client.model import TrainableModel
 from understudy.client.sampling import MAX_COMPLETION_TOKENS
-from understudy.config import MAX_TEMPERATURE
+from understudy.command_options import (
+    MAX_COMPLETION_HELP,
+    BaseModel,
+    JudgeBase,
+    JudgeModel,
+    MaxCost,
+    ModelName,
+    RubricFile,
+    Scenarios,
+    SuccessAt,
+    Target,
+    Temperature,
+    Timeout,
+    Trace,
+)
 from understudy.contracts import Judge
 from understudy.errors import ConfigError
 from understudy.scenarios.loading import load_scenarios
@@ -26,36 +40,26 @@ from .results import ComparisonReport
 from .tables import shown_interval
 from .targets import ComparableTarget
 
-Target = Annotated[str, typer.Argument(help="what `trainable` returned, as module:name, such as my_app:agent")]
-Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or folder[:split] of a saved dataset")]
 Candidates = Annotated[
-    list[str], typer.Option("--with", help="step:0, step:newest, openai/gpt-4.1, openai/name?api_base=URL; repeat it")
+    list[str],
+    typer.Option(
+        "--with", help="candidate: step:0, step:newest, openai/gpt-4.1 or openai/NAME?api_base=URL; repeatable"
+    ),
 ]
-Baseline = Annotated[str | None, typer.Option(help="candidate to compare the others with; none: the first")]
+Baseline = Annotated[str | None, typer.Option(help="candidate to compare the others with  [default: the first]")]
 Rollouts = Annotated[int, typer.Option(min=1, help="rollouts per scenario and candidate")]
-Temperature = Annotated[float, typer.Option(min=0, max=MAX_TEMPERATURE, help="0 is greedy")]
-SuccessAt = Annotated[float | None, typer.Option(help="a rollout succeeds from this reward on")]
-JudgeModel = Annotated[
-    str | None, typer.Option("--judge", help="LLM that compares the candidates' rollouts, such as openai/o3")
+GpuPrice = Annotated[float | None, typer.Option(min=0, help="USD per hour of the machine that serves trained steps")]
+TrainedOn = Annotated[
+    Path | None, typer.Option(help="training scenarios; the report warns about those that are also compared on")
 ]
-JudgeBase = Annotated[str | None, typer.Option(help="URL of the judge's endpoint; none: the provider's")]
-Rubric = Annotated[Path | None, typer.Option(help="file with the judge's rubric; none: the default")]
-GpuPrice = Annotated[float | None, typer.Option(min=0, help="USD per hour of the machine of trained steps")]
-MaxCost = Annotated[float | None, typer.Option(help="USD for other LLMs; then it ends, and goes on when run again")]
-TrainedOn = Annotated[Path | None, typer.Option(help="training scenarios, to check against those compared on")]
-Concurrency = Annotated[int | None, typer.Option(min=1, help="rollouts at once; none: 32, or what the app can")]
-Timeout = Annotated[float, typer.Option(help="seconds per rollout")]
-MaxCompletion = Annotated[
-    int, typer.Option(min=1, help="tokens of one completion, where the app sets no smaller limit")
+Concurrency = Annotated[
+    int | None,
+    typer.Option(min=1, help="number of rollouts that run at the same time  [default: 32, or the app's limit]"),
 ]
-Output = Annotated[Path, typer.Option(help="folder of the report and the rollouts")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="run everything again")]
-Seed = Annotated[int, typer.Option(min=0, help="of shuffling and resampling")]
-Trace = Annotated[str | None, typer.Option(help="where to show the rollouts, such as langfuse,wandb")]
-ModelName = Annotated[
-    str | None, typer.Option("--model", help="name of the model, where the target was wrapped without")
-]
-BaseModel = Annotated[str | None, typer.Option(help="its base: a Hugging Face name, a folder, or tiny")]
+MaxCompletion = Annotated[int, typer.Option(min=1, help=MAX_COMPLETION_HELP)]
+Output = Annotated[Path, typer.Option(help="folder for the report and the rollouts")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="repeat all rollouts, also those that an earlier run completed")]
+Seed = Annotated[int, typer.Option(min=0, help="seed of shuffling and resampling")]
 
 
 def compare_command(
@@ -68,7 +72,7 @@ def compare_command(
     success_at: SuccessAt = None,
     judge: JudgeModel = None,
     judge_api_base: JudgeBase = None,
-    rubric: Rubric = None,
+    rubric: RubricFile = None,
     gpu_price: GpuPrice = None,
     max_cost: MaxCost = None,
     trained_on: TrainedOn = None,
@@ -82,7 +86,9 @@ def compare_command(
     model: ModelName = None,
     base_model: BaseModel = None,
 ) -> None:
-    """Run the app on scenarios with each candidate in its model's place; write a report with charts."""
+    """Run an app with several models and report the differences.
+
+    Each candidate answers in place of the app's own model. The report has charts."""
     options: CompareOptions = {
         "baseline": baseline,
         "rollouts": rollouts,
@@ -102,48 +108,48 @@ def compare_command(
     if concurrency is not None:
         options["concurrency"] = concurrency
     loaded = load_scenarios(scenarios)
-    found, options["app_file"] = _app(target, model, base_model)
-    typer.echo("\n".join(lines_of(compare(found, loaded, candidates, **options), output)))
+    app, options["app_file"] = _app(target, model, base_model)
+    typer.echo("\n".join(lines_of(compare(app, loaded, candidates, **options), output)))
 
 
 def _judge(name: str | None, api_base: str | None, rubric: Path | None) -> Judge | None:
-    """The judge of the options. Raises ConfigError."""
+    """The judge from the options; None without `--judge`. Raises ConfigError."""
     if name is None and (api_base, rubric) != (None, None):
         raise ConfigError("--judge-api-base and --rubric need --judge too, as in --judge openai/o3")
     return None if name is None else ruler_at(name, api_base, rubric)
 
 
 def _app(target: str, name: str | None, base_model: str | None) -> tuple[ComparableTarget, Path | None]:
-    """The app, with the model of the options, and its file. Raises ConfigError."""
+    """Load the app, bind it to the model of the options, and return it with its file. Raises ConfigError."""
     if (name is None) != (base_model is None):
         raise ConfigError("--model and --base-model belong together, as in --model email-agent --base-model tiny")
-    found: object = load_target(target)
-    if not isinstance(found, ComparableTarget):
+    loaded: object = load_target(target)
+    if not isinstance(loaded, ComparableTarget):
         raise ConfigError(
-            f"target: {target} is of type {type(found).__name__}, which cannot be answered by other models: name what "
+            f"target: {target} is of type {type(loaded).__name__}, which cannot be answered by other models: name what "
             "understudy_langgraph.trainable(...) returned"
         )
     file = getattr(sys.modules[target.partition(":")[0]], "__file__", None)
     own = None if name is None or base_model is None else TrainableModel(name, base_model=base_model)
-    return (found if own is None else bound_to(found, own)), None if file is None else Path(file)
+    return (loaded if own is None else bound_to(loaded, own)), None if file is None else Path(file)
 
 
 def lines_of(comparison: ComparisonReport, output: Path) -> list[str]:
-    """The result for a terminal, and where the rest is."""
+    """The result as lines for a terminal, with the paths of the report."""
     lines: list[str] = []
-    for each in comparison.candidates:
-        parts = [f"{each.name}:"]
-        if each.value is not None:
-            parts.append(f"{comparison.measure} {shown_interval(each.value)}")
-        if each.difference is not None:
-            parts.append(f"difference to {comparison.baseline} {shown_interval(each.difference, sign='+')}")
-        parts += [f"pass@{k} {value:.3f}" for k, value in each.passes.items()]
-        parts.append("cost unknown" if each.cost is None else f"{1000 * each.cost:.4g} USD per 1,000 rollouts")
-        if each.latency is not None:
-            parts.append(f"call p50 {each.latency[0]:.2g} s, p95 {each.latency[1]:.2g} s")
-        parts += [f"{each.failed} of {each.rollouts} failed"] if each.failed else []
+    for result in comparison.candidates:
+        parts = [f"{result.name}:"]
+        if result.value is not None:
+            parts.append(f"{comparison.measure} {shown_interval(result.value)}")
+        if result.difference is not None:
+            parts.append(f"difference to {comparison.baseline} {shown_interval(result.difference, sign='+')}")
+        parts += [f"pass@{k} {value:.3f}" for k, value in result.passes.items()]
+        parts.append("cost unknown" if result.cost is None else f"{1000 * result.cost:.4g} USD per 1,000 rollouts")
+        if result.latency is not None:
+            parts.append(f"call p50 {result.latency[0]:.2g} s, p95 {result.latency[1]:.2g} s")
+        parts += [f"{result.failed} of {result.rollouts} failed"] if result.failed else []
         lines.append(f"{parts[0]} {', '.join(parts[1:])}")
     for rate in comparison.win_rates:
         lines.append(f"{rate.candidate}: preferred to {rate.against} {shown_interval(rate.rate)}")
-    lines += [f"note: {each}" for each in comparison.warnings]
+    lines += [f"note: {result}" for result in comparison.warnings]
     return [*lines, *comparison.spending, f"report: {output / 'report.html'}, {output / 'report.md'}"]

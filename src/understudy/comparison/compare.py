@@ -1,4 +1,4 @@
-"""`compare`: the same app, the same scenarios, and every candidate in its place."""
+"""`compare`: runs the same app on the same scenarios with every candidate as its model."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from .shown import show_to_sinks
 from .targets import ComparableTarget, CompareRollout, as_target
 from .winrates import WinRate, win_rate
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 ROWS = "rollouts.jsonl"
 SAMPLES = 20
-"""Scenarios in the table of those on which candidates differ."""
+"""The most scenarios in the table of differing results."""
 
 
 def compare(
@@ -51,7 +51,7 @@ def compare(
     reward: RewardFunction | None = None,
     **options: Unpack[CompareOptions],
 ) -> ComparisonReport:
-    """`acompare`, outside an event loop."""
+    """Sync form of `acompare`. Raises an error inside a running event loop."""
     refuse_running_loop("compare", "acompare")
     return asyncio.run(acompare(target, scenarios, candidates, model=model, reward=reward, **options))
 
@@ -65,17 +65,21 @@ async def acompare(
     reward: RewardFunction | None = None,
     **options: Unpack[CompareOptions],
 ) -> ComparisonReport:
-    """Run the app on every scenario with each candidate in its model's place, and write the report into `output`. Run again,
-    rollouts that ended well are not run again. `target` is what `trainable` returned, or a rollout function, for which
-    `model` is the trained one and `reward` its score. Options are those of `CompareSettings`. Raises ConfigError,
-    BudgetExceeded, and LlmError for an account that takes no calls."""
+    """Run the app on every scenario with each candidate as its model, and write the report to the folder `output`.
+
+    target: the result of `trainable`, or a rollout function (model, scenario) -> Trajectory. model, reward: for a rollout
+    function, its trained model and its reward. Options: see `CompareSettings`. A second run reuses successful rollouts.
+    Raises ConfigError, RolloutError, BudgetExceeded, and LlmError for an account that accepts no calls.
+    """
     app = as_target(target, model, reward)
     settings = settings_for(app, options)
     chosen = checked_scenarios(scenarios, "scenarios")
     named = await _resolved(as_candidates(candidates), app)
     baseline = settings.baseline or named[0].name
-    if baseline not in [each.name for each in named]:
-        raise ConfigError(f"baseline: {baseline!r} is no candidate; they are {', '.join(each.name for each in named)}")
+    if baseline not in [candidate.name for candidate in named]:
+        raise ConfigError(
+            f"baseline: {baseline!r} is no candidate; they are {', '.join(candidate.name for candidate in named)}"
+        )
     settings.output.mkdir(parents=True, exist_ok=True)
     rows = settings.output / ROWS
     if settings.fresh:
@@ -83,7 +87,7 @@ async def acompare(
     judge = settings.judge or app.own_judge()
     if settings.judge is not None and len(named) < 2:
         raise ConfigError("candidates: a judge compares rollouts of at least two, got one")
-    llms = {each.name: each.llm for each in named if each.llm is not None}
+    llms = {candidate.name: candidate.llm for candidate in named if candidate.llm is not None}
     with budget(settings.max_cost) as spending, Gateway(llms) as gateway:
         stage = RolloutStage(
             target=app,
@@ -95,7 +99,7 @@ async def acompare(
             app=app_hash(settings.app_file),
             judged=judge is not None,
         )
-        scored = [await _scored(stage, each) for each in named]
+        scored = [await _scored(stage, candidate) for candidate in named]
         warnings = await _warnings(stage, scored)
         wins = [] if judge is None else await _win_rates(scored, judge, baseline, settings.seed, warnings)
     comparison = _comparison(stage, scored, baseline, wins, warnings, spending.lines())
@@ -105,7 +109,7 @@ async def acompare(
 
 
 def settings_for(app: ComparableTarget, options: CompareOptions) -> CompareSettings:
-    """The settings, with as many rollouts at once as the app can run. Raises ConfigError."""
+    """Build the settings, with the app's limit as the default concurrency. Raises ConfigError."""
     most = app.most_at_once()
     if most is not None:
         options = {"concurrency": most, **options}
@@ -118,19 +122,19 @@ def settings_for(app: ComparableTarget, options: CompareOptions) -> CompareSetti
 async def _win_rates(
     scored: Sequence[Scored], judge: Judge, baseline: str, seed: int, warnings: list[str]
 ) -> list[WinRate]:
-    """Of every candidate against the baseline; groups that the judge dropped are warned of."""
+    """The win rate of every candidate against the baseline. Groups that the judge dropped add a warning."""
     groups, dropped = await judge_side_by_side(scored, judge, seed)
     if dropped:
         warnings.append(f"the judge scored no rollout in {dropped} groups")
-    others = [each.candidate.name for each in scored if each.candidate.name != baseline]
+    others = [item.candidate.name for item in scored if item.candidate.name != baseline]
     rates = [win_rate(groups, name, baseline, seed=seed) for name in others]
     return [rate for rate in rates if rate is not None]
 
 
 async def _resolved(candidates: list[Candidate], app: ComparableTarget) -> list[Candidate]:
-    """Steps as numbers, checked to exist. Raises ConfigError."""
+    """Replace `step:newest` by its number, and check that steps exist. Raises ConfigError."""
     own = app.own_models()
-    steps = [each for each in candidates if each.trained]
+    steps = [candidate for candidate in candidates if candidate.trained]
     if not steps:
         return candidates
     if not own:
@@ -139,22 +143,22 @@ async def _resolved(candidates: list[Candidate], app: ComparableTarget) -> list[
             "the command line by --model and --base-model"
         )
     newest = min([await model.get_step() for model in own])
-    found: list[Candidate] = []
-    for each in candidates:
-        step = newest if each.trained and each.step is None else each.step
+    resolved_candidates: list[Candidate] = []
+    for candidate in candidates:
+        step = newest if candidate.trained and candidate.step is None else candidate.step
         if step is not None:
             await _check_step(own, step, newest)
-        resolved = each if not each.trained else Candidate(f"step:{step}", step=step)
-        if resolved.name in [other.name for other in found]:
-            log.warning("step:newest is %s, which is a candidate already", resolved.name)
+        resolved = candidate if not candidate.trained else Candidate(f"step:{step}", step=step)
+        if resolved.name in [other.name for other in resolved_candidates]:
+            logger.warning("step:newest is %s, which is a candidate already", resolved.name)
             continue
-        found.append(resolved)
-    return found
+        resolved_candidates.append(resolved)
+    return resolved_candidates
 
 
 async def _check_step(models: Sequence[TrainableModel], step: int, newest: int) -> None:
     for model in models:
-        kept = {0, newest} | {each.step for each in await model.checkpoints()}
+        kept = {0, newest} | {state.step for state in await model.checkpoints()}
         if step not in kept:
             raise ConfigError(
                 f"candidates: {model.name!r} has no step {step}; there are {', '.join(map(str, sorted(kept)))}"
@@ -162,53 +166,55 @@ async def _check_step(models: Sequence[TrainableModel], step: int, newest: int) 
 
 
 async def _scored(stage: RolloutStage, candidate: Candidate) -> Scored:
-    """One candidate's rollouts and evaluation, kept with the server."""
+    """Run and evaluate one candidate, and log the result with the server."""
     rows = await stage.rows(candidate)
     groups = grouped(rows, stage.scenarios)
     evaluation = summarise(groups, {candidate.name: candidate.step or 0}, stage.settings.temperature)
     scored = Scored(candidate, rows, evaluation)
     own = stage.target.own_models()
     if own:
-        keeper: Model[Any] = own[0]
+        logged_model: Model[Any] = own[0]
         if candidate.llm is not None:
-            keeper = Model(candidate.record_name, own[0].project)
-            await keeper.register(own[0].backend)
-        await log_rows(keeper, candidate.step, groups, scored.as_metrics())
+            logged_model = Model(candidate.record_name, own[0].project)
+            await logged_model.register(own[0].backend)
+        await log_rows(logged_model, candidate.step, groups, scored.as_metrics())
     for line in failure_lines(scored.failures):
-        log.warning("%s: %s", candidate.name, line)
+        logger.warning("%s: %s", candidate.name, line)
     return scored
 
 
 async def _warnings(stage: RolloutStage, scored: Sequence[Scored]) -> list[str]:
-    """What a reader must know before believing the numbers."""
-    settings, found = stage.settings, list[str]()
+    """Warnings about limits of the comparison: contamination, failures, truncated answers, unknown prices."""
+    settings, warnings = stage.settings, list[str]()
     recorded: set[str] = set()
     own = stage.target.own_models()
-    if own and any(each.candidate.trained and each.candidate.step for each in scored):
+    if own and any(item.candidate.trained and item.candidate.step for item in scored):
         recorded = await trained_ids(await own[0].api(), [model.name for model in own])
-    found += contamination_warnings(stage.scenarios, settings.trained_on, recorded)
-    older = sum(row.app != stage.app for each in scored for row in each.rows)
+    warnings += contamination_warnings(stage.scenarios, settings.trained_on, recorded)
+    older = sum(row.app != stage.app for item in scored for row in item.rows)
     if older:
-        found.append(f"{older} rollouts are of another version of the app's file; --fresh runs them again")
-    for each in scored:
-        if each.failed:
-            found.append(f"{each.candidate.name}: {each.failed} of {len(each.rows)} rollouts failed, and are no zeros")
-        cut = sum(call.cut for row in each.rows for call in row.calls)
+        warnings.append(f"{older} rollouts are of another version of the app's file; --fresh runs them again")
+    for item in scored:
+        if item.failed:
+            warnings.append(
+                f"{item.candidate.name}: {item.failed} of {len(item.rows)} rollouts failed, and are no zeros"
+            )
+        cut = sum(call.cut for row in item.rows for call in row.calls)
         if cut:
-            found.append(
-                f"{each.candidate.name}: {cut} answers reached the limit of tokens (max_completion_tokens="
+            warnings.append(
+                f"{item.candidate.name}: {cut} answers reached the limit of tokens (max_completion_tokens="
                 f"{settings.max_completion_tokens}, or the app's own)"
             )
-        if not each.candidate.trained and any(call.cost is None for row in each.rows for call in row.calls):
-            found.append(
-                f"{each.candidate.name}: its price is unknown; give prompt_price= and completion_price= in USD per million "
+        if not item.candidate.trained and any(call.cost is None for row in item.rows for call in row.calls):
+            warnings.append(
+                f"{item.candidate.name}: its price is unknown; give prompt_price= and completion_price= in USD per million "
                 "tokens"
             )
-    if settings.gpu_price is None and any(each.candidate.trained for each in scored):
-        found.append(
+    if settings.gpu_price is None and any(item.candidate.trained for item in scored):
+        warnings.append(
             "the cost of trained steps is unknown without gpu_price= (--gpu-price), USD per hour of the machine"
         )
-    return found
+    return warnings
 
 
 def _comparison(
@@ -221,19 +227,19 @@ def _comparison(
 ) -> ComparisonReport:
     settings = stage.settings
     measure, values = scenario_values(scored, settings.success_at)
-    by_name = {each.candidate.name: own for each, own in zip(scored, values, strict=True)}
+    by_name = {item.candidate.name: own for item, own in zip(scored, values, strict=True)}
     results = tuple(
         candidate_result(
-            each,
-            by_name[each.candidate.name],
-            None if each.candidate.name == baseline else by_name[baseline],
+            item,
+            by_name[item.candidate.name],
+            None if item.candidate.name == baseline else by_name[baseline],
             success_at=settings.success_at,
             gpu_price=settings.gpu_price,
             seed=settings.seed,
         )
-        for each in scored
+        for item in scored
     )
-    texts = {scenario_id(each): text_of(each) for each in stage.scenarios}
+    texts = {scenario_id(item): text_of(item) for item in stage.scenarios}
     return ComparisonReport(
         run=stage.run,
         measure=measure,
@@ -248,7 +254,7 @@ def _comparison(
 
 
 def _settings(stage: RolloutStage, scored: Sequence[Scored]) -> dict[str, Json]:
-    """What produced the numbers."""
+    """The settings that produced the numbers, for the report."""
     settings = stage.settings
     package = sys.modules[__name__.partition(".")[0]]
     return {
@@ -263,7 +269,7 @@ def _settings(stage: RolloutStage, scored: Sequence[Scored]) -> dict[str, Json]:
         "judge": None if not stage.judged else repr(settings.judge or stage.target.own_judge()),
         "gpu_price": settings.gpu_price,
         "seed": settings.seed,
-        "candidates": {each.candidate.name: each.candidate.fingerprint for each in scored},
+        "candidates": {item.candidate.name: item.candidate.fingerprint for item in scored},
         "models": [f"{model.name} on {model.base_model}" for model in stage.target.own_models()],
         "understudy": package.__version__,
         "python": platform.python_version(),
@@ -271,18 +277,18 @@ def _settings(stage: RolloutStage, scored: Sequence[Scored]) -> dict[str, Json]:
 
 
 def _run_id(scenarios: Sequence[object], app: ComparableTarget) -> str:
-    """The same for every candidate, so that one that joins later stands beside the others."""
+    """The run's id. It does not depend on the candidates, so a candidate added later belongs to the same run."""
     parts = [_scenarios_hash(scenarios), *(model.name for model in app.own_models())]
     return f"compare-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
 
 def _scenarios_hash(scenarios: Sequence[object]) -> str:
-    parts = [f"{scenario_id(each)} {content_hash(each)}" for each in scenarios]
+    parts = [f"{scenario_id(scenario)} {content_hash(scenario)}" for scenario in scenarios]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def app_hash(file: Path | None) -> str:
-    """Of the app's file; empty for none."""
+    """Hash of the app's file; empty without a file. Raises ConfigError if it cannot be read."""
     try:
         return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError as error:

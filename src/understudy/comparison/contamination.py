@@ -1,4 +1,4 @@
-"""Whether scenarios that a model is compared on were trained on: by their text, and by what the records say."""
+"""Detects compared scenarios that a model was trained on, by their text and by the server's records."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from understudy.wire import TrajectoryQuery
 from .rows import content_hash
 
 SHINGLE = 3
-"""Words in a row that are compared."""
+"""Number of consecutive words that are compared."""
 NEARLY_EQUAL = 0.8
-"""Share of common shingles from which two texts count as the same one."""
+"""Jaccard similarity of shingles from which two texts count as equal."""
 PAGE = 1000
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """A scenario that is compared on, the training scenario that it is like, and how like: 1 is the same text."""
+    """A compared scenario, the most similar training scenario, and their similarity: 1 for the same text."""
 
     scenario: str
     trained: str
@@ -30,71 +30,73 @@ class Overlap:
 
 
 def overlaps(scenarios: Sequence[object], trained_on: Sequence[object]) -> list[Overlap]:
-    """The scenarios whose content, text, or nearly all of its words in their order were trained on."""
-    contents = {_content(each): scenario_id(each) for each in trained_on}
-    texts = {_plain(text_of(each)): scenario_id(each) for each in trained_on}
-    shingled = [(scenario_id(each), _shingles(text_of(each))) for each in trained_on]
-    found: list[Overlap] = []
+    """The scenarios with the content, the text or nearly the text of a training scenario."""
+    contents = {_content(training_scenario): scenario_id(training_scenario) for training_scenario in trained_on}
+    texts = {_plain(text_of(training_scenario)): scenario_id(training_scenario) for training_scenario in trained_on}
+    shingled = [
+        (scenario_id(training_scenario), _shingles(text_of(training_scenario))) for training_scenario in trained_on
+    ]
+    matches: list[Overlap] = []
     for scenario in scenarios:
         name, text = scenario_id(scenario), text_of(scenario)
         same = contents.get(_content(scenario)) or texts.get(_plain(text))
         if same is not None:
-            found.append(Overlap(name, same, 1.0))
+            matches.append(Overlap(name, same, 1.0))
             continue
         own = _shingles(text)
         likeness, nearest = max(((_jaccard(own, other), other_name) for other_name, other in shingled), default=(0, ""))
         if likeness >= NEARLY_EQUAL:
-            found.append(Overlap(name, nearest, likeness))
-    return found
+            matches.append(Overlap(name, nearest, likeness))
+    return matches
 
 
 async def trained_ids(api: Api, models: Sequence[str]) -> set[str]:
-    """The ids of all scenarios that these models were trained on, by the server's records."""
-    found: set[str] = set()
+    """The ids of all scenarios that these models were trained on, from the server's records. Raises ServerError."""
+    ids: set[str] = set()
     for model in models:
         after = None
         while True:
             page = await api.trajectories(TrajectoryQuery(model=model, split="train", limit=PAGE, after=after))
-            found |= {each.place.scenario for each in page.trajectories if each.place.scenario is not None}
+            ids |= {record.place.scenario for record in page.trajectories if record.place.scenario is not None}
             if page.next is None:
                 break
             after = page.next
-    return found
+    return ids
 
 
 def contamination_warnings(
     scenarios: Sequence[object], trained_on: Sequence[object] | None, recorded: set[str]
 ) -> list[str]:
-    """What a reader must know of scenarios that were trained on; empty where nothing was found."""
-    found: list[str] = []
+    """Warnings about compared scenarios that were trained on. `recorded` has the ids from the server's records."""
+    warnings: list[str] = []
     alike = overlaps(scenarios, trained_on or [])
     if alike:
-        shown = ", ".join(f"{each.scenario} ({each.likeness:.0%} of {each.trained})" for each in alike[:5])
-        found.append(
+        shown = ", ".join(f"{item.scenario} ({item.likeness:.0%} of {item.trained})" for item in alike[:5])
+        warnings.append(
             f"{len(alike)} of {len(scenarios)} scenarios are like training scenarios: {shown}. Results on them say what was "
             "remembered; leave them out"
         )
-    ids = [name for each in scenarios if (name := scenario_id(each)) in recorded]
+    ids = [name for item in scenarios if (name := scenario_id(item)) in recorded]
     if ids:
-        found.append(
+        warnings.append(
             f"{len(ids)} of {len(scenarios)} scenarios have ids that the model was trained on, by the server's records: "
             f"{', '.join(ids[:5])}. Compare on held-out scenarios, or give them ids of their own"
         )
-    return found
+    return warnings
 
 
 def _content(scenario: object) -> str:
-    """Of all but the id."""
+    """Hash of a scenario's fields without the id."""
     fields: Mapping[str, object] = {} if isinstance(scenario, str) else scenario_fields(scenario)
     rest = {name: value for name, value in fields.items() if name != "id"}
     return content_hash(rest if rest else scenario)
 
 
 def text_of(scenario: object) -> str:
-    """What is asked in it; of a scenario without such a field, all its values but the id."""
+    """The scenario's question; all its values but the id if it has no such field."""
     try:
         return scenario_text(scenario)
-    except ConfigError:  # an app that makes its input of other fields
+    except ConfigError:  # an app that builds its input from other fields
         return " ".join(str(value) for name, value in scenario_fields(scenario).items() if name != "id")
 
 
@@ -104,7 +106,7 @@ def _plain(text: str) -> str:
 
 def _shingles(text: str) -> frozenset[str]:
     words = _plain(text).split()
-    return frozenset(" ".join(words[at : at + SHINGLE]) for at in range(max(1, len(words) - SHINGLE + 1)))
+    return frozenset(" ".join(words[start : start + SHINGLE]) for start in range(max(1, len(words) - SHINGLE + 1)))
 
 
 def _jaccard(own: frozenset[str], other: frozenset[str]) -> float:

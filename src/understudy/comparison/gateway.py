@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible endpoint in this process, through which an app is answered by other LLMs."""
+"""A small OpenAI-compatible endpoint in this process that lets other LLMs answer an app."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from .sse import as_stream
 
 PATH = re.compile(r"(?:/t/(?P<trajectory>[^/?]+))?/v1/chat/completions/?")
 PURPOSE = "compare"
-"""Of the spending on candidates."""
+"""Purpose under which spending on candidates is counted."""
 LASTING = (BudgetExceeded, ConfigError, MissingExtraError)
+"""Errors that every further call would have too."""
 
 
 class RecordedCall:
-    """A call that was answered here, and what it took."""
+    """A call that the gateway answered, with its time, tokens and cost."""
 
     def __init__(self, call: Call, measured: MeasuredCall) -> None:
         self.call = call
@@ -42,8 +43,11 @@ class RecordedCall:
 
 
 class Gateway:
-    """`with Gateway({"name": Llm(...)}) as gateway`: `gateway.model("name")` answers an app. Calls are counted in the
-    `budget` block around it. `fault` is what every further call would meet: no key, no money left."""
+    """Lets other LLMs answer an app: `with Gateway({"name": Llm(...)}) as gateway`, then `gateway.model("name")`.
+
+    Calls count in the enclosing `budget` block. `fault` is an error that every further call would have too, such as a wrong
+    key or an exhausted budget.
+    """
 
     def __init__(self, llms: Mapping[str, Llm]) -> None:
         self.fault: Exception | None = None
@@ -57,7 +61,7 @@ class Gateway:
         handler = type("Handler", (_Handler,), {"gateway": self})
         self._server = _Server(("127.0.0.1", 0), cast("type[BaseHTTPRequestHandler]", handler))
         self._api = Api(f"http://127.0.0.1:{self._server.server_address[1]}", self._key)
-        self._context = copy_context()  # with the budget around it
+        self._context = copy_context()  # contains the enclosing budget
         self._context.run(leave_captures)
         self._threads = [
             threading.Thread(target=self._loop.run_forever, name="gateway-loop", daemon=True),
@@ -73,27 +77,28 @@ class Gateway:
         self._server.shutdown()
         self._server.server_close()
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._loop.shutdown_asyncgens(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
             thread.join()
         self._loop.close()
 
     def model(self, name: str) -> EndpointModel:
-        """The model that answers by that LLM."""
+        """The model that the LLM of this name answers."""
         return EndpointModel(name, self._api)
 
     def take_calls(self, trajectories: Iterable[str]) -> list[RecordedCall]:
-        """The calls of these trajectories by their beginnings; each is given once."""
+        """Remove and return the calls of these trajectories, in order of their start."""
         with self._lock:
-            found = [call for name in trajectories for call in self._calls.pop(name, [])]
-        return sorted(found, key=lambda each: each.call.started_at)
+            calls = [call for name in trajectories for call in self._calls.pop(name, [])]
+        return sorted(calls, key=lambda recorded: recorded.call.started_at)
 
     def authorised(self, header: str | None) -> bool:
-        """Whether a request carries the key: other processes of this machine must not spend the user's money."""
+        """Whether a request has the key: other processes of this machine must not spend the user's money."""
         return secrets.compare_digest((header or "").encode(), f"Bearer {self._key}".encode())
 
     def answer(self, body: Json, trajectory: str) -> tuple[int, Json]:
-        """Status and body of the answer; called in the request's thread."""
+        """Answer a request; returns HTTP status and body. Runs in the request's thread."""
         if not isinstance(body, dict) or not isinstance(body.get("messages"), list):  # pyright: ignore[reportUnknownMemberType]
             return 400, _error("a JSON object with `messages` is needed", "invalid_request_error")
         request = cast(dict[str, Json], body)
@@ -103,9 +108,9 @@ class Gateway:
         if self.fault is not None:
             return 402, _error(str(self.fault), type(self.fault).__name__)
         began = time.time()
-        asked = llm.chat(request["messages"], request, PURPOSE)
+        request_coroutine = llm.chat(request["messages"], request, PURPOSE)
         try:
-            submitted = self._context.copy().run(asyncio.run_coroutine_threadsafe, asked, self._loop)
+            submitted = self._context.copy().run(asyncio.run_coroutine_threadsafe, request_coroutine, self._loop)
             answer = submitted.result()
         except LlmError as error:
             if error.lasting:
@@ -119,7 +124,7 @@ class Gateway:
         return 200, self._record(request, trajectory, answer, began)
 
     def _record(self, request: dict[str, Json], trajectory: str, answer: ChatAnswer, began: float) -> Json:
-        """Keep the call; the completion whose choices name it."""
+        """Store the call, and return the completion, whose choices name the call."""
         call_id, ended = new_id("call"), time.time()
         outputs = tuple(_output(choice) for choice in answer.choices)
         call = Call(
@@ -188,19 +193,23 @@ async def _cancel_others() -> None:
 
 
 class _Server(ThreadingHTTPServer):
-    request_queue_size = 1024  # rollouts begin all at once; a full queue resets connections
+    """A threaded server for many concurrent rollouts."""
+
+    request_queue_size = 1024  # all rollouts begin at once; a full queue resets connections
     daemon_threads = True
     block_on_close = False
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Handles the HTTP requests of one connection."""
+
     protocol_version = "HTTP/1.1"
     gateway: Gateway
 
     def handle(self) -> None:
         try:
             super().handle()
-        except ConnectionError:  # the app gave up, or its rollout was timed out
+        except ConnectionError:  # the app closed the connection, or its rollout timed out
             self.close_connection = True
 
     def do_POST(self) -> None:
@@ -213,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             body: Any = json.loads(content)
         except ValueError as error:
-            return self._send(400, _error(f"the body is no JSON: {error}", "invalid_request_error"))
+            return self._send(400, _error(f"the body is not JSON: {error}", "invalid_request_error"))
         trajectory = path["trajectory"] or self.headers.get(TRAJECTORY_HEADER) or new_id(OPEN)
         status, answer = self.gateway.answer(body, trajectory)
         if status == 200 and body.get("stream"):
@@ -229,11 +238,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(content)))
-        self.send_header("x-should-retry", "false")  # the question was repeated as often as that makes sense
+        self.send_header("x-should-retry", "false")  # the Llm has already retried
         if call_id is not None:
             self.send_header(CALL_HEADER, call_id)
         self.end_headers()
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing on stderr."""
+        """Suppress the request log on stderr."""

@@ -1,4 +1,4 @@
-"""A judge over all candidates: their rollouts of a scenario in one group, without names, in random order."""
+"""Shows a judge the rollouts of all candidates of a scenario as one group, without names and in random order."""
 
 from __future__ import annotations
 
@@ -18,46 +18,49 @@ from .winrates import JudgedGroup, JudgedRollout
 async def judge_side_by_side(
     scored: Sequence[Scored], judge: Judge, seed: int
 ) -> tuple[list[tuple[str, JudgedGroup]], int]:
-    """The judged groups with their scenarios, one for each number of rollout, and how many groups the judge dropped. Rollouts
-    that failed are not shown. Raises what `judged` raises, and RolloutError where it scored no group at all."""
+    """Judge one group per scenario and rollout index. Failed rollouts are left out.
+
+    Returns the judged groups with their scenarios, and the number of groups that the judge dropped. Raises the errors of
+    `judged`, and RolloutError if no group was scored.
+    """
     generator = random.Random(seed)
-    keys = dict.fromkeys((row.scenario, row.index) for each in scored for row in each.rows)
-    asked: list[tuple[str, dict[str, str], TrajectoryGroup]] = []
+    keys = dict.fromkeys((row.scenario, row.index) for item in scored for row in item.rows)
+    shown_groups: list[tuple[str, dict[str, str], TrajectoryGroup]] = []
     for scenario, index in keys:
         shown: list[tuple[str, Trajectory]] = []
-        for each in scored:
-            row = next((row for row in each.rows if (row.scenario, row.index) == (scenario, index)), None)
+        for item in scored:
+            row = next((row for row in item.rows if (row.scenario, row.index) == (scenario, index)), None)
             if row is not None and not row.failed:
-                shown.append((each.candidate.name, blind(row.trajectory)))
+                shown.append((item.candidate.name, blind(row.trajectory)))
         if len(shown) < 2:
             continue
         generator.shuffle(shown)
         place = RolloutPlace(scenario=scenario, group=new_id("group"))
         owners = {trajectory.id: name for name, trajectory in shown}
-        asked.append((scenario, owners, TrajectoryGroup([each for _, each in shown], place=place)))
-    answers = await judged([group for _, _, group in asked], judge)
-    found: list[tuple[str, JudgedGroup]] = []
-    for (scenario, owners, _), answer in zip(asked, answers, strict=True):
+        shown_groups.append((scenario, owners, TrajectoryGroup([item for _, item in shown], place=place)))
+    answers = await judged([group for _, _, group in shown_groups], judge)
+    judged_groups: list[tuple[str, JudgedGroup]] = []
+    for (scenario, owners, _), answer in zip(shown_groups, answers, strict=True):
         if answer.metrics.get(DROPPED):
             continue
         scores = {
-            owners[each.id]: JudgedRollout(float(each.reward), written(each))
-            for each in answer
-            if each.reward is not None and each.id in owners
+            owners[item.id]: JudgedRollout(float(item.reward), written(item))
+            for item in answer
+            if item.reward is not None and item.id in owners
         }
-        found.append((scenario, scores))
-    if asked and not found:
+        judged_groups.append((scenario, scores))
+    if shown_groups and not judged_groups:
         why = next((line for answer in answers for line in answer.logs), "the judge gave no scores")
         raise RolloutError(
-            f"judge: none of {len(asked)} groups was scored, the first because {why}. The rollouts are kept: run it again with "
+            f"judge: none of {len(shown_groups)} groups was scored, the first because {why}. The rollouts are kept: run it again with "
             "another judge"
         )
-    return found, len(asked) - len(found)
+    return judged_groups, len(shown_groups) - len(judged_groups)
 
 
 def blind(trajectory: Trajectory) -> Trajectory:
-    """What the judge is shown: the conversations, and nothing that tells whose they are."""
-    histories = [_blind(each) for each in (trajectory, *trajectory.additional_histories)]
+    """A copy of the trajectory for the judge: the conversations, without anything that identifies the candidate."""
+    histories = [_blind(history) for history in (trajectory, *trajectory.additional_histories)]
     first = histories[0]
     return Trajectory(
         messages_and_choices=first.messages_and_choices, tools=first.tools, additional_histories=histories[1:]
@@ -65,7 +68,7 @@ def blind(trajectory: Trajectory) -> Trajectory:
 
 
 def _blind(history: History) -> History:
-    """Plain messages: a choice of the trained model would be marked, one of another LLM not."""
+    """The history as plain messages: choices of the trained model carry a mark that those of other LLMs lack."""
     plain: list[Message] = [dict(as_message(item)) for item in history.entries()]
     for message in plain:
         message.pop("name", None)
@@ -73,7 +76,7 @@ def _blind(history: History) -> History:
 
 
 def written(trajectory: Trajectory) -> int:
-    """Characters of what the model itself said, in all turns."""
+    """Number of characters in all assistant messages."""
     messages = [as_message(item) for item in trajectory.entries()]
     texts = [message.get("content") for message in messages if message["role"] == "assistant"]
     return sum(len(text) for text in texts if isinstance(text, str))

@@ -1,4 +1,4 @@
-"""The options of a comparison, each once."""
+"""The options of a comparison."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from understudy.contracts import Judge, TraceSink
 from understudy.errors import ConfigError
 from understudy.llms.ledger import check_max_cost
 from understudy.trainer.judging import check_judge
-from understudy.trainer.options import RunOptions, check_place, is_number
-from understudy.trainer.trainer import check_evaluation
+from understudy.trainer.options import RunOptions, check_evaluation, check_place, is_number
 
 
 class CompareOptions(TypedDict, total=False):
@@ -41,30 +40,30 @@ class CompareOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """How a comparison goes. Raises ConfigError."""
+    """The settings of a comparison. Raises ConfigError for an invalid value."""
 
-    baseline: str | None = None  # name of the candidate that the others are compared with; None: the first
+    baseline: str | None = None  # name of the candidate to compare the others with; None: the first
     rollouts: int = 1  # per scenario and candidate
-    temperature: float | None = 0.0  # of every call; None: as the app asks
-    judge: Judge | None = None  # ranks the candidates' rollouts of a scenario; None: the app's own, where it has one
-    success_at: float | None = None  # a rollout succeeds from this reward on; None: by the metric `success`
+    temperature: float | None = 0.0  # of every call; None: the app's own
+    judge: Judge | None = None  # ranks the candidates' rollouts of a scenario; None: the app's own, if it has one
+    success_at: float | None = None  # smallest reward that counts as success; None: use the metric `success`
     concurrency: int = RunOptions.concurrency  # rollouts at once
     timeout: float = RunOptions.timeout  # seconds per rollout
-    max_completion_tokens: int = MAX_COMPLETION_TOKENS  # of one call, where the app sets no smaller limit
-    max_cost: float | None = None  # USD for other LLMs, candidates and judge; then the comparison ends
-    gpu_price: float | None = None  # USD per hour of the machine that answers for trained steps; None: unknown
+    max_completion_tokens: int = MAX_COMPLETION_TOKENS  # limit per call, unless the app sets a smaller one
+    max_cost: float | None = None  # USD for other LLMs, candidates and judge; beyond it the comparison ends
+    gpu_price: float | None = None  # USD per hour of the machine that serves trained steps; None: unknown
     output: Path = Path("comparison")  # folder of the report and of the rollouts
-    fresh: bool = False  # run everything again, whatever the folder has
-    trained_on: Sequence[object] | None = None  # training scenarios, checked against those compared on
-    app_file: Path | None = None  # of the app: rollouts of another version of it are told
-    seed: int = 0  # of shuffling and resampling
-    run: str | None = None  # the id that the server lists rollouts by; None: one that follows from what is compared
+    fresh: bool = False  # run everything again, and discard the folder's rollouts
+    trained_on: Sequence[object] | None = None  # training scenarios, to detect overlap with the compared ones
+    app_file: Path | None = None  # the app's source file: rollouts of another version of it give a warning
+    seed: int = 0  # for shuffling and resampling
+    run: str | None = None  # id of the run in the server's records; None: derived from scenarios and models
     sinks: Sequence[str | TraceSink] = ()
 
     @classmethod
     def parse(cls, **options: Unpack[CompareOptions]) -> CompareSettings:
-        """The options as given; raises ConfigError also for a name that is none of them."""
-        known = [each.name for each in fields(cls)]
+        """Build settings from options. Raises ConfigError, also for an unknown option."""
+        known = [option.name for option in fields(cls)]
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ConfigError(f"compare: there is no option {unknown[0]!r}; there are {', '.join(known)}")

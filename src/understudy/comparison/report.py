@@ -1,4 +1,4 @@
-"""The report: Markdown, one self-contained HTML page, charts as PNG, and everything as JSON."""
+"""Writes the report of a comparison: Markdown, a self-contained HTML page, charts as PNG, and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .charts import charts_of
 from .results import ComparisonReport
 from .tables import Table, tables_of
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 CAPTIONS = {
     "accuracy_cost": "What was achieved, against what it costs",
@@ -35,11 +35,11 @@ ul.warnings { background: #fff6e5; border: 1px solid #f0d9a8; padding: .6rem 1re
 
 
 def write_report(comparison: ComparisonReport, folder: Path) -> None:
-    """Write report.md, report.html, comparison.json and the charts. Without matplotlib there are no charts, which is logged."""
+    """Write report.md, report.html, comparison.json and the charts. Without matplotlib, logs that there are no charts."""
     try:
         charts = charts_of(comparison)
     except MissingExtraError as error:
-        log.warning("the report has no charts: %s", error)
+        logger.warning("the report has no charts: %s", error)
         charts = {}
     for name, content in charts.items():
         (folder / f"{name}.png").write_bytes(content)
@@ -49,15 +49,15 @@ def write_report(comparison: ComparisonReport, folder: Path) -> None:
 
 
 def title_of(comparison: ComparisonReport) -> str:
-    """One line that says what was compared."""
+    """The report's title."""
     first = comparison.candidates[0]
     return f"{len(comparison.candidates)} candidates on {first.scenarios} scenarios"
 
 
 def markdown(comparison: ComparisonReport, charts: Sequence[str]) -> str:
-    """The report for a repository or an issue."""
+    """The report as Markdown, for a repository or an issue."""
     parts = [f"# {title_of(comparison)}"]
-    parts += ["\n".join(f"- {each}" for each in comparison.warnings)] if comparison.warnings else []
+    parts += ["\n".join(f"- {warning}" for warning in comparison.warnings)] if comparison.warnings else []
     parts += [f"![{CAPTIONS[name]}]({name}.png)" for name in charts]
     for table in tables_of(comparison):
         parts.append(f"## {table.title}\n\n{table.note}\n\n{_markdown_table(table)}")
@@ -75,10 +75,10 @@ def _cell(text: str) -> str:
 
 
 def page(comparison: ComparisonReport, charts: Mapping[str, bytes]) -> str:
-    """The report as one page that needs nothing else."""
+    """The report as one self-contained HTML page."""
     parts = [f"<h1>{html.escape(title_of(comparison))}</h1>"]
     if comparison.warnings:
-        items = "".join(f"<li>{html.escape(each)}</li>" for each in comparison.warnings)
+        items = "".join(f"<li>{html.escape(warning)}</li>" for warning in comparison.warnings)
         parts.append(f'<ul class="warnings">{items}</ul>')
     for name, content in charts.items():
         source = base64.b64encode(content).decode()

@@ -1,4 +1,4 @@
-"""What a comparison found, as plain values."""
+"""The results of a comparison, as plain values."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """One candidate's rollouts in numbers. None: unknown. Tokens, calls and cost are means over rollouts, failed ones included:
-    they were paid for. `latency` holds the 50th and 95th percentile of a call's seconds, `rollout_seconds` those of a whole
-    rollout. `difference` is to the baseline, on scenarios that both have."""
+    """The numbers of one candidate; None means unknown.
+
+    Tokens, calls and cost (USD) are means over all rollouts, including failed ones, which were paid for too. `latency` is the
+    50th and 95th percentile of a call's seconds, `rollout_seconds` that of a whole rollout. `difference` is the difference to
+    the baseline on the scenarios that both have.
+    """
 
     name: str
     trained: bool
@@ -52,7 +55,7 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class DifferingSample:
-    """A scenario on which candidates differ: what each earned, and what it said last."""
+    """A scenario with different results: the value and the last message of every candidate."""
 
     scenario: str
     text: str
@@ -62,8 +65,11 @@ class DifferingSample:
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """A comparison: candidates in their order, the baseline among them. `measure` is what `value` means, success or reward;
-    None where nothing but a judge compared. `warnings` are what a reader must know before believing it."""
+    """The result of a comparison, with the candidates in order, including the baseline.
+
+    `measure` is what the candidates' `value` means, success or reward; None if only a judge compared them. `warnings` state
+    the limits of the comparison.
+    """
 
     run: str
     measure: str | None
@@ -77,10 +83,10 @@ class ComparisonReport:
 
     def of(self, name: str) -> CandidateResult:
         """The result of a candidate. Raises KeyError."""
-        for each in self.candidates:
-            if each.name == name:
-                return each
-        raise KeyError(f"{name!r}: the candidates are {', '.join(each.name for each in self.candidates)}")
+        for result in self.candidates:
+            if result.name == name:
+                return result
+        raise KeyError(f"{name!r}: the candidates are {', '.join(result.name for result in self.candidates)}")
 
 
 @dataclass(frozen=True)
@@ -93,16 +99,16 @@ class Scored:
 
     @property
     def failed(self) -> int:
-        """Rollouts that ended with an exception. Those that wait for a judge have no reward, and did not fail."""
+        """Number of rollouts that ended with an exception. A rollout without a reward yet has not failed."""
         return sum(row.failed for row in self.rows)
 
     @property
     def failures(self) -> tuple[FailureKind, ...]:
-        """Why they failed."""
+        """The failures by kind."""
         return tuple(kind for kind in self.evaluation.failures if kind.type)
 
     def as_metrics(self) -> dict[str, float]:
-        """For sinks and `model.log`."""
+        """The evaluation's metrics for trace sinks and `model.log`."""
         return self.evaluation.as_metrics() | {"failed": float(self.failed)}
 
 
@@ -115,8 +121,11 @@ def candidate_result(
     gpu_price: float | None,
     seed: int,
 ) -> CandidateResult:
-    """The numbers of one candidate. `values` and those of the baseline are by scenario, empty where nothing was scored; None for
-    the baseline itself."""
+    """Compute the numbers of one candidate.
+
+    `values` and `baseline` have the measure by scenario; `baseline` is None for the baseline itself. `gpu_price` is in USD
+    per hour.
+    """
     rows, evaluation, candidate = scored.rows, scored.evaluation, scored.candidate
     calls = [call for row in rows for call in row.calls]
     shared = baseline is not None and values.keys() & baseline.keys()
@@ -150,21 +159,23 @@ def candidate_result(
 
 
 def scenario_values(scored: Sequence[Scored], success_at: float | None) -> tuple[str | None, list[dict[str, float]]]:
-    """What all are compared by, success where every candidate that was scored at all reports it, else the reward; and each
-    candidate's mean of it by scenario."""
-    found = [measured(each.evaluation, success_at) for each in scored]
-    names = {name for name, values in found if values}
+    """The measure of the comparison, and every candidate's mean of it by scenario.
+
+    The measure is success if every scored candidate reports it, else the reward; None if nothing was scored.
+    """
+    measurements = [measured(item.evaluation, success_at) for item in scored]
+    names = {name for name, values in measurements if values}
     if not names:
         return None, [{} for _ in scored]
     if names == {"success"}:
-        return "success", [values if name == "success" else {} for name, values in found]
-    return "reward", [each.evaluation.rewards() for each in scored]
+        return "success", [values if name == "success" else {} for name, values in measurements]
+    return "reward", [item.evaluation.rewards() for item in scored]
 
 
 def busy_seconds(calls: Sequence[MeasuredCall]) -> float:
-    """Seconds in which at least one of the calls was being answered."""
+    """Seconds during which at least one of the calls was running."""
     busy, end = 0.0, float("-inf")
-    for call in sorted(calls, key=lambda each: each.started_at):
+    for call in sorted(calls, key=lambda call: call.started_at):
         last = call.started_at + call.seconds
         busy += max(0.0, last - max(call.started_at, end))
         end = max(end, last)
@@ -172,7 +183,7 @@ def busy_seconds(calls: Sequence[MeasuredCall]) -> float:
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 50th and the 95th; None for no values."""
+    """The 50th and 95th percentile; None without values."""
     if not values:
         return None
     half, most = np.percentile(values, [50, 95])
@@ -180,8 +191,7 @@ def percentiles(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _costs(calls: Sequence[MeasuredCall], trained: bool, gpu_price: float | None) -> float | None:
-    """USD of all calls; None where a price is unknown. A local model's is the time for which its machine was busy, which is
-    its tokens over its tokens per second."""
+    """The cost of all calls in USD; None if a price is unknown. A local model costs the time for which its machine was busy."""
     if trained:
         return None if gpu_price is None else busy_seconds(calls) * gpu_price / HOUR
     costs = [call.cost for call in calls if call.cost is not None]
@@ -199,7 +209,7 @@ def _per_rollout(total: float | None, rows: Sequence[ComparedRollout]) -> float 
 
 
 def _passes(evaluation: Evaluation, success_at: float | None) -> dict[int, float]:
-    """pass@1 and pass@k for the most rollouts that every scenario has; empty without successes."""
+    """pass@1 and pass@k, where k is the smallest number of rollouts per scenario; empty for k = 1 or without successes."""
     counts = [len(score.succeeded(success_at)) for score in evaluation.scores]
     least = min((count for count in counts if count), default=0)
     return {k: evaluation.pass_at(k, success_at) for k in dict.fromkeys((1, least)) if k} if least > 1 else {}
@@ -208,21 +218,21 @@ def _passes(evaluation: Evaluation, success_at: float | None) -> dict[int, float
 def differing_samples(
     scored: Sequence[Scored], texts: Mapping[str, str], values: Sequence[Mapping[str, float]], limit: int
 ) -> tuple[DifferingSample, ...]:
-    """The scenarios on which candidates differ most, by the spread of what they earned."""
-    found: list[tuple[float, DifferingSample]] = []
+    """The scenarios with the largest spread of values between candidates, at most `limit`."""
+    samples: list[tuple[float, DifferingSample]] = []
     for name, text in texts.items():
-        earned = {each.candidate.name: own.get(name) for each, own in zip(scored, values, strict=True)}
+        earned = {item.candidate.name: own.get(name) for item, own in zip(scored, values, strict=True)}
         known = [value for value in earned.values() if value is not None]
         spread = max(known) - min(known) if known else 0.0
         if spread > 0:
-            answers = {each.candidate.name: _answer(each.rows, name) for each in scored}
-            found.append((spread, DifferingSample(name, text, earned, answers)))
-    found.sort(key=lambda each: -each[0])
-    return tuple(sample for _, sample in found[:limit])
+            answers = {item.candidate.name: _answer(item.rows, name) for item in scored}
+            samples.append((spread, DifferingSample(name, text, earned, answers)))
+    samples.sort(key=lambda item: -item[0])
+    return tuple(sample for _, sample in samples[:limit])
 
 
 def _answer(rows: Sequence[ComparedRollout], scenario: str) -> str:
-    """What the first rollout of the scenario said last, or why it failed."""
+    """The last assistant message of the scenario's first rollout, or its error."""
     row = next((row for row in rows if row.scenario == scenario), None)
     if row is None:
         return ""

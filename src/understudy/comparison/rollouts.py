@@ -1,4 +1,4 @@
-"""The rollouts of one candidate: run, measured, written down, and kept on the server."""
+"""Runs the rollouts of one candidate, measures them, and stores them in the journal and on the server."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from .rows import ComparedRollout, Journal, MeasuredCall, content_hash
 from .targets import ComparableTarget
 
 SPLIT = "compare"
-"""Of the rollouts in the server's records."""
+"""The split of these rollouts in the server's records."""
 
 
 @dataclass(frozen=True)
 class RolloutStage:
-    """What the rollouts of all candidates share."""
+    """The settings and resources that the rollouts of all candidates share."""
 
     target: ComparableTarget
     scenarios: Sequence[object]
@@ -56,9 +56,11 @@ class RolloutStage:
     judged: bool
 
     async def rows(self, candidate: Candidate) -> list[ComparedRollout]:
-        """Every rollout of the candidate, those that are known not run again, in order of the scenarios. Raises what every
-        rollout would meet, and RolloutError where the candidate was never called."""
-        places = asyncio.Semaphore(self.settings.concurrency)
+        """All rollouts of the candidate, in the order of the scenarios. Rollouts in the journal are not run again.
+
+        Raises an error that every rollout would have, and RolloutError if the app never called the candidate.
+        """
+        slots = asyncio.Semaphore(self.settings.concurrency)
         models = self._models(candidate)
 
         async def one(scenario: object, index: int) -> ComparedRollout:
@@ -66,7 +68,7 @@ class RolloutStage:
             known = self.journal.known(f"{fingerprint}-{index}")
             if known is not None:
                 return known
-            async with places:
+            async with slots:
                 row = await self._run(candidate, models, scenario, index, fingerprint)
             self.journal.add(row)
             await self._keep(candidate, row)
@@ -94,7 +96,7 @@ class RolloutStage:
         return rows
 
     def _models(self, candidate: Candidate) -> list[Model[Any]]:
-        """What answers in place of each of the app's models."""
+        """The models that answer in place of the app's own, in the same order."""
         own = self.target.own_models()
         if candidate.llm is not None:
             return [self.gateway.model(candidate.name) for _ in own or (None,)]
@@ -102,11 +104,11 @@ class RolloutStage:
         return [FixedStepModel(model, candidate.step) for model in own]
 
     def run_of(self, candidate: Candidate) -> str:
-        """The id by which the server lists the candidate's rollouts, and under which sinks show them."""
+        """The candidate's run id in the server's records and in trace sinks."""
         return f"{self.run}-{candidate.record_name}"
 
     def _fingerprint(self, candidate: Candidate, scenario: object) -> str:
-        """Of what the candidate's rollouts of a scenario depend on."""
+        """Hash of everything that the candidate's rollouts of a scenario depend on."""
         settings = self.settings
         own = [f"{model.name} {model.base_model}" for model in self.target.own_models()] if candidate.trained else []
         parts = (candidate.fingerprint, *own, scenario_id(scenario), content_hash(scenario))
@@ -116,7 +118,7 @@ class RolloutStage:
     async def _run(
         self, candidate: Candidate, models: Sequence[Model[Any]], scenario: object, index: int, fingerprint: str
     ) -> ComparedRollout:
-        """One rollout; what it raises is kept with it."""
+        """Run one rollout. Its exception is stored, unless every rollout would have it."""
         own, timeout = Trajectory(), self.settings.timeout
         limit = asyncio.timeout(timeout)
         try:
@@ -131,7 +133,7 @@ class RolloutStage:
             raise self.gateway.fault
         if candidate.llm is not None:
             calls = self.gateway.take_calls(dict.fromkeys((own.id, trajectory.id)))
-            measured, trajectory = [each.measured for each in calls], unmarked(trajectory, calls)
+            measured, trajectory = [call.measured for call in calls], unmarked(trajectory, calls)
         else:
             measured = await self._recorded(trajectory)
         name = scenario_id(scenario)
@@ -162,15 +164,17 @@ class RolloutStage:
         )
 
     async def _recorded(self, trajectory: Trajectory) -> list[MeasuredCall]:
-        """The calls that the trained models' servers recorded for it."""
+        """The calls that the servers of the trained models recorded for the trajectory."""
         marks = [mark_of(item) for item in _choices(trajectory)]
         ids = dict.fromkeys([trajectory.id, *(str(mark["trajectory_id"]) for mark in marks if mark is not None)])
         apis = {api.url: api for api in [await model.api() for model in self.target.own_models()]}
-        calls = [call for api in apis.values() for each in ids for call in await recorded_calls(api, each)]
+        calls = [
+            call for api in apis.values() for trajectory_id in ids for call in await recorded_calls(api, trajectory_id)
+        ]
         return [_measured(call) for call in sorted(calls, key=lambda call: call.started_at)]
 
     async def _keep(self, candidate: Candidate, row: ComparedRollout) -> None:
-        """Keep the rollout with the server at once, so that an interrupted comparison is in its records too."""
+        """Store the rollout on the server at once, so that its records also have an interrupted comparison."""
         own = self.target.own_models()
         if own:
             api = await own[0].api()
@@ -179,13 +183,13 @@ class RolloutStage:
 
 
 def _metrics(calls: Sequence[MeasuredCall]) -> dict[str, float]:
-    """What calls took, as metrics of their rollout; tokens and cost where they are known of every call."""
-    found: dict[str, float] = {"calls": float(len(calls))}
+    """Time, tokens and cost of a rollout's calls as metrics. Tokens and cost only if all calls report them."""
+    metrics: dict[str, float] = {"calls": float(len(calls))}
     for name in ("prompt_tokens", "completion_tokens", "cost"):
         values = [getattr(call, name) for call in calls]
         if calls and None not in values:
-            found[name] = float(sum(values))
-    return found | ({"call_seconds": sum(call.seconds for call in calls)} if calls else {})
+            metrics[name] = float(sum(values))
+    return metrics | ({"call_seconds": sum(call.seconds for call in calls)} if calls else {})
 
 
 def _measured(call: Call) -> MeasuredCall:
@@ -199,14 +203,16 @@ def _measured(call: Call) -> MeasuredCall:
 
 
 def unmarked(trajectory: Trajectory, calls: Sequence[RecordedCall]) -> Trajectory:
-    """The trajectory as one of another endpoint: its choices name no recorded calls. Where it shows no conversation, that of
-    the calls."""
+    """The trajectory as that of another endpoint: its choices name no recorded calls.
+
+    If it has no choices, its conversations are built from the calls.
+    """
     histories = [trajectory, *trajectory.additional_histories]
     shown: list[History]
     if any(isinstance(item, Choice) for history in histories for item in history.entries()):
-        shown = [History(messages_and_choices=_plain(each), tools=each.tools) for each in histories]
+        shown = [History(messages_and_choices=_plain(history), tools=history.tools) for history in histories]
     else:
-        shown = histories_of([each.call for each in calls], marked=False) or [trajectory]
+        shown = histories_of([recorded.call for recorded in calls], marked=False) or [trajectory]
     update: dict[str, object] = {
         "messages_and_choices": shown[0].messages_and_choices,
         "tools": shown[0].tools,
@@ -234,18 +240,18 @@ def _choices(trajectory: Trajectory) -> list[Choice]:
 
 def grouped(rows: Sequence[ComparedRollout], scenarios: Sequence[object]) -> list[TrajectoryGroup]:
     """One group of rollouts per scenario, in the scenarios' order."""
-    by_scenario: dict[str, list[Trajectory]] = {scenario_id(each): [] for each in scenarios}
+    by_scenario: dict[str, list[Trajectory]] = {scenario_id(scenario): [] for scenario in scenarios}
     for row in rows:
         by_scenario[row.scenario].append(row.trajectory)
     return [
-        TrajectoryGroup(found, place=RolloutPlace(scenario=name, group=found[0].place.group))
-        for name, found in by_scenario.items()
+        TrajectoryGroup(trajectories, place=RolloutPlace(scenario=name, group=trajectories[0].place.group))
+        for name, trajectories in by_scenario.items()
     ]
 
 
 async def log_rows(
     model: Model[Any] | TrainableModel, step: int | None, groups: Sequence[TrajectoryGroup], metrics: dict[str, float]
 ) -> Api:
-    """Keep the rollouts and the means with the model."""
+    """Log the rollouts and their means with the model."""
     await model.log(groups, split=SPLIT, metrics=metrics, step=step)
     return await model.api()

@@ -1,4 +1,4 @@
-"""The rollouts of a comparison as they are kept: one line of JSON each, written when the rollout ends."""
+"""The stored rollouts of a comparison: a JSON Lines file with one line per rollout, written when it ends."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from understudy.types import Frozen, Metric, Trajectory
 
 
 class MeasuredCall(Frozen):
-    """What one call took. None: the provider did not tell, or its price is unknown. `cost` is in USD; a local model's is
-    counted from its seconds."""
+    """Time, tokens and cost of one call.
+
+    Tokens are None if the provider did not report them. `cost` is in USD; None if the price is unknown, or for a local
+    model, whose cost is computed from its seconds.
+    """
 
     seconds: float
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cost: float | None = None
     started_at: float
-    cut: bool = False  # ended by the limit of tokens
+    cut: bool = False  # truncated by the token limit
 
 
 class ComparedRollout(Frozen):
-    """One rollout of one candidate. `key` is the fingerprint of what it depends on; `app` that of the app's file."""
+    """One rollout of one candidate. `key` is a hash of everything it depends on; `app` is the hash of the app's file."""
 
     key: str
     app: str = ""
@@ -48,24 +51,27 @@ class ComparedRollout(Frozen):
 
 
 def content_hash(scenario: object) -> str:
-    """Of everything that the scenario says."""
+    """Hash of all fields of a scenario: 16 hex digits."""
     content: object = scenario if isinstance(scenario, str) else scenario_fields(scenario)
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
 class Journal:
-    """The file of the rows, written line by line, so that a comparison that was interrupted goes on where it was."""
+    """The file of stored rollouts, written line by line, so that an interrupted comparison can resume.
+
+    Raises ConfigError for a file with invalid lines.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._rows = _read(file)
 
     def known(self, key: str) -> ComparedRollout | None:
-        """The rollout of that key that ended well."""
+        """The successful rollout with this key; None if there is none."""
         return self._rows.get(key)
 
     def add(self, row: ComparedRollout) -> None:
-        """Write a row, to the disk's cache at once."""
+        """Append a rollout to the file."""
         if not row.failed:
             self._rows[row.key] = row
         with self._file.open("a", encoding="utf-8") as lines:
@@ -73,7 +79,7 @@ class Journal:
 
 
 def _read(file: Path) -> dict[str, ComparedRollout]:
-    """By key, those that ended well. A line that was cut off at the end of the file is passed over."""
+    """The successful rollouts by key. An incomplete last line is removed from the file."""
     if not file.exists():
         return {}
     rows: dict[str, ComparedRollout] = {}
@@ -86,7 +92,7 @@ def _read(file: Path) -> dict[str, ComparedRollout]:
                 _drop_last(file, lines)
                 continue
             raise ConfigError(
-                f"{file}, line {number} is no rollout of a comparison; name another folder, or begin anew with --fresh"
+                f"{file}, line {number} is not a rollout of a comparison; name another folder, or start over with --fresh"
             ) from error
         if not row.failed:
             rows[row.key] = row

@@ -1,4 +1,4 @@
-"""A finished chat completion as the stream that an app asked for."""
+"""Converts a finished chat completion to the stream that an app requested."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNK_FIELDS = ("id", "created", "model")
 
 
 def as_stream(completion: Json, usage: bool) -> bytes:
-    """Server-sent events: each choice's message in one delta, its end in another, then the usage if it is asked for."""
+    """Server-sent events: per choice one delta with the message and one with the finish reason, then the requested usage."""
     common: dict[str, Any] = {name: completion[name] for name in CHUNK_FIELDS} | {"object": "chat.completion.chunk"}
     chunks: list[Json] = []
     for choice in completion["choices"]:

@@ -1,4 +1,4 @@
-"""The tables of a comparison, as rows of text."""
+"""The tables of a comparison's report, as rows of text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .winrates import WinRate
 UNKNOWN = "unknown"
 NONE = "-"
 LONGEST_CELL = 300
-"""Characters of a cell; longer texts are cut."""
+"""The most characters of a cell; longer texts are cut."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A title, what a reader must know of the columns, and the rows."""
+    """A table: title, a note that explains the columns, header and rows."""
 
     title: str
     note: str
@@ -29,27 +29,27 @@ class Table:
 
 
 def tables_of(comparison: ComparisonReport) -> list[Table]:
-    """Every table of the report, in its order."""
-    found = [results_table(comparison)] if comparison.measure is not None else []
-    found += [win_table(comparison.win_rates)] if comparison.win_rates else []
-    found.append(work_table(comparison.candidates))
-    found += [samples_table(comparison)] if comparison.samples else []
-    found.append(settings_table(comparison))
-    return found
+    """All tables of the report, in order."""
+    tables = [results_table(comparison)] if comparison.measure is not None else []
+    tables += [win_table(comparison.win_rates)] if comparison.win_rates else []
+    tables.append(work_table(comparison.candidates))
+    tables += [samples_table(comparison)] if comparison.samples else []
+    tables.append(settings_table(comparison))
+    return tables
 
 
 def results_table(comparison: ComparisonReport) -> Table:
     """Success or reward with intervals, and the difference to the baseline."""
-    passes = sorted({k for each in comparison.candidates for k in each.passes})
+    passes = sorted({k for result in comparison.candidates for k in result.passes})
     head = ("candidate", f"{comparison.measure}, 95 % interval", f"difference to {comparison.baseline}")
     head += tuple(f"pass@{k}" for k in passes)
     head += ("reward", "rollouts", "failed") if comparison.measure == "success" else ("rollouts", "failed")
     rows: list[tuple[str, ...]] = []
-    for each in comparison.candidates:
-        difference = "baseline" if each.name == comparison.baseline else shown_interval(each.difference, sign="+")
-        row = (each.name, shown_interval(each.value), difference, *(_number(each.passes.get(k)) for k in passes))
-        row += (_number(each.reward),) if comparison.measure == "success" else ()
-        rows.append((*row, str(each.rollouts), str(each.failed)))
+    for result in comparison.candidates:
+        difference = "baseline" if result.name == comparison.baseline else shown_interval(result.difference, sign="+")
+        row = (result.name, shown_interval(result.value), difference, *(_number(result.passes.get(k)) for k in passes))
+        row += (_number(result.reward),) if comparison.measure == "success" else ()
+        rows.append((*row, str(result.rollouts), str(result.failed)))
     note = (
         "Intervals are over scenarios, by the bootstrap. The difference is taken scenario by scenario: it is real, at 95 %, where "
         "its interval leaves out 0. Failed rollouts are no zeros."
@@ -58,18 +58,18 @@ def results_table(comparison: ComparisonReport) -> Table:
 
 
 def win_table(rates: Sequence[WinRate]) -> Table:
-    """What the judge said."""
+    """Win rates by the judge."""
     head = ("candidate", "wins, 95 % interval", "wins at equal length", "longer", "ties", "scenarios")
     rows = tuple(
         (
-            each.candidate,
-            shown_interval(each.rate),
-            "cannot be told" if each.at_equal_length is None else shown_interval(each.at_equal_length),
-            f"{each.longer:.0%}",
-            f"{each.ties:.0%}",
-            str(each.scenarios),
+            rate.candidate,
+            shown_interval(rate.rate),
+            "cannot be told" if rate.at_equal_length is None else shown_interval(rate.at_equal_length),
+            f"{rate.longer:.0%}",
+            f"{rate.ties:.0%}",
+            str(rate.scenarios),
         )
-        for each in rates
+        for rate in rates
     )
     note = (
         f"How often the judge preferred the candidate to {rates[0].against}, a tie counting half; it saw all candidates' rollouts of a "
@@ -93,16 +93,16 @@ def work_table(candidates: Sequence[CandidateResult]) -> Table:
     )
     rows = tuple(
         (
-            each.name,
-            UNKNOWN if each.cost is None else f"{1000 * each.cost:.4g}",
-            f"{each.calls:.1f}",
-            UNKNOWN if each.prompt_tokens is None else f"{each.prompt_tokens:,.0f}",
-            UNKNOWN if each.completion_tokens is None else f"{each.completion_tokens:,.0f}",
-            _two(each.latency),
-            _two(each.rollout_seconds),
-            NONE if each.tokens_per_second is None else f"{each.tokens_per_second:,.0f}",
+            result.name,
+            UNKNOWN if result.cost is None else f"{1000 * result.cost:.4g}",
+            f"{result.calls:.1f}",
+            UNKNOWN if result.prompt_tokens is None else f"{result.prompt_tokens:,.0f}",
+            UNKNOWN if result.completion_tokens is None else f"{result.completion_tokens:,.0f}",
+            _two(result.latency),
+            _two(result.rollout_seconds),
+            NONE if result.tokens_per_second is None else f"{result.tokens_per_second:,.0f}",
         )
-        for each in candidates
+        for result in candidates
     )
     note = (
         "Calls and tokens are means per rollout. A trained step costs the time for which its machine was busy with these rollouts; "
@@ -113,7 +113,7 @@ def work_table(candidates: Sequence[CandidateResult]) -> Table:
 
 def samples_table(comparison: ComparisonReport) -> Table:
     """Scenarios on which candidates differ."""
-    names = [each.name for each in comparison.candidates]
+    names = [candidate.name for candidate in comparison.candidates]
     rows = tuple(
         (sample.scenario, _cut(sample.text), *(_sample(sample, name) for name in names))
         for sample in comparison.samples
@@ -123,7 +123,7 @@ def samples_table(comparison: ComparisonReport) -> Table:
 
 
 def settings_table(comparison: ComparisonReport) -> Table:
-    """What produced the numbers."""
+    """The settings that produced the numbers."""
     plain: Callable[[object], str] = lambda value: value if isinstance(value, str) else json.dumps(value)  # noqa: E731
     rows = [(name, plain(value)) for name, value in comparison.settings.items() if name != "candidates"]
     prints: dict[str, Json] = comparison.settings.get("candidates") or {}
@@ -132,7 +132,7 @@ def settings_table(comparison: ComparisonReport) -> Table:
 
 
 def shown_interval(interval: Interval | None, sign: str = "") -> str:
-    """`0.84 (0.76 to 0.91)`."""
+    """An interval as text, such as `0.840 (0.760 to 0.910)`."""
     if interval is None:
         return NONE
     return f"{interval.mean:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"

@@ -1,4 +1,4 @@
-"""What is compared: an app whose calls can be answered by any model."""
+"""Targets of a comparison: apps whose calls any model can answer."""
 
 from __future__ import annotations
 
@@ -18,74 +18,79 @@ from understudy.types import Trajectory
 
 @runtime_checkable
 class ComparableTarget(Protocol):
-    """What `compare` needs of an app; everything `trainable` returns has it."""
+    """An app that `compare` can run. Everything that `trainable` returns implements it."""
 
     def own_models(self) -> tuple[TrainableModel, ...]:
-        """The models that are trained in it; none where it was wrapped without."""
+        """The trained models; empty if the app was wrapped without one."""
         ...
 
     def own_judge(self) -> Judge | None:
-        """The judge that it was wrapped with."""
+        """The judge that the app was wrapped with."""
         ...
 
     def most_at_once(self) -> int | None:
-        """How many rollouts may run at once; None: any number."""
+        """How many rollouts may run at once; None means no limit."""
         ...
 
     async def rollout_by(
         self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool
     ) -> Trajectory:
-        """One rollout whose calls these models answer, one for each of `own_models`, or one alone. Calls are recorded under
-        `trajectory`."""
+        """Run one rollout with `models` in place of `own_models`, in the same order; one model if there are none.
+
+        Calls are recorded under `trajectory`. `judged` means that a judge scores later.
+        """
         ...
 
 
 CompareRollout = Callable[[Any, Any], Awaitable[Trajectory]]
-"""(model, scenario) -> the finished trajectory, as a Trainer takes it."""
+"""(model, scenario) -> the finished trajectory: the same rollout function as for a Trainer."""
 
 
 @dataclass(frozen=True)
 class RolloutTarget:
-    """A rollout function, and the model whose steps are candidates."""
+    """A rollout function as a ComparableTarget, with the model whose steps are candidates."""
 
     rollout: CompareRollout
     model: TrainableModel | None = None
     reward: RewardFunction | None = None
 
     def own_models(self) -> tuple[TrainableModel, ...]:
+        """The trained model, if there is one."""
         return () if self.model is None else (self.model,)
 
     def own_judge(self) -> Judge | None:
+        """None: a rollout function has no judge."""
         return None
 
     def most_at_once(self) -> int | None:
+        """None: no limit."""
         return None
 
     async def rollout_by(
         self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool
     ) -> Trajectory:
-        """The function's trajectory, with its reward."""
+        """Call the function and set the reward. Raises RolloutError for another result, or one without a reward."""
         if models[0].trainable:
-            made = await self.rollout(models[0], scenario)
+            result_trajectory = await self.rollout(models[0], scenario)
         else:
             with capturing(trajectory):
-                made = await self.rollout(models[0], scenario)
-        if not isinstance(made, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
-            raise RolloutError(f"the rollout returned {made!r:.200}; it must return a Trajectory")
-        if self.reward is not None and made.exception is None:
-            value = self.reward(scenario, made)
+                result_trajectory = await self.rollout(models[0], scenario)
+        if not isinstance(result_trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
+            raise RolloutError(f"the rollout returned {result_trajectory!r:.200}; it must return a Trajectory")
+        if self.reward is not None and result_trajectory.exception is None:
+            value = self.reward(scenario, result_trajectory)
             result = as_reward(await value if inspect.isawaitable(value) else value, "reward=")
-            made.reward = result.reward + (logged_reward(made) or 0.0)
-            made.metrics.update(result.metrics)
-        if made.reward is None and made.exception is None and not judged:
+            result_trajectory.reward = result.reward + (logged_reward(result_trajectory) or 0.0)
+            result_trajectory.metrics.update(result.metrics)
+        if result_trajectory.reward is None and result_trajectory.exception is None and not judged:
             raise RolloutError("the rollout has no reward: set trajectory.reward, pass reward=, or compare by judge=")
-        return made if made.ended_at is not None else made.finish()
+        return result_trajectory if result_trajectory.ended_at is not None else result_trajectory.finish()
 
 
 def as_target(
     target: ComparableTarget | CompareRollout, model: TrainableModel | None, reward: RewardFunction | None
 ) -> ComparableTarget:
-    """A wrapped app as it is; a rollout function with its model. Raises ConfigError."""
+    """Return a wrapped app unchanged, and a rollout function as a RolloutTarget. Raises ConfigError."""
     if isinstance(target, ComparableTarget) and not isinstance(target, type):
         if model is not None or reward is not None:
             raise ConfigError("model, reward: they belong to a rollout function; a wrapped app has its own")

@@ -1,4 +1,4 @@
-"""Win rates from a judge that saw the candidates' rollouts of a scenario side by side. Pure functions."""
+"""Win rates from a judge that scored the candidates' rollouts of a scenario together. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from understudy.trainer.statistics import LEVEL, Interval, bootstrap_mean
 
 LENGTH_RESAMPLES = 1_000
 RIDGE = 0.01
-"""Of the logistic regression: keeps a candidate that always wins at a finite log odds."""
+"""L2 penalty of the logistic regression; keeps the log odds of a candidate that always wins finite."""
 NEEDED_OVERLAP = 0.05
-"""Share of the pairs in which each side must be the longer one, for length to be told apart from quality."""
+"""Smallest share of pairs in which either side must be the longer one, to separate length from quality."""
 NEWTON_STEPS = 25
 
 Array = NDArray[np.float64]
@@ -22,21 +22,23 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class JudgedRollout:
-    """One candidate's rollout in a group that was judged: its score, and the length of what it wrote, in characters."""
+    """One candidate's rollout in a judged group: its score, and the length of its messages in characters."""
 
     score: float
     length: int
 
 
 JudgedGroup = Mapping[str, JudgedRollout]
-"""Candidate -> its rollout, of one scenario."""
+"""The judged rollouts of one scenario, by candidate."""
 
 
 @dataclass(frozen=True)
 class WinRate:
-    """How often a candidate beat the baseline, a tie counting half. `at_equal_length`: what is left when both write equally much;
-    None where one of the two is nearly always longer, so that nobody could tell. `longer` is the share of pairs in which the
-    candidate wrote more."""
+    """How often a candidate beat the baseline; a tie counts half.
+
+    `at_equal_length` is the estimated win rate if both wrote equally much; None if one of the two is nearly always longer, so
+    that it cannot be estimated. `longer` is the share of pairs in which the candidate wrote more.
+    """
 
     candidate: str
     against: str
@@ -50,8 +52,10 @@ class WinRate:
 def win_rate(
     groups: Sequence[tuple[str, JudgedGroup]], candidate: str, against: str, *, seed: int = 0
 ) -> WinRate | None:
-    """Over the groups (scenario, its rollouts) that have both; None where there is none. Groups of one scenario are no
-    independent evidence: the interval is over scenarios."""
+    """The win rate over the groups (scenario, rollouts) that have both candidates; None if there is none.
+
+    The interval is over scenarios, since the groups of one scenario are not independent.
+    """
     pairs = [(name, group[candidate], group[against]) for name, group in groups if {candidate, against} <= group.keys()]
     if not pairs:
         return None
@@ -76,9 +80,11 @@ def _win(own: float, other: float) -> float:
 
 
 def length_controlled(wins: Array, gaps: Array, scenarios: Sequence[str], *, seed: int = 0) -> Interval | None:
-    """The win rate at equal length: logit P(win) = quality + slope * tanh(gap / spread of the gaps), at a gap of 0 (2404.04475,
-    without its terms for the difficulty of an instruction). The interval is over scenarios, by the bootstrap. None where
-    one side is the longer one in nearly all pairs."""
+    """The length-controlled win rate: logit P(win) = quality + slope * tanh(gap / std(gaps)), evaluated at gap 0.
+
+    From arXiv:2404.04475, without its terms for the difficulty of an instruction. `gaps` are differences of length in
+    characters. The interval is a bootstrap over scenarios. None if one side is longer in nearly all pairs.
+    """
     numbers = {name: number for number, name in enumerate(dict.fromkeys(scenarios))}
     member = np.array([numbers[name] for name in scenarios])
     longer, shorter = float(np.mean(gaps > 0)), float(np.mean(gaps < 0))
@@ -96,7 +102,7 @@ def length_controlled(wins: Array, gaps: Array, scenarios: Sequence[str], *, see
 
 
 def _rates_at_equal_length(wins: Array, lengths: Array, weights: Array) -> Array:
-    """One rate for each row of weights (resample, pair), by Newton's method on the penalised log likelihood, which is concave."""
+    """One rate per row of weights (resample, pair), by Newton's method on the concave penalised log likelihood."""
     columns = np.stack([np.ones_like(lengths), lengths], axis=1)
     products = np.einsum("ni,nj->nij", columns, columns).reshape(len(lengths), 4)
     beta: Array = np.zeros((len(weights), 2))

@@ -1,1 +1,1 @@
-"""`understudy doctor`: what this machine has, what is missing, and whether the engines can run."""
+"""`understudy doctor`: checks this machine, and names a fix for each fault."""

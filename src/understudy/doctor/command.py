@@ -16,21 +16,31 @@ from .page import as_json, console, show
 
 
 def doctor_command(
-    engine: Annotated[str, typer.Option(help="which one is looked at: auto, embedded, vllm")] = "auto",
-    loader: Annotated[str, typer.Option(help="which one is looked at: auto, peft, unsloth")] = "auto",
-    dir: Annotated[Path | None, typer.Option(help="directory of a server")] = None,
-    json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
-    model: Annotated[str | None, typer.Option(help="base whose memory is planned: a name, a folder")] = None,
-    card: Annotated[str | None, typer.Option(help="plan for a GPU of this memory, such as 24GB, here or not")] = None,
-    memory_layout: Annotated[str, typer.Option(help="auto, side_by_side, free_cache, offload")] = "auto",
-    row_tokens: Annotated[int | None, typer.Option(min=64, help="of the train config")] = None,
-    max_batch: Annotated[int | None, typer.Option(help="calls decoded together")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="longest prompt plus completion in tokens")] = None,
-    max_lora_rank: Annotated[int, typer.Option(help="largest rank of an adapter")] = 16,
-    load_in_4bit: Annotated[bool, typer.Option("--load-in-4bit", help="the learner's base in 4 bits")] = False,
+    engine: Annotated[str, typer.Option(help="inference engine to check: auto, embedded or vllm")] = "auto",
+    loader: Annotated[str, typer.Option(help="loader to check: auto, peft or unsloth")] = "auto",
+    dir: Annotated[Path | None, typer.Option(help="directory of a server  [default: ./.understudy]")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="base to plan GPU memory for: tiny, a folder, or a Hugging Face name")
+    ] = None,
+    card: Annotated[
+        str | None, typer.Option(help="plan for a GPU with this memory, such as 24GB, and check nothing else")
+    ] = None,
+    memory_layout: Annotated[
+        str, typer.Option(help="how sampler and learner share the GPU: auto, side_by_side, free_cache or offload")
+    ] = "auto",
+    row_tokens: Annotated[
+        int | None, typer.Option(min=64, help="most tokens per row, `row_tokens` of the train config")
+    ] = None,
+    max_batch: Annotated[int | None, typer.Option(help="calls decoded in one batch")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="longest prompt plus completion, in tokens")] = None,
+    max_lora_rank: Annotated[int, typer.Option(help="largest rank of a LoRA adapter")] = 16,
+    load_in_4bit: Annotated[bool, typer.Option("--load-in-4bit", help="the learner holds the base in 4 bits")] = False,
 ) -> None:
-    """Show what is here, what is missing for which part, and the command that installs it; exit code 1 where the engine
-    cannot run. With --model, what it takes of a GPU; with --card nothing else, and exit code 1 where it does not fit."""
+    """Check this machine, and name a fix for each fault.
+
+    Checks hardware, packages, engine, server and services. With --model, also plan the GPU memory of that base. With
+    --card, show only that plan. Exits with code 1 if the engine cannot run, or if the base does not fit on the card."""
     options = EngineOptions.parse(engine=engine, loader=loader)
     planned: list[Planned] = []
     if model is not None or card is not None:

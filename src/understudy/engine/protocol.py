@@ -35,7 +35,8 @@ TOO_LONG = "context_length_exceeded"
 UNKNOWN_LOGPROB = -9999.0
 """vLLM's word for a logprob that JSON cannot hold, also the embedded engine's; none that is known is so small."""
 LEARNER_MODULE = "understudy.engine.learner"
-"""python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]"""
+"""python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]
+[--offload] [--row-limit N]"""
 
 MERGE_MODULE = "understudy.engine.learner.merge"
 """python -m MERGE_MODULE --base DIR --adapter DIR --output DIR: one merge, where no learner runs."""
@@ -136,12 +137,12 @@ EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
 @dataclass(frozen=True)
 class Sample:
-    """One sampled completion: one row of the reference layout.
+    """One sampled completion: a choice of a recorded call. The learner calls it a call; most have one choice.
 
     prompt_ids int32 [P]; completion_ids int32 [C]; logprobs float32 [C], NaN where the engine gave none.
     `constrained` says why recorded logprobs are unusable, else None. `weight` scales the advantage of its tokens; 0
     leaves it out of training. `earned_before`: how many of its trajectory's `call_rewards` belong to earlier calls.
-    `offset`: in a batch, sampled token j is target number `offset + j` of the step.
+    `offset`: in a TrainBatch, sampled token j is target number `offset + j` of the step.
     """
 
     call_id: str

@@ -1,7 +1,7 @@
-"""The token tree: all calls of a step as one prefix forest in depth-first order. Pure numpy.
+"""The token tree: all calls of a step as one forest of shared prefixes, in depth-first order. Pure numpy.
 
-Token q sees token k iff k <= q < subtree_end[k]. Every sampled token is one *target* per call that sampled it, however
-many calls share its node.
+Token q sees token k iff k <= q < subtree_end[k]. A sampled token is a *target* once per call that sampled it, even if
+several calls share its node.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ Ints = NDArray[np.int64]
 class Segments:
     """Maximal unbranched runs of a forest of T tokens, in depth-first order; all arrays int64 [S].
 
-    Run s holds tokens start[s]..end[s]-1, its subtree ends at subtree_end[s], `parent` is the run before it (-1: a root),
-    `depth` the position of its first token.
-    """
+    Run s holds the tokens start[s]..end[s]-1. Its subtree ends before token subtree_end[s]. `parent` is the number of
+    the run above it (-1: a root), `depth` the position of its first token."""
 
     start: Ints
     end: Ints
@@ -38,29 +37,49 @@ class Segments:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def positions(self) -> Ints:
+        """Every token's depth, int64 [T]."""
+        return np.arange(int(self.end[-1])) + np.repeat(self.depth - self.start, self.end - self.start)
+
 
 @dataclass(frozen=True)
 class TokenTree:
-    """A prefix forest in depth-first order.
+    """A forest of T tokens in depth-first order, and its N targets in order of their numbers. All arrays are int64.
 
-    token_ids, positions (depth), parents (-1: a root), subtree_end: int64 [T]. Target i of N: target_node holds its
-    token, target_predictor the token whose logits predict it, target_id its number in the step; sorted by target_id.
+    Turn 1 sampled (3, 4) after the prompt (1, 2). Turn 2 continues it: its prompt is (1, 2, 3, 4, 5), and it sampled
+    (6). Another rollout sampled (7) after the same prompt (1, 2). The forest stores the shared tokens once:
+
+    >>> from understudy.engine.protocol import Sample
+    >>> def sample(prompt, completion):
+    ...     return Sample.bare(np.array(prompt, np.int32), np.array(completion, np.int32))
+    >>> calls = numbered([sample([1, 2], [3, 4]), sample([1, 2, 3, 4, 5], [6]), sample([1, 2], [7])])
+    >>> tree = build_tree(calls)
+    >>> tree.token_ids.tolist(), tree.parents.tolist()
+    ([1, 2, 3, 4, 5, 6, 7], [-1, 0, 1, 2, 3, 4, 1])
+    >>> tree.subtree_end.tolist()  # token 7 sees 1, 2 and itself
+    [7, 7, 6, 6, 6, 6, 7]
+
+    Targets are 3 and 4 (call 0), 6 (call 1) and 7 (call 2). Token 5 was not sampled, so it is no target:
+
+    >>> tree.token_ids[tree.target_node].tolist(), tree.token_ids[tree.target_predictor].tolist()
+    ([3, 4, 6, 7], [2, 3, 5, 2])
     """
 
-    token_ids: Ints
-    positions: Ints
-    parents: Ints
-    subtree_end: Ints
-    target_node: Ints
-    target_predictor: Ints
-    target_id: Ints
+    token_ids: Ints  # [T]
+    positions: Ints  # [T], depth; 0 at a root
+    parents: Ints  # [T], -1 at a root
+    subtree_end: Ints  # [T], the first token after the subtree
+    target_node: Ints  # [N], the node of the target's token
+    target_predictor: Ints  # [N], the node whose logits predict it
+    target_id: Ints  # [N], its number in the step
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     @property
     def leaves(self) -> Ints:
-        """Tokens without a child, ascending."""
+        """Tokens without children, ascending, int64."""
         return np.flatnonzero(self.subtree_end == np.arange(len(self)) + 1)
 
     def segments(self) -> Segments:
@@ -69,14 +88,15 @@ class TokenTree:
 
 
 def numbered(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """The samples with their offsets: targets are numbered 0..N-1 in the order of the samples."""
+    """Copies of the samples with `offset` set, so that their targets are numbered 0..N-1 in order."""
     lengths = np.array([len(sample.completion_ids) for sample in samples], np.int64)
     starts = (np.cumsum(lengths) - lengths).tolist()
     return tuple(replace(sample, offset=start) for sample, start in zip(samples, starts, strict=True))
 
 
 def build_tree(samples: Sequence[Sample]) -> TokenTree:
-    """The forest of all samples; the same for every order of them. Raises ConfigError for an empty prompt."""
+    """Merge the calls of a step into one forest; see `TokenTree` for an example. The order of `samples` does not matter.
+    Raises ConfigError for an empty prompt."""
     order = sorted(range(len(samples)), key=lambda i: _sort_key(samples[i]))
     tokens, parents, positions = _Growing(), _Growing(), _Growing()
     size = max((sample.length for sample in samples), default=0)
@@ -120,7 +140,7 @@ def build_tree(samples: Sequence[Sample]) -> TokenTree:
 
 
 def segments(parents: Ints, positions: Ints, subtree_end: Ints) -> Segments:
-    """The maximal unbranched runs of a forest given by int64 arrays [T] in depth-first order."""
+    """The maximal unbranched runs of a forest. Arguments: int64 [T] in depth-first order."""
     count = len(parents)
     children = np.bincount(parents[parents >= 0], minlength=count) if count else np.zeros(0, np.int64)
     index = np.arange(count)
@@ -139,15 +159,15 @@ def segments(parents: Ints, positions: Ints, subtree_end: Ints) -> Segments:
 
 
 def common_prefix(a: NDArray[np.integer], b: NDArray[np.integer]) -> int:
-    """How many first tokens two sequences share."""
+    """The length of the longest common prefix of two sequences."""
     size = min(len(a), len(b))
     differs = np.flatnonzero(a[:size] != b[:size])
     return int(differs[0]) if len(differs) else size
 
 
 def left_at(earlier: Sample, prompt_ids: NDArray[np.integer]) -> int | None:
-    """Where a later prompt leaves the earlier call's prompt + completion: the index of the first token that differs or is
-    missing; None when the prompt goes on from the whole of it."""
+    """The first index at which a later prompt differs from the earlier call's prompt + completion, or ends before it.
+    None: the prompt begins with the whole of it."""
     sequence = np.concatenate([earlier.prompt_ids, earlier.completion_ids])
     shared = common_prefix(sequence, prompt_ids)
     return None if shared == len(sequence) else shared
@@ -160,7 +180,7 @@ def _sort_key(sample: Sample) -> tuple[bytes, int, int]:
 
 
 class _Growing:
-    """An int64 array that grows by pieces."""
+    """Collects arrays that are concatenated at the end."""
 
     def __init__(self) -> None:
         self._pieces: list[Ints] = []

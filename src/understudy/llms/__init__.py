@@ -1,5 +1,7 @@
-"""Other LLMs (judges, generators, comparison models) behind one seam. Importing it loads nothing; the first question
-imports litellm (extra `judge`)."""
+"""Client for other LLMs: judges, scenario writers, comparison models.
+
+Importing this package loads nothing. The first question imports litellm (extra `judge`).
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

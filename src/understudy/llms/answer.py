@@ -1,4 +1,4 @@
-"""What another LLM answered, and what that took."""
+"""Answers of other LLMs, with their tokens and cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 class Tokens(NamedTuple):
-    """Tokens of an answer's requests."""
+    """Prompt and completion tokens, summed over an answer's requests."""
 
     prompt: int
     completion: int
@@ -20,9 +20,12 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer(Generic[Value]):
-    """`value` is validated; `text` is what the model wrote. `tokens` and `cost` (USD) are those of all requests that it took
-    to get the answer; None: the provider did not tell, or the price is unknown. An answer from the cache costs 0 and
-    has the tokens that it took then. `repairs` counts what was wrong with the JSON: text mended, and a question repeated."""
+    """A validated answer; `text` is what the model wrote.
+
+    `tokens` and `cost` (USD) are sums over all requests of the question; None if the provider did not report them, or the
+    price is unknown. A cached answer costs 0 and has its original tokens. `repairs` counts repaired JSON and repeated
+    questions.
+    """
 
     value: Value
     text: str
@@ -35,8 +38,11 @@ class Answer(Generic[Value]):
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """`choices` are as OpenAI's API has them. `tokens` and `cost` (USD) are None where the provider does not tell, or the
-    price is unknown. `seconds` is the time of the request that was answered, without waiting and retries."""
+    """A chat completion. `choices` are in OpenAI's format.
+
+    `tokens` and `cost` (USD) are None if the provider did not report them, or the price is unknown. `seconds` is the time of
+    the successful request, without waiting and retries.
+    """
 
     choices: tuple[Json, ...]
     tokens: Tokens | None

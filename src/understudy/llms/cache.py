@@ -1,4 +1,4 @@
-"""Answers kept on disk, by the content of their question. SQLite in WAL: safe for several processes, and after a kill."""
+"""A disk cache of answers by the content of their question. SQLite in WAL mode: safe for several processes and a kill."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .redaction import redact
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes may ask the same at the same time, and both keep their answer
+except ImportError:  # Windows: two processes may ask the same question at the same time
     fcntl = None
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL, created TEXT NOT NULL)"
 BUSY = 30.0
 """Seconds to wait for another process's write."""
 LOCK_PAUSE = 0.05
-"""Seconds between looks at a question that another process is asking."""
+"""Seconds between checks for a question that another process is asking."""
 
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """What is kept of a good answer."""
+    """The stored form of a successful answer."""
 
     text: str
     tokens: Tokens | None
@@ -46,13 +46,13 @@ class StoredAnswer:
 
 
 def question_key(question: Mapping[str, Any]) -> str:
-    """SHA-256 of a question as canonical JSON: the file holds no prompt."""
+    """SHA-256 of a question as canonical JSON, so that the file contains no prompts."""
     canonical = json.dumps(question, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class AnswerCache:
-    """One file of answers; get it by `answer_cache(path)`. Raises StoreError for a file that cannot be used."""
+    """One file of answers. Create it with `answer_cache(path)`. Raises StoreError for a file that cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -70,46 +70,47 @@ class AnswerCache:
             database.execute(SCHEMA)
 
     async def get(self, key: str) -> StoredAnswer | None:
-        """The answer that is kept for a question."""
+        """The stored answer for a question; None if there is none. Raises StoreError."""
         return await asyncio.to_thread(self._get, key)
 
     async def put(self, key: str, answer: StoredAnswer) -> None:
-        """Keep an answer, in place of an older one, unless it shows a key. A failure is logged: the answer was paid for and is
-        used."""
+        """Store an answer, unless it contains a secret. A failure is only logged, since the answer can still be used."""
         if redact(answer.text) != answer.text:
-            log.warning("an answer that shows a key is not kept in the cache")
+            logger.warning("an answer that contains a key is not stored in the cache")
             return
         try:
             await asyncio.to_thread(self._put, key, answer)
         except StoreError as error:
-            log.warning("an answer was not kept: %s", error)
+            logger.warning("an answer was not stored in the cache: %s", error)
 
     @asynccontextmanager
     async def asking(self, key: str) -> AsyncGenerator[None]:
-        """Be the only one who asks this question, in this event loop and among processes. Whoever waits looks into the cache
-        first. The lock of a process that dies is released by the system."""
+        """Hold the lock of a question, in this event loop and among processes.
+
+        A caller that waited should look into the cache first. The system releases the lock of a process that dies.
+        """
         local = self._asking.setdefault((id(asyncio.get_running_loop()), key), asyncio.Lock())
         async with local:
-            place = int(key[:15], 16)
-            while not self._take(place):
+            offset = int(key[:15], 16)
+            while not self._take(offset):
                 await asyncio.sleep(LOCK_PAUSE)
             try:
                 yield
             finally:
-                self._release(place)
+                self._release(offset)
 
-    def _take(self, place: int) -> bool:
+    def _take(self, offset: int) -> bool:
         if fcntl is None:
             return True
         try:
-            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
         except OSError:
             return False
         return True
 
-    def _release(self, place: int) -> None:
+    def _release(self, offset: int) -> None:
         if fcntl is not None:
-            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, place)
+            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, offset)
 
     def _get(self, key: str) -> StoredAnswer | None:
         with self._database() as database:
@@ -132,7 +133,7 @@ class AnswerCache:
 
     @contextmanager
     def _database(self) -> Generator[sqlite3.Connection]:
-        """A connection for one transaction: it may be used from any thread, and after a fork."""
+        """A connection for one transaction, which makes the cache usable from any thread and after a fork."""
         try:
             with closing(sqlite3.connect(self._path, timeout=BUSY)) as database, database:
                 yield database
@@ -148,5 +149,5 @@ def _cache_of(path: Path, process: int) -> AnswerCache:
 
 
 def answer_cache(path: Path) -> AnswerCache:
-    """The cache of a file, one for the process: closing a second descriptor of its locks would release them all."""
+    """The cache of a file; one object per process, since closing a second descriptor would release all its locks."""
     return _cache_of(path.expanduser().absolute(), os.getpid())

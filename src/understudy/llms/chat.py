@@ -1,4 +1,4 @@
-"""A whole chat completion of another LLM, with its tools, for an app that runs on it."""
+"""Chat completions of another LLM, with tools, for an app that runs on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .question import Question
 if TYPE_CHECKING:
     from understudy.types import Json, Message
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 CHAT_FIELDS = frozenset(
     {
@@ -40,21 +40,24 @@ CHAT_FIELDS = frozenset(
         "top_p",
     }
 )
-"""Fields of OpenAI's chat completions that are passed on; streams are read whole."""
+"""Fields of OpenAI's chat completions that are passed on. Streaming is not."""
 
 _fixed_temperature: set[tuple[str, str]] = set()
-"""(endpoint, model) that rejected a temperature: they are asked without one from then on."""
+"""(endpoint, model) pairs that rejected a temperature; later requests leave it out."""
 
 
 async def ask_chat(
     options: LlmOptions, messages: Sequence[Message], fields: Mapping[str, Json], purpose: str
 ) -> ChatAnswer:
-    """One completion with the fields of a request; parameters of `options` go before them. A model that takes no
-    temperature is asked without, which is logged once. Raises LlmError, BudgetExceeded, ConfigError."""
-    place = (options.endpoint, options.model)
+    """Request one completion. Parameters of `options` override `fields`.
+
+    If the model rejects the temperature, the request is repeated without it, which is logged once. Raises LlmError,
+    BudgetExceeded, ConfigError.
+    """
+    endpoint_model = (options.endpoint, options.model)
     sent = {name: value for name, value in fields.items() if name in CHAT_FIELDS and value is not None}
     sent |= options.litellm_parameters
-    if place in _fixed_temperature:
+    if endpoint_model in _fixed_temperature:
         sent.pop("temperature", None)
     try:
         return await Question(_with(options, sent), purpose, of_chat_response).chat(messages)
@@ -62,11 +65,11 @@ async def ask_chat(
         if "temperature" not in sent or not _rejects_temperature(str(error)):
             raise
         reason = str(error)
-    if place not in _fixed_temperature:
-        log.warning(
+    if endpoint_model not in _fixed_temperature:
+        logger.warning(
             "%s takes no temperature=%s: it is asked at its own (%s)", options.model, sent["temperature"], reason
         )
-    _fixed_temperature.add(place)
+    _fixed_temperature.add(endpoint_model)
     del sent["temperature"]
     return await Question(_with(options, sent), purpose, of_chat_response).chat(messages)
 

@@ -1,4 +1,4 @@
-"""JSON from models: asked for by schema or in words, read strictly first, mended only where nothing is lost."""
+"""JSON from LLMs: requested by schema or in the prompt, parsed strictly first, repaired only if nothing is lost."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
 def response_format(schema: type[BaseModel]) -> dict[str, Any]:
-    """The schema as a plain dict: a pydantic class would be rewritten so that every field is required. Strict, where the
-    schema is one that OpenAI's strict mode takes."""
+    """The `response_format` for a schema, strict if OpenAI's strict mode supports the schema.
+
+    It is a plain dict, since litellm rewrites a pydantic class so that every field is required.
+    """
     plain = schema.model_json_schema()
     named = {"name": re.sub(r"\W", "_", schema.__name__)[:64], "schema": plain}
     return {"type": "json_schema", "json_schema": named | ({"strict": True} if _is_strict(plain) else {})}
@@ -42,7 +44,7 @@ def _is_strict(schema: object) -> bool:
 
 
 def with_schema(messages: Messages, schema: type[BaseModel]) -> list[Mapping[str, Any]]:
-    """The messages with the schema in words, in the system message."""
+    """The messages with the schema written into the system message."""
     text = f"Answer with one JSON value and nothing else. It must fit this JSON schema:\n{_schema_text(schema)}"
     first, *rest = messages
     if first.get("role") != "system":
@@ -54,7 +56,7 @@ def with_schema(messages: Messages, schema: type[BaseModel]) -> list[Mapping[str
 
 
 def with_fault(messages: Messages, text: str, fault: str, schema: type[BaseModel]) -> list[Mapping[str, Any]]:
-    """The messages, the answer, and what is wrong with it."""
+    """The messages, followed by the invalid answer and what is wrong with it."""
     question = (
         f"This answer cannot be used: {fault}\nAnswer again, completely, with one JSON value and nothing else. It must fit this "
         f"JSON schema:\n{_schema_text(schema)}"
@@ -67,8 +69,10 @@ def _schema_text(schema: type[BaseModel]) -> str:
 
 
 def read(text: str, schema: type[Model]) -> tuple[Model, int]:
-    """The value in a complete answer, and how often the text had to be mended (0 or 1). Raises ValueError that says what is
-    wrong, MissingExtraError without json_repair."""
+    """Parse an answer; returns the value and the number of repairs (0 or 1).
+
+    Raises ValueError that says what is wrong, MissingExtraError without json_repair.
+    """
     bare = _THOUGHT.sub("", text).strip()
     fenced = _FENCE.match(bare)
     candidates: list[str] = [bare, *([str(fenced[1]).strip()] if fenced else [])]
@@ -81,7 +85,7 @@ def read(text: str, schema: type[Model]) -> tuple[Model, int]:
 
 
 def _in_prose(text: str, schema: type[Model]) -> Model:
-    """The one object in other text. Several that fit are refused: which of them is meant is not known."""
+    """The only JSON object in other text. Raises ValueError if several fit the schema."""
     values, broken = _objects(text)
     fitting: list[Model] = []
     faults: list[str] = []
@@ -100,7 +104,7 @@ def _in_prose(text: str, schema: type[Model]) -> Model:
 
 
 def _objects(text: str) -> tuple[list[object], bool]:
-    """The JSON objects in a text, in order, up to one that is not valid; and whether there is such a one."""
+    """The JSON objects in a text up to the first invalid one, and whether there is an invalid one."""
     decoder = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
     values: list[object] = []
     position = text.find("{")
@@ -115,8 +119,11 @@ def _objects(text: str) -> tuple[list[object], bool]:
 
 
 def _repaired(text: str) -> object:
-    """json_repair's reading of the one object in a text. It completes what was cut off; that shows when more text after it
-    becomes a part of it, and is refused."""
+    """Repair the JSON object in a text with json_repair. Raises ValueError for an incomplete object.
+
+    json_repair completes a truncated object. The check appends text: if that becomes part of the value, the object was not
+    complete.
+    """
     begin, end = text.find("{"), text.rfind("}")
     if begin < 0 or end < begin:
         raise ValueError("there is no JSON object in it")

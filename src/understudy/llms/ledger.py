@@ -1,4 +1,4 @@
-"""What other LLMs cost, by purpose, and the limit on it."""
+"""Counts the requests, tokens and cost of other LLMs by purpose, and enforces budgets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from understudy.errors import BudgetExceeded, ConfigError
 
 @dataclass(frozen=True)
 class SpendingTotals:
-    """Sums over questions of one purpose. `cost` (USD) has the requests whose price is known, `unpriced` counts the others;
-    `uncounted` are the answers whose tokens the provider did not tell."""
+    """Sums over the questions of one purpose.
+
+    `cost` (USD) covers the requests with a known price; `unpriced` counts the others. `uncounted` counts answers without
+    reported tokens.
+    """
 
     questions: int = 0
     requests: int = 0
     cached: int = 0  # questions answered from the cache
     failed: int = 0  # questions without a usable answer
-    repairs: int = 0  # answers mended, or asked for again
+    repairs: int = 0  # answers repaired or requested again
     prompt_tokens: int = 0
     completion_tokens: int = 0
     uncounted: int = 0
@@ -36,8 +39,8 @@ class SpendingTotals:
         return SpendingTotals(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
     def metrics(self, purpose: str) -> dict[str, float]:
-        """`costs/judge` and the like. Where a price is unknown there is no cost of 0, but the count of those requests."""
-        found = {
+        """The totals as metrics such as `costs/judge`. Without any known price there is no cost metric, only `unpriced`."""
+        metrics = {
             f"tokens/{purpose}/prompt": float(self.prompt_tokens),
             f"tokens/{purpose}/completion": float(self.completion_tokens),
             f"llms/{purpose}/questions": float(self.questions),
@@ -47,15 +50,15 @@ class SpendingTotals:
             f"llms/{purpose}/repairs": float(self.repairs),
         }
         if self.unpriced:
-            found[f"llms/{purpose}/unpriced"] = float(self.unpriced)
+            metrics[f"llms/{purpose}/unpriced"] = float(self.unpriced)
         if self.cost or not self.unpriced:
-            found[f"costs/{purpose}"] = self.cost
+            metrics[f"costs/{purpose}"] = self.cost
         if self.uncounted:
-            found[f"llms/{purpose}/uncounted"] = float(self.uncounted)
-        return found
+            metrics[f"llms/{purpose}/uncounted"] = float(self.uncounted)
+        return metrics
 
     def line(self, purpose: str) -> str:
-        """`judge: 12 questions (3 from the cache), 9 requests, 8,123 + 456 tokens, 0.0214 USD`."""
+        """A line such as `judge: 12 questions (3 from the cache), 9 requests, 8,123 + 456 tokens, 0.0214 USD`."""
         cached = f" ({self.cached} from the cache)" if self.cached else ""
         failed = f", {self.failed} without a usable answer" if self.failed else ""
         unpriced = f"{_counted(self.unpriced, 'request')} of unknown price" if self.unpriced else ""
@@ -71,31 +74,31 @@ def _counted(count: int, noun: str) -> str:
 
 
 class Reservation:
-    """A request in flight: the estimate of its cost, until the cost is known."""
+    """A request in flight, with the estimate of its cost in USD until the cost is known."""
 
     def __init__(self, estimate: float) -> None:
         self.estimate = estimate
         self.cost = 0.0
 
     def charge(self, cost: float | None) -> None:
-        """What the request cost; None, unknown, counts as the estimate."""
+        """Set the cost of the request in USD; None (unknown) counts as the estimate."""
         self.cost = self.estimate if cost is None else cost
 
 
 class Spending:
-    """The ledger of a `budget` block, or of the process. What is counted in a block is counted in those around it too."""
+    """The totals of a `budget` block, or of the process. Enclosing blocks count everything too."""
 
     def __init__(self, max_cost: float | None = None, around: Spending | None = None) -> None:
         self.max_cost = max_cost
         self._around = around
         self._lock = threading.Lock()
         self._purposes: dict[str, SpendingTotals] = {}
-        self._spent = 0.0  # towards `max_cost`: also estimates of what the provider did not tell
+        self._spent = 0.0  # compared with `max_cost`; includes estimates for requests of unknown cost
         self._in_flight: set[Reservation] = set()
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     def by_purpose(self) -> dict[str, SpendingTotals]:
-        """The totals until now; purposes in the order of their first question."""
+        """The totals so far; purposes in the order of their first question."""
         with self._lock:
             return dict(self._purposes)
 
@@ -105,12 +108,12 @@ class Spending:
         return sum(self.by_purpose().values(), SpendingTotals())
 
     def metrics(self, since: dict[str, SpendingTotals] | None = None) -> dict[str, float]:
-        """The metrics of each purpose that had a question, since an earlier `by_purpose()`."""
-        found: dict[str, float] = {}
+        """The metrics of every purpose with questions, since an earlier `by_purpose()`."""
+        metrics: dict[str, float] = {}
         for purpose, totals in self.by_purpose().items():
             gained = totals - (since or {}).get(purpose, SpendingTotals())
-            found |= gained.metrics(purpose) if gained != SpendingTotals() else {}
-        return found
+            metrics |= gained.metrics(purpose) if gained != SpendingTotals() else {}
+        return metrics
 
     def lines(self) -> list[str]:
         """One line per purpose, for people."""
@@ -118,7 +121,7 @@ class Spending:
 
     @property
     def limited(self) -> bool:
-        """Whether this block, or one around it, has a `max_cost`."""
+        """Whether this block or an enclosing one has a `max_cost`."""
         return self.max_cost is not None or (self._around is not None and self._around.limited)
 
     def record(self, purpose: str, totals: SpendingTotals) -> None:
@@ -130,10 +133,12 @@ class Spending:
 
     @asynccontextmanager
     async def reserved(self, estimate: float) -> AsyncGenerator[Reservation]:
-        """A request whose cost is probably at most `estimate` (USD). Waits while requests in flight may spend the rest; raises
-        BudgetExceeded when it is spent. So at most one request goes past `max_cost`, where estimates hold."""
+        """Reserve `estimate` (USD) for a request. Waits while requests in flight may spend the rest of the budget.
+
+        Raises BudgetExceeded when the budget is spent. If estimates hold, at most one request exceeds `max_cost`.
+        """
         request = Reservation(estimate)
-        blocks = [each for each in self._outwards() if each.max_cost is not None]
+        blocks = [spending_block for spending_block in self._outwards() if spending_block.max_cost is not None]
         held: list[Spending] = []
         try:
             for block in blocks:
@@ -184,14 +189,16 @@ _CURRENT: ContextVar[Spending] = ContextVar("understudy_llm_spending", default=_
 
 
 def spending() -> Spending:
-    """The ledger of the innermost `budget` block around this, else that of the process."""
+    """The Spending of the innermost `budget` block, else that of the process."""
     return _CURRENT.get()
 
 
 @contextmanager
 def budget(max_cost: float | None = None) -> Generator[Spending]:
-    """Count what is asked inside the block, and in tasks begun there, and spend about `max_cost` (USD) at most; None: no
-    limit. Raises ConfigError for an amount that is none."""
+    """Count the questions inside the block, also in tasks started there, and spend at most about `max_cost` USD.
+
+    None means no limit. Questions beyond it raise BudgetExceeded. Raises ConfigError for an invalid amount.
+    """
     if max_cost is not None:
         check_max_cost(max_cost)
     block = Spending(max_cost, _CURRENT.get())
@@ -203,6 +210,6 @@ def budget(max_cost: float | None = None) -> Generator[Spending]:
 
 
 def check_max_cost(value: object) -> None:
-    """Raise ConfigError for what is no amount of money."""
+    """Raise ConfigError unless the value is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
         raise ConfigError(f"max_cost: USD above 0 are needed, or None for no limit, got {value!r}")

@@ -1,4 +1,4 @@
-"""Another LLM, as one object that is asked questions."""
+"""`Llm`: a client of one other LLM."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ Model = TypeVar("Model", bound=BaseModel)
 Messages = Sequence[Mapping[str, Any]]
 
 KEY_VERSION = 1
-"""Part of every key of the cache: raised when the same question would be sent differently."""
+"""Part of every cache key; increased when the same question is sent differently."""
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Llm:
-    """`Llm("openai/o3")`, `Llm("hosted_vllm/name", api_base="http://gpu-box:8000/v1")`; options are those of `LlmOptions`, and
-    all else is a parameter of litellm, such as temperature. Raises ConfigError."""
+    """A client of another LLM: `Llm("openai/o3")`, `Llm("hosted_vllm/name", api_base="http://gpu-box:8000/v1")`.
+
+    Options are those of `LlmOptions`. Any other option is a parameter of litellm, such as temperature. Raises ConfigError.
+    """
 
     def __init__(self, model: str, **options: Any) -> None:
         self.options = LlmOptions.of(model, options)
@@ -53,34 +55,39 @@ class Llm:
         check: Callable[[Model], None] | None = None,
         sample: int = 0,
     ) -> Answer[Model]:
-        """The answer as a `schema`. `check` raises ValueError for what it may not say. An answer that does not fit is asked
-        for once more, with the reason. `sample` tells equal questions apart: each number has its own answer in the cache.
-        Raises LlmError, BudgetExceeded, ConfigError for what is set up wrong, MissingExtraError without litellm."""
+        """Ask for an answer that matches `schema`.
+
+        `check` raises ValueError for an unacceptable value. An invalid answer is requested once more, with the reason.
+        `sample` distinguishes equal questions: every number has its own cached answer. Raises LlmError, BudgetExceeded,
+        ConfigError for wrong settings, MissingExtraError without litellm.
+        """
 
         def reader(text: str) -> tuple[Model, int]:
-            value, mended = read(text, schema)
+            value, repairs = read(text, schema)
             if check is not None:
                 check(value)
-            return value, mended
+            return value, repairs
 
         return await self._answer(messages, reader, schema, purpose, sample)
 
     async def ask_text(self, messages: Messages, purpose: str = "judge", sample: int = 0) -> Answer[str]:
-        """The answer as text; raises as `ask` does."""
+        """Ask for an answer as text. Raises as `ask`."""
         return await self._answer(messages, lambda text: (text, 0), None, purpose, sample)
 
     async def chat(
         self, messages: Messages, fields: Mapping[str, Any] | None = None, purpose: str = "chat"
     ) -> ChatAnswer:
-        """A chat completion as an app asks for one: `fields` are those of OpenAI's API, such as tools. Nothing is cached, and
-        what the model answers is not judged. Raises LlmError, BudgetExceeded, ConfigError, MissingExtraError."""
+        """Request a chat completion. `fields` are those of OpenAI's API, such as tools. The answer is not cached or checked.
+
+        Raises LlmError, BudgetExceeded, ConfigError, MissingExtraError.
+        """
         self._protect_keys()
         return await ask_chat(self.options, _plain(messages), fields or {}, purpose)
 
     async def _answer(
         self, messages: Messages, reader: Reader[Value], schema: type[BaseModel] | None, purpose: str, sample: int
     ) -> Answer[Value]:
-        """From the cache, else asked, by one of those who ask the same at the same time."""
+        """Answer from the cache, else ask. Of concurrent equal questions only one is sent."""
         options, plain = self.options, _plain(messages)
         self._protect_keys()
         if options.cache is None:
@@ -121,7 +128,7 @@ class Llm:
 
 
 async def _kept(cache: AnswerCache, key: str, reader: Reader[Value], purpose: str) -> Answer[Value] | None:
-    """The answer that is kept, where it still is one: `check` may have changed."""
+    """The cached answer, if it is still valid: the caller's `check` may have changed."""
     stored = await cache.get(key)
     if stored is None:
         return None
@@ -134,7 +141,7 @@ async def _kept(cache: AnswerCache, key: str, reader: Reader[Value], purpose: st
 
 
 def _plain(messages: Messages) -> list[dict[str, Any]]:
-    """The messages as they are sent. A lone surrogate, which UTF-8 has no bytes for, becomes U+FFFD."""
+    """The messages as plain JSON values. Lone surrogates, which UTF-8 cannot encode, become U+FFFD. Raises ConfigError."""
     try:
         text = json.dumps([dict(message) for message in messages], ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:

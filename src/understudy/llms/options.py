@@ -1,4 +1,4 @@
-"""The options of an `Llm`, each once."""
+"""The options of an `Llm`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Price(Options):
 
 
 class LlmOptions(Options):
-    """Which LLM, and how it is asked."""
+    """The model, its endpoint, and the limits of requests."""
 
     model: str = Field(min_length=1, description="a model as litellm names it, such as openai/o3 or hosted_vllm/name")
     api_base: str | None = Field(
@@ -53,24 +53,24 @@ class LlmOptions(Options):
 
     @classmethod
     def of(cls, model: str, options: dict[str, Any]) -> LlmOptions:
-        """The options by name; what is none of ours is a parameter of litellm, such as temperature. Raises ConfigError."""
+        """Build options by name. Any other name is a parameter of litellm, such as temperature. Raises ConfigError."""
         own = set(cls.model_fields) - {"model", "parameters"}
         parameters = {name: value for name, value in options.items() if name not in own}
         for name in parameters:
             _check_parameter(name, own)
-        given = {name: value for name, value in options.items() if name in own}
-        return cls.parse(model=model, parameters=_canonical(parameters), **given)
+        known = {name: value for name, value in options.items() if name in own}
+        return cls.parse(model=model, parameters=_canonical(parameters), **known)
 
     @property
     def endpoint(self) -> str:
-        """Where requests go: the URL, also one of the environment's, else the provider."""
+        """The endpoint of requests: `api_base`, else the URL in the environment, else the provider's name."""
         provider = self.model.partition("/")[0] if "/" in self.model else "openai"
         names = (f"{provider.upper()}_API_BASE", f"{provider.upper()}_BASE_URL")
         return self.api_base or next((os.environ[name] for name in names if os.environ.get(name)), provider)
 
     @property
     def litellm_parameters(self) -> dict[str, Any]:
-        """A fresh copy of `parameters`."""
+        """`parameters` as a new dict."""
         return cast(dict[str, Any], json.loads(self.parameters))
 
 
@@ -90,11 +90,11 @@ ELSEWHERE = {
     "stream": "nothing: answers are read whole",
     "fallbacks": "an Llm for each model",
     "drop_params": "only parameters that the model takes",
-    "mock_response": "understudy.llms.testing",
+    "mock_response": "understudy.testing",
     "input_cost_per_token": "prices=",
     "output_cost_per_token": "prices=",
 }
-"""Parameters of litellm that are not passed on, and what says the same here."""
+"""Parameters of litellm that are not passed on, with the replacement."""
 
 
 def _check_parameter(name: str, own: set[str]) -> None:

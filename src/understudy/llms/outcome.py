@@ -1,5 +1,8 @@
-"""What became of one request, as one small type: litellm raises nothing for empty, refused, filtered and cut answers, and has
-one class for a rate limit and an empty account."""
+"""Classifies the result of one request.
+
+litellm raises no exception for empty, refused, filtered and truncated answers, and has one class for a rate limit and an
+exhausted account.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,23 @@ if TYPE_CHECKING:
 
 EMPTY_ACCOUNT = ("insufficient_quota", "credit balance", "payment required")
 PERHAPS_EMPTY = ("exceeded your current quota", "billing")
-"""Some providers say so of a limit per minute too, and then when to come back."""
+"""Some providers also use these words for a limit per minute, and then say when to retry."""
 NO_KEY = re.compile(r"missing credentials|missing [\w ]*api[ _]key|api_key client option must be set")
-"""litellm's own words, mostly with status 500."""
+"""litellm's messages for a missing key, mostly with status 500."""
 SCHEMA_WORDS = ("response_format", "json_schema", "response_schema", "structured output", "grammar", "guided")
 PASSING_STATUS = (408, 409, 425, 429)
 NATIVE_FILTERS = ("safety", "content_filter", "recitation", "blocklist", "prohibited", "spii", "refusal")
-"""Reasons to end that litellm shows as `stop`."""
+"""Providers' finish reasons that litellm maps to `stop`."""
 LONGEST_MESSAGE = 600
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`ok` with the text, or why there is none. `answered`: the provider did, at a cost. `passing`: the same request may do
-    better later, after `retry_after` seconds where the provider says so."""
+    """The result of one request: `ok` with the text, or the kind of failure.
+
+    `answered` means that the provider answered, which may cost. `passing` means that a retry may succeed, after
+    `retry_after` seconds if the provider said so.
+    """
 
     kind: Literal["ok"] | LlmErrorKind
     text: str = ""
@@ -51,7 +57,7 @@ class Outcome:
 
 
 def of_response(response: Any, tokens: Tokens | None, cost: float | None) -> Outcome:
-    """The outcome of an answer that litellm took for good."""
+    """Classify a response that litellm accepted."""
     served = str(response.model) if response.model else None
 
     def ended(kind: Literal["ok"] | LlmErrorKind, message: str = "", text: str = "") -> Outcome:
@@ -78,7 +84,7 @@ def of_response(response: Any, tokens: Tokens | None, cost: float | None) -> Out
 
 
 def of_chat_response(response: Any, tokens: Tokens | None, cost: float | None) -> Outcome:
-    """The outcome of an answer that an app will read: also one that is cut, refused, or has tool calls and no text."""
+    """Classify a response for an app. Truncated answers, refusals and tool calls without text are `ok` too."""
     served = str(response.model) if response.model else None
     if not response.choices:
         return Outcome("empty", message="the answer has no choices", tokens=tokens, cost=cost, answered=True)
@@ -87,7 +93,7 @@ def of_chat_response(response: Any, tokens: Tokens | None, cost: float | None) -
 
 
 def _chat_choice(index: int, choice: Any) -> Json:
-    """A choice without litellm's own fields; a refusal is where OpenAI's API has it."""
+    """A choice in OpenAI's format, without litellm's own fields."""
     message: dict[str, Any] = choice.message.model_dump(exclude_none=True)
     extra: Mapping[str, Any] = message.pop("provider_specific_fields", None) or {}
     if extra.get("refusal"):
@@ -103,7 +109,7 @@ def _chat_choice(index: int, choice: Any) -> Json:
 
 
 def of_exception(error: Exception) -> Outcome:
-    """The outcome of a request that litellm raised for. The text is redacted: providers echo keys."""
+    """Classify an exception that litellm raised. The message is redacted, since providers echo keys."""
     status, text = getattr(error, "status_code", None), str(error)
     status = status if isinstance(status, int) else None
     low, name = f"{text} {getattr(error, 'body', None)}".lower(), type(error).__name__
@@ -119,21 +125,21 @@ def of_exception(error: Exception) -> Outcome:
         return Outcome("failed", message=shown, rejects_schema=any(words in low for words in SCHEMA_WORDS))
     if name == "Timeout":
         return Outcome("timeout", message=shown, passing=True, retry_after=wait)
-    garbled = name == "APIError" and status == 200  # a body that is no JSON; on the other route a 500
+    garbled = name == "APIError" and status == 200  # a body that is not JSON; some providers give a 500 instead
     if status in PASSING_STATUS or (status is not None and status >= 500) or garbled:
         return Outcome("failed", message=shown, passing=True, retry_after=wait)
     return Outcome("failed", message=shown)
 
 
 def _is_empty(text: str, wait: float | None) -> bool:
-    """Whether a 429 says that the account is used up, and not that there were too many requests."""
+    """Whether a 429 means an exhausted account instead of too many requests."""
     if any(words in text for words in EMPTY_ACCOUNT):
         return True
     return wait is None and "retrydelay" not in text and any(words in text for words in PERHAPS_EMPTY)
 
 
 def retry_after(headers: Any) -> float | None:
-    """Seconds to wait, by `retry-after-ms` or `Retry-After` (seconds, or an HTTP date); None where neither says."""
+    """Seconds to wait, from `retry-after-ms` or `Retry-After` (seconds or an HTTP date); None without a valid header."""
     fields = {str(name).lower(): str(value) for name, value in headers.items()} if hasattr(headers, "items") else {}
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         value = fields.get(name)

@@ -1,4 +1,4 @@
-"""Prices, by the model's name as it was asked for: the server's name for it may be anything."""
+"""Prices by the requested model name. The name in the server's response may be anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .options import LlmOptions, Price
 
 MILLION = 1_000_000
 LIKELY_COMPLETION = 4096
-"""Tokens that a completion is expected to have at most, where nothing limits it."""
+"""Assumed limit of a completion, in tokens, if the request has none."""
 LENGTHS = ("max_completion_tokens", "max_tokens")
 
 Table = Mapping[str, Mapping[str, Any]]
@@ -20,7 +20,7 @@ Table = Mapping[str, Mapping[str, Any]]
 
 
 def table_name(model: str, table: Table) -> str | None:
-    """The table's name for `provider/model`: that, or `model` where it is the same provider's."""
+    """The table's name for `provider/model`: the same, or `model` if it belongs to the same provider; None if unknown."""
     if model in table:
         return model
     provider, _, rest = model.partition("/")
@@ -28,7 +28,7 @@ def table_name(model: str, table: Table) -> str | None:
 
 
 def price_of(options: LlmOptions, table: Table) -> Price | None:
-    """The option's price, else the table's; None: unknown."""
+    """The price from the options, else from the table; None if unknown."""
     if options.prices is not None:
         return options.prices
     name = table_name(options.model, table)
@@ -47,15 +47,17 @@ def price_of(options: LlmOptions, table: Table) -> Price | None:
 
 
 def cost_of(tokens: Tokens, cached_prompt: int, price: Price) -> float:
-    """USD of one answer; `cached_prompt` of its prompt tokens were in the provider's own cache."""
+    """The cost of one answer in USD. `cached_prompt` is the number of prompt tokens in the provider's cache."""
     cached_price = price.prompt if price.cached_prompt is None else price.cached_prompt
     full = tokens.prompt - cached_prompt
     return (full * price.prompt + cached_prompt * cached_price + tokens.completion * price.completion) / MILLION
 
 
 def estimate(options: LlmOptions, prompt_bytes: int, price: Price | None) -> float:
-    """USD that a request will probably not exceed: a token per two bytes of the prompt, and the longest completion that
-    is allowed. Raises ConfigError without a price: a budget cannot be kept then."""
+    """An upper estimate of a request's cost in USD: one token per two bytes of prompt, and the longest allowed completion.
+
+    Raises ConfigError without a price, since a budget cannot be enforced then.
+    """
     if price is None:
         raise ConfigError(
             f"max_cost needs the price of {options.model!r}, which litellm's table does not have: give Llm(prices="

@@ -1,4 +1,4 @@
-"""One question: requests with retries, within the limits of its endpoint, its deadline and the budget."""
+"""One question to an LLM: requests with retries, within the endpoint's concurrency, the deadline and the budget."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from .redaction import redact
 from .slots import slots_of
 
 Value = TypeVar("Value")
-Asked = TypeVar("Asked")
+Result = TypeVar("Result")
 Messages = Sequence[Mapping[str, Any]]
 Reader = Callable[[str], tuple[Value, int]]
-"""The value in a text, and how often that had to be mended. Raises ValueError that says what is wrong."""
+"""Text -> the value, and the number of repairs. Raises ValueError that says what is wrong."""
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
-"""Seconds: the upper end of the first random wait, doubled with each retry."""
+"""Seconds: upper bound of the first random wait, which doubles with every retry, and its maximum."""
 
 _without_schema: set[tuple[str, str]] = set()
-"""(endpoint, model) that rejected a schema; `structured="auto"` asks them in words from then on."""
+"""(endpoint, model) pairs that rejected a schema. With `structured="auto"` the schema is then written into the prompt."""
 
 
 @dataclass
 class Taken:
-    """What a question took until now, over all its requests. None: of one of them it is unknown."""
+    """Tokens and cost (USD) of all requests of a question so far; None if unknown for one of them."""
 
     tokens: Tokens | None = field(default_factory=lambda: Tokens(0, 0))
     cost: float | None = 0.0
 
     def add(self, outcome: Outcome) -> None:
-        """Count one request that was answered."""
+        """Add one answered request."""
         if self.tokens is None or outcome.tokens is None:
             self.tokens = None
         else:
@@ -59,8 +59,11 @@ class Taken:
 
 
 class Question:
-    """Asked once. The retry loop is our own: a library's (tenacity) would take the loop over, and not what is hard, which is
-    Retry-After against the deadline, and slots and budgets that are held per request."""
+    """One question; use an object once.
+
+    The retry loop is hand-written: a library such as tenacity does not cover Retry-After against a deadline, nor slots and
+    budgets held per request.
+    """
 
     def __init__(self, options: LlmOptions, purpose: str, read: ResponseReader = of_response) -> None:
         self._options = options
@@ -70,16 +73,18 @@ class Question:
         self._deadline = asyncio.timeout(None)
 
     async def answer(self, messages: Messages, reader: Reader[Value], schema: type[BaseModel] | None) -> Answer[Value]:
-        """The answer that the reader takes, counted with its purpose. Raises LlmError without the provider's error behind
-        it, whose text and frames hold keys."""
+        """Ask until the reader accepts the answer, and record it. Raises LlmError, BudgetExceeded, ConfigError.
+
+        The LlmError has no cause: the provider's exception and its frames contain keys.
+        """
         answer = await self._in_time(self._twice(messages, reader, schema))
         spending().record(self._purpose, SpendingTotals(questions=1, repairs=answer.repairs))
         return answer
 
     async def chat(self, messages: Messages) -> ChatAnswer:
-        """The completion as it is, asked again only where it failed. Raises LlmError as `answer` does."""
+        """Request a completion, with retries after failures. Raises as `answer`."""
 
-        await asyncio.to_thread(load)  # its import takes seconds, which are none of the model's
+        await asyncio.to_thread(load)  # importing litellm takes seconds, which must not count as the model's time
 
         async def completed() -> ChatAnswer:
             outcome = await self._request(messages, None)
@@ -93,8 +98,8 @@ class Question:
         spending().record(self._purpose, SpendingTotals(questions=1))
         return answer
 
-    async def _in_time(self, work: Awaitable[Asked]) -> Asked:
-        """The work's result within the deadline; a failure is counted, and raised without the provider's error behind it."""
+    async def _in_time(self, work: Awaitable[Result]) -> Result:
+        """Await the work within the deadline. A failure is recorded, and raised without its cause."""
         try:
             async with self._deadline:
                 return await work
@@ -108,7 +113,7 @@ class Question:
         raise late
 
     async def _twice(self, messages: Messages, reader: Reader[Value], schema: type[BaseModel] | None) -> Answer[Value]:
-        """Ask; once more for an answer that is empty or does not fit, with the reason."""
+        """Ask, and ask once more, with the reason, if the answer is empty or invalid."""
         conversation, fault = messages, ""
         for repairs in (0, 1):
             outcome = await self._asked(conversation, schema)
@@ -117,20 +122,20 @@ class Question:
             if outcome.kind != "ok":
                 raise LlmError(self._named(outcome.message), kind=outcome.kind)
             try:
-                value, mended = reader(outcome.text)
+                value, text_repairs = reader(outcome.text)
             except ValueError as error:
                 fault = str(error)
             else:
                 took = self._taken
                 return Answer(
-                    value, outcome.text, took.tokens, took.cost, False, repairs + mended, outcome.served_model
+                    value, outcome.text, took.tokens, took.cost, False, repairs + text_repairs, outcome.served_model
                 )
             if schema is not None:
                 conversation = with_fault(messages, outcome.text, fault, schema)
         raise LlmError(self._named(f"the answer does not fit, also when asked again: {fault}"), kind="invalid")
 
     async def _asked(self, messages: Messages, schema: type[BaseModel] | None) -> Outcome:
-        """The messages with the schema as the provider takes it."""
+        """Send the messages with the schema in the form that the provider accepts."""
         if schema is None:
             return await self._request(messages, None)
         options, place = self._options, (self._options.endpoint, self._options.model)
@@ -143,12 +148,12 @@ class Question:
             hint = 'structured="schema" was asked for; "auto" and "prompt" write the schema into the messages'
             return replace(outcome, message=f"{outcome.message}. {hint}")
         if place not in _without_schema:
-            log.info("%s takes no JSON schema: it is written into the messages (%s)", options.model, outcome.message)
+            logger.info("%s takes no JSON schema: it is written into the messages (%s)", options.model, outcome.message)
         _without_schema.add(place)
         return await self._request(with_schema(messages, schema), None)
 
     async def _request(self, messages: Messages, format: Mapping[str, Any] | None) -> Outcome:
-        """Send it, again while it fails for a passing reason: 408, 429, 5xx, a broken connection."""
+        """Send a request, with retries after a transient failure: 408, 429, 5xx, a broken connection."""
         options = self._options
         for attempt in count(1):
             outcome = await self._once(messages, format)
@@ -161,7 +166,7 @@ class Question:
             if end is not None and now + seconds > end:
                 told = f"; the next attempt would be in {seconds:.0f} s, past deadline={options.deadline:g} s"
                 return replace(outcome, message=outcome.message + told)
-            log.info("%s is asked again in %.1f s: %s", options.model, seconds, outcome.message)
+            logger.info("%s is asked again in %.1f s: %s", options.model, seconds, outcome.message)
             await asyncio.sleep(seconds)
         raise AssertionError("unreachable")
 
@@ -201,8 +206,10 @@ class Question:
 
 
 def wait_before(attempt: int, retry_after: float | None) -> float:
-    """Seconds after this attempt, the first being 1: as long as the provider says and a little more, so that not all come at once; else
-    random up to a bound that doubles ("full jitter")."""
+    """Seconds to wait after this attempt (the first is 1).
+
+    With `retry_after`, that time plus a small random part. Otherwise random up to a bound that doubles ("full jitter").
+    """
     if retry_after is not None:
         return retry_after + random.uniform(0, FIRST_WAIT / 4)
     return random.uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt - 1)))

@@ -1,4 +1,4 @@
-"""Secrets are taken out of everything that is shown or stored: errors, log records, cached answers."""
+"""Removes secrets from everything that is shown or stored: errors, log records, cached answers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 MARK = "[key]"
 SHORTEST = 8
-"""A shorter value, such as `none` or `EMPTY`, is no secret, and replacing it would garble plain words."""
+"""Shorter values, such as `none` or `EMPTY`, are not treated as secrets: replacing them would garble ordinary text."""
 _NAMES = re.compile(r"(API_?KEY|_KEY|TOKEN|SECRET|PASSWORD|AUTHORIZATION|CREDENTIALS?)$", re.IGNORECASE)
 _SHAPES = re.compile(r"\b(?:Bearer\s+[\w.~+/=-]{8,}|(?:sk|gsk|xai|pplx|hf)[-_](?=[\w-]*\d)[\w-]{16,}|AIza[\w-]{30,})")
-"""What looks like a key, also one that nobody told us."""
+"""Patterns of keys, for keys that were not registered with `protect`."""
 LOGGERS = ("LiteLLM", "httpx", "httpcore.connection", "httpcore.http11", "httpcore.http2", "openai._base_client")
-"""Loggers below the seam that show URLs, headers or bodies."""
+"""Loggers of libraries that log URLs, headers or bodies."""
 
 _secrets: set[str] = set()
 
@@ -26,19 +26,19 @@ def is_secret_name(name: str) -> bool:
 
 
 def protect(values: Iterable[str]) -> None:
-    """From now on these are replaced wherever `redact` is used, also URL-encoded."""
+    """Register secrets that `redact` replaces from now on, also in URL-encoded form."""
     for value in values:
         if len(value) >= SHORTEST:
             _secrets.update((value, quote(value, safe="")))
 
 
 def protect_environment() -> None:
-    """`protect` what the environment holds under names of secrets: litellm reads keys there."""
+    """Register the environment variables with names of secrets, where litellm reads keys."""
     protect(value for name, value in os.environ.items() if is_secret_name(name))
 
 
 def redact(text: str) -> str:
-    """The text with a mark in place of each secret."""
+    """Replace every secret in a text by a mark."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, MARK)
     return _SHAPES.sub(MARK, text)
@@ -48,10 +48,10 @@ _FORMATTER = logging.Formatter()
 
 
 class RedactingFilter(logging.Filter):
-    """Rewrites records; lets all pass."""
+    """A logging filter that redacts records and drops none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """The record's text, redacted before any handler formats it."""
+        """Redact the record's message and traceback before any handler formats them."""
         shown = record.getMessage()
         clean = redact(shown)
         if clean != shown:
@@ -65,6 +65,6 @@ _FILTER = RedactingFilter()
 
 
 def guard_logs() -> None:
-    """Redact what the libraries below log. May be called again: a logger takes the same filter once."""
+    """Redact the log records of the libraries in LOGGERS. Idempotent: a logger adds the same filter once."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_FILTER)

@@ -1,4 +1,4 @@
-"""The limit of concurrent requests to one endpoint; litellm has none."""
+"""Limits the concurrent requests to one endpoint, which litellm does not do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 
 class EndpointSlots:
-    """Requests in flight to one endpoint, in one event loop. Everyone who waits brings a limit."""
+    """The requests in flight to one endpoint in one event loop. Callers may have different limits."""
 
     def __init__(self) -> None:
         self._in_flight = 0
@@ -17,7 +17,7 @@ class EndpointSlots:
 
     @asynccontextmanager
     async def slot(self, limit: int) -> AsyncGenerator[None]:
-        """Wait until fewer than `limit` are in flight, and be one of them."""
+        """Wait until fewer than `limit` requests are in flight, and count one inside the block."""
         while self._in_flight >= limit:
             turn = asyncio.Event()
             self._waiting.append(turn)
@@ -28,7 +28,7 @@ class EndpointSlots:
         finally:
             self._in_flight -= 1
             waiting, self._waiting = self._waiting, []
-            for turn in waiting:  # limits differ, so all look again
+            for turn in waiting:  # limits differ, so all of them check again
                 turn.set()
 
 
@@ -36,5 +36,5 @@ _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, EndpointSlots]] =
 
 
 def slots_of(endpoint: str) -> EndpointSlots:
-    """The slots of an endpoint in the running loop."""
+    """The slots of an endpoint in the running event loop."""
     return _slots.setdefault(asyncio.get_running_loop(), {}).setdefault(endpoint, EndpointSlots())

@@ -1,1 +1,2 @@
-"""The memory plan: what sampling and training with one base take of a GPU, computed before anything is loaded. No torch."""
+"""The memory plan: the GPU memory that sampling and training with a base need, computed from its config.json. No
+torch."""

@@ -1,4 +1,5 @@
-"""The shape of a base model, read from its config.json, and what it holds: weights, LoRA weights, key-value cache."""
+"""The shape of a base model, read from its config.json, and what follows from it: numbers of weights, LoRA weights and
+key-value cache."""
 
 from __future__ import annotations
 
@@ -9,14 +10,20 @@ from ..errors import ConfigError
 from ..types import Json
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""`model_type` of the architectures whose weights are counted here."""
+"""`model_type` of the architectures whose weights can be counted."""
 _VLLM_ADAPTS_EMBEDDINGS = ("llama", "qwen3")
-"""Families for which vLLM 0.32 holds LoRA slots of the embeddings and the head too (`embedding_modules` of its models)."""
+"""Families for which vLLM 0.32 also reserves LoRA slots for the embeddings and the head (`embedding_modules` of its
+models)."""
+
+
+class UnknownShapeError(ConfigError):
+    """The base's architecture is not one of FAMILIES, or its config.json lacks a number."""
 
 
 @dataclass(frozen=True)
 class BaseShape:
-    """A decoder of equal layers: attention with grouped keys and values, a gated MLP, RMS norms."""
+    """A decoder with equal layers: attention with grouped keys and values, a gated MLP, RMS norms. `positions` is the
+    longest context in tokens; `tied` means that the head shares the embeddings' weights."""
 
     family: str
     hidden: int
@@ -34,28 +41,29 @@ class BaseShape:
 
     @property
     def q_width(self) -> int:
-        """Width of the queries of one token."""
+        """Width of one token's queries."""
         return self.heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Width of the keys of one token, and of its values."""
+        """Width of one token's keys, and of its values."""
         return self.kv_heads * self.head_dim
 
     @property
     def linears(self) -> tuple[tuple[int, int], ...]:
-        """(input, output) of one layer's linear layers: q, k, v, o, gate, up, down."""
+        """(input, output) widths of a layer's linear layers: q, k, v, o, gate, up, down."""
         h, q, kv, i = self.hidden, self.q_width, self.kv_width, self.intermediate
         return ((h, q), (h, kv), (h, kv), (q, h), (h, i), (h, i), (i, h))
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of all layers' linear layers, without biases: what 4 bits make smaller."""
+        """Number of weights of all layers' linear layers, without biases. These are stored in 4 bits with
+        `--load-in-4bit`."""
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears)
 
     @property
     def other_parameters(self) -> int:
-        """Embeddings, head, norms and biases."""
+        """Number of weights of embeddings, head, norms and biases."""
         tables = self.vocabulary * self.hidden * (1 if self.tied else 2)
         biases = (self.q_width + 2 * self.kv_width) * self.attention_bias + self.hidden * self.output_bias
         biases += (2 * self.intermediate + self.hidden) * self.mlp_bias
@@ -64,29 +72,39 @@ class BaseShape:
 
     @property
     def parameters(self) -> int:
-        """Weights of the base."""
+        """Number of weights of the base."""
         return self.linear_parameters + self.other_parameters
 
     def lora_parameters(self, rank: int) -> int:
-        """Weights of a LoRA on all linear layers of the text model, the head left out."""
+        """Number of weights of a LoRA on all linear layers except the head."""
         return rank * self.layers * sum(inputs + outputs for inputs, outputs in self.linears)
 
     def slot_parameters(self, rank: int) -> int:
-        """Weights of one adapter's place in vLLM, which keeps places for the embeddings of some families as well."""
+        """Number of weights of one LoRA slot in vLLM. For some families it includes the embeddings and the head."""
         tables = 2 * rank * (self.vocabulary + self.hidden) if self.family in _VLLM_ADAPTS_EMBEDDINGS else 0
         return self.lora_parameters(rank) + tables
 
     def cache_values(self) -> int:
-        """Numbers that the key-value cache holds for one token."""
+        """Number of values in the key-value cache per token."""
         return 2 * self.layers * self.kv_width
 
 
 def read_shape(config: Mapping[str, Json], name: str) -> BaseShape:
-    """The shape that a config.json tells. Raises ConfigError for another architecture, or a number that is missing."""
+    """The shape in a config.json. Raises UnknownShapeError for another architecture, or for a missing number.
+
+    >>> config = {
+    ...     "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    ...     "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
+    ...     "max_position_embeddings": 32768, "tie_word_embeddings": True,
+    ... }
+    >>> shape = read_shape(config, "Qwen/Qwen2.5-0.5B-Instruct")
+    >>> shape.parameters, shape.kv_width, shape.cache_values()
+    (494032768, 128, 6144)
+    """
     family = str(config.get("model_type"))
     if family not in FAMILIES:
-        raise ConfigError(
-            f"{name}: no memory plan for model_type {family!r}; it counts the weights of {', '.join(FAMILIES)}"
+        raise UnknownShapeError(
+            f"{name}: no memory plan for model_type {family!r}; the plan knows {', '.join(FAMILIES)}"
         )
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -107,4 +125,4 @@ def read_shape(config: Mapping[str, Json], name: str) -> BaseShape:
             mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: its config.json has no usable number for {error}") from error
+        raise UnknownShapeError(f"{name}: its config.json has no usable number for {error}") from error

@@ -1,4 +1,5 @@
-"""How the two sides share one GPU, and what each way holds there while calls are answered and during a step."""
+"""The memory layouts: how sampler and learner share one GPU, and which parts it holds during sampling and during a
+step."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from ..config import MemoryLayout
 from .parts import Parts
 
 LAYOUTS: tuple[MemoryLayout, ...] = get_args(MemoryLayout)
-"""The quickest first. side_by_side: both sides stay, calls go on during a step. free_cache: vLLM gives its cache back for a
-step, its weights stay. offload: the learner's weights, adapter and optimizer are in host memory while vLLM runs; vLLM sleeps
-for a step."""
+"""All layouts, the quickest first.
+
+* side_by_side: both stay on the GPU, and calls are answered during a step.
+* free_cache: vLLM frees its key-value cache for a step and keeps its weights.
+* offload: the learner's weights, adapter and optimizer are in host memory while vLLM samples; vLLM sleeps during a step."""
 
 _ALL = tuple(field.name for field in fields(Parts))
 _LEARNER_STATE = ("learner_weights", "learner_adapter", "learner_optimizer")
@@ -34,20 +37,20 @@ _HOST: dict[MemoryLayout, tuple[str, ...]] = {
 
 
 def sampling_parts(layout: MemoryLayout, held: Parts) -> dict[str, int]:
-    """Bytes on the GPU while calls are answered, by the name of the part."""
+    """Part -> bytes on the GPU while calls are answered."""
     return {name: getattr(held, name) for name in _SAMPLING[layout]}
 
 
 def step_parts(layout: MemoryLayout, held: Parts) -> dict[str, int]:
-    """Bytes on the GPU at the peak of a step, by the name of the part."""
+    """Part -> bytes on the GPU at the peak of a step."""
     return {name: getattr(held, name) for name in _STEP[layout]}
 
 
 def host_bytes(layout: MemoryLayout, held: Parts) -> int:
-    """In host memory: the learner's copy, which stays there, and what vLLM puts there when it sleeps."""
+    """Bytes in host memory: the learner's copy, which stays there, and what vLLM moves there when it sleeps."""
     return sum(getattr(held, name) for name in _HOST[layout])
 
 
 def peak_bytes(layout: MemoryLayout, held: Parts) -> int:
-    """The most that is on the GPU at any time, with the least cache."""
+    """Most bytes on the GPU at any time, with the smallest cache."""
     return max(sum(sampling_parts(layout, held).values()), sum(step_parts(layout, held).values()))

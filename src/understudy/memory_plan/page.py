@@ -1,4 +1,4 @@
-"""A plan as a person reads it, and as JSON."""
+"""A memory plan as text, and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LABELS = {
     "sampler_adapters": "vLLM: LoRA slots",
     "sampler_activations": "vLLM: activations",
     "cuda_graphs": "vLLM: CUDA graphs (assumed)",
-    "cache": "vLLM: key-value cache, least",
+    "cache": "vLLM: key-value cache, smallest",
     "learner_weights": "learner: weights",
     "learner_adapter": "learner: adapter",
     "learner_optimizer": "learner: optimizer",
@@ -21,16 +21,18 @@ LABELS = {
     "learner_activations": "learner: activations",
     "contexts": "CUDA contexts, reserve (assumed)",
 }
+"""Part -> its name in the text. `assumed` parts are constants, the others are counted."""
 MEANING = {
-    "side_by_side": "both sides stay on the GPU; calls go on during a step",
-    "free_cache": "vLLM gives its key-value cache back for a step, its weights stay",
-    "offload": "the learner is in host memory while vLLM runs; vLLM sleeps for a step",
+    "side_by_side": "sampler and learner stay on the GPU; calls are answered during a step",
+    "free_cache": "vLLM frees its key-value cache for a step and keeps its weights",
+    "offload": "the learner is in host memory while vLLM samples; vLLM sleeps during a step",
 }
+"""Layout -> one line that explains it."""
 _WIDTH = max(map(len, LABELS.values()))
 
 
 def plan_lines(plan: MemoryPlan) -> list[str]:
-    """The plan as lines: what is where in GiB, the sums, and what follows from it."""
+    """The plan as lines: the parts in GiB, their sums, the row size and the cache."""
     sampling, step = sampling_parts(plan.layout, plan.parts), step_parts(plan.layout, plan.parts)
     lines = [
         headline(plan),
@@ -53,11 +55,11 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
 
 def headline(plan: MemoryPlan) -> str:
     """One line: the base, the card and the layout."""
-    return f"Memory plan: {plan.base} on {plan.card.name} ({plan.card.memory / GIB:.1f} GiB): {plan.layout}"
+    return f"Memory plan: {plan.base} on {plan.card.described}: {plan.layout}"
 
 
 def plan_json(plan: MemoryPlan) -> dict[str, Json]:
-    """Bytes by part and phase, and what follows from them."""
+    """The plan as JSON, sizes in bytes."""
     return {
         "base": plan.base,
         "card": plan.card.name,

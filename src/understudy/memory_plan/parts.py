@@ -1,5 +1,6 @@
-"""What each side takes of the GPU, in bytes, part by part. Counted parts follow from the base's shape; assumed parts are
-constants of this file that no GPU has confirmed."""
+"""The memory of sampler and learner on a GPU, part by part, in bytes.
+
+Counted parts follow from the base's shape. Assumed parts are constants of this file, which no GPU has confirmed."""
 
 from __future__ import annotations
 
@@ -12,19 +13,22 @@ from .card import GIB, Card
 CONTEXT = GIB // 2
 """Assumed: CUDA's context and libraries of one process."""
 RESERVE = GIB // 2
-"""Assumed: what the allocators lose between blocks, and what nvidia-smi does not show."""
+"""Assumed: fragmentation in the allocators, and memory that nvidia-smi does not show."""
 CUDA_GRAPHS = GIB
-"""Assumed: vLLM's captured graphs, with and without LoRA."""
+"""Assumed: vLLM's captured CUDA graphs, with and without LoRA."""
 CALL_TOKENS = 2048
-"""Tokens of key-value cache that one call counts with, prompt and completion."""
+"""Tokens of key-value cache to reserve per call, for prompt and completion."""
 LEAST_CALLS = 8
-"""Calls whose cache must fit where --max-batch leaves the number to vLLM."""
+"""Number of calls whose cache must fit where `--max-batch` is not set."""
 LOGIT_BYTES = 25
-"""Counted on torch's meta device: bytes alive per logit in `target_logprobs`, top-k and top-p included."""
+"""Counted on torch's meta device: bytes per logit that are allocated at the peak of `target_logprobs`, with top-k and
+top-p."""
 SAMPLED_LOGIT_BYTES = 26
-"""Read in vLLM 0.32's sampler: logits in 16 bits and fp32, log-softmax, softmax, a sort with its indices."""
+"""Counted in the source of vLLM 0.32's sampler, per logit: logits in 16 bits and fp32, log-softmax, softmax, and a sort
+with its indices."""
 FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes per weight in NF4 with double quantisation: a byte per block of 64, a float per 256 blocks."""
+"""Bytes per weight in NF4 with double quantization: half a byte, one byte per block of 64, one float per 256 blocks
+(QLoRA 2305.14314, section 3)."""
 _OPTIMIZER_BYTES = 8  # AdamW's two moments in fp32
 _GRADIENT_BYTES = 4
 _ADAPTER_BYTES = 4  # PEFT holds the LoRA of a 16-bit base in fp32
@@ -32,7 +36,8 @@ _ADAPTER_BYTES = 4  # PEFT holds the LoRA of a 16-bit base in fp32
 
 @dataclass(frozen=True)
 class Workload:
-    """The options that memory depends on. `rank` is the largest that is served; `bytes_per_value` of the base."""
+    """The options that memory depends on. `rank` is the largest LoRA rank to serve; `bytes_per_value` is of the base's
+    precision."""
 
     row_tokens: int = TrainConfig().row_tokens
     logits_chunk: int = TrainConfig().logits_chunk
@@ -45,7 +50,7 @@ class Workload:
 
     @classmethod
     def of(cls, options: EngineOptions, row_tokens: int | None = None) -> Workload:
-        """What a server with these options must have room for."""
+        """The workload of a server with these options."""
         return cls(
             row_tokens=row_tokens or TrainConfig().row_tokens,
             rank=options.max_lora_rank,
@@ -63,7 +68,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Parts:
-    """Bytes on the GPU. The cache is the least that the options ask for; activations are those of rows of `row_tokens`."""
+    """Bytes per part. `cache` is the smallest that the options require; activations are those of rows of
+    `row_tokens`."""
 
     sampler_weights: int
     sampler_adapters: int
@@ -79,12 +85,12 @@ class Parts:
 
     @property
     def learner_state(self) -> int:
-        """What the learner holds between steps."""
+        """Bytes that the learner holds between steps."""
         return self.learner_weights + self.learner_adapter + self.learner_optimizer
 
 
 def parts(shape: BaseShape, card: Card, work: Workload, row_tokens: int) -> Parts:
-    """The parts for rows of `row_tokens`."""
+    """The parts for rows of `row_tokens` tokens."""
     lora = shape.lora_parameters(work.rank)
     return Parts(
         sampler_weights=shape.parameters * work.bytes_per_value,
@@ -102,12 +108,13 @@ def parts(shape: BaseShape, card: Card, work: Workload, row_tokens: int) -> Part
 
 
 def cache_per_token(shape: BaseShape, work: Workload) -> int:
-    """Key-value cache of one token."""
+    """Bytes of key-value cache per token."""
     return shape.cache_values() * work.bytes_per_value
 
 
 def cache(shape: BaseShape, work: Workload) -> int:
-    """The least key-value cache: --max-batch calls of CALL_TOKENS, and one call of --max-model-len where that is set."""
+    """Bytes of the smallest key-value cache: for `--max-batch` calls of CALL_TOKENS, and at least for one call of
+    `--max-model-len` if that is set."""
     calls = work.max_batch or LEAST_CALLS
     tokens = calls * min(CALL_TOKENS, work.longest(shape))
     if work.max_model_len is not None:
@@ -116,24 +123,27 @@ def cache(shape: BaseShape, work: Workload) -> int:
 
 
 def sampler_activations(shape: BaseShape, card: Card, work: Workload) -> int:
-    """One prefill of vLLM's default number of tokens, or the sampler on the logits of all calls, whichever is more."""
+    """Bytes of one prefill of vLLM's default size, or of sampling from the logits of all calls, whichever is more."""
     values = 4 * shape.intermediate + 6 * shape.hidden + 2 * shape.q_width
     prefill = card.prefill_tokens * values * work.bytes_per_value
     return max(prefill, (work.max_batch or card.decoded_calls) * shape.vocabulary * SAMPLED_LOGIT_BYTES)
 
 
 def learner_weights(shape: BaseShape, work: Workload) -> int:
-    """The frozen base, whole or with its linear layers in 4 bits."""
+    """Bytes of the frozen base, with its linear layers in 4 bits if the options say so."""
     if not work.four_bit:
         return shape.parameters * work.bytes_per_value
     return round(shape.linear_parameters * FOUR_BIT) + shape.other_parameters * work.bytes_per_value
 
 
-def layer_bytes(shape: BaseShape, rank: int, bytes_per_value: int = 2) -> int:
-    """Bytes per token that one layer with LoRA keeps for its backward pass, in tensors of a 16-bit base: PEFT computes the
-    LoRA in fp32, so the inputs of its seven linear layers are kept once more in 4 bytes."""
+def layer_bytes(shape: BaseShape, rank: int, bytes_per_value: int = 2, *, four_bit: bool = False) -> int:
+    """Bytes per token that one layer with LoRA keeps for its backward pass.
+
+    In 16 bits each input of the linear layers is kept once; that of `o_proj` is the attention's output
+    (`learner/lora_linear.py`). With a base in 4 bits, PEFT computes the LoRA in fp32, so the inputs of the seven linear
+    layers are kept in 4 bytes each."""
     h, q, kv, i, b = shape.hidden, shape.q_width, shape.kv_width, shape.intermediate, bytes_per_value
-    inputs = 4 * (5 * h + q + i) + 7 * 4 * rank
+    inputs = 4 * (5 * h + q + i) + 7 * 4 * rank if four_bit else b * (2 * h + i) + 7 * b * rank
     attention = b * (2 * q + 2 * kv) + 4 * shape.heads
     norms = 2 * 4 * (h + 1)
     if shape.family == "qwen3":
@@ -142,12 +152,14 @@ def layer_bytes(shape: BaseShape, rank: int, bytes_per_value: int = 2) -> int:
 
 
 def learner_activations(shape: BaseShape, work: Workload, row_tokens: int) -> int:
-    """The peak of one row with recomputation: every layer's input, and one layer on its way back; or the logits."""
+    """Peak bytes of one row with activation recomputation: the inputs of all layers, and the larger of one layer's
+    backward pass and the logits."""
     b = work.bytes_per_value
     inputs = row_tokens * shape.layers * shape.hidden * b
-    backward = row_tokens * (
-        layer_bytes(shape, work.rank, b) + (2 + 2 * b) * shape.intermediate + (5 + 2 * b) * shape.hidden
-    )
+    passing = 2 * b * shape.intermediate + (1 + 2 * b) * shape.hidden
+    if work.four_bit:
+        passing += 2 * shape.intermediate + 4 * shape.hidden
+    backward = row_tokens * (layer_bytes(shape, work.rank, b, four_bit=work.four_bit) + passing)
     logits = work.logits_chunk * shape.vocabulary * LOGIT_BYTES
     unpacked = max(inputs * outputs for inputs, outputs in shape.linears) * b if work.four_bit else 0
     return inputs + unpacked + max(backward, logits)

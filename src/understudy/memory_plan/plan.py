@@ -1,4 +1,4 @@
-"""The plan: which layout fits, with how large rows, and what to change where none does."""
+"""The memory plan: which layout fits, with how large rows, and what to change if none does."""
 
 from __future__ import annotations
 
@@ -11,23 +11,29 @@ from ..errors import ConfigError
 from .base_shape import BaseShape
 from .card import GIB, Card, parse_card
 from .layout import LAYOUTS, host_bytes, peak_bytes, sampling_parts, step_parts
-from .parts import CALL_TOKENS, Parts, Workload, cache_per_token, parts
+from .parts import CALL_TOKENS, LEAST_CALLS, Parts, Workload, cache_per_token, parts
 
 LEAST_ROW = 2048
-"""Rows of fewer tokens would hold hardly a call: nothing is planned with them."""
+"""Smallest row in tokens that is planned. Smaller rows could hold few calls."""
+LARGEST_ROW = 131_072
+"""Largest row in tokens that is tried."""
+SHORT_CALL_TOKENS = 512
+"""Tokens of a short call, prompt and completion."""
 ROW_UNIT = 1024
+"""Row sizes below the wanted one are multiples of this many tokens."""
 ENOUGH_ROWS = 0.5
-"""Of the row size asked for. Smaller rows compute more of the shared tokens again."""
+"""Share of the wanted row size that is large enough. With smaller rows, more of the shared tokens are computed several
+times."""
 ENOUGH_CALLS = 32
-"""Calls that the cache should hold at once, for vLLM to decode them together."""
+"""Number of calls that the cache should hold, so that vLLM decodes them in one batch."""
 CARDS = ("16GB", "24GB", "32GB", "40GB", "48GB", "80GB", "141GB", "192GB")
-"""Sizes that are sold or rented."""
+"""Common sizes of GPUs, smallest first."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """A layout that fits. `row_tokens` is the largest row, at most the one asked for; `cache_tokens` what the key-value
-    cache can hold beside everything else."""
+    """A layout that fits. `row_tokens` is the largest row, at most the wanted one. `cache_tokens` is the key-value
+    cache that fits beside all other parts."""
 
     base: str
     shape: BaseShape
@@ -40,7 +46,7 @@ class MemoryPlan:
 
     @property
     def sampling(self) -> int:
-        """Bytes on the GPU while calls are answered, with the least cache."""
+        """Bytes on the GPU while calls are answered, with the smallest cache."""
         return sum(sampling_parts(self.layout, self.parts).values())
 
     @property
@@ -55,51 +61,78 @@ class MemoryPlan:
 
     @property
     def learner_peak(self) -> int:
-        """What the learner's tensors come to at the peak of a step."""
+        """Bytes of the learner's tensors at the peak of a step."""
         return self.parts.learner_state + self.parts.learner_gradients + self.parts.learner_activations
 
     @property
+    def sampler(self) -> int:
+        """Bytes for vLLM: all that the learner's parts and the CUDA contexts leave free."""
+        held = sampling_parts(self.layout, self.parts)
+        others = sum(count for name, count in held.items() if name.startswith("learner")) + held["contexts"]
+        return self.card.usable - others
+
+    @property
+    def decoded_calls(self) -> int:
+        """Number of calls for vLLM to decode in one batch: `--max-batch`, else vLLM's default for the card, but at most
+        the short calls that the cache holds. vLLM would preempt further calls and compute them again."""
+        return self.work.max_batch or min(
+            self.card.decoded_calls, max(LEAST_CALLS, self.cache_tokens // SHORT_CALL_TOKENS)
+        )
+
+    @property
+    def row_limit(self) -> int:
+        """The largest row in tokens that fits, whatever the train config says."""
+        if self.layout == "side_by_side":
+            return self.row_tokens  # the cache fills the rest of the GPU
+        largest = replace(self.work, row_tokens=max(self.work.row_tokens, LARGEST_ROW))
+        return _largest_rows(self.shape, self.card, largest, self.layout) or self.row_tokens
+
+    @property
     def cache_calls(self) -> int:
-        """Calls of CALL_TOKENS that the cache has room for."""
+        """Number of calls of CALL_TOKENS that the cache holds."""
         return self.cache_tokens // min(CALL_TOKENS, self.work.longest(self.shape))
 
 
 def make_plan(
     base: str, shape: BaseShape, card: Card, work: Workload, wanted: MemoryLayout | Literal["auto"] = "auto"
 ) -> MemoryPlan:
-    """The layout `wanted`. `auto`: the quickest with rows and a cache that are large enough, else the one with the
-    largest rows. Raises ConfigError that names the setting to change."""
-    made = _fitting(base, shape, card, work, wanted)
-    if made is None:
+    """The plan with the layout `wanted`.
+
+    `auto` takes the quickest layout with large enough rows and cache, else the one with the largest rows. Raises
+    ConfigError that names the setting to change."""
+    plan = _fitting(base, shape, card, work, wanted)
+    if plan is None:
         raise ConfigError(_refusal(base, shape, card, work, wanted))
-    return made
+    return plan
 
 
 def _fitting(
     base: str, shape: BaseShape, card: Card, work: Workload, wanted: MemoryLayout | Literal["auto"]
 ) -> MemoryPlan | None:
+    """The plan of `make_plan`; None if no layout fits."""
     best: MemoryPlan | None = None
     for layout in LAYOUTS if wanted == "auto" else (wanted,):
         rows = _largest_rows(shape, card, work, layout)
         if rows is None:
             continue
         held = parts(shape, card, work, rows)
-        room = card.memory - sum(sampling_parts(layout, held).values()) + held.cache
-        made = MemoryPlan(base, shape, card, work, layout, rows, held, room // cache_per_token(shape, work))
-        if rows >= work.row_tokens * ENOUGH_ROWS and made.cache_calls >= min(
+        room = card.usable - sum(sampling_parts(layout, held).values()) + held.cache
+        plan = MemoryPlan(base, shape, card, work, layout, rows, held, room // cache_per_token(shape, work))
+        if rows >= work.row_tokens * ENOUGH_ROWS and plan.cache_calls >= min(
             ENOUGH_CALLS, work.max_batch or ENOUGH_CALLS
         ):
-            return made
-        if best is None or (rows, made.cache_tokens) > (best.row_tokens, best.cache_tokens):
-            best = made
+            return plan
+        if best is None or (rows, plan.cache_tokens) > (best.row_tokens, best.cache_tokens):
+            best = plan
     return best
 
 
 def _largest_rows(shape: BaseShape, card: Card, work: Workload, layout: MemoryLayout) -> int | None:
-    """Rows of the size asked for, or as many whole units below it as fit; None where not the least do."""
+    """The wanted row size, or the largest multiple of ROW_UNIT below it that fits. None if not even the smallest row
+    fits."""
     below = range(work.row_tokens // ROW_UNIT * ROW_UNIT, min(LEAST_ROW, work.row_tokens) - 1, -ROW_UNIT)
     for rows in (work.row_tokens, *below):
-        if peak_bytes(layout, parts(shape, card, work, rows)) <= card.memory:
+        if peak_bytes(layout, parts(shape, card, work, rows)) <= card.usable:
             return rows
     return None
 
@@ -107,7 +140,7 @@ def _largest_rows(shape: BaseShape, card: Card, work: Workload, layout: MemoryLa
 def _changes(
     shape: BaseShape, work: Workload, wanted: MemoryLayout | Literal["auto"]
 ) -> Iterator[tuple[str, Workload, MemoryLayout | Literal["auto"]]]:
-    """Settings to change, the one that costs least first."""
+    """Yield settings to try, the cheapest first, with the workload and the layout that they lead to."""
     if wanted != "auto":
         yield "--memory-layout auto", work, "auto"
     for calls in _halves(work.max_batch, 1):
@@ -132,7 +165,9 @@ def _halves(value: int | None, least: int) -> Iterator[int]:
 
 
 def remedy(shape: BaseShape, card: Card, work: Workload, wanted: MemoryLayout | Literal["auto"] = "auto") -> str:
-    """The setting under which it fits; a larger card, or a smaller base, where no setting does."""
+    """The cheapest setting with which the base fits. If there is none: a larger card, or a smaller base."""
+    if card.taken and _fitting("", shape, replace(card, taken=0), work, wanted) is not None:
+        return f"the whole of {card.name}: end the other programs on it"
     for setting, other, layout in _changes(shape, work, wanted):
         if _fitting("", shape, card, other, layout) is not None:
             return setting
@@ -148,8 +183,9 @@ def _refusal(base: str, shape: BaseShape, card: Card, work: Workload, wanted: Me
     held = parts(shape, card, work, rows)
     layout = "offload" if wanted == "auto" else wanted
     sampling, step = (sum(held_in(layout, held).values()) for held_in in (sampling_parts, step_parts))
+    others = f" ({card.taken / GIB:.1f} more are held by other programs)" if card.taken else ""
     phase, needed = ("sampling", sampling) if sampling >= step else (f"a step with rows of {rows:,} tokens", step)
     return (
         f"{base} does not fit on {card.name} with memory layout {layout}: {phase} needs {needed / GIB:.1f} of "
-        f"{card.memory / GIB:.1f} GiB. Take {remedy(shape, card, work, wanted)}"
+        f"{card.usable / GIB:.1f} GiB{others}. Take {remedy(shape, card, work, wanted)}"
     )

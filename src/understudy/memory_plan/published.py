@@ -1,4 +1,4 @@
-"""Numbers of published bases (published.json), and where to find those of another."""
+"""Configurations of published bases (published.json), and where to find that of another base."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .base_shape import BaseShape, read_shape
 
 @dataclass(frozen=True)
 class PublishedBase:
-    """`parameters` is the number that the hub shows, `source` where the configuration stands."""
+    """A base on the Hugging Face hub. `parameters` is the number that the hub shows, `source` the URL of the
+    configuration."""
 
     name: str
     source: str
@@ -32,39 +33,41 @@ def published() -> tuple[PublishedBase, ...]:
 
 
 def find_shape(name: str) -> BaseShape:
-    """The shape of a base: `tiny`, a folder, a published name, or a name of the hub. Only config.json is read, and
-    downloaded where it must be. Raises ConfigError."""
+    """The shape of a base: a bundled policy, a folder, a base of published.json, or a name on the hub. Only config.json
+    is read, and downloaded if necessary. Raises ConfigError if it cannot be read or planned."""
     for base in published():
         if base.name == name:
             return read_shape(base.config, name)
-    folder = tiny.path() if name == "tiny" else Path(name).expanduser()
+    folder = tiny.path(name) if name in tiny.FOLDERS else Path(name).expanduser()
     return shape_in(folder if folder.exists() else _from_hub(name).parent, name)
 
 
 def shape_in(folder: Path, name: str) -> BaseShape:
-    """The shape of the base in a folder. Raises ConfigError."""
+    """The shape of the base in a folder. Raises ConfigError if its config.json cannot be read or planned."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {name}: {folder / 'config.json'} cannot be read ({error})") from error
     if not isinstance(config, dict):
-        raise ConfigError(f"--model {name}: {folder / 'config.json'} is no JSON object")
+        raise ConfigError(f"--model {name}: {folder / 'config.json'} is not a JSON object")
     return read_shape(cast(dict[str, Json], config), name)
 
 
 def _from_hub(name: str) -> Path:
+    """Download a base's config.json. Raises ConfigError."""
     known = ", ".join(base.name for base in published())
     try:
         from huggingface_hub import hf_hub_download  # pyright: ignore[reportUnknownVariableType]  # untyped in part; a download tool that only this path needs
     except ImportError as error:
         raise ConfigError(
-            f"--model {name}: no such folder, and huggingface_hub, which would download its config.json, is not installed: "
-            f"pip install huggingface_hub. Known without it: {known}"
+            f"--model {name}: there is no such folder, and huggingface_hub is not installed, so its config.json cannot be "
+            f"downloaded: pip install huggingface_hub. Known without it: {known}"
         ) from error
     try:
         return Path(hf_hub_download(name, "config.json"))
-    except Exception as error:  # the hub's client raises many kinds; each means that there is no config
+    except Exception as error:  # the hub's client raises many types; after any of them there is no config
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(
-            f"--model {name}: no such folder, and the hub gave no config.json ({first}). Known without it: {known}"
+            f"--model {name}: there is no such folder, and its config.json could not be downloaded from the hub ({first}). "
+            f"Known without a download: {known}"
         ) from error

@@ -1,1 +1,1 @@
-"""`understudy quickstart`: a LangGraph agent over a real database, trained on this machine in minutes."""
+"""`understudy quickstart`: train a LangGraph agent that answers from a SQLite database."""

@@ -1,4 +1,4 @@
-"""The order desk: a SQLite database, five tools that read it, requests that do not name the tool, and a reward."""
+"""The order desk: a SQLite database of orders, five tools that read it, requests that name no tool, and a reward."""
 
 import random
 import re
@@ -14,7 +14,7 @@ ORDERS = 240
 STATES = ("shipped", "packed", "waiting", "lost", "paid", "returned")
 CARRIERS = ("Bluepost", "Hermod", "Swift", "Parvel", "Nordvan", "Quickmail")
 TOOLS = ("order_status", "order_total", "order_carrier", "order_customer", "customer_phone")
-"""A tool is named table_column: it takes the table's key and returns the column."""
+"""Names of the tools, as table_column. A tool takes the table's key and returns the column."""
 
 REQUESTS = {
     "order_status": ("has {order} left yet?", "is {order} on its way?"),
@@ -22,7 +22,8 @@ REQUESTS = {
     "order_carrier": ("who brings {order}?", "which van has {order}?"),
     "customer_phone": ("what do I dial about {order}?", "i must ring the buyer of {order}"),
 }
-"""The tool whose answer is wanted -> ways to ask for it. The last one takes two calls: order -> customer -> phone."""
+"""Tool that answers -> wordings of the request. `customer_phone` takes two calls: the order's customer, then the
+customer's phone."""
 FRAMES = (
     "{}",
     "please, {}",
@@ -52,7 +53,7 @@ class Request:
 
 
 class Desk:
-    """The order desk over a database file, which is written when it does not exist."""
+    """The order desk over a database file. The file is written if it does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,22 +61,24 @@ class Desk:
             write_database(path)
 
     def look_up(self, tool: str, key: str) -> str | None:
-        """The column that `tool` reads, for the order or customer `key`; None when there is no such row."""
+        """The column that `tool` reads for the order or customer `key`. None if there is no such row."""
         table, column = tool.split("_")
         row = self._rows(f'SELECT "{column}" FROM "{table}" WHERE "{table}" = ?', key)
         return str(row[0][0]) if row else None
 
     def answer(self, tool: str, order: str) -> str:
-        """The right answer, by way of the order's customer where the tool takes a customer."""
+        """The right answer for an order. A tool that takes a customer gets the order's customer."""
         key = self.look_up("order_customer", order) if tool.startswith("customer_") else order
         return str(self.look_up(tool, str(key)))
 
     def tools(self) -> list[BaseTool]:
-        """The five tools that the agent may call."""
+        """The five tools that the agent can call."""
         return [self._tool(name) for name in TOOLS]
 
     def requests(self, split: str, count: int, seed: int = 0) -> list[Request]:
-        """`train` and `test` share no order; `test` comes in frames that training never shows, the same for all seeds."""
+        """Draw `count` requests. `train` and `test` share no order.
+
+        The `test` requests are the same for all seeds, in sentence frames that training never has."""
         orders = [str(row[0]) for row in self._rows('SELECT "order" FROM "order" ORDER BY rowid')]
         held_out = split == "test"
         orders = orders[: ORDERS // 2] if held_out else orders[ORDERS // 2 :]
@@ -83,8 +86,8 @@ class Desk:
         requests: list[Request] = []
         for index in range(count):
             tool, order = tuple(REQUESTS)[index % len(REQUESTS)], rng.choice(orders)
-            asked = rng.choice(REQUESTS[tool]).format(order=f"order {order}")
-            question = rng.choice(HELD_OUT_FRAMES if held_out else FRAMES).format(asked)
+            text = rng.choice(REQUESTS[tool]).format(order=f"order {order}")
+            question = rng.choice(HELD_OUT_FRAMES if held_out else FRAMES).format(text)
             requests.append(Request(f"{split}-{index}", question, order, tool, self.answer(tool, order)))
         rng.shuffle(requests)
         return requests
@@ -110,7 +113,8 @@ class Desk:
 
 
 def reward(request: Request, messages: list[BaseMessage]) -> dict[str, float]:
-    """1 when the last message states the right answer; else 0.2 when the first call was a right one."""
+    """The reward of a conversation: 1 if the last message states the right answer, else 0.2 if the first call was
+    right, else 0. `success` is 1 or 0."""
     right = re.search(rf"(?<!\w){re.escape(request.answer)}(?!\w)", messages[-1].text) is not None
     calls = [call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
     first = "order_customer" if request.tool.startswith("customer_") else request.tool
@@ -119,7 +123,7 @@ def reward(request: Request, messages: list[BaseMessage]) -> dict[str, float]:
 
 
 def write_database(path: Path) -> None:
-    """Two tables, always the same rows: 40 customers and their orders."""
+    """Write the tables of 40 customers and 240 orders. The rows are always the same."""
     rng = random.Random(0)
     customers = [f"C-{number}" for number in rng.sample(range(10, 100), 40)]
     connection = sqlite3.connect(path)

@@ -1,15 +1,14 @@
-"""The quickstart: evaluate an agent, train it, evaluate it again, and show what changed. Read it from the bottom up."""
+"""The quickstart: evaluate an agent, train it, evaluate it again, and print what changed. `quickstart` has the steps in
+order."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (create_agent leaves its context's type open)
+# The type of create_agent's context is partly unknown.
 
 from __future__ import annotations
 
 import asyncio
 import json
 import shlex
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,14 +20,15 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 from rich.console import Console
 
-from understudy.client.local import LocalBackend
-from understudy.client.model import TrainableModel
-from understudy.config import EngineOptions, TrainConfig
-from understudy.quickstart.desk import Desk, Request, reward
-from understudy.quickstart.story import Transcripts, conversation, print_curve, require_plots, write_curve
-from understudy.trainer.report import TrainReport
 from understudy_langgraph import trainable
 from understudy_langgraph.trainable import TrainableRunnable
+
+from ..client.local import LocalBackend, shell_command
+from ..client.model import TrainableModel
+from ..config import EngineOptions, TrainConfig
+from ..trainer.report import TrainReport
+from .desk import Desk, Request, reward
+from .story import Transcripts, conversation, print_curve, require_plots, write_curve
 
 TRAIN_REQUESTS, TEST_REQUESTS = 600, 120
 GROUP_SIZE, SCENARIOS_PER_STEP = 8, 12
@@ -37,14 +37,14 @@ STEPS = 36
 
 @dataclass(frozen=True)
 class Rates:
-    """Success on the held-out requests: at temperature 0, and at temperature 1."""
+    """Success rate on the held-out requests, 0 to 1: at temperature 0 (greedy), and at temperature 1 (sampled)."""
 
     greedy: float
     sampled: float
 
 
 def trainable_agent(desk: Desk, model: TrainableModel) -> TrainableRunnable:
-    """An ordinary LangGraph agent, and the line that makes it trainable."""
+    """A LangGraph agent, made trainable by the call of `trainable`."""
     agent = create_agent(
         ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"), max_completion_tokens=48), desk.tools()
     )
@@ -56,27 +56,30 @@ def trainable_agent(desk: Desk, model: TrainableModel) -> TrainableRunnable:
 
 
 def schedule(step: int, steps: int) -> TrainConfig:
-    """Both fall in a line: the rate, and the pull towards the base, which keeps all tools in play while little is known."""
+    """The options of a step. The learning rate and the KL coefficient fall linearly to 0.
+
+    The KL term keeps the policy near its base, which calls all tools that fit, until training has shown which of them
+    are right."""
     left = 1 - (step - 1) / steps
     return TrainConfig(learning_rate=3.3e-3 * left, kl_coef=0.3 * left, minibatches=4)
 
 
 async def evaluate(agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts) -> Rates:
-    """Both rates with the newest step."""
+    """Both success rates of the newest step."""
     rates: list[float] = []
     for temperature in (0.0, 1.0):
-        found = await agent.aevaluate(test, temperature=temperature, concurrency=64, timeout=300, sinks=[sink])
-        rates.append(found.success or 0.0)
+        evaluation = await agent.aevaluate(test, temperature=temperature, concurrency=64, timeout=300, sinks=[sink])
+        rates.append(evaluation.success or 0.0)
     return Rates(*rates)
 
 
 def rates_line(when: str, rates: Rates) -> str:
-    """`before: ...`"""
+    """The rates as one line, such as `before: greedy 40%, ...`."""
     return f"{when}: greedy {rates.greedy:.0%}, sampled {rates.sampled:.0%} of {TEST_REQUESTS} held-out requests right"
 
 
 async def rates_before(file: Path, agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts) -> Rates:
-    """The untrained policy's rates, kept in a file for a run that goes on after an interruption."""
+    """The rates of the untrained policy. They are kept in `file`, so that a resumed run does not measure them again."""
     if file.exists():
         return Rates(**json.loads(file.read_text(encoding="utf-8")))
     rates = await evaluate(agent, test, sink)
@@ -87,7 +90,7 @@ async def rates_before(file: Path, agent: TrainableRunnable, test: Sequence[Requ
 async def quickstart(
     folder: Path, seed: int, steps: int, console: Console, engines: EngineOptions
 ) -> tuple[Rates, Rates, TrainReport]:
-    """Train one policy; run again in the same folder, it goes on where it was."""
+    """Train one policy, and print its success before and after. Run again in the same folder, it resumes."""
     desk, transcripts = Desk(folder / "desk.db"), Transcripts()
     train, test = desk.requests("train", TRAIN_REQUESTS, seed), desk.requests("test", TEST_REQUESTS)
     model = TrainableModel(name=f"order-desk-{seed}", project="quickstart", base_model="tiny")
@@ -116,11 +119,11 @@ async def quickstart(
 
 
 def show(report: TrainReport, folder: Path, console: Console) -> None:
-    """The reward curve, the place of the LoRA, and what to try next."""
+    """Print the reward curve, the path of the LoRA, and the commands to try next."""
     if report.rewards:
         print_curve(console, report.rewards)
         write_curve(report.rewards, folder / "rewards.png")
-    understudy, where = command(), f"--dir {shlex.quote(str(folder / 'server'))}"
+    understudy, where = shlex.quote(shell_command()), f"--dir {shlex.quote(str(folder / 'server'))}"
     lines = [
         "",
         f"curve   {folder / 'rewards.png'}",
@@ -132,18 +135,11 @@ def show(report: TrainReport, folder: Path, console: Console) -> None:
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
-def command() -> str:
-    """`understudy` as the user's shell finds it: by its name, or by its path if its environment is not active."""
-    own = Path(sys.executable).with_name("understudy")
-    if shutil.which("understudy") == str(own):
-        return "understudy"
-    return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
-
-
 def main(
     seed: int, steps: int | None, folder: Path, results: Path | None, engines: EngineOptions | None = None
 ) -> None:
-    """`understudy quickstart`; `results` is written as JSON. Raises MissingExtraError, ConfigError, BackendError."""
+    """Run `understudy quickstart`. `results` is a file to write as JSON. Raises MissingExtraError, ConfigError and
+    BackendError."""
     require_plots()
     console = Console()
     folder = folder.absolute()
@@ -157,8 +153,8 @@ def main(
             "sampled": {"before": before.sampled, "after": after.sampled},
             "rewards": report.rewards,
             "seconds": {
-                "rollout": [each.rollout_seconds for each in report.iterations],
-                "train": [each.train_seconds for each in report.iterations],
+                "rollout": [iteration.rollout_seconds for iteration in report.iterations],
+                "train": [iteration.train_seconds for iteration in report.iterations],
             },
         }
         results.write_text(json.dumps(written) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the quickstart shows at the end: the reward curve, and one conversation before and after."""
+"""What the quickstart prints at the end: the reward curve, and one conversation before and after training."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from typing import Any, cast
 from rich.console import Console
 from rich.text import Text
 
-from understudy.contracts import GroupsFinished, TraceSink
-from understudy.errors import MissingExtraError
-from understudy.tracing.reading import conversations
-from understudy.types import Json, Message
+from ..contracts import GroupsFinished, TraceSink
+from ..errors import MissingExtraError
+from ..tracing.reading import conversations
+from ..types import Json, Message
 
 try:
     import plotext  # pyright: ignore[reportMissingTypeStubs]  # it has none
     from matplotlib.figure import Figure
-except ImportError:  # the extra `plot`; asked for in `require_plots`
+except ImportError:  # packages of the extra `plot`; `require_plots` reports them
     plotext = Figure = None
 
 
 SPEAKERS = {"user": "you", "assistant": "agent", "tool": "tool"}
+"""Role of a message -> its name in a printed conversation."""
 
 
 class Transcripts(TraceSink):
-    """A trace sink that keeps the greedy evaluations' conversations: (scenario id, step) -> messages and success."""
+    """A trace sink that keeps the conversations of greedy evaluations in memory.
+
+    `kept`: (scenario id, step) -> messages and success."""
 
     name = "transcripts"
 
@@ -34,7 +37,8 @@ class Transcripts(TraceSink):
         self.kept: dict[tuple[str, int], tuple[list[Message], bool]] = {}
 
     def groups_finished(self, event: GroupsFinished) -> None:
-        if event.split != "val":
+        """Keep the longest conversation of each evaluated rollout."""
+        if event.split != "val":  # training, or an evaluation above temperature 0
             return
         for rollout in event.rollouts:
             longest = next(iter(conversations(rollout)), None)
@@ -43,7 +47,8 @@ class Transcripts(TraceSink):
             self.kept[key] = list(longest.messages) if longest is not None else [], right
 
     def learned(self) -> tuple[list[Message], list[Message]] | None:
-        """The longest conversation that was wrong at the first step and right at the last, before and after."""
+        """The conversation on one scenario before and after training: wrong at the first step and right at the last. Of
+        several, the longest. None if there is none."""
         if not self.kept:
             return None
         first, last = min(step for _, step in self.kept), max(step for _, step in self.kept)
@@ -56,28 +61,34 @@ class Transcripts(TraceSink):
 
 
 def require_plots() -> None:
-    """Raise MissingExtraError when the plotting packages are not installed."""
+    """Raise MissingExtraError if the plotting packages are not installed."""
     if plotext is None:
         raise MissingExtraError("matplotlib or plotext", "plot")
 
 
 def conversation(messages: Sequence[Message]) -> str:
-    """A conversation as a person reads it."""
+    """A conversation as text, one line per message or tool call."""
     lines: list[str] = []
     for message in messages:
         role = str(message["role"])
-        said = str(message.get("content") or "").strip()
+        text = str(message.get("content") or "").strip()
         calls: Sequence[Json] = message.get("tool_calls") or []
-        told = [said] if said else []
+        parts = [text] if text else []
         for call in calls:
             arguments = ", ".join(f"{name}={value!r}" for name, value in arguments_of(call).items())
-            told.append(f"calls {call['function']['name']}({arguments})")
-        lines += [f"  {SPEAKERS.get(role, role):6} {line}" for line in told]
+            parts.append(f"calls {call['function']['name']}({arguments})")
+        lines += [f"  {SPEAKERS.get(role, role):6} {line}" for line in parts]
     return "\n".join(lines)
 
 
 def arguments_of(call: Json) -> dict[str, Any]:
-    """A tool call's arguments; text that is no JSON object is shown as it is."""
+    """The arguments of a tool call. Text that is no JSON object is returned under an empty name.
+
+    >>> arguments_of({"function": {"name": "ping", "arguments": '{"count": 2}'}})
+    {'count': 2}
+    >>> arguments_of({"function": {"name": "ping", "arguments": "twice"}})
+    {'': 'twice'}
+    """
     text = call["function"]["arguments"]
     try:
         parsed = json.loads(text)
@@ -87,7 +98,7 @@ def arguments_of(call: Json) -> dict[str, Any]:
 
 
 def print_curve(console: Console, rewards: Sequence[float]) -> None:
-    """The mean reward of each step, drawn with characters."""
+    """Print the mean reward of each step as a text chart."""
     figure: Any = cast(Any, plotext).figure
     figure.clear()
     curve = figure.signal(list(range(1, len(rewards) + 1)), list(rewards))
@@ -101,7 +112,7 @@ def print_curve(console: Console, rewards: Sequence[float]) -> None:
 
 
 def write_curve(rewards: Sequence[float], path: Path) -> None:
-    """The same as a PNG."""
+    """Write the mean reward of each step as a PNG chart."""
     make: Any = Figure
     figure = make(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,5 @@
-"""Rewards: what a rollout returned, functions to build one from, and judges where there is none. Names are loaded when used."""
+"""Rewards: conversion of a rollout's return value, functions to compute a reward, and judges. Names are loaded
+lazily."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

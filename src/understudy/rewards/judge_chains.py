@@ -1,4 +1,4 @@
-"""Judges made of judges and reward functions. Each is a judge itself, so that they nest."""
+"""Judges that combine other judges and reward functions. They are judges themselves, so they can be nested."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from .judge_metrics import DISAGREEMENT, GATE, merged, tie
 from .outcome import as_reward
 
 TrajectoryReward: TypeAlias = Callable[[Trajectory], object]
-"""A trajectory -> a number, a dict of numbers with `reward`, or a RewardResult; sync or async."""
+"""A trajectory -> a number, a dict of numbers with the key `reward`, or a RewardResult; sync or async."""
 
 
 class AverageJudge:
-    """Several judges, asked at once: a trajectory's reward is the mean of their scores. A group that one of them cannot
-    score is not scored. How far they are apart is the metric `judge/disagreement`."""
+    """Calls several judges concurrently. A trajectory's reward is the mean of their scores, and the metric
+    `judge/disagreement` is the standard deviation. If one judge returns None, the group is not scored. Raises
+    ConfigError for fewer than two judges."""
 
     def __init__(self, judges: Sequence[Judge]) -> None:
         if len(judges) < 2:
@@ -36,18 +37,18 @@ class AverageJudge:
             return None
         averaged = [_averaged(own, opinions) for own, *opinions in zip(group, *judged, strict=True)]
         joined = _joined(group, averaged, judged)
-        apart = [float(each.metrics[DISAGREEMENT]) for each in averaged if DISAGREEMENT in each.metrics]
-        if apart:
-            joined.metrics[DISAGREEMENT] = fmean(apart)
+        deviations = [float(own.metrics[DISAGREEMENT]) for own in averaged if DISAGREEMENT in own.metrics]
+        if deviations:
+            joined.metrics[DISAGREEMENT] = fmean(deviations)
         return joined
 
 
 class TieJudge:
-    """The reward first, the judge for ties: trajectories of equal reward are shown to the judge, apart from the others, and
-    its scores move them by less than `share` of the smallest distance between rewards (of 1, where all are equal).
+    """Uses rewards first, and a judge to break ties. The judge scores trajectories of equal reward among themselves.
 
-    reward: of each trajectory; None: the reward that it has.
-    """
+    A score from 0 to 1 adds at most `share` x the smallest difference between rewards (x 1 if all are equal), so the
+    order of different rewards does not change. `reward`: computes a trajectory's reward; None: the reward that it has.
+    Raises ConfigError for a share outside 0 to 1."""
 
     def __init__(self, judge: Judge, reward: TrajectoryReward | None = None, *, share: float = 0.5) -> None:
         if not 0 < share < 1:
@@ -57,26 +58,26 @@ class TieJudge:
         self._share = share
 
     async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup | None:
-        own = [await _rewarded(each, self._reward) for each in group]
-        rewards = sorted({each.reward for each in own if each.reward is not None})
+        own = [await _rewarded(trajectory, self._reward) for trajectory in group]
+        rewards = sorted({trajectory.reward for trajectory in own if trajectory.reward is not None})
         if not rewards:
             raise RolloutError("TieJudge: no trajectory has a reward: set one in the rollout, or pass reward=")
         gap = min((high - low for low, high in pairwise(rewards)), default=1.0)
-        classes = [[at for at, each in enumerate(own) if each.reward == reward] for reward in rewards]
-        ties = [places for places in classes if len(places) > 1]
-        parts = await asyncio.gather(*(self._judge(_part(group, [own[at] for at in places])) for places in ties))
-        for places, part in zip(ties, parts, strict=True):
-            if part is None or any(each.reward is None for each in part):
+        classes = [[i for i, trajectory in enumerate(own) if trajectory.reward == reward] for reward in rewards]
+        ties = [indexes for indexes in classes if len(indexes) > 1]
+        parts = await asyncio.gather(*(self._judge(_part(group, [own[i] for i in indexes])) for indexes in ties))
+        for indexes, part in zip(ties, parts, strict=True):
+            if part is None or any(trajectory.reward is None for trajectory in part):
                 return None
-            for at, judged in zip(places, part, strict=True):
-                moved = float(own[at].reward or 0.0) + self._share * gap * _from_0_to_1(judged)
-                own[at] = judged.model_copy(update={"reward": moved})
+            for i, judged in zip(indexes, part, strict=True):
+                moved = float(own[i].reward or 0.0) + self._share * gap * _from_0_to_1(judged)
+                own[i] = judged.model_copy(update={"reward": moved})
         return _joined(group, own, parts)
 
 
 class GateJudge:
-    """A gate before a judge: a trajectory that does not pass gets `closed` and is not shown; the judge scores the others.
-    The gate is the metric `judge/gate`, 1 for passed."""
+    """Applies a gate before a judge. A trajectory passes if its gate is above 0; the judge scores those that pass. The
+    others get the reward `closed`. The metric `judge/gate` is 1 for passed, else 0."""
 
     def __init__(self, gate: TrajectoryReward, judge: Judge, *, closed: float = 0.0) -> None:
         self._gate = gate
@@ -86,26 +87,27 @@ class GateJudge:
     async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup | None:
         own = list(group.trajectories)
         passed: list[int] = []
-        for at, each in enumerate(own):
-            if each.exception is not None:
+        for i, trajectory in enumerate(own):
+            if trajectory.exception is not None:
                 continue
-            value = await _value(self._gate, each)
+            value = await _value(self._gate, trajectory)
             opened = as_reward(value, "GateJudge: gate").reward > 0
-            update: dict[str, object] = {"metrics": {**each.metrics, GATE: float(opened)}}
-            own[at] = each.model_copy(update=update if opened else {**update, "reward": self._closed})
-            passed += [at] if opened else []
+            update: dict[str, object] = {"metrics": {**trajectory.metrics, GATE: float(opened)}}
+            own[i] = trajectory.model_copy(update=update if opened else {**update, "reward": self._closed})
+            passed += [i] if opened else []
         if not passed:
             return _joined(group, own, [])
-        part = await self._judge(_part(group, [own[at] for at in passed]))
+        part = await self._judge(_part(group, [own[i] for i in passed]))
         if part is None:
             return None
-        for at, judged in zip(passed, part, strict=True):
-            own[at] = judged
+        for i, judged in zip(passed, part, strict=True):
+            own[i] = judged
         return _joined(group, own, [part])
 
 
 def _averaged(own: Trajectory, opinions: Sequence[Trajectory]) -> Trajectory:
-    """A trajectory with the mean of its judges' scores, each kept as `judge/score_{n}`; unscored where one gave none."""
+    """The trajectory with the mean of its judges' scores, which are logged as `judge/score_{n}`. If one judge gave no
+    score, it is unscored."""
     scores = [opinion.reward for opinion in opinions if opinion.reward is not None]
     update: dict[str, object] = {"logs": _logs(own.logs, [opinion.logs for opinion in opinions]), "reward": None}
     if len(scores) == len(opinions):
@@ -135,16 +137,17 @@ def _from_0_to_1(judged: Trajectory) -> float:
 
 
 def _copy(group: TrajectoryGroup) -> TrajectoryGroup:
-    """A group that a judge may write on."""
+    """A copy of the group that a judge may modify."""
     return _part(group, group.trajectories)
 
 
 def _part(group: TrajectoryGroup, trajectories: Sequence[Trajectory]) -> TrajectoryGroup:
+    """A copy of the group with copies of these trajectories only."""
     copies = [
-        each.model_copy(
-            update={"metrics": dict(each.metrics), "metadata": dict(each.metadata), "logs": list(each.logs)}
+        item.model_copy(
+            update={"metrics": dict(item.metrics), "metadata": dict(item.metadata), "logs": list(item.logs)}
         )
-        for each in trajectories
+        for item in trajectories
     ]
     update: dict[str, object] = {"trajectories": copies, "metrics": dict(group.metrics), "logs": list(group.logs)}
     return group.model_copy(update=update)
@@ -153,7 +156,7 @@ def _part(group: TrajectoryGroup, trajectories: Sequence[Trajectory]) -> Traject
 def _joined(
     group: TrajectoryGroup, trajectories: Sequence[Trajectory], parts: Sequence[TrajectoryGroup | None]
 ) -> TrajectoryGroup:
-    """The group with these trajectories, and what its judges logged of it or of parts of it."""
+    """The group with these trajectories, and the metrics and logs of its judges."""
     judged = [part for part in parts if part is not None]
     update: dict[str, object] = {
         "trajectories": list(trajectories),
@@ -164,5 +167,5 @@ def _joined(
 
 
 def _logs(own: list[str], others: Sequence[list[str]]) -> list[str]:
-    """The lines of all, those that they had in common once."""
-    return own + [line for each in others for line in each[len(own) :]]
+    """The group's lines, then those that the judges appended to their copies of them."""
+    return own + [line for lines in others for line in lines[len(own) :]]

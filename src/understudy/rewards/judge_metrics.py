@@ -1,4 +1,4 @@
-"""What judges log of groups and trajectories."""
+"""The metrics that judges log for groups and trajectories."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from statistics import fmean
 from understudy.types import Metric, Trajectory
 
 TIE = "judge/tie"
-"""Of a group: 1 where all rewards are equal, so that nothing can be learned."""
+"""Of a group: 1 if all rewards are equal, so that it trains nothing, else 0."""
 CUT = "judge/cut"
-"""Of a group: 1 where texts were shortened to `max_prompt_tokens`."""
+"""Of a group: 1 if texts were shortened to fit `max_prompt_tokens`, else 0."""
 DISAGREEMENT = "judge/disagreement"
-"""Of a trajectory: the standard deviation of its judges' scores; of a group: the mean of that."""
+"""Of a trajectory: the standard deviation of its judges' scores. Of a group: the mean over trajectories."""
 GATE = "judge/gate"
-"""Of a trajectory: 1 where it passed the gate, 0 where it was not shown to the judge."""
+"""Of a trajectory: 1 if it passed the gate, 0 if not; then the judge does not see it."""
 
 
 def tie(trajectories: Iterable[Trajectory]) -> dict[str, Metric]:
-    """Whether all scored trajectories, two at least, have one reward."""
-    rewards = [each.reward for each in trajectories if each.reward is not None]
+    """The metric `judge/tie`: 1 if at least two trajectories are scored and all rewards are equal."""
+    rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
     return {TIE: float(len(rewards) > 1 and len(set(rewards)) == 1)}
 
 
 def merged(parts: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """The metrics of several judgements: of each the mean over those that have it."""
+    """The mean of every metric over the judgements that have it."""
     values: dict[str, list[float]] = {}
     for part in parts:
         for name, value in part.items():
             values.setdefault(name, []).append(float(value))
-    return {name: fmean(each) for name, each in values.items()}
+    return {name: fmean(numbers) for name, numbers in values.items()}

@@ -1,4 +1,5 @@
-"""What a judge is asked: transcripts behind a delimiter that none of them knows, under ids that say nothing."""
+"""The prompt of a judge. Transcripts have random ids and stand between random delimiters, which no transcript can
+forge."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ DEFAULT_RUBRIC = """\
 - An attempt that does not reach the goal earns partial credit for real progress towards it.
 - Claims count only as far as the messages support them: an invented or unchecked result is a failure.
 - Let the distance between scores follow the difference between attempts: small for small ones, large for large ones."""
-"""For any task: what the goal is, the judge reads from the messages."""
+"""The default rubric, for any task: the judge reads the goal from the messages."""
 
 _TASK = """\
 You judge how well an AI agent did a task. You are shown {count}. {compare}
@@ -61,7 +62,7 @@ between the scores."""
 
 @dataclass(frozen=True)
 class JudgePrompt:
-    """`ids[i]` is the name under which transcript i is shown. `cut`: whether texts were shortened."""
+    """A judge's request. `ids[i]` is the id of transcript i in it. `cut`: whether texts were shortened."""
 
     messages: tuple[Message, ...]
     ids: tuple[str, ...]
@@ -70,7 +71,7 @@ class JudgePrompt:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What is random: the delimiter, the id of each transcript, and the order in which they are shown."""
+    """The random parts of a prompt: the delimiter, the ids of the transcripts, and their order as indexes."""
 
     mark: str
     ids: tuple[str, ...]
@@ -80,38 +81,38 @@ class _Drawn:
 def judge_prompt(
     transcripts: Sequence[Transcript], rubric: str, *, max_tokens: int, seed: int = 0, reasoning: bool = False
 ) -> JudgePrompt:
-    """The request for transcripts, each with another `identity`. Ids, order and delimiter are drawn by a generator whose
-    seed is a hash of `seed`, rubric and all transcripts: no transcript can foresee them, and the same request is the same
-    text again, so that its answer can come from a cache. Raises RolloutError where `max_tokens` cannot be kept."""
-    drawn = _draw(
-        transcripts, json.dumps([seed, rubric, reasoning, sorted(each.conversations for each in transcripts)])
-    )
+    """Build the request for transcripts with different `identity`. Raises RolloutError if it cannot fit in
+    `max_tokens`.
+
+    Ids, order and delimiter come from a generator whose seed is a hash of `seed`, the rubric and all transcripts. A
+    transcript cannot predict them, and equal requests have equal texts, so that a cache can answer them."""
+    conversations = sorted(transcript.conversations for transcript in transcripts)
+    drawn = _draw(transcripts, json.dumps([seed, rubric, reasoning, conversations]))
     parts = _parts(transcripts, drawn)
     names, lines = [name for name, _ in parts], [lines for _, lines in parts]
     around = tokens_of(_task(drawn, rubric, names, reasoning, cut=True)) + sum(tokens_of(name) + 12 for name in names)
     shown = within(lines, max_tokens - around, drawn.mark)
     cut = shown != tuple(lines)
     body = "\n\n".join(
-        "\n".join((f"[{drawn.mark} {name}]", *each, f"[{drawn.mark} end]"))
-        for name, each in zip(names, shown, strict=True)
+        "\n".join((f"[{drawn.mark} {name}]", *part, f"[{drawn.mark} end]"))
+        for name, part in zip(names, shown, strict=True)
     )
     task = _task(drawn, rubric, names, reasoning, cut)
     return JudgePrompt(({"role": "system", "content": task}, {"role": "user", "content": body}), drawn.ids, cut)
 
 
 def _draw(transcripts: Sequence[Transcript], basis: str) -> _Drawn:
-    """`basis`: everything that the request says; no code occurs in it."""
+    """Draw delimiter, ids and order. `basis`: all texts of the request; the codes do not occur in it."""
     draw = random.Random(hashlib.sha256(basis.encode()).digest())
     mark = _unused(draw, 10, basis)
     ids: list[str] = []
     for _ in transcripts:
         ids.append(_unused(draw, 4, "\n".join((basis, mark, *ids))))
-    order = sorted(
-        range(len(transcripts)), key=lambda at: transcripts[at].conversations
-    )  # whatever it was in the group
+    # Sorted, so that the shuffled order does not depend on the group's order.
+    order = sorted(range(len(transcripts)), key=lambda i: transcripts[i].conversations)
     draw.shuffle(order)
-    by_place = dict(zip(order, ids, strict=True))
-    return _Drawn(mark, tuple(by_place[at] for at in range(len(transcripts))), tuple(order))
+    id_of = dict(zip(order, ids, strict=True))
+    return _Drawn(mark, tuple(id_of[i] for i in range(len(transcripts))), tuple(order))
 
 
 def _unused(draw: random.Random, length: int, text: str) -> str:
@@ -123,13 +124,14 @@ def _unused(draw: random.Random, length: int, text: str) -> str:
 
 
 def _parts(transcripts: Sequence[Transcript], drawn: _Drawn) -> list[tuple[str, Lines]]:
-    """Each part's name and lines, in the order in which they are shown."""
-    own = [each.conversations for each in transcripts]
-    shared = shared_beginning(each[0] for each in own) if len(own) > 1 else ()
+    """The name and lines of every part of the prompt, in order."""
+    attempts = [transcript.conversations for transcript in transcripts]
+    shared = shared_beginning(attempt[0] for attempt in attempts) if len(attempts) > 1 else ()
     parts: list[tuple[str, Lines]] = [(SHARED, shared)] if shared else []
-    for at in drawn.order:
-        parts.append((f"attempt {drawn.ids[at]}", own[at][0][len(shared) :]))
-        parts += [(f"sub-agent {n} of attempt {drawn.ids[at]}", lines) for n, lines in enumerate(own[at][1:], 1)]
+    for i in drawn.order:
+        own, *others = attempts[i]
+        parts.append((f"attempt {drawn.ids[i]}", own[len(shared) :]))
+        parts += [(f"sub-agent {n} of attempt {drawn.ids[i]}", lines) for n, lines in enumerate(others, 1)]
     return parts
 
 
@@ -147,6 +149,6 @@ def _task(drawn: _Drawn, rubric: str, names: Sequence[str], reasoning: bool, cut
         rubric=rubric.strip("\n"),
         mark=drawn.mark,
         notes="".join(notes),
-        ids=", ".join(drawn.ids[at] for at in drawn.order),
+        ids=", ".join(drawn.ids[i] for i in drawn.order),
         reasoning=_REASONING if reasoning else "",
     )

@@ -1,4 +1,4 @@
-"""Matches of an answer with what was expected: plain functions, each from 0 (no match) to 1."""
+"""Functions that compare an answer with the expected one. They return 0 (no match) to 1."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def exact_match(answer: str, expected: str, *, ignore_case: bool = True) -> float:
-    """1 where both say the same, but for white space at the ends and runs of it inside, and (by default) case."""
+    """1 if both texts are equal after Unicode normalisation, else 0. White space at the ends, the length of white space
+    inside, and (by default) case are ignored."""
     return float(_plain(answer, ignore_case) == _plain(expected, ignore_case))
 
 
 def numeric_match(answer: str | float, expected: float, *, tolerance: float = 1e-6) -> float:
-    """1 where the answer's last number is within `tolerance` of `expected`, as a share of it (near 0: absolute). A comma
-    groups digits, as in 1,250.5; text without a number is 0."""
+    """1 if the last number of the answer is close to `expected`, else 0. Raises ConfigError for invalid arguments.
+
+    `tolerance` is relative, and absolute near 0. A comma groups digits, as in 1,250.5. A text without a number gets
+    0."""
     if not math.isfinite(expected) or not tolerance >= 0:
         raise ConfigError(
             f"numeric_match: finite numbers are needed, got expected={expected!r}, tolerance={tolerance!r}"
@@ -36,14 +39,15 @@ def numeric_match(answer: str | float, expected: float, *, tolerance: float = 1e
 
 
 def fuzzy_match(answer: str, expected: str, *, ignore_case: bool = True) -> float:
-    """How alike both are: `difflib`'s ratio 2M / T (Ratcliff and Obershelp), M characters in common of T in both."""
+    """The similarity of both texts: `difflib`'s ratio 2M / T (Ratcliff and Obershelp), with M matching characters and T
+    characters in total."""
     pair = _plain(answer, ignore_case), _plain(expected, ignore_case)
     return SequenceMatcher(None, *pair, autojunk=False).ratio()
 
 
 def json_valid(answer: str, schema: Mapping[str, Any] | None = None) -> float:
-    """1 where the answer is JSON and, if a schema is named, fits that JSON Schema. Raises ConfigError for a schema that is
-    none, MissingExtraError without `jsonschema`."""
+    """1 if the answer is JSON and, if `schema` is set, validates against that JSON Schema; else 0. Raises ConfigError
+    for an invalid schema, MissingExtraError without `jsonschema`."""
     try:
         value: object = json.loads(answer)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a reward function may return, as one thing."""
+"""Converts the values that a reward function may return to a RewardResult."""
 
 from __future__ import annotations
 
@@ -12,29 +12,38 @@ from understudy.errors import RolloutError
 
 
 class Scalar(Protocol):
-    """A scalar of numpy or torch: an array without dimensions."""
+    """A scalar of numpy or torch: an array of shape ()."""
 
-    def item(self) -> object: ...
+    def item(self) -> object:
+        """The value as a Python number."""
+        ...
 
 
 @dataclass(frozen=True)
 class RewardResult:
-    """A reward, and metrics to be shown beside it."""
+    """A reward, and metrics to log with it."""
 
     reward: float
     metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 
 def as_reward(value: object, source: str) -> RewardResult:
-    """A number, a mapping of numbers with `reward`, or a RewardResult -> plain floats. A number is also a bool, or a
-    scalar of numpy or torch. Raises RolloutError naming `source` for anything else."""
+    """Convert a number, a mapping of numbers with the key `reward`, or a RewardResult to plain floats.
+
+    Numbers may be bools, and scalars of numpy or torch. Raises RolloutError, which names `source`, for other values and
+    for numbers that are not finite.
+
+    >>> as_reward({"reward": True, "steps": 3}, "reward=")
+    RewardResult(reward=1.0, metrics={'steps': 3.0})
+    """
     if isinstance(value, RewardResult):
         reward = _number(value.reward, f"{source}: RewardResult.reward")
         return RewardResult(reward, _numbers(value.metrics, f"{source}: RewardResult.metrics"))
     if isinstance(value, Mapping):
+        keys = [str(key) for key in cast(Mapping[object, object], value)]
+        if "reward" not in keys:
+            raise RolloutError(f"{source} gave a dict without `reward`; its keys are {', '.join(keys) or '(none)'}")
         named = _numbers(cast(object, value), source)
-        if "reward" not in named:
-            raise RolloutError(f"{source} gave a dict without `reward`; its keys are {', '.join(named) or '(none)'}")
         return RewardResult(named.pop("reward"), named)
     return RewardResult(_number(value, source))
 

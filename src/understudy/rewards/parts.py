@@ -1,4 +1,4 @@
-"""A reward from parts: each is logged by its name, as the metric `part/{name}`."""
+"""Functions that combine parts to a reward. Every part is logged as the metric `part/{name}`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from understudy.types import History, Json
 from .outcome import RewardResult, as_reward
 
 PART = "part/"
-"""Beginning of the metrics that hold the parts of a reward."""
+"""Prefix of the metrics of a reward's parts."""
 
 Part = float | RewardResult
-"""A number (or a bool), or parts that were combined before."""
+"""A number (or a bool), or the result of another function here."""
 
 
 def weighted(parts: Mapping[str, Part], weights: Mapping[str, float] | None = None) -> RewardResult:
-    """The sum of the parts, each times its weight (1 where it has none). Raises ConfigError for a weight without a part."""
+    """The weighted sum of the parts; a missing weight is 1. Raises ConfigError for a weight without a part.
+
+    >>> weighted({"answer": 1.0, "format": 0.5}, {"answer": 2.0})
+    RewardResult(reward=2.5, metrics={'part/answer': 1.0, 'part/format': 0.5})
+    """
     factors = dict(weights or {})
     if unknown := [name for name in factors if name not in parts]:
         raise ConfigError(f"weighted: weights: there is no part {unknown[0]!r}; the parts are {', '.join(parts)}")
@@ -29,7 +33,7 @@ def weighted(parts: Mapping[str, Part], weights: Mapping[str, float] | None = No
 
 
 def gated(gates: Mapping[str, bool | float], reward: Part, *, closed: float = 0.0) -> RewardResult:
-    """The reward where every gate is open (true, or above 0), else `closed`. Gates are logged as parts."""
+    """The reward if all gates are open (True, or above 0), else `closed`. Gates are logged as parts."""
     results = {name: as_reward(gate, f"gated: {name}") for name, gate in gates.items()}
     inside = as_reward(reward, "gated: reward")
     opened = all(result.reward > 0 for result in results.values())
@@ -37,7 +41,7 @@ def gated(gates: Mapping[str, bool | float], reward: Part, *, closed: float = 0.
 
 
 def clipped(reward: Part, low: float, high: float) -> RewardResult:
-    """The reward, no less than `low` and no more than `high`. Raises ConfigError unless low < high."""
+    """The reward limited to the range from `low` to `high`. Raises ConfigError unless low < high."""
     if not low < high:
         raise ConfigError(f"clipped: low must be below high, got low={low!r}, high={high!r}")
     inside = as_reward(reward, "clipped: reward")
@@ -45,18 +49,18 @@ def clipped(reward: Part, low: float, high: float) -> RewardResult:
 
 
 def length_penalty(text: str, free: int, full: int) -> float:
-    """0 for up to `free` characters, falling in a line to -1 at `full` and beyond (the form of DAPO 2503.14476, equation
-    13). Raises ConfigError unless 0 <= free < full."""
+    """0 up to `free` characters, -1 from `full` on, and linear in between (the form of DAPO 2503.14476, equation 13).
+    Raises ConfigError unless 0 <= free < full."""
     return _ramp(len(text), free, full, "length_penalty")
 
 
 def tool_call_penalty(history: History, free: int, full: int) -> float:
-    """The same for the tool calls of a conversation's assistant messages: 0 for up to `free`, -1 from `full` on."""
+    """The same for the number of tool calls of a conversation: 0 up to `free`, -1 from `full` on, linear in between."""
     return _ramp(tool_calls(history), free, full, "tool_call_penalty")
 
 
 def tool_calls(history: History) -> int:
-    """How many tool calls the assistant messages of a conversation hold."""
+    """The number of tool calls in the assistant messages of a conversation."""
     messages = [cast(Mapping[str, Json], message) for message in history.messages()]
     return sum(len(message.get("tool_calls") or ()) for message in messages if message.get("role") == "assistant")
 

@@ -1,4 +1,4 @@
-"""A judge's prompt within its budget: the least informative texts are cut first, in their middle."""
+"""Shortens a judge's prompt to its token budget: the least informative texts first, each in its middle."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from understudy.errors import RolloutError
 from .transcripts import TOOLS, Lines, json_line
 
 BYTES_PER_TOKEN = 3
-"""An estimate on the safe side: English has about 4, JSON and CJK about 3."""
+"""A conservative estimate: English has about 4, JSON and CJK about 3."""
 FLOORS = (64, 300, 300, 1000)
-"""Characters that a text keeps at least, by tier: 0 images and files as data URLs; 1 results of tools; 2 what the agent wrote
-before its last message; 3 the task, its users, the tools, and the last message."""
+"""Minimum characters that a text keeps, by tier. 0: images and files as data URLs. 1: results of tools. 2: the agent's
+messages before its last one. 3: the task, user messages, tools, and the last message."""
 
 Limits = tuple[int | None, ...]
-"""Characters that a text of each tier keeps; None: all."""
+"""Maximum characters of a text, by tier; None: no limit."""
 
 
 def tokens_of(text: str) -> int:
-    """Tokens of a text, estimated from its bytes."""
+    """The number of tokens of a text, estimated from its UTF-8 bytes."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
 
 def within(conversations: Sequence[Lines], tokens: int, mark: str) -> tuple[Lines, ...]:
-    """The conversations, cut to at most that many tokens: tier by tier, each only as far as it must be, so that long texts
-    lose most. `[{mark} cut N characters]` stands where something was left out. Raises RolloutError if nothing is enough."""
-    fits = _Budget(conversations, tokens, mark)
-    if fits.at((None, None, None, None)):
-        return fits.conversations((None, None, None, None))
+    """Shorten conversations to at most `tokens` tokens. Raises RolloutError if they do not fit at the `FLOORS`.
+
+    Tiers are shortened in order. The last one that is needed gets the largest limit that fits, so long texts lose most.
+    `[{mark} cut N characters]` replaces the removed text."""
+    budget = _Budget(conversations, tokens, mark)
+    if budget.allows((None, None, None, None)):
+        return budget.conversations((None, None, None, None))
     for tier in range(len(FLOORS)):
         below, above = FLOORS[:tier], (None,) * (len(FLOORS) - tier - 1)
-        if fits.at((*below, FLOORS[tier], *above)):
-            low, high = FLOORS[tier], fits.longest
-            while low < high:  # the largest limit that fits
+        if budget.allows((*below, FLOORS[tier], *above)):
+            low, high = FLOORS[tier], budget.longest
+            while low < high:  # binary search for the largest limit that fits
                 middle = (low + high + 1) // 2
-                low, high = (middle, high) if fits.at((*below, middle, *above)) else (low, middle - 1)
-            return fits.conversations((*below, low, *above))
+                low, high = (middle, high) if budget.allows((*below, middle, *above)) else (low, middle - 1)
+            return budget.conversations((*below, low, *above))
     raise RolloutError(
-        f"the judge's prompt needs about {fits.tokens(FLOORS)} tokens with every long text cut, and max_prompt_tokens leaves "
+        f"the judge's prompt needs about {budget.tokens(FLOORS)} tokens with every long text cut, and max_prompt_tokens leaves "
         f"{tokens} for the trajectories: raise it, or judge fewer or shorter trajectories at once"
     )
 
@@ -52,8 +54,8 @@ class _Budget:
         self._mark = mark
         self.longest = max((len(line) for lines in conversations for line in lines), default=0)
 
-    def at(self, limits: Limits) -> bool:
-        """Whether the conversations fit with texts of these lengths."""
+    def allows(self, limits: Limits) -> bool:
+        """Whether the conversations fit in the budget with texts shortened to `limits`."""
         return self.tokens(limits) <= self._tokens
 
     def tokens(self, limits: Limits) -> int:
@@ -63,7 +65,7 @@ class _Budget:
         if limits == (None,) * len(limits):
             return tuple(self._conversations)
         return tuple(
-            tuple(self._line(line, limits, last=at == len(lines) - 1) for at, line in enumerate(lines))
+            tuple(self._line(line, limits, last=i == len(lines) - 1) for i, line in enumerate(lines))
             for lines in self._conversations
         )
 
@@ -78,9 +80,9 @@ class _Budget:
     def _cut(self, value: Any, limits: Limits, tier: int) -> Any:
         if isinstance(value, dict):
             items = cast(dict[str, Any], value).items()
-            return {name: self._cut(each, limits, tier) for name, each in items}
+            return {name: self._cut(item, limits, tier) for name, item in items}
         if isinstance(value, list):
-            return [self._cut(each, limits, tier) for each in cast(list[Any], value)]
+            return [self._cut(item, limits, tier) for item in cast(list[Any], value)]
         if not isinstance(value, str):
             return value
         limit = limits[0 if value.startswith("data:") and ";base64," in value[:200] else tier]

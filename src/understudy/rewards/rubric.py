@@ -1,4 +1,4 @@
-"""A rubric for RULER, written by a language model from the task's description."""
+"""Lets a language model write a rubric for RULER from a description of the task."""
 
 from __future__ import annotations
 
@@ -36,27 +36,29 @@ class Rubric(BaseModel):
 async def write_rubric(
     description: str, model: str | Llm = "openai/o3", *, file: str | Path | None = None, **llm_options: Any
 ) -> str:
-    """A rubric for `Ruler(rubric=)`. It is printed, and kept in `file` (by default in `rubrics/` of the server's
-    directory, named by a hash of the description): where that file exists, its text is the rubric and nobody is asked, so
-    that it can be edited. Raises as `Llm.ask` does; ConfigError for an empty description, or file."""
+    """Write a rubric for `Ruler(rubric=)`, print it and return it.
+
+    It is stored in `file` (default: in `rubrics/` of the server's directory, named by a hash of the description). If
+    that file exists, its text is the rubric and no model is called, so you can edit it. Raises ConfigError for an
+    empty description or file, and the errors of `Llm.ask`."""
     if not description.strip():
         raise ConfigError("write_rubric: description: say what the agent is to do")
     digest = hashlib.sha256(description.encode("utf-8", "replace")).hexdigest()[:12]
-    place = default_dir() / "rubrics" / f"{digest}.md" if file is None else Path(file)
-    if not place.exists():
+    path = default_dir() / "rubrics" / f"{digest}.md" if file is None else Path(file)
+    if not path.exists():
         llm = model if isinstance(model, Llm) else Llm(model, **llm_options)
         request = [{"role": "user", "content": _REQUEST.replace("{description}", description)}]
         answer = await llm.ask(request, Rubric, purpose="rubric", check=_some)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        lines = (" ".join(each.split()) for each in answer.value.criteria)
-        place.write_text("".join(f"- {line}\n" for line in lines), encoding="utf-8")
-    rubric = place.read_text(encoding="utf-8").strip("\n")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = (" ".join(criterion.split()) for criterion in answer.value.criteria)
+        path.write_text("".join(f"- {line}\n" for line in lines), encoding="utf-8")
+    rubric = path.read_text(encoding="utf-8").strip("\n")
     if not rubric.strip():
-        raise ConfigError(f"write_rubric: {place} is empty: delete it to have one written, or write one")
-    Console().print(f"rubric ({place}):\n{rubric}", markup=False, highlight=False, soft_wrap=True)
+        raise ConfigError(f"write_rubric: {path} is empty: delete it to have one written, or write one")
+    Console().print(f"rubric ({path}):\n{rubric}", markup=False, highlight=False, soft_wrap=True)
     return rubric
 
 
 def _some(rubric: Rubric) -> None:
-    if not 2 <= sum(bool(each.strip()) for each in rubric.criteria) <= 20:
+    if not 2 <= sum(bool(criterion.strip()) for criterion in rubric.criteria) <= 20:
         raise ValueError(f"4 to 8 criteria are needed, got {len(rubric.criteria)}")

@@ -1,4 +1,4 @@
-"""RULER: a language model compares the trajectories of a group, and its scores are their rewards."""
+"""RULER: a language model compares the trajectories of a group; its scores become their rewards."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .judge_prompt import DEFAULT_RUBRIC, judge_prompt
 from .transcripts import Transcript
 from .verdicts import ReasonedVerdict, Score, Verdict, complete
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 
 @dataclass(frozen=True)
 class TrajectoryScore:
-    """What the judge gave one trajectory; `trajectory_id` is its place in the list, from "1" on."""
+    """The judge's score of one trajectory, from 0 to 1. `trajectory_id`: its number in the list, from "1"."""
 
     trajectory_id: str
     explanation: str
@@ -31,14 +31,13 @@ class TrajectoryScore:
 
 
 class Ruler:
-    """A judge for `judge=` of a Trainer: `Ruler("openai/o3", rubric="...")`.
+    """A judge for a Trainer's option `judge`: `Ruler("openai/o3", rubric="...")`. Raises ConfigError.
 
-    model: as litellm names it, or an `Llm`; all other options are those of `Llm` (api_base, temperature, cache ...).
-    rubric: what is better; the default knows reaching the goal, directness, partial credit and honesty.
-    tools: shown for trajectories that name none. reasoning: the judge compares before it scores.
-    max_prompt_tokens: of the estimated prompt; beyond it, long texts are cut, results of tools first.
-    seed: of ids and order. debug: print each judgement to stderr.
-    """
+    model: litellm's name of the model, or an `Llm`. Other options are those of `Llm` (api_base, temperature, cache,
+    ...). rubric: the criteria; the default covers reaching the goal, directness, partial credit and honesty. tools:
+    shown for trajectories without tools. reasoning: the judge writes a comparison before the scores.
+    max_prompt_tokens: limit of the estimated prompt; above it, long texts are shortened, results of tools first. seed:
+    of the random ids and their order. debug: print every judgement to stderr."""
 
     def __init__(
         self,
@@ -72,20 +71,22 @@ class Ruler:
         return f"Ruler({self.llm.options.model!r})"
 
     async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        """A copy of the group whose rewards are the judge's scores, 0 to 1; a failed rollout stays unscored and is not shown.
-        An earlier reward is `metrics["independent_reward"]`. Raises LlmError if the judge gave no score, or no usable one,
-        for any trajectory; RolloutError where there is nothing to read; BudgetExceeded, ConfigError, MissingExtraError."""
+        """A copy of the group with the judge's scores, 0 to 1, as rewards. Failed rollouts are not judged and stay
+        unscored. A previous reward is moved to `metrics["independent_reward"]`.
+
+        Raises LlmError if the judge does not return a valid score for every trajectory, RolloutError if no trajectory
+        has a message, BudgetExceeded, ConfigError, MissingExtraError."""
         if group.pending:
             raise ConfigError("the group has rollouts that have not run: pass it to gather_trajectory_groups first")
         shown = [trajectory for trajectory in group if trajectory.exception is None]
         if not shown:
             return group
-        judgement = await self.judge([(each, *each.additional_histories) for each in shown])
+        judgement = await self.judge([(trajectory, *trajectory.additional_histories) for trajectory in shown])
         scores = iter(judgement.scores)
         logs = [*group.logs, f"RULER reasoning: {judgement.reasoning}"] if judgement.reasoning else [*group.logs]
         scored = [
-            _scored(each, next(scores)) if each.exception is None else each.model_copy(update={"reward": None})
-            for each in group
+            _scored(item, next(scores)) if item.exception is None else item.model_copy(update={"reward": None})
+            for item in group
         ]
         update: dict[str, object] = {
             "trajectories": scored,
@@ -95,18 +96,20 @@ class Ruler:
         return group.model_copy(update=update)
 
     async def judge(self, trajectories: Sequence[Sequence[History]]) -> Judgement:
-        """The score of each trajectory, in their order: its own conversation, then its sub-agents'. Equal ones are shown
-        once and score alike. Raises as `__call__`."""
-        transcripts = [Transcript.of(each, str(place), self._tools) for place, each in enumerate(trajectories, 1)]
-        if all(each.empty for each in transcripts):
+        """Score trajectories, in order. A trajectory is its own conversation, followed by those of its sub-agents.
+        Equal trajectories are judged once and get the same score. Raises as `__call__`."""
+        transcripts = [
+            Transcript.of(histories, str(number), self._tools) for number, histories in enumerate(trajectories, 1)
+        ]
+        if all(transcript.empty for transcript in transcripts):
             raise RolloutError(
                 "the judge has nothing to read: no trajectory shows a message. Append messages and choices to "
                 "messages_and_choices, or make the calls inside a capture"
             )
         distinct: dict[str, Transcript] = {}
-        for each in transcripts:
-            known = distinct.setdefault(each.identity, each)
-            distinct[each.identity] = min(known, each, key=lambda one: one.conversations)
+        for transcript in transcripts:
+            known = distinct.setdefault(transcript.identity, transcript)
+            distinct[transcript.identity] = min(known, transcript, key=lambda one: one.conversations)
         prompt = judge_prompt(
             list(distinct.values()),
             self.rubric,
@@ -120,14 +123,15 @@ class Ruler:
             Console(stderr=True).print_json(data=answer.value.model_dump())
         by_id = {score.id: score for score in answer.value.scores}
         by_identity = {name: by_id[own] for name, own in zip(distinct, prompt.ids, strict=True)}
-        scores = [by_identity[each.identity] for each in transcripts]
+        scores = [by_identity[transcript.identity] for transcript in transcripts]
         reasoning = answer.value.reasoning if isinstance(answer.value, ReasonedVerdict) else ""
         return Judgement(scores, reasoning, prompt.cut)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A judge's scores in order of the trajectories, its reasoning, and whether it was shown shortened texts."""
+    """A judge's scores in the order of the trajectories, its reasoning ("" if not requested), and whether texts were
+    shortened."""
 
     scores: Sequence[Score]
     reasoning: str
@@ -144,12 +148,13 @@ async def ruler(
     debug: bool = False,
     **options: Any,
 ) -> list[TrajectoryScore]:
-    """Scores of lists of messages, in their order. `tools`: those that every agent had. `options`: those of `Ruler`."""
+    """Score lists of messages, in order. `tools`: the tools of all agents. `options`: those of `Ruler`. Raises as
+    `Ruler`."""
     if not message_lists:
         return []
     judge = Ruler(judge_model, rubric=rubric, tools=tools, debug=debug, **{**(extra_litellm_params or {}), **options})
     judgement = await judge.judge([[History(messages_and_choices=list(messages))] for messages in message_lists])
-    return [TrajectoryScore(str(at), each.explanation, each.score) for at, each in enumerate(judgement.scores, 1)]
+    return [TrajectoryScore(str(i), score.explanation, score.score) for i, score in enumerate(judgement.scores, 1)]
 
 
 async def ruler_score_group(
@@ -162,15 +167,17 @@ async def ruler_score_group(
     debug: bool = False,
     **options: Any,
 ) -> TrajectoryGroup | None:
-    """A copy of the group, scored by `Ruler`. `swallow_exceptions`: None, with a warning, for a group that the judge
-    could not score; what every further group would meet (no key, no litellm, no money left) is raised all the same."""
+    """A copy of the group, scored by `Ruler`.
+
+    `swallow_exceptions`: log a warning and return None if the judge cannot score this group. Errors that every further
+    group would have (no key, no litellm, budget spent) are raised in any case."""
     judge = Ruler(judge_model, rubric=rubric, debug=debug, **{**(extra_litellm_params or {}), **options})
     try:
         return await judge(group)
     except (LlmError, RolloutError) as error:
         if not swallow_exceptions or (isinstance(error, LlmError) and error.lasting):
             raise
-        log.warning("RULER scored no trajectory of a group of %d: %s", len(group), error)
+        logger.warning("RULER scored no trajectory of a group of %d: %s", len(group), error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""Trajectories as a judge reads them: one message per line, exact, and without characters that a reader cannot see."""
+"""Trajectories as text for a judge: one message per line as exact JSON, with invisible characters escaped."""
 
 from __future__ import annotations
 
@@ -14,47 +14,49 @@ from understudy.errors import ConfigError
 from understudy.types import History, Tool
 
 Lines: TypeAlias = tuple[str, ...]
-"""One conversation: `tools [...]` where it had tools, then each message as JSON. No line begins with `[`."""
+"""One conversation: a line `tools [...]` if it has tools, then one line of JSON per message. No line begins with
+`[`."""
 TOOLS = "tools "
 
 _UNSEEN = re.compile(
     "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
-"""Controls, invisible and bidirectional characters, tags, lone surrogates. JSON itself escapes those below U+0020."""
+"""Control, invisible and bidirectional characters, tags, and lone surrogates. JSON already escapes those below
+U+0020."""
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """A trajectory's own conversation, then those of its sub-agents. Equal `identity`: the same but for the ids of tool
-    calls, which providers draw at random."""
+    """A trajectory's own conversation, then those of its sub-agents. Transcripts with equal `identity` differ at most
+    in the ids of tool calls, which providers choose at random."""
 
     conversations: tuple[Lines, ...]
     identity: str
 
     @classmethod
     def of(cls, histories: Sequence[History], name: str, tools: Sequence[Tool] | None = None) -> Transcript:
-        """Of a trajectory's histories, its own first. `tools`: of those that name none. Raises ConfigError naming the
-        trajectory for a message that is no JSON."""
+        """The transcript of a trajectory's histories, its own first. `tools`: for histories without tools. `name`: of
+        the trajectory in errors. Raises ConfigError for a message that is not JSON."""
         try:
-            lines = tuple(tuple(_lines(each.messages(), each.tools or tools)) for each in histories)
+            lines = tuple(tuple(_lines(history.messages(), history.tools or tools)) for history in histories)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"trajectory {name}: a message is no JSON, so no judge can read it: {error}") from error
-        return cls(lines, json.dumps([_without_call_ids(each) for each in lines]))
+        return cls(lines, json.dumps([_without_call_ids(conversation) for conversation in lines]))
 
     @property
     def empty(self) -> bool:
-        """Whether there is no message at all."""
+        """Whether it has no message."""
         return not any(line for lines in self.conversations for line in lines if not line.startswith(TOOLS))
 
 
 def json_line(value: object) -> str:
-    """A value as one line of JSON that `json.loads` reads back. Characters that nobody sees are escaped."""
+    """A value as one line of JSON, with invisible characters escaped. `json.loads` restores the value."""
     text = json.dumps(value, ensure_ascii=False, default=_plain)
-    return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return _UNSEEN.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def shared_beginning(conversations: Iterable[Lines]) -> Lines:
-    """The lines with which all of them begin."""
+    """The longest common prefix of lines."""
     shared: list[str] = []
     for lines in zip(*conversations, strict=False):
         if len(set(lines)) > 1:
@@ -71,7 +73,7 @@ def _lines(messages: Iterable[object], tools: Sequence[Tool] | None) -> Iterable
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, BaseModel):  # the SDK's own objects inside a message
+    if isinstance(value, BaseModel):  # objects of the OpenAI SDK inside a message
         return value.model_dump(mode="json", exclude_none=True)
     if isinstance(value, Mapping):
         return dict(cast(Mapping[object, object], value))
@@ -79,7 +81,7 @@ def _plain(value: object) -> object:
 
 
 def _without_call_ids(lines: Lines) -> list[object]:
-    """The messages with the ids of their tool calls replaced by numbers in order of appearance."""
+    """The messages, with ids of tool calls replaced by numbers in order of appearance."""
     numbers: dict[object, int] = {}
 
     def number(call_id: object) -> object:

@@ -1,4 +1,4 @@
-"""What a judge answers, and what makes an answer unusable."""
+"""The schema of a judge's answer, and its validation."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class ReasonedVerdict(BaseModel):
 
 
 def complete(ids: Sequence[str]) -> Callable[[Verdict | ReasonedVerdict], None]:
-    """A check of an answer: every id once, no other, every score from 0 to 1. The check raises ValueError with all that is
-    wrong, worded for the judge."""
+    """A validator of answers: every id of `ids` exactly once, no other id, every score from 0 to 1. The validator
+    raises ValueError with all faults, in words for the judge."""
 
     def check(verdict: Verdict | ReasonedVerdict) -> None:
         counts = Counter(score.id for score in verdict.scores)
@@ -39,7 +39,7 @@ def complete(ids: Sequence[str]) -> Callable[[Verdict | ReasonedVerdict], None]:
         faults += [f"{counts[name]} entries for {name!r}" for name in ids if counts[name] > 1]
         faults += [f"there is no attempt {name!r:.60}" for name in counts if name not in ids]
         faults += [
-            f"the score of {each.id!r:.60} is {each.score}" for each in verdict.scores if not 0 <= each.score <= 1
+            f"the score of {score.id!r:.60} is {score.score}" for score in verdict.scores if not 0 <= score.score <= 1
         ]
         if faults:
             raise ValueError(

@@ -1,0 +1,1 @@
+"""The server: it samples, records calls and trains. Nothing here imports torch."""

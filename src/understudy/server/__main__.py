@@ -1,6 +1,8 @@
-"""`python -m understudy.server`: argv -> ServerOptions -> run; with `checkpoints` or `export` an answer about a directory
-on which no server runs, with `ui`, `runs` or `show` its records to look at; `verify` and `backup` look after one. Exit codes: 2
-for a wrong option, 1 for a failure."""
+"""`python -m understudy.server`: the command line of the server and of the tools for its directory.
+
+Without a command it serves. `checkpoints` and `export` read a directory, also without a server. `ui`, `runs` and `show`
+display its records. `verify` and `backup` maintain it. Exit codes: 2 for a wrong option, 1 for a failure.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,23 @@ from ..errors import ConfigError, MissingExtraError, UnderstudyError
 from .arguments import parse
 
 NEEDED = ("fastapi", "jinja2", "orjson", "peft", "psutil", "sqlalchemy", "torch", "transformers", "uvicorn", "xgrammar")
-"""What the server and its two children import; a sampler that lacks one would only die."""
-ABOUT_A_DIRECTORY = ("checkpoints", "export")
+"""Packages that the server and its two children import. Checked first, since a child without one would just die."""
+DIRECTORY = ("checkpoints", "export")
 MAINTENANCE = ("verify", "backup")
-TO_LOOK_AT = ("ui", "runs", "show")
+DISPLAY = ("ui", "runs", "show")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until told to end; errors are one sentence on stderr."""
+    """Run a command and return its exit code. Errors are printed to stderr without a traceback."""
     try:
         if sys.platform == "win32":
             raise ConfigError("The server needs Linux or macOS; on Windows run it inside WSL2 (`wsl --install`)")
         words = sys.argv[1:] if argv is None else argv
         if words[:1] and words[0] in MAINTENANCE:
             return maintain(words)
-        if words[:1] and words[0] in TO_LOOK_AT:
-            return look_at(words)
-        return answer_for(words) if words[:1] and words[0] in ABOUT_A_DIRECTORY else run_server(parse(words))
+        if words[:1] and words[0] in DISPLAY:
+            return display(words)
+        return read_directory(words) if words[:1] and words[0] in DIRECTORY else run_server(parse(words))
     except ConfigError as error:
         print(f"understudy: {error}", file=sys.stderr)
         return 2
@@ -39,15 +41,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_server(options: ServerOptions) -> int:
-    """The web framework is loaded when there is something to serve, not for --help. Raises MissingExtraError."""
+    """Serve until a signal ends it.
+
+    Imports the web framework here, so that --help stays fast. Raises MissingExtraError.
+    """
     _check_extra()
     from .serving import run
 
     return run(options)
 
 
-def answer_for(words: Sequence[str]) -> int:
-    """Print what a command answers about a directory. Raises MissingExtraError and what `directory.answer` raises."""
+def read_directory(words: Sequence[str]) -> int:
+    """List or export checkpoints, and print the result as JSON.
+
+    Raises MissingExtraError and what `directory.answer` raises.
+    """
     _check_extra()
     from .directory import answer
 
@@ -63,8 +71,11 @@ def maintain(words: Sequence[str]) -> int:
     return run(words)
 
 
-def look_at(words: Sequence[str]) -> int:
-    """Serve the dashboard of a directory, or print its runs. Raises MissingExtraError, ConfigError, StoreError."""
+def display(words: Sequence[str]) -> int:
+    """Serve the dashboard of a directory, or print its runs or a rollout.
+
+    Raises MissingExtraError, ConfigError, StoreError.
+    """
     _check_extra()
     if words[0] == "ui":
         from .viewing import run_viewer

@@ -1,4 +1,4 @@
-"""The command line of the server, made from the option models: one flag per field."""
+"""The command line of the server: one flag per field of ServerOptions and EngineOptions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from ..config import EngineOptions, ServerOptions
 from ..errors import ConfigError
 
 KEY_VARIABLE = "UNDERSTUDY_API_KEY"
+"""Environment variable with the default of --api-key."""
 
 
 def parse(argv: Sequence[str]) -> ServerOptions:
-    """The options of a command line. Raises ConfigError naming the flag; --help and unknown flags exit."""
+    """Parse a command line. Raises ConfigError that names the flag; --help and unknown flags raise SystemExit.
+
+    >>> options = parse(["--model", "tiny", "--max-loras", "4"])
+    >>> options.model, options.engine.max_loras
+    ('tiny', 4)
+    """
     values = {name: value for name, value in vars(_parser().parse_args(argv)).items() if value is not None}
     engine = {name: values.pop(name) for name in EngineOptions.model_fields if name in values}
     if "api_key" not in values and os.environ.get(KEY_VARIABLE):
@@ -28,15 +34,16 @@ def parse(argv: Sequence[str]) -> ServerOptions:
     try:
         return ServerOptions.model_validate(values | {"engine": engine})
     except ValidationError as error:
-        raise ConfigError("\n".join(_fault(fault) for fault in error.errors(include_url=False))) from error
+        raise ConfigError("\n".join(_message(fault) for fault in error.errors(include_url=False))) from error
 
 
-def _fault(fault: ErrorDetails) -> str:
-    place = fault["loc"][1:] if fault["loc"][:1] == ("engine",) else fault["loc"]
-    if not place:  # a fault of several options: the message names them
-        name, mark, rest = str(fault.get("ctx", {}).get("error", fault["msg"])).partition(": ")
-        return f"{_flag(name)}{mark}{rest}" if name in EngineOptions.model_fields else name + mark + rest
-    return f"{_flag(str(place[0]))}: {fault['msg']} (got {fault['input']!r})"
+def _message(fault: ErrorDetails) -> str:
+    """The message of a validation error, with the flag in place of the field."""
+    field = fault["loc"][1:] if fault["loc"][:1] == ("engine",) else fault["loc"]
+    if not field:  # an error of several options, whose message may begin with `field: `
+        name, colon, rest = str(fault.get("ctx", {}).get("error", fault["msg"])).partition(": ")
+        return f"{_flag(name)}{colon}{rest}" if name in EngineOptions.model_fields else name + colon + rest
+    return f"{_flag(str(field[0]))}: {fault['msg']} (got {fault['input']!r})"
 
 
 def _flag(field: str) -> str:
@@ -53,28 +60,29 @@ def _parser() -> argparse.ArgumentParser:
     server = parser.add_argument_group("server")
     for name, option in ServerOptions.model_fields.items():
         if name != "engine":
-            _add(server, name, option)
+            _add_flag(server, name, option)
     engine = parser.add_argument_group("engine")
     for name, option in EngineOptions.model_fields.items():
-        _add(engine, name, option)
+        _add_flag(engine, name, option)
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, name: str, option: FieldInfo) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse gives the type no public name
-    meaning = (option.description or "").replace("%", "%%")
+def _add_flag(group: argparse._ArgumentGroup, name: str, option: FieldInfo) -> None:  # pyright: ignore[reportPrivateUsage]  # argparse has no public name for the type
+    description = (option.description or "").replace("%", "%%")
     default: object = option.get_default(call_default_factory=True, validated_data={})
     shown = "" if default in (None, (), {}, PydanticUndefined) else f" (default: {default})"
     if name == "api_key":
         shown = f" (default: {KEY_VARIABLE})"
     if option.annotation is bool:
         group.add_argument(
-            _flag(name), dest=name, action=argparse.BooleanOptionalAction, default=None, help=meaning + shown
+            _flag(name), dest=name, action=argparse.BooleanOptionalAction, default=None, help=description + shown
         )
         return
-    group.add_argument(_flag(name), dest=name, default=None, metavar=_metavar(option), help=meaning + shown)
+    group.add_argument(_flag(name), dest=name, default=None, metavar=_metavar(option), help=description + shown)
 
 
 def _metavar(option: FieldInfo) -> str:
+    """The placeholder of the value in --help, such as `N` or `SECONDS`."""
     text = str(option.annotation)
     if "Literal" in text:
         return "|".join(str(choice) for choice in getattr(option.annotation, "__args__", ()))

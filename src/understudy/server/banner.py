@@ -1,4 +1,4 @@
-"""What a person reads when the server is ready, and when it has ended."""
+"""The messages that the server prints when it is ready, and when it has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from .services import Services
 
 
 def ready(services: Services, url: str, key: Key | None, dashboard: str) -> str:
-    """Where everything is, and how to reach it from a client. `dashboard`: its address, with a key a link that works once."""
+    """The message of a ready server: its model, engine, files and addresses, and a line of client code.
+
+    `dashboard` is the dashboard's address. On a server with a key it is a link that signs one browser in.
+    """
     options = services.options
     rows = [
         ("base model", f"{services.base.name} ({services.base.path})"),
@@ -18,10 +21,10 @@ def ready(services: Services, url: str, key: Key | None, dashboard: str) -> str:
         ("training", "off (--inference-only)" if services.learner is None else "on"),
     ]
     if key is not None and key.kept is not None:
-        shown = f"{key.text} (shown once; kept in {key.kept})" if key.made else f"kept in {key.kept}"
+        shown = f"{key.text} (shown once; stored in {key.kept})" if key.is_new else f"stored in {key.kept}"
         rows.append(("key", shown))
     elif key is not None:
-        rows.append(("key", "the one that was given"))
+        rows.append(("key", "the configured one"))
     once = " (signs one browser in, within 15 minutes)" if key is not None else ""
     rows.append(("dashboard", dashboard + once))
     lines = [f"Understudy is ready at {url}", *(f"  {name:<11}{value}" for name, value in rows)]
@@ -31,15 +34,15 @@ def ready(services: Services, url: str, key: Key | None, dashboard: str) -> str:
 def _client(url: str, key: Key | None) -> list[str]:
     if key is None:
         return [f'  {"client":<11}us.RemoteBackend("{url}"), or any OpenAI client with base_url="{url}/v1"']
-    text = key.text if key.made else "..."
+    text = key.text if key.is_new else "..."
     return [f'  {"client":<11}us.RemoteBackend("{url}", api_key="{text}")']
 
 
 def ended(services: Services) -> str:
-    """Where the trained LoRAs lie."""
+    """The message after shutdown: the newest checkpoint of every trained model."""
     states = [model.state() for model in services.models.registry.models()]
     trained = [f"  {state.name}: step {state.step}, {state.checkpoint}" for state in states if state.checkpoint]
-    return "\n".join(["Ended. Everything recorded and trained is kept.", *trained])
+    return "\n".join(["Ended. Everything recorded and trained is saved.", *trained])
 
 
 def _steps(services: Services) -> str:

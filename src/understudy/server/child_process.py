@@ -1,4 +1,4 @@
-"""A child process of the server: its own process group, its output in a log file, dead when the server is."""
+"""A child process of the server, in its own process group, with its output in a log file. It dies with the server."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import IO
 
 LOG_LIMIT = 8 * 2**20
-"""Bytes after which a log is put aside as `.old` at the next start."""
+"""Size in bytes at which a log is renamed to `.old` when the child starts."""
 _PR_SET_PDEATHSIG = 1
+"""The option of prctl(2)."""
 
 
 @dataclass(frozen=True)
 class ChildLog:
-    """A log file, and where in it this run of the child began."""
+    """A log file. `start` is the position in bytes where the output of this child begins."""
 
     path: Path
     start: int
 
     def tail(self, lines: int = 15) -> str:
-        """The last lines that this run wrote; a line saying so when there are none."""
+        """The last non-empty lines of this child, or a note in brackets if there are none."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -39,7 +40,7 @@ class ChildLog:
 
 
 class Child:
-    """A running child. Made by `start`; always ended by `stop` or `kill`."""
+    """A running child process. Create it with `start`; end it with `stop` or `kill`."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: ChildLog) -> None:
         self._process = process
@@ -57,8 +58,11 @@ class Child:
         stdout_limit: int = 16 * 2**20,
         env: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start `argv`; stderr (and stdout, unless `pipes`) goes to the log. `env` is added to this process's own.
-        Raises OSError."""
+        """Start the command `argv`. Its stderr goes to the log, and its stdout too unless `pipes` is set.
+
+        `pipes` connects stdin and stdout to this process, with lines of at most `stdout_limit` bytes. `env` is added
+        to the environment of this process. Raises OSError.
+        """
         log, file = _open_log(log_path)
         with file:
             process = await asyncio.create_subprocess_exec(
@@ -75,24 +79,28 @@ class Child:
 
     @property
     def pid(self) -> int:
+        """The process id, which is also the id of its process group."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
+        """The exit code, or the negative number of the signal that ended it; None while it runs."""
         return self._process.returncode
 
     @property
     def stdin(self) -> asyncio.StreamWriter:
+        """The child's stdin. Only with `pipes`."""
         assert self._process.stdin is not None, "started without pipes"
         return self._process.stdin
 
     @property
     def stdout(self) -> asyncio.StreamReader:
+        """The child's stdout. Only with `pipes`."""
         assert self._process.stdout is not None, "started without pipes"
         return self._process.stdout
 
     def ending(self) -> str:
-        """How it ended, in words: `exit code 1` or `signal 9 (SIGKILL)`."""
+        """How the child ended, for a message: `exit code 1` or `signal 9 (SIGKILL)`."""
         code = self.returncode
         if code is None:
             return "still running"
@@ -101,11 +109,11 @@ class Child:
         return f"exit code {code}"
 
     def kill(self) -> None:
-        """SIGKILL to the whole group."""
+        """Send SIGKILL to the process group."""
         self._signal(signal.SIGKILL)
 
     async def stop(self, deadline: float) -> None:
-        """SIGTERM, and SIGKILL to the group after `deadline` seconds."""
+        """Send SIGTERM to the process group, and SIGKILL if the child still runs after `deadline` seconds."""
         self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.exited.wait(), deadline)
@@ -121,13 +129,15 @@ class Child:
                 return  # it ended between the check and the signal
 
     async def _wait(self) -> None:
+        """Wait for the exit, then kill what the child left in its process group."""
         await self._process.wait()
-        with suppress(ProcessLookupError, PermissionError):  # mostly nobody is left
+        with suppress(ProcessLookupError, PermissionError):  # the group is usually empty
             os.killpg(self.pid, signal.SIGKILL)
         self.exited.set()
 
 
 def _open_log(path: Path) -> tuple[ChildLog, IO[bytes]]:
+    """Open a log for appending; rename it first if it is too large. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > LOG_LIMIT:
         path.replace(path.with_name(path.name + ".old"))
@@ -136,16 +146,18 @@ def _open_log(path: Path) -> tuple[ChildLog, IO[bytes]]:
 
 
 def _die_with_parent():
-    """On Linux, a function run in the child before exec: SIGKILL when the server dies, however it dies.
-    Elsewhere None: the sampler watches --parent-pid, the learner the end of its stdin."""
+    """A function for the child to call before exec, so that the kernel kills it when the server dies. Linux only.
+
+    Elsewhere returns None: the sampler watches --parent-pid there, and the learner the end of its stdin.
+    """
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
-    def ask() -> None:
+    def before_exec() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # the server died before prctl
             os._exit(1)
 
-    return ask
+    return before_exec

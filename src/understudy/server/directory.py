@@ -1,6 +1,7 @@
-"""`python -m understudy.server checkpoints|export`: a directory on which no server runs. Reads its folders; no torch.
+"""`python -m understudy.server checkpoints|export`: the checkpoints of a server's directory, read without a server.
 
-Nothing is locked and nothing changed: checkpoint folders are renamed into place whole.
+The directory is neither locked nor changed. A server may run on it, since checkpoint folders appear atomically.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from .models.base_model import find, reference
 from .models.checkpoints import ModelFacts, scan_models, state_of
 from .training.export_folders import new_folder, write_export
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _STATES = TypeAdapter(list[CheckpointState])
 
 
 def answer(argv: Sequence[str]) -> str:
-    """The JSON that a command answers: `checkpoints` list[CheckpointState], `export` ExportResult. Raises ConfigError,
-    EngineError, ApiError, OSError."""
+    """Run a command and return its result as JSON: list[CheckpointState] for `checkpoints`, ExportResult for `export`.
+
+    Raises ConfigError, EngineError, ApiError, OSError.
+    """
     arguments = _parse(argv)
     folder, facts = find_model(arguments.dir, arguments.model)
     checkpoints = {checkpoint.step: checkpoint for checkpoint in checkpoint_files.whole(folder / "checkpoints", _warn)}
@@ -50,7 +53,7 @@ def answer(argv: Sequence[str]) -> str:
 
 
 def find_model(root: Path, name: str) -> tuple[Path, ModelFacts]:
-    """A model's folder and facts. Raises ConfigError listing the models that the directory holds."""
+    """The folder and facts of a model. Raises ConfigError that lists the directory's models."""
     models = {facts.name: (folder, facts) for folder, facts in scan_models(root)}
     if name not in models:
         names = ", ".join(sorted(models)) or "none"
@@ -60,11 +63,11 @@ def find_model(root: Path, name: str) -> tuple[Path, ModelFacts]:
 
 async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportFormat, output: str) -> ExportResult:
     folder = new_folder(output)
-    base = find(facts.base_model).path if format != "peft" else checkpoint.path  # a LoRA is written without its base
+    base = find(facts.base_model).path if format != "peft" else checkpoint.path  # a peft export does not read the base
 
     async def merge(checkpoint: Checkpoint, output: Path) -> None:
         words = ["--base", str(base), "--adapter", str(checkpoint.path), "--output", str(output)]
-        done = await asyncio.to_thread(
+        finished = await asyncio.to_thread(
             subprocess.run,
             [sys.executable, "-m", MERGE_MODULE, *words],
             capture_output=True,
@@ -72,8 +75,8 @@ async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportForma
             errors="replace",
             check=False,
         )
-        if done.returncode != 0:
-            why = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        if finished.returncode != 0:
+            why = finished.stderr.strip().splitlines()[-1:] or [f"exit code {finished.returncode}"]
             raise EngineError(f"{checkpoint.path} was not merged: {why[0]}")
 
     try:
@@ -84,7 +87,7 @@ async def _export(facts: ModelFacts, checkpoint: Checkpoint, format: ExportForma
 
 
 def _warn(path: Path, error: EngineError) -> None:
-    log.warning("%s is passed over: %s", path.name, error)
+    logger.warning("Skipping checkpoint %s: %s", path.name, error)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

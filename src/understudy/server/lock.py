@@ -1,4 +1,4 @@
-"""One server per directory: a lock held as long as the process lives, and where the server can be found."""
+"""The lock of a server's directory, and the file by which clients on this machine find the server."""
 
 from __future__ import annotations
 
@@ -11,25 +11,31 @@ from typing import IO
 
 from ..errors import ConfigError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class DirectoryLock:
-    """Holds the folder itself and `{dir}/server.lock`; the kernel lets them go with the process, also after kill -9. The
-    lock on the folder stays when somebody deletes the file."""
+    """Allows one server per directory, by locks on the folder itself and on `{dir}/server.lock`.
+
+    The kernel releases them when the process ends, even after kill -9. The lock on the folder works even if somebody
+    deletes the file.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigError naming pid and URL of the server that has the directory."""
+        """Take the locks. Raises ConfigError with pid and URL of the server that holds them."""
         self._folder = folder
         self._handle: int | None = None
         self._file: IO[str] = self._acquire()
         self._facts = folder / "server.json"
         self._facts.unlink(missing_ok=True)
-        self._note({"pid": os.getpid(), "url": None})
+        self._write_owner({"pid": os.getpid(), "url": None})
 
     def announce(self, url: str, base_model: str, key: str | None) -> None:
-        """Write `server.json` (0600), by which this account's clients find the server, and its key on loopback."""
-        self._note({"pid": os.getpid(), "url": url})
+        """Write `server.json` with mode 0600, by which clients of this account find the server.
+
+        `key`: the server's key, if clients may read it there.
+        """
+        self._write_owner({"pid": os.getpid(), "url": url})
         scratch = self._facts.with_name("server.json.part")
         scratch.unlink(missing_ok=True)
         facts = {"url": url, "pid": os.getpid(), "base_model": base_model, "key": key}
@@ -38,6 +44,7 @@ class DirectoryLock:
         os.replace(scratch, self._facts)
 
     def release(self) -> None:
+        """Release the locks and remove server.json."""
         self._facts.unlink(missing_ok=True)
         self._file.close()
         if self._handle is not None:
@@ -50,7 +57,7 @@ class DirectoryLock:
             file = (self._folder / "server.lock").open("a+", encoding="utf-8")
             self._handle = os.open(self._folder, os.O_RDONLY)
         except OSError as error:
-            raise ConfigError(f"--dir {self._folder}: cannot be written ({error}); name another folder") from error
+            raise ConfigError(f"--dir {self._folder}: cannot be written ({error}); use another folder") from error
         try:
             self._lock_folder(self._handle)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,27 +70,30 @@ class DirectoryLock:
         return file
 
     def _lock_folder(self, handle: int) -> None:
+        """Lock the folder; only warn if its file system cannot. Raises BlockingIOError if it is locked."""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise
         except OSError as error:
-            log.warning(
-                "%s cannot be locked itself (%s): only server.lock keeps a second server out", self._folder, error
+            logger.warning(
+                "The folder %s cannot be locked (%s): only server.lock prevents a second server", self._folder, error
             )
 
     def _taken(self, owner: str) -> str:
+        """The error message for a directory that another server holds. `owner`: the content of server.lock."""
         try:
             facts = json.loads(owner)
             who = f"pid {facts['pid']}, {facts['url'] or 'still starting'}"
         except (ValueError, KeyError, TypeError):
-            who = "it has not said where it listens"
+            who = "its pid and address are unknown"
         return (
             f"--dir {self._folder}: another server has this directory ({who}). "
-            "Use that one, end it, or give this one another --dir"
+            "Use that server, stop it, or start this one with another --dir"
         )
 
-    def _note(self, facts: dict[str, int | str | None]) -> None:
+    def _write_owner(self, facts: dict[str, int | str | None]) -> None:
+        """Write this process's pid and URL to server.lock, for the error message of another server."""
         self._file.seek(0)
         self._file.truncate()
         self._file.write(json.dumps(facts))

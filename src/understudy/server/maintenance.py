@@ -1,4 +1,4 @@
-"""`python -m understudy.server verify DIR [--repair]` and `backup DIR OUT`: a directory checked, and copied. No torch."""
+"""`python -m understudy.server verify DIR [--repair]` and `backup DIR OUT`: checks or copies a server's directory."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from .records.sqlite_file import fault_of
 
 RECORDS = "records.db"
 _DAMAGED = 1
+"""Exit code of `verify` for a directory with damaged parts."""
 
 
 @dataclass(frozen=True)
 class DirectoryPart:
-    """A part of a directory; `fault` says what is wrong with it, None that it is whole."""
+    """A file or folder that `verify` checks. `fault`: what is damaged; None if it is whole."""
 
     path: Path
     fault: str | None = None
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print what was found or copied; the exit code. Raises ConfigError, StoreError."""
+    """Run `verify` or `backup`, print the outcome, and return the exit code. Raises ConfigError, StoreError."""
     parser = argparse.ArgumentParser(prog="python -m understudy.server", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     verify_words, backup_words = commands.add_parser("verify"), commands.add_parser("backup")
@@ -51,7 +52,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def verify(root: Path, *, repair: bool) -> int:
-    """Check every part, and with `repair` put the damaged ones aside. Raises ConfigError while a server runs there."""
+    """Check all parts of the directory `root`, print the damaged ones, and return the exit code.
+
+    `repair` renames damaged parts. Raises ConfigError while a server runs on the directory.
+    """
     lock = DirectoryLock(root)
     damaged = whole = 0
     try:
@@ -70,7 +74,7 @@ def verify(root: Path, *, repair: bool) -> int:
 
 
 def parts(root: Path) -> Iterator[DirectoryPart]:
-    """The records, and each model's facts, state and checkpoints, every byte of them; exports."""
+    """Check the records, each model's facts, state and checkpoints, and the archives. Reads all bytes."""
     if (root / RECORDS).exists():
         yield DirectoryPart(root / RECORDS, fault_of(root / RECORDS, "integrity_check"))
     for folder in _models(root):
@@ -85,8 +89,11 @@ def parts(root: Path) -> Iterator[DirectoryPart]:
 
 
 def backup(root: Path, output: Path) -> None:
-    """Copy what a server needs to go on to a new folder, which appears whole; also while the server runs. The records
-    are copied first: a checkpoint that is newer than they are is told by its own note. Raises ConfigError, StoreError."""
+    """Copy the records and the models of `root` to the new folder `output`, atomically. A server may be running.
+
+    The records are copied first. A checkpoint that is newer than they are names its own train request, so a restored
+    server knows that the request was applied. Raises ConfigError, StoreError.
+    """
     if output.exists():
         raise ConfigError(f"{output} exists already; name a new folder")
     os.umask(UMASK)
@@ -97,7 +104,7 @@ def backup(root: Path, output: Path) -> None:
         if (root / RECORDS).exists():
             _copy_records(root / RECORDS, scratch / RECORDS)
         else:
-            print(f"{root} has no {RECORDS}: records in PostgreSQL have backups of their own")
+            print(f"{root} has no {RECORDS}: back up records in PostgreSQL with its own tools")
         count = sum(_copy_model(folder, scratch / folder.relative_to(root)) for folder in _models(root))
         scratch.rename(output)
         sync(output.parent)
@@ -109,6 +116,7 @@ def backup(root: Path, output: Path) -> None:
 
 
 def _models(root: Path) -> list[Path]:
+    """The folders of all models, also of those without model.json."""
     folders = sorted(path for path in root.glob("*/models/*") if path.is_dir() and not path.name.startswith("."))
     return [path for path in folders if (path / checkpoints.FACTS).exists() or (path / "checkpoints").is_dir()]
 
@@ -143,23 +151,27 @@ def _fault_of_export(note: Path) -> str | None:
         whole = checkpoint_files.digest(note.with_suffix(".tar")) == state.sha256
     except (OSError, ValueError) as error:
         return str(error)
-    return None if whole else "the bytes of its archive are not those that were written"
+    return None if whole else "its archive does not have the stored SHA-256"
 
 
 def _repaired(path: Path) -> str:
-    """Put a part aside, with what belongs to it; a model's facts are written anew where a checkpoint tells them."""
-    told: list[str] = []
-    for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm") if path.name == RECORDS)):
-        if each.exists():
-            told.append(f"put aside as {put_aside(each)}")
+    """Rename a damaged part and the files that belong to it, and return what was done.
+
+    A model's facts are written again if a checkpoint has them.
+    """
+    actions: list[str] = []
+    for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm") if path.name == RECORDS)):
+        if file.exists():
+            actions.append(f"put aside as {put_aside(file)}")
     facts = checkpoints.recovered_facts(path.parent) if path.name == checkpoints.FACTS else None
     if facts is not None:
         checkpoints.write_facts(path.parent, facts)
-        told.append(f"written anew by what its checkpoints tell: {facts}")
-    return "; ".join(told) or "nothing can be put aside: the file is gone, and no whole checkpoint tells what it held"
+        actions.append(f"written again from its newest checkpoint: {facts}")
+    return "; ".join(actions) or "cannot be repaired: the file is missing, and no whole checkpoint has its content"
 
 
 def _copy_records(source: Path, target: Path) -> None:
+    """Copy a SQLite database that may be in use. Raises StoreError."""
     try:
         with closing(sqlite3.connect(source, timeout=60.0)) as live, closing(sqlite3.connect(target)) as copy:
             live.backup(copy, pages=4096)
@@ -170,7 +182,10 @@ def _copy_records(source: Path, target: Path) -> None:
 
 
 def _copy_model(folder: Path, target: Path) -> int:
-    """How many checkpoints were copied. One that is deleted meanwhile is left out: it was meant to go."""
+    """Copy a model and return the number of its checkpoints.
+
+    One that is deleted meanwhile is left out. Raises OSError.
+    """
     target.mkdir(parents=True)
     for name in (checkpoints.FACTS, "state.json"):
         if (folder / name).exists():

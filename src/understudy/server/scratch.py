@@ -1,4 +1,4 @@
-"""What a crash leaves half made in a directory, removed at the next start: each has a name that nothing else has."""
+"""Removes the unfinished files of a crash from the server's directory. Their names are used for nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LEFTOVERS = (
     "*.part",
@@ -17,20 +17,22 @@ LEFTOVERS = (
     "*/models/*/checkpoints/.deleting-*",
     "jobs/*/*.part",
 )
-"""Forks, exports, checkpoints and files that were being written, or removed. Exports to folders of the user's own choice
-are not known after a restart."""
+"""Patterns of unfinished forks, exports, checkpoints and files, and of unfinished deletions.
+
+Unfinished exports to folders outside the directory stay, since their paths are not recorded.
+"""
 
 
 def sweep(root: Path) -> int:
-    """Remove them; how many there were. What cannot be removed stays, and is named in the log."""
+    """Delete the leftovers in the directory `root` and return their number. Those that cannot be deleted are logged."""
     swept = 0
     for pattern in LEFTOVERS:
         for path in root.glob(pattern):
             try:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             except OSError as error:
-                log.warning("%s was left by a crash and cannot be removed: %s", path, error)
+                logger.warning("%s is left over from a crash and cannot be removed: %s", path, error)
                 continue
             swept += 1
-            log.info("Removed %s, which a crash left half made", path)
+            logger.info("Removed %s, left over from a crash", path)
     return swept

@@ -1,4 +1,4 @@
-"""What the routers work with: one set of services per server, handed to each route as `ServicesDep`."""
+"""The services of a server. Each route gets them as a parameter of type `ServicesDep`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .training.queue import TrainQueue
 
 @dataclass(frozen=True)
 class Services:
-    """`learner` is None with --inference-only."""
+    """All services of one server. `learner` is None with --inference-only. `lag`: see LoopLag."""
 
     options: ServerOptions
     engine: EngineChoice
@@ -40,7 +40,7 @@ class Services:
 
 
 async def _services_of(request: Request) -> Services:
-    """The services of the app that got this request. FastAPI would call a plain function in a thread."""
+    """The services of the app that received the request. Async, since FastAPI calls plain functions in a thread."""
     return request.app.state.services
 
 

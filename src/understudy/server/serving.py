@@ -1,10 +1,11 @@
-"""One server's life: its directory, its port, its children, and an orderly end."""
+"""Runs one server: takes its directory and its port, starts its children, and shuts down in order."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import resource
@@ -25,7 +26,7 @@ from .calls.call_marks import CALL_MARKS
 from .calls.recorder import Recorder
 from .http import app
 from .http.auth import Guard, Key, is_loopback, key_for
-from .http.bounded_protocol import BoundedProtocol, Door, DoorLimits
+from .http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
 from .http.key_file import KeyFile
 from .lock import DirectoryLock
 from .models.base_model import BaseModelPath, find
@@ -33,76 +34,86 @@ from .models.model_services import open_models
 from .private import make_private
 from .records.running_time import RunningTime
 from .records.store import Store
-from .sampler.choice import choose
+from .sampler.choice import EngineChoice, choose
 from .scratch import sweep
 from .services import Services
 from .training.archives import Archives
 from .training.history import TrainHistory
 from .training.job_folders import JobFolders
 from .training.learner_client import LearnerClient
+from .training.memory_check import MemoryCheck
 from .training.queue import TrainQueue
 from .training.runner import TrainRunner
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 END_SECONDS = 120
-"""What runs when the server is told to end has so long to finish."""
+"""Shutdown deadline: running calls and the running train step get this long to finish."""
 OPEN_FILES = 65_536
-"""Each call in flight holds two sockets here; many systems allow 256 or 1,024 unless asked."""
-SWEEP_SECONDS = 60.0
+"""Wanted limit of open files. A call in flight holds two sockets, and many systems allow 256 or 1,024 by default."""
+EXPIRY_SECONDS = 60.0
+"""Longest interval between two searches for expired calls."""
 ALL_ADDRESSES = ("0.0.0.0", "::", "")
+"""Hosts that mean all addresses of this machine."""
 KEPT_FILES = 64
-"""Open files that are no connections: records, logs, checkpoints, the children's pipes."""
+"""Open files other than connections: records, logs, checkpoints, the children's pipes."""
 ORPHAN_SECONDS = 3
-"""The same when its parent is gone, so that nobody waits for the answers."""
+"""Shutdown deadline when the parent process has died: no client is waiting, so keep it short."""
 
 
 def run(options: ServerOptions) -> int:
-    """Serve until told to end; the exit code. Raises ConfigError, EngineError, StoreError."""
+    """Serve until a signal, or the end of the parent process, and return the exit code.
+
+    Raises ConfigError, EngineError, StoreError.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for noisy in ("httpx", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     _allow_open_files()
     make_private(options.dir)
-    base = find(options.model)
     lock = DirectoryLock(options.dir)
     try:
         sweep(options.dir)
+        engine = choose(options.engine, options.model, trains=not options.inference_only)  # before downloading a base
+        base = find(options.model)
+        engine = engine.for_base(plain_answers=base.answers_plainly())
         key = key_for(options.host, options.api_key, options.dir)
         if options.viewer_keys and key is None:
-            raise ConfigError("--viewer-keys: without --api-key everybody on this machine may do everything; give both")
+            raise ConfigError(
+                "--viewer-keys has no effect without --api-key, since every local client may write then: set both"
+            )
         with (
             listen(options.host, options.port) as listener,
             asyncio.Runner(loop_factory=auto_loop_factory()) as runner,
         ):
-            return runner.run(_serve(options, base, lock, listener, key))
+            return runner.run(_serve(options, engine, base, lock, listener, key))
     finally:
         lock.release()
 
 
-async def open_services(options: ServerOptions, base: BaseModelPath) -> Services:
-    """Everything that the routes need, its children starting. Raises ConfigError, StoreError."""
+async def open_services(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) -> Services:
+    """Open all services of a server. Starts no child process yet. Raises ConfigError, StoreError."""
     logs = options.dir / "logs"
     store = await Store.open(options.store_url or f"sqlite:///{options.dir / 'records.db'}", durable=options.durable)
     learner = runner = None
     recorder = Recorder(store, base.special_tokens(CALL_MARKS))
     try:
-        engine = await asyncio.to_thread(choose, options.engine, trains=not options.inference_only)
         sampler = engine.sampler(base.path, logs / "sampler.log")
         models = open_models(options.dir, base, options.name, options.project, sampler.adapters, engine.max_rank)
         jobs = JobFolders(options.dir / "jobs", store)
         history = TrainHistory(store, models.registry, jobs)
         if not options.inference_only:
-            learner = LearnerClient(base, engine.options, logs / "learner.log", options.step_timeout)
+            learner = _learner(options, engine, base)
             runner = TrainRunner(
                 learner,
                 models,
                 sampler.calls,
                 history,
                 jobs,
-                sleeps=engine.shares_gpu,
+                free_gpu=partial(engine.free_gpu, sampler.calls),
                 wrong_answers=lambda: recorder.wrong_answers,
                 keep_tokens=options.engine.keep_tokens,
+                memory=MemoryCheck(engine.sharing.plan if engine.sharing is not None else None),
             )
         training = TrainQueue(history, jobs, runner, max_staleness=engine.max_staleness)
         await training.open()
@@ -113,8 +124,21 @@ async def open_services(options: ServerOptions, base: BaseModelPath) -> Services
     return Services(options, engine, base, store, models, sampler, learner, recorder, training, history, archives)
 
 
+def _learner(options: ServerOptions, engine: EngineChoice, base: BaseModelPath) -> LearnerClient:
+    """The client of the learner, which is not started yet."""
+    sharing = engine.sharing
+    return LearnerClient(
+        base,
+        engine.options,
+        options.dir / "logs" / "learner.log",
+        options.step_timeout,
+        offload=sharing is not None and sharing.layout == "offload",
+        row_limit=sharing.row_limit if sharing is not None else None,
+    )
+
+
 async def close_services(services: Services, deadline: float) -> None:
-    """Finish what runs within `deadline` seconds, save, and end the children."""
+    """Give the train step, then the calls, `deadline` seconds to finish; stop the children and close the records."""
     await services.training.drain(deadline)
     await services.recorder.drain(deadline)
     await asyncio.gather(services.sampler.stop(), *([services.learner.stop()] if services.learner is not None else []))
@@ -122,15 +146,16 @@ async def close_services(services: Services, deadline: float) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handling: who ends it is decided here."""
+    """uvicorn without its signal handlers. `Shutdown` handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
+        """Install no handlers."""
         yield
 
 
-class Ending:
-    """The first request to end is orderly, the second immediate."""
+class Shutdown:
+    """Ends the server: the first signal lets running work finish, the second ends at once."""
 
     def __init__(self, services: Services, server: Server, lock: DirectoryLock) -> None:
         self._services = services
@@ -138,15 +163,20 @@ class Ending:
         self._lock = lock
         self._draining: asyncio.Task[None] | None = None
         self.deadline = END_SECONDS
+        """Seconds that running work gets once `begin` was called."""
 
     def on_signal(self) -> None:
+        """Handle SIGINT or SIGTERM."""
         if self._draining is not None:
             self._at_once()
         self.begin(END_SECONDS)
-        print(f"\nEnding: what runs has {END_SECONDS} s to finish. Ctrl-C again ends at once.", flush=True)
+        print(
+            f"\nEnding: running calls and the train step have {END_SECONDS} s to finish. Ctrl-C again ends at once.",
+            flush=True,
+        )
 
     def begin(self, deadline: int) -> None:
-        """Stop accepting, and let the training queue run out while calls in flight finish."""
+        """Stop accepting requests. The running train step and the calls in flight get `deadline` seconds to finish."""
         if self._draining is None:
             self.deadline = deadline
             self._draining = asyncio.create_task(self._services.training.drain(deadline))
@@ -154,6 +184,7 @@ class Ending:
             self._server.should_exit = True
 
     def _at_once(self) -> None:
+        """Kill the children and exit this process. Does not return."""
         self._services.sampler.kill()
         if self._services.learner is not None:
             self._services.learner.kill()
@@ -162,10 +193,16 @@ class Ending:
 
 
 async def _serve(
-    options: ServerOptions, base: BaseModelPath, lock: DirectoryLock, listener: socket.socket, key: Key | None
+    options: ServerOptions,
+    engine: EngineChoice,
+    base: BaseModelPath,
+    lock: DirectoryLock,
+    listener: socket.socket,
+    key: Key | None,
 ) -> int:
+    """Open the services, serve, and close them. Raises EngineError if the sampler cannot be started."""
     url = url_of(options.host, listener)
-    services = await open_services(options, base)
+    services = await open_services(options, engine, base)
     kept = KeyFile(key.kept, key.text) if key is not None and key.kept is not None else None
     guard = Guard(key.text if key is not None else None, options.viewer_keys, kept)
     config = uvicorn.Config(
@@ -173,98 +210,106 @@ async def _serve(
         log_config=None,
         access_log=False,
         lifespan="off",
-        proxy_headers=False,  # nobody here asks who the client is
+        proxy_headers=False,  # nothing here reads the client's address from headers
         server_header=False,
         timeout_keep_alive=75,
         ws="none",
-        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, door=Door(_door_limits()))),
+        http=cast(type[asyncio.Protocol], partial(BoundedProtocol, limiter=ConnectionLimiter(_connection_limits()))),
     )
     server = Server(config)
-    ending = Ending(services, server, lock)
+    shutdown = Shutdown(services, server, lock)
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ending.on_signal)
+        asyncio.get_running_loop().add_signal_handler(number, shutdown.on_signal)
     print(f"Loading {base.name} from {base.path}; log: {options.dir / 'logs' / 'sampler.log'}", flush=True)
     failure: list[EngineError] = []
     tasks = [
-        asyncio.create_task(_begin(services, server, ending, lock, (url, _local(url, listener)), key, guard, failure)),
-        asyncio.create_task(_sweep(services)),
+        asyncio.create_task(
+            _start(services, server, shutdown, lock, (url, _local(url, listener)), key, guard, failure)
+        ),
+        asyncio.create_task(_expire_calls(services)),
         asyncio.create_task(services.lag.watch()),
     ]
     if options.parent_pid is not None:
-        tasks.append(asyncio.create_task(_follow(options.parent_pid, ending)))
+        tasks.append(asyncio.create_task(_follow(options.parent_pid, shutdown)))
     try:
         await server.serve(sockets=[listener])
     finally:
         for task in tasks:
             task.cancel()
-        await close_services(services, ending.deadline)
+        await close_services(services, shutdown.deadline)
     if failure:
         raise failure[0]
     print(banner.ended(services), flush=True)
     return 0
 
 
-async def _begin(
+async def _start(
     services: Services,
     server: Server,
-    ending: Ending,
+    shutdown: Shutdown,
     lock: DirectoryLock,
     urls: tuple[str, str],
     key: Key | None,
     guard: Guard,
     failure: list[EngineError],
 ) -> None:
-    """Say where the server is, to people and to clients on this machine (`urls`); when the sampler answers, say so; when it cannot be started, end with its reason."""
+    """Start the children, and announce the server when it listens and when it is ready.
+
+    `urls`: the address to print, and the one for clients on this machine. If the sampler cannot be started, appends its
+    error to `failure` and shuts down.
+    """
     while not server.started:
         await asyncio.sleep(0.01)
     lock.announce(
         urls[1], services.base.name, key.text if key is not None and is_loopback(services.options.host) else None
     )
     learner = services.learner
-    if learner is not None and services.engine.shares_gpu:
+    if learner is not None and services.engine.sharing is not None:
         learner.start()
-        await learner.started()  # then what is left of the GPU's memory can be measured
+        await learner.started()  # vLLM then measures the free GPU memory with the learner in place
     services.sampler.start()
     try:
         await services.sampler.ready()
     except EngineError as error:
         failure.append(error)
-        ending.begin(ORPHAN_SECONDS)
+        shutdown.begin(ORPHAN_SECONDS)
         return
-    if learner is not None and not services.engine.shares_gpu:
+    if learner is not None and services.engine.sharing is None:
         learner.start()
+    gc.collect()
+    gc.freeze()  # what is loaded stays: a full collection looks through the objects of calls alone
     link = guard.sessions.one_time_link() if guard.sessions is not None else "/"
     print(banner.ready(services, urls[0], key, urls[0] + link), flush=True)
 
 
-async def _sweep(services: Services) -> None:
-    """Let calls expire that no trajectory claimed within --unclaimed-ttl of this server's running time."""
+async def _expire_calls(services: Services) -> None:
+    """Delete calls that no trajectory claimed within --unclaimed-ttl, measured in this server's running time."""
     ttl, store = services.options.unclaimed_ttl, services.store
     running = RunningTime(await store.running())
     while True:
-        await asyncio.sleep(min(ttl / 2, SWEEP_SECONDS))
+        await asyncio.sleep(min(ttl / 2, EXPIRY_SECONDS))
         running.tick()
         try:
             await store.save_running(running.text())
             await store.expire_unclaimed(running.ago(ttl), tuple(services.recorder.in_flight))
         except StoreError as error:
-            log.error("Unclaimed calls were not swept: %s", error)
+            logger.error("Expired calls were not deleted: %s", error)
 
 
-async def _follow(pid: int, ending: Ending) -> None:
-    """End with the process `pid`."""
+async def _follow(pid: int, shutdown: Shutdown) -> None:
+    """Shut down when the process `pid` has ended."""
     try:
         parent = psutil.Process(pid)
         while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
             await asyncio.sleep(0.5)
     except psutil.NoSuchProcess:
-        log.debug("process %d is gone", pid)
-    log.warning("The process that started this server (pid %d) is gone; ending", pid)
-    ending.begin(ORPHAN_SECONDS)
+        logger.debug("process %d has ended", pid)
+    logger.warning("The process that started this server (pid %d) has ended; shutting down", pid)
+    shutdown.begin(ORPHAN_SECONDS)
 
 
 def _allow_open_files() -> None:
-    """As many open files as this account may have, for this process and the children it starts."""
+    """Raise the limit of open files towards OPEN_FILES, for this process and its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -272,41 +317,43 @@ def _allow_open_files() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
-        log.warning("only %d files can be open at once (%s): some %d calls in flight", soft, error, soft // 2)
+        logger.warning(
+            "The limit of open files stays at %d (%s), enough for about %d calls in flight", soft, error, soft // 2
+        )
 
 
-def _door_limits() -> DoorLimits:
-    """As many connections as there can be open files for: a call in flight holds two."""
+def _connection_limits() -> ConnectionLimits:
+    """Limits of connections that fit the limit of open files. A call in flight holds two."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = OPEN_FILES if soft == resource.RLIM_INFINITY else soft
-    connections = max(64, min(files // 2 - KEPT_FILES, DoorLimits.connections))
-    return DoorLimits(connections=connections, strangers=min(DoorLimits.strangers, connections // 2))
+    connections = max(64, min(files // 2 - KEPT_FILES, ConnectionLimits.connections))
+    return ConnectionLimits(connections=connections, unadmitted=min(ConnectionLimits.unadmitted, connections // 2))
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises ConfigError saying what to do."""
+    """Open a listening TCP socket; port 0 takes a free one. Raises ConfigError that says which option to change."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         both = family == socket.AF_INET6 and host in ALL_ADDRESSES and socket.has_dualstack_ipv6()
         return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            why = f"port {port} on {host} is taken by another program; give another --port (0 takes a free one)"
+            why = f"port {port} on {host} is taken by another program; choose another --port (0 takes a free one)"
         elif error.errno in (errno.EACCES, errno.EPERM):
-            why = f"port {port} on {host} may not be used by this account; give a --port above 1023"
+            why = f"port {port} on {host} may not be used by this account; choose a --port above 1023"
         else:
-            why = f"--host {host}, --port {port}: this machine cannot listen there ({error})"
+            why = f"--host {host}, --port {port}: this machine cannot listen on this address ({error})"
         raise ConfigError(why) from error
 
 
 def url_of(host: str, listener: socket.socket) -> str:
-    """Where a server that listens is found."""
+    """The URL of a listening server. For all addresses of the machine, it has the machine's name."""
     shown = socket.gethostname() if host in ALL_ADDRESSES else host
     return f"http://{f'[{shown}]' if ':' in shown else shown}:{listener.getsockname()[1]}"
 
 
 def _local(url: str, listener: socket.socket) -> str:
-    """The address for clients on this machine: loopback, also where all addresses are served."""
+    """The URL for clients on this machine: loopback if the server listens on all addresses, else `url`."""
     name, _, port = url.removeprefix("http://").rpartition(":")
     if is_loopback(name) or name != socket.gethostname():
         return url

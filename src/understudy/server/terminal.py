@@ -1,4 +1,4 @@
-"""`python -m understudy.server runs|show`: runs, a run's steps, and a rollout in the terminal, read from a directory."""
+"""`python -m understudy.server runs|show`: prints the runs of a directory, the steps of a run, or a rollout."""
 
 from __future__ import annotations
 
@@ -31,12 +31,18 @@ from .pages.source import DashboardSource, RunOverview
 from .records.tables import trajectories
 
 _RUNS = 30
+"""Runs that `runs` lists at most."""
 _STEPS = 20
-_NEAR = 2_000
+"""Steps that `show` lists at most."""
+_SUGGESTED = 2_000
+"""Newest trajectories that are searched for a similar name."""
 
 
 def run_terminal(argv: Sequence[str]) -> int:
-    """Print what a command asks for. Raises ConfigError for a folder or a name that is unknown, StoreError."""
+    """Run `runs` or `show`, and return the exit code.
+
+    Raises ConfigError for an unknown folder or name, and StoreError.
+    """
     arguments = _parse(argv)
     folder: Path = (arguments.dir or default_dir()).expanduser().absolute()
     records = open_records(folder, arguments.store_url)
@@ -54,7 +60,7 @@ def run_terminal(argv: Sequence[str]) -> int:
 
 async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> None:
     rows = await source.runs()
-    lines = [line_of(found, source) for found in await source.overviews(rows[:_RUNS])]
+    lines = [line_of(overview, source) for overview in await source.overviews(rows[:_RUNS])]
     if as_json:
         console.print_json(json.dumps([asdict(line) for line in lines]))
         return
@@ -63,7 +69,7 @@ async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> 
         return
     console.print(_runs_table(lines))
     if len(rows) > _RUNS:
-        console.print(f"and {len(rows) - _RUNS} older runs: `understudy ui` has them all", style="dim")
+        console.print(f"and {len(rows) - _RUNS} older runs: `understudy ui` shows all of them", style="dim")
 
 
 def _runs_table(lines: Sequence[RunLine]) -> Table:
@@ -88,20 +94,23 @@ def _runs_table(lines: Sequence[RunLine]) -> Table:
 
 
 async def _show(source: DashboardSource, console: Console, name: str, html: Path | None) -> None:
+    """Print a run or a trajectory; write a trajectory to the file `html` instead if it is set."""
     run = await source.run(name)
     if run is not None:
         if html is not None:
-            raise ConfigError(f"--html: {name!r} is a run; a file is written of a trajectory")
+            raise ConfigError(
+                f"--html: {name!r} is a run, and only a trajectory can be written: name one of its trajectories"
+            )
         console.print(_run(run))
         return
-    found = await source.trajectory(name)
-    if found is None:
+    trajectory = await source.trajectory(name)
+    if trajectory is None:
         raise ConfigError(await _unknown(source, name))
     if html is not None:
         await _write_html(source, name, html)
         console.print(f"{name} is in {html}", markup=False)
         return
-    console.print(_trajectory(name, found))
+    console.print(_trajectory(name, trajectory))
 
 
 async def _write_html(source: DashboardSource, name: str, file: Path) -> None:
@@ -115,75 +124,78 @@ async def _write_html(source: DashboardSource, name: str, file: Path) -> None:
 
 
 async def _unknown(source: DashboardSource, name: str) -> str:
+    """The error message for an unknown name, with the most similar names."""
     runs = [row.run for row in await source.runs() if row.run is not None]
 
     def newest(connection: Connection) -> list[str]:
-        return list(connection.scalars(select(trajectories.c.id).order_by(trajectories.c.seq.desc()).limit(_NEAR)))
+        return list(connection.scalars(select(trajectories.c.id).order_by(trajectories.c.seq.desc()).limit(_SUGGESTED)))
 
     known = [*runs, *await source.read(newest)]
-    begins = [each for each in known if each.startswith(name)]
-    nearest = list(dict.fromkeys([*begins[:3], *get_close_matches(name, known, n=3)]))[:3]
+    completions = [candidate for candidate in known if candidate.startswith(name)]
+    nearest = list(dict.fromkeys([*completions[:3], *get_close_matches(name, known, n=3)]))[:3]
     hint = f"; the nearest are {', '.join(map(repr, nearest))}" if nearest else "; `understudy runs` lists the runs"
     return f"there is no run and no trajectory {name!r} in {source.folder}{hint}"
 
 
-def _run(found: RunOverview) -> Group:
+def _run(run: RunOverview) -> Group:
+    """A run's facts, warnings and newest steps."""
     facts = Table.grid(padding=(0, 3))
-    for fact in facts_of(found):
+    for fact in facts_of(run):
         facts.add_row(Text(fact.name, "dim"), Text(fact.value, "bold"), Text(fact.note, "dim"))
     steps = Table(box=None, pad_edge=False, header_style="bold")
     steps.add_column("step")
     for heading in HEADINGS:
         steps.add_column(heading.lower(), justify="right")
     steps.add_column("")
-    for line in step_lines(found)[:_STEPS]:
+    for line in step_lines(run)[:_STEPS]:
         steps.add_row(line.step, *line.cells, line.state)
     warnings = [
         Text(
-            f"! step {number(each.step)}: {each.text}" + (f" ({each.times} times)" if each.times > 1 else ""), "yellow"
+            f"! step {number(warning.step)}: {warning.text}"
+            + (f" ({warning.times} times)" if warning.times > 1 else ""),
+            "yellow",
         )
-        for each in warnings_of(found)
+        for warning in warnings_of(run)
     ]
-    head = Text(f"{run_name(found.run)}: {', '.join(found.models)}, {number(found.row.rollouts)} rollouts", "bold")
-    began = Text(f"began {moment(found.first.started_at)}, last rollout {ago(found.last.ended_at)}", "dim")
-    return Group(
-        head, began, *warnings, Text(), facts, Text(), steps if found.updates else Text("Nothing was trained.")
-    )
+    head = Text(f"{run_name(run.run)}: {', '.join(run.models)}, {number(run.row.rollouts)} rollouts", "bold")
+    began = Text(f"began {moment(run.first.started_at)}, last rollout {ago(run.last.ended_at)}", "dim")
+    return Group(head, began, *warnings, Text(), facts, Text(), steps if run.updates else Text("Nothing was trained."))
 
 
-def _trajectory(name: str, found: TrajectoryWithCalls) -> Group:
-    record = found.trajectory
+def _trajectory(name: str, trajectory: TrajectoryWithCalls) -> Group:
+    """A trajectory's place, reward, metrics and logs, and its calls."""
+    record = trajectory.trajectory
     parts: list[RenderableType] = [Text(name, "bold")]
     if record is None:
         parts.append(Text("not finished yet", "yellow"))
     else:
         place = record.place
-        where = {"run": place.run, "step": place.step, "split": place.split, "scenario": place.scenario}
-        told = [f"{key} {value}" for key, value in where.items() if value is not None]
+        fields = {"run": place.run, "step": place.step, "split": place.split, "scenario": place.scenario}
+        known = [f"{key} {value}" for key, value in fields.items() if value is not None]
         took = seconds(record.ended_at - record.started_at)
-        parts.append(Text(", ".join([*told, f"model {record.model}", f"took {took}"]), "dim"))
+        parts.append(Text(", ".join([*known, f"model {record.model}", f"took {took}"]), "dim"))
         parts.append(Text(f"reward {fixed(record.reward, 3)}", "bold"))
         parts += [Text(f"  {key} {number(value)}") for key, value in record.metrics.items()]
         parts += [Text(f"  log: {line}") for line in record.logs]
         if record.exception is not None:
             error = record.exception
             parts.append(Panel(Text(error.traceback or error.message), title=Text(error.type), border_style="red"))
-    for number_, call in enumerate(found.calls, start=1):
-        parts += _call(number_, call, found.calls[number_ - 2] if number_ > 1 else None)
+    for position, call in enumerate(trajectory.calls, start=1):
+        parts += _call(position, call, trajectory.calls[position - 2] if position > 1 else None)
     return Group(*parts)
 
 
-def _call(number_: int, call: Call, before: Call | None) -> Iterator[RenderableType]:
-    """A call: the messages that the one before it had not, and its answers."""
-    known = len(before.messages) if before is not None else 0
-    shared = before is not None and call.messages[:known] == before.messages
+def _call(position: int, call: Call, previous: Call | None) -> Iterator[RenderableType]:
+    """A call: its messages beyond those of the previous call, and its answers."""
+    known = len(previous.messages) if previous is not None else 0
+    shared = previous is not None and call.messages[:known] == previous.messages
     fresh = call.messages[known:] if shared else call.messages
     if shared and fresh and fresh[0].get("role") == "assistant":
-        fresh = fresh[1:]  # the answer of the call before, shown there
+        fresh = fresh[1:]  # the answer of the previous call, which is shown there
     tokens = sum(len(output.token_ids) for output in call.outputs)
     took = seconds(call.ended_at - call.started_at)
     yield Text(
-        f"\ncall {number_}: {call.model} at step {call.step}, {tokens} tokens, {took}, {call.status}", "bold cyan"
+        f"\ncall {position}: {call.model} at step {call.step}, {tokens} tokens, {took}, {call.status}", "bold cyan"
     )
     for message in fresh:
         yield _message(message, "dim")
@@ -194,7 +206,7 @@ def _call(number_: int, call: Call, before: Call | None) -> Iterator[RenderableT
 
 
 def _message(message: Message, style: str) -> Text:
-    """A message with its tool calls as people read them."""
+    """A message and its tool calls as text."""
     content: Json = message.get("content")
     lines = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
     for tool in message.get("tool_calls") or ():
@@ -207,14 +219,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="understudy", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("runs", prog="understudy runs", description="List the runs of a server's directory.")
-    runs.add_argument("dir", type=Path, nargs="?", help="directory of a server; none: ./.understudy")
+    runs.add_argument("dir", type=Path, nargs="?", help="directory of a server (default: ./.understudy)")
     runs.add_argument("--json", action="store_true", help="as JSON")
     show = commands.add_parser("show", prog="understudy show", description="Show a run's steps, or a rollout.")
-    show.add_argument("name", help="a run, or the id of a trajectory")
-    show.add_argument("--dir", type=Path, help="directory of a server; none: ./.understudy")
+    show.add_argument("name", help="name of a run, or id of a trajectory")
+    show.add_argument("--dir", type=Path, help="directory of a server (default: ./.understudy)")
     show.add_argument(
         "--html", type=Path, metavar="FILE", help="write the trajectory as one HTML file, with its tokens"
     )
     for command in (runs, show):
-        command.add_argument("--store-url", help="SQLAlchemy URL of the records, where the server had one")
+        command.add_argument("--store-url", help="SQLAlchemy URL of the records, if the server has one")
     return parser.parse_args(argv)

@@ -1,4 +1,5 @@
-"""`python -m understudy.server ui`: the dashboard over a directory, without an engine and without the directory's lock."""
+"""`python -m understudy.server ui`: the dashboard of a directory, without an engine and without locking the
+directory."""
 
 from __future__ import annotations
 
@@ -20,13 +21,15 @@ from .serving import listen, url_of
 
 
 def run_viewer(argv: Sequence[str]) -> int:
-    """Serve the pages until told to end; the exit code. Raises ConfigError, StoreError."""
+    """Serve the dashboard until Ctrl-C, and return the exit code. Raises ConfigError, StoreError."""
     arguments = _parse(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     folder: Path = (arguments.dir or default_dir()).expanduser().absolute()
     key: str | None = arguments.api_key or os.environ.get(KEY_VARIABLE) or None
     if key is None and not is_loopback(arguments.host):
-        raise ConfigError(f"--host {arguments.host}: beyond this machine a key is needed: give --api-key")
+        raise ConfigError(
+            f"--host {arguments.host} can be reached from other machines, so a key is needed: set --api-key"
+        )
     records = open_records(folder, arguments.store_url)
     try:
         guard = Guard(key)
@@ -48,12 +51,14 @@ def run_viewer(argv: Sequence[str]) -> int:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="understudy ui",
-        description="Show the runs of a server's directory in a browser, also where no server runs. Nothing is changed.",
+        description="Show the runs of a server's directory in a browser. Needs no running server, and changes nothing.",
         allow_abbrev=False,
     )
-    parser.add_argument("dir", type=Path, nargs="?", help="directory of a server; none: ./.understudy")
+    parser.add_argument("dir", type=Path, nargs="?", help="directory of a server (default: ./.understudy)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8001, help="port to listen on; 0 takes a free one (default: 8001)")
-    parser.add_argument("--api-key", help=f"key to sign in with (default: {KEY_VARIABLE}); needed beyond this machine")
-    parser.add_argument("--store-url", help="SQLAlchemy URL of the records, where the server had one")
+    parser.add_argument(
+        "--api-key", help=f"key to sign in with (default: {KEY_VARIABLE}); needed if --host is not loopback"
+    )
+    parser.add_argument("--store-url", help="SQLAlchemy URL of the records, if the server has one")
     return parser.parse_args(argv)

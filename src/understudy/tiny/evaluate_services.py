@@ -1,4 +1,4 @@
-"""Measures the policy on services: `python -m understudy.tiny.evaluate_services`."""
+"""Measures a policy on services: `python -m understudy.tiny.evaluate_services`."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Values are JSON, which has partial types.
@@ -17,11 +17,12 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 from ..types import Json
 from . import path
 from .episodes import Episode, Turn
-from .evaluate import Probe, call_of, complete, load, probes, single, tool_of
+from .evaluate import EvaluationPrompt, call_of, complete, evaluation_prompts, load, single, tool_of
 from .services import service_episode
 from .tokenizer import render
 
 SIZES = (2, 8, 16)
+"""Numbers of tools in the measured services."""
 VALUES = (
     ("address", re.compile(r"https?://|\S@\S+\.")),
     ("date or time", re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d")),
@@ -30,22 +31,26 @@ VALUES = (
     ("with other marks", re.compile(r"[^A-Za-z0-9]|\d")),
     ("one word", re.compile(r"")),
 )
-"""Kinds of text, by the first pattern that matches."""
+"""Kinds of string value. A value counts for the first pattern that matches."""
 
 
 @dataclass(frozen=True)
 class FirstCalls:
-    """Of `asked` first calls, the shares that are right (tool, arguments and values), greedy and sampled at temperature 1,
-    and the share whose tool is right, greedy."""
+    """Shares of right first calls among `count`, greedy and sampled at temperature 1. A call is right when its tool,
+    arguments and values are. `tool`: greedy, the share with the right tool."""
 
-    asked: int
+    count: int
     greedy: float
     sampled: float
     tool: float
 
 
 def kinds_of(values: dict[str, Json]) -> set[str]:
-    """The kinds of value among a call's arguments."""
+    """The kinds of value among a call's arguments.
+
+    >>> sorted(kinds_of({"path": "/srv", "all": True}))
+    ['flag', 'with a slash']
+    """
     kinds: set[str] = set()
     for value in values.values():
         if isinstance(value, bool):
@@ -61,8 +66,8 @@ def kinds_of(values: dict[str, Json]) -> set[str]:
     return kinds
 
 
-def labels(drawn: Episode, turn: Turn) -> list[str]:
-    """The rows of the table in which a first call counts."""
+def row_names(drawn: Episode, turn: Turn) -> list[str]:
+    """The rows of the table in which an episode's first call counts."""
     values: dict[str, Json] = json.loads(turn.calls[0].split("<tool_call>\n")[1].split("\n")[0])["arguments"]
     count = len(values)
     size = f"{len(drawn.tools)} tools"
@@ -73,35 +78,40 @@ def labels(drawn: Episode, turn: Turn) -> list[str]:
 def measure_services(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: int, seed: int, held_out: bool = True
 ) -> dict[str, FirstCalls]:
-    """First calls that one completion alone serves, by the number of tools and arguments and by kind of value."""
+    """Row -> scores, on `count` episodes with 2, 8 and 16 tools in turn. Only first calls with exactly one right
+    completion count."""
     rng = random.Random(f"{seed} {held_out}")
     drawn = [service_episode(rng, held_out, tools=SIZES[index % len(SIZES)], requests=1) for index in range(count)]
-    pairs = [(one, probes(tokenizer, one)[0]) for one in drawn]
-    pairs = [(one, asked) for one, asked in pairs if single(asked.turn)]
-    return table(model, tokenizer, [(asked, labels(one, asked.turn)) for one, asked in pairs], seed)
+    pairs = [(one, evaluation_prompts(tokenizer, one)[0]) for one in drawn]
+    prompts = [(prompt, row_names(one, prompt.turn)) for one, prompt in pairs if single(prompt.turn)]
+    return table(model, tokenizer, prompts, seed)
 
 
 def table(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, asked: Sequence[tuple[Probe, list[str]]], seed: int
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[tuple[EvaluationPrompt, list[str]]],
+    seed: int,
 ) -> dict[str, FirstCalls]:
-    """A score for each label, over the probes that carry it."""
-    prompts = [probe.prompt for probe, _ in asked]
-    greedy, sampled = (complete(model, tokenizer, prompts, mode, seed) for mode in (False, True))
+    """Row -> scores, over the prompts that name the row. `all` is the first row."""
+    texts = [prompt.text for prompt, _ in prompts]
+    greedy, sampled = (complete(model, tokenizer, texts, mode, seed) for mode in (False, True))
     rows: dict[str, list[tuple[bool, bool, bool]]] = {}
-    for (probe, names), first, second in zip(asked, greedy, sampled, strict=True):
-        right = {canonical(call) for call in probe.turn.calls}
-        tools = {tool_of(canonical(call)) for call in probe.turn.calls}
+    for (prompt, names), first, second in zip(prompts, greedy, sampled, strict=True):
+        right = {canonical(call) for call in prompt.turn.calls}
+        tools = {tool_of(canonical(call)) for call in prompt.turn.calls}
         hits = (canonical(first) in right, canonical(second) in right, tool_of(canonical(first)) in tools)
         for name in names:
             rows.setdefault(name, []).append(hits)
     return {
-        name: FirstCalls(len(hits), *(mean(each[place] for each in hits) for place in range(3)))
+        name: FirstCalls(len(hits), *(mean(hit[place] for hit in hits) for place in range(3)))
         for name, hits in sorted(rows.items(), key=lambda row: (row[0] != "all", row[0]))
     }
 
 
 def canonical(completion: str) -> str:
-    """A completion's call as JSON with sorted keys, its tool first; the completion itself if it is no call."""
+    """The call of a completion as JSON with sorted keys, its tool first. The completion itself if it has no call that
+    parses."""
     body = re.search(r"<tool_call>\n(.*)\n</tool_call>$", call_of(completion))
     try:
         call = json.loads(body[1]) if body else None
@@ -112,42 +122,45 @@ def canonical(completion: str) -> str:
     return f'{{"name": "{call["name"]}", "arguments": {json.dumps(call["arguments"], sort_keys=True)}}}'
 
 
-def server_probes(tokenizer: PreTrainedTokenizerBase, file: Path) -> list[tuple[Probe, list[str]]]:
-    """Probes of a file with a server's `tools` and `requests`: each the user's text and the right call."""
+def server_prompts(tokenizer: PreTrainedTokenizerBase, file: Path) -> list[tuple[EvaluationPrompt, list[str]]]:
+    """The requests of a JSON file: the prompt with its right call, and the file's name as the row. The file has a
+    server's `tools` and `requests`, each with `request`, `name` and `arguments`."""
     server: Json = json.loads(file.read_text(encoding="utf-8"))
     tools = [{"type": "function", "function": tool} for tool in server["tools"]]
-    asked: list[tuple[Probe, list[str]]] = []
-    for each in server["requests"]:
-        call = f"<tool_call>\n{json.dumps({'name': each['name'], 'arguments': each['arguments']})}\n</tool_call>"
-        prompt = render(tokenizer, [{"role": "user", "content": each["request"]}], tools, prompt=True)
-        asked.append((Probe(prompt, Turn((call,), (), calling=1.0), first=True), [file.stem]))
-    return asked
+    prompts: list[tuple[EvaluationPrompt, list[str]]] = []
+    for request in server["requests"]:
+        call = f"<tool_call>\n{json.dumps({'name': request['name'], 'arguments': request['arguments']})}\n</tool_call>"
+        text = render(tokenizer, [{"role": "user", "content": request["request"]}], tools, prompt=True)
+        prompts.append((EvaluationPrompt(text, Turn((call,), (), call_share=1.0), first=True), [file.stem]))
+    return prompts
 
 
 def report(title: str, rows: dict[str, FirstCalls]) -> str:
-    """The scores as lines."""
+    """The table as text: a line per row."""
     lines = [
-        f"  {name:<20} {each.asked:4} first calls   greedy {each.greedy:6.1%}   sampled {each.sampled:6.1%}   "
-        f"tool alone {each.tool:6.1%}"
-        for name, each in rows.items()
+        f"  {name:<20} {score.count:4} first calls   greedy {score.greedy:6.1%}   sampled {score.sampled:6.1%}   "
+        f"tool alone {score.tool:6.1%}"
+        for name, score in rows.items()
     ]
     return "\n".join([title, *lines])
 
 
 def main() -> None:
-    """Prints the table of held-out services, and one of each server's requests."""
+    """Print the table of held-out services, and that of each server's requests."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=path())
-    parser.add_argument("--count", type=int, default=400, help="held-out episodes; 0: none")
-    parser.add_argument("--seed", type=int, default=11)
-    parser.add_argument("--servers", type=Path, nargs="*", default=[], help="files with a server's tools and requests")
+    parser.add_argument("--folder", type=Path, default=path("tiny-mcp"), help="folder of the policy")
+    parser.add_argument("--count", type=int, default=400, help="number of held-out episodes; 0: skip them")
+    parser.add_argument("--seed", type=int, default=11, help="seed of the episodes and of sampling")
+    parser.add_argument(
+        "--servers", type=Path, nargs="*", default=[], help="JSON files with a server's tools and requests"
+    )
     options = parser.parse_args()
     model, tokenizer = load(options.folder)
     if options.count:
         print(report("held-out services", measure_services(model, tokenizer, options.count, options.seed)), flush=True)
-    asked = [each for file in options.servers for each in server_probes(tokenizer, file)]
-    if asked:
-        print(report("requests to real tools", table(model, tokenizer, asked, options.seed)))
+    prompts = [prompt for file in options.servers for prompt in server_prompts(tokenizer, file)]
+    if prompts:
+        print(report("requests to real tools", table(model, tokenizer, prompts, options.seed)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Arguments of services' tools: kinds of value that text contains (paths, dates, addresses), lists, flags and objects."""
+"""Arguments of services' tools: strings of several kinds (paths, dates, addresses), numbers, lists, flags, choices and
+objects."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Values are JSON, which has partial types.
@@ -8,20 +9,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..types import Json
-from .words import Bag, number, phrase, title
+from .words import WordSource, number, phrase, title
 
 Shape = Literal["one", "many", "flag", "choice", "object", "objects"]
+"""One value, a list of values, a boolean, one of an enum, an object, or a list of objects."""
 UNITS = ("km", "kg", "ms", "GB", "%", "h", "m", "min", "EUR", "px", "s")
 ENDINGS = ("txt", "md", "py", "json", "csv", "log", "yaml", "png", "toml", "pdf")
 DOMAINS = ("com", "org", "net", "example", "io", "dev")
 PAIRS = (("from", "to"), ("old", "new"), ("first", "second"), ("start", "end"), ("base", "head"), ("left", "right"))
-"""Two arguments of one kind, whose values come in this order."""
+"""First words of the names of two arguments of one kind, in the order in which requests state their values."""
 
 
-def path(bag: Bag) -> str:
-    """A file or folder, absolute or not."""
-    rng = bag.rng
-    steps = [step(bag) for _ in range(rng.choice([1, 1, 2, 2, 3]))]
+def path(source: WordSource) -> str:
+    """A file or folder, absolute or relative."""
+    rng = source.rng
+    steps = [step(source) for _ in range(rng.choice([1, 1, 2, 2, 3]))]
     start = rng.choice(["/", "/", "/", "", "", "./", "~/", "../"])
     if rng.random() < 0.6:
         steps[-1] += f".{rng.choice(ENDINGS)}"
@@ -30,110 +32,120 @@ def path(bag: Bag) -> str:
     return start + "/".join(steps)
 
 
-def step(bag: Bag) -> str:
-    """One name between slashes."""
-    draw = bag.rng.random()
+def step(source: WordSource) -> str:
+    """One name between the slashes of a path."""
+    draw = source.rng.random()
     if draw < 0.6:
-        return bag.draw()
+        return source.draw()
     if draw < 0.75:
-        return f"{bag.draw()}{bag.rng.choice('-_')}{bag.draw()}"
-    return f"{bag.draw()}{bag.rng.choice(['-', '_', ''])}{number(bag.rng)}" if draw < 0.9 else bag.draw().capitalize()
+        return f"{source.draw()}{source.rng.choice('-_')}{source.draw()}"
+    return (
+        f"{source.draw()}{source.rng.choice(['-', '_', ''])}{number(source.rng)}"
+        if draw < 0.9
+        else source.draw().capitalize()
+    )
 
 
-def url(bag: Bag) -> str:
-    """An address with a host, maybe a path and a query."""
-    rng = bag.rng
-    host = f"{rng.choice(['https://', 'https://', 'http://'])}{bag.draw()}.{rng.choice(DOMAINS)}"
-    tail = "".join(f"/{step(bag)}" for _ in range(rng.choice([0, 1, 1, 2])))
-    return host + tail + (f"?{bag.draw()}={number(rng)}" if rng.random() < 0.2 else "")
+def url(source: WordSource) -> str:
+    """A URL with a host, sometimes a path and a query."""
+    rng = source.rng
+    host = f"{rng.choice(['https://', 'https://', 'http://'])}{source.draw()}.{rng.choice(DOMAINS)}"
+    tail = "".join(f"/{step(source)}" for _ in range(rng.choice([0, 1, 1, 2])))
+    return host + tail + (f"?{source.draw()}={number(rng)}" if rng.random() < 0.2 else "")
 
 
-def email(bag: Bag) -> str:
+def email(source: WordSource) -> str:
     """An e-mail address."""
-    first = bag.draw() + (f".{bag.draw()}" if bag.rng.random() < 0.3 else "")
-    return f"{first}@{bag.draw()}.{bag.rng.choice(DOMAINS)}"
+    first = source.draw() + (f".{source.draw()}" if source.rng.random() < 0.3 else "")
+    return f"{first}@{source.draw()}.{source.rng.choice(DOMAINS)}"
 
 
-def date(bag: Bag) -> str:
+def date(source: WordSource) -> str:
     """An ISO date."""
-    return f"20{bag.rng.randint(10, 39)}-{bag.rng.randint(1, 12):02}-{bag.rng.randint(1, 28):02}"
+    return f"20{source.rng.randint(10, 39)}-{source.rng.randint(1, 12):02}-{source.rng.randint(1, 28):02}"
 
 
-def clock(bag: Bag) -> str:
-    """A time of day, with seconds now and then."""
-    text = f"{bag.rng.randint(0, 23):02}:{bag.rng.randint(0, 59):02}"
-    return text + (f":{bag.rng.randint(0, 59):02}" if bag.rng.random() < 0.15 else "")
+def clock(source: WordSource) -> str:
+    """A time of day, sometimes with seconds."""
+    text = f"{source.rng.randint(0, 23):02}:{source.rng.randint(0, 59):02}"
+    return text + (f":{source.rng.randint(0, 59):02}" if source.rng.random() < 0.15 else "")
 
 
-def instant(bag: Bag) -> str:
+def instant(source: WordSource) -> str:
     """An ISO date and time."""
-    return date(bag) + "T" + clock(bag) + bag.rng.choice(["", "", "Z"])
+    return date(source) + "T" + clock(source) + source.rng.choice(["", "", "Z"])
 
 
-def zone(bag: Bag) -> str:
-    """An area and a place: `Brova/Tel_Mek`."""
-    names = [bag.draw().capitalize() for _ in range(bag.rng.choice([1, 1, 1, 2]))]
-    return f"{bag.draw().capitalize()}/{'_'.join(names)}"
+def zone(source: WordSource) -> str:
+    """A time zone like `Brova/Tel_Mek`."""
+    names = [source.draw().capitalize() for _ in range(source.rng.choice([1, 1, 1, 2]))]
+    return f"{source.draw().capitalize()}/{'_'.join(names)}"
 
 
-def identifier(bag: Bag) -> str:
-    """An id: letters and digits with marks between them."""
-    rng = bag.rng
+def identifier(source: WordSource) -> str:
+    """An id: letters and digits with punctuation between them."""
+    rng = source.rng
     draw = rng.random()
     if draw < 0.25:
-        return f"{bag.draw()}-{number(rng)}"
+        return f"{source.draw()}-{number(rng)}"
     if draw < 0.4:
         return f"#{number(rng)}"
     if draw < 0.55:
         return "".join(rng.choice("ABCDEFGHKLMNPRSTVXZ") for _ in range(rng.choice([2, 3]))) + f"-{number(rng)}"
     if draw < 0.7:
         return "".join(rng.choice("0123456789abcdef") for _ in range(rng.choice([6, 7, 8])))
-    return f"{bag.draw()}_{bag.draw()}" if draw < 0.85 else f"{bag.draw()}:{number(rng)}"
+    return f"{source.draw()}_{source.draw()}" if draw < 0.85 else f"{source.draw()}:{number(rng)}"
 
 
-def branch(bag: Bag) -> str:
-    """A name as version control has it: `brova/tel-mek`, `v1.2.0`, `brova~2`, or a word."""
-    rng = bag.rng
+def branch(source: WordSource) -> str:
+    """A name as version control writes it: `brova/tel-mek`, `v1.2.0`, `brova~2`, or a word."""
+    rng = source.rng
     draw = rng.random()
     if draw < 0.4:
-        return f"{bag.draw()}/{bag.draw()}" + (f"-{bag.draw()}" if rng.random() < 0.5 else "")
+        return f"{source.draw()}/{source.draw()}" + (f"-{source.draw()}" if rng.random() < 0.5 else "")
     if draw < 0.6:
         return f"v{rng.randint(0, 9)}.{rng.randint(0, 20)}" + rng.choice(["", f".{rng.randint(0, 9)}"])
     return (
-        f"{bag.draw()}-{bag.draw()}" if draw < 0.8 else bag.draw() + rng.choice(["", "", "~1", f"~{rng.randint(2, 9)}"])
+        f"{source.draw()}-{source.draw()}"
+        if draw < 0.8
+        else source.draw() + rng.choice(["", "", "~1", f"~{rng.randint(2, 9)}"])
     )
 
 
-def pattern(bag: Bag) -> str:
-    """A pattern of file names."""
-    return bag.rng.choice(["*.", "**/*.", f"{bag.draw()}/*.", f"{bag.draw()}*."]) + bag.rng.choice(ENDINGS)
+def pattern(source: WordSource) -> str:
+    """A glob pattern of file names."""
+    return source.rng.choice(["*.", "**/*.", f"{source.draw()}/*.", f"{source.draw()}*."]) + source.rng.choice(ENDINGS)
 
 
-def measure(bag: Bag) -> str:
-    """A number and its unit."""
-    amount = number(bag.rng) if bag.rng.random() < 0.7 else f"{bag.rng.randint(0, 99)}.{bag.rng.randint(0, 9)}"
-    return f"{amount} {bag.rng.choice(UNITS)}" if bag.rng.random() < 0.8 else f"{amount}{bag.rng.choice(UNITS)}"
+def measure(source: WordSource) -> str:
+    """A number with its unit."""
+    amount = (
+        number(source.rng) if source.rng.random() < 0.7 else f"{source.rng.randint(0, 99)}.{source.rng.randint(0, 9)}"
+    )
+    return (
+        f"{amount} {source.rng.choice(UNITS)}" if source.rng.random() < 0.8 else f"{amount}{source.rng.choice(UNITS)}"
+    )
 
 
-def text(bag: Bag) -> str:
-    """Several words, with a mark between them or without."""
-    words = [bag.draw() for _ in range(bag.rng.choice([2, 2, 3, 3, 4, 5]))]
-    if bag.rng.random() < 0.3:
+def text(source: WordSource) -> str:
+    """Two to five words, sometimes with punctuation after the first."""
+    words = [source.draw() for _ in range(source.rng.choice([2, 2, 3, 3, 4, 5]))]
+    if source.rng.random() < 0.3:
         words[0] = words[0].capitalize()
-    if bag.rng.random() < 0.25:
-        words[0] += bag.rng.choice([":", ",", "!", " -", " =", "."])
+    if source.rng.random() < 0.25:
+        words[0] += source.rng.choice([":", ",", "!", " -", " =", "."])
     return " ".join(words)
 
 
-def amount(bag: Bag) -> Json:
-    """A number, now and then with a sign or decimals."""
-    draw = bag.rng.random()
+def amount(source: WordSource) -> Json:
+    """A number, sometimes negative or with a decimal."""
+    draw = source.rng.random()
     if draw < 0.85:
-        return number(bag.rng)
-    return -bag.rng.randint(1, 99) if draw < 0.9 else bag.rng.randint(1, 999) / 10
+        return number(source.rng)
+    return -source.rng.randint(1, 99) if draw < 0.9 else source.rng.randint(1, 999) / 10
 
 
-KINDS: dict[str, tuple[tuple[str, ...], Callable[[Bag], Json]]] = {
+KINDS: dict[str, tuple[tuple[str, ...], Callable[[WordSource], Json]]] = {
     "path": (("path", "file", "folder", "directory", "filename"), path),
     "url": (("url", "link", "address", "page", "site"), url),
     "email": (("email", "recipient", "sender", "contact"), email),
@@ -150,13 +162,16 @@ KINDS: dict[str, tuple[tuple[str, ...], Callable[[Bag], Json]]] = {
     "word": (("query", "term", "topic", "word", "type"), phrase),
     "number": (("count", "limit", "amount", "total", "number", "max"), amount),
 }
-"""Each kind's usual names for an argument, and its values. An invented name may have any kind."""
+"""Kind of value -> usual names of such an argument, and the function that draws a value. An argument with an invented
+name may have any kind."""
 WEIGHTS = (16, 6, 5, 5, 6, 4, 8, 9, 8, 3, 4, 9, 5, 8, 10)
+"""Relative frequency of each kind, in the order of KINDS."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """An argument. `telling`: its name tells its kind, so that a value may stand without it."""
+    """An argument of a tool. `telling`: its name shows its kind, so that a request may state the value without the
+    name. `choices` are the values of a choice, `parts` the fields of an object."""
 
     name: str
     kind: str = "word"
@@ -167,25 +182,25 @@ class Field:
 
     @property
     def words(self) -> list[str]:
-        """The words of its name, in small letters."""
+        """The words of its name, in lower case."""
         return words_of(self.name)
 
-    def draw(self, bag: Bag) -> Json:
-        """A value."""
-        rng = bag.rng
+    def draw(self, source: WordSource) -> Json:
+        """Draw a value as JSON."""
+        rng = source.rng
         match self.shape:
             case "flag":
                 return rng.random() < 0.6
             case "choice":
                 return rng.choice(self.choices)
             case "many":
-                return [KINDS[self.kind][1](bag) for _ in range(rng.choice([1, 2, 2, 3]))]
+                return [KINDS[self.kind][1](source) for _ in range(rng.choice([1, 2, 2, 3]))]
             case "object":
-                return {part.name: part.draw(bag) for part in self.parts}
+                return {part.name: part.draw(source) for part in self.parts}
             case "objects":
-                return [{part.name: part.draw(bag) for part in self.parts}]
+                return [{part.name: part.draw(source) for part in self.parts}]
             case _:
-                return KINDS[self.kind][1](bag)
+                return KINDS[self.kind][1](source)
 
     def schema(self) -> dict[str, Json]:
         """Its JSON Schema."""
@@ -206,38 +221,47 @@ class Field:
 
 
 def object_schema(required: tuple[Field, ...], optional: tuple[Field, ...]) -> dict[str, Json]:
-    """The JSON Schema of an object of these fields."""
+    """The JSON Schema of an object with these fields."""
     return {
         "type": "object",
-        "properties": {each.name: each.schema() for each in required + optional},
-        "required": [each.name for each in required],
+        "properties": {field.name: field.schema() for field in required + optional},
+        "required": [field.name for field in required],
     }
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a name, in small letters: `max_count`, `max-count` and `maxCount` are two."""
+    """The words of a name, in lower case.
+
+    >>> words_of("max_count"), words_of("max-count"), words_of("maxCount")
+    (['max', 'count'], ['max', 'count'], ['max', 'count'])
+    """
     spaced = "".join(f" {letter}" if letter.isupper() else letter for letter in name)
     return spaced.replace("_", " ").replace("-", " ").lower().split()
 
 
 def joined(words: list[str], style: str) -> str:
-    """The words as one name: with `_`, with `-`, or in camel case for any other style."""
+    """The words as one name: joined by `_` or `-`, or in camel case for any other style.
+
+    >>> joined(["max", "count"], "-"), joined(["max", "count"], "camel")
+    ('max-count', 'maxCount')
+    """
     if style in "_-":
         return style.join(words)
     return words[0] + "".join(word.capitalize() for word in words[1:])
 
 
-def draw_field(bag: Bag, style: str, taken: set[str], plain: bool = False) -> Field:
-    """An argument whose name is not taken. `plain`: one value, no list, flag, choice or object."""
-    rng = bag.rng
+def draw_field(source: WordSource, style: str, taken: set[str], plain: bool = False) -> Field:
+    """An argument whose name is not in `taken`; its name is added there. `plain`: one string or number, no list, flag,
+    choice or object."""
+    rng = source.rng
     kind = rng.choices(list(KINDS), WEIGHTS)[0]
     noun = rng.choice(KINDS[kind][0])
     draw = rng.random()
     telling = draw < 0.65
-    words = [noun] if draw < 0.35 else [bag.draw(), noun] if draw < 0.6 else [noun, bag.draw()]
-    name = joined(words if telling else [bag.draw() for _ in range(rng.choice([1, 1, 2]))], style)
+    words = [noun] if draw < 0.35 else [source.draw(), noun] if draw < 0.6 else [noun, source.draw()]
+    name = joined(words if telling else [source.draw() for _ in range(rng.choice([1, 1, 2]))], style)
     if name in taken:
-        name, telling = bag.draw(), False
+        name, telling = source.draw(), False
     taken.add(name)
     draw = rng.random()
     if plain or draw < 0.72:
@@ -246,38 +270,43 @@ def draw_field(bag: Bag, style: str, taken: set[str], plain: bool = False) -> Fi
         taken.add(several)
         return Field(several, kind if kind != "number" else "word", "many", telling)
     if draw < 0.93:
-        return Field(name, "word", "choice", choices=tuple(bag.draw() for _ in range(rng.choice([2, 3, 3, 4]))))
-    parts = tuple(draw_field(bag, style, set(), plain=True) for _ in range(rng.choice([2, 2, 3])))
+        return Field(name, "word", "choice", choices=tuple(source.draw() for _ in range(rng.choice([2, 3, 3, 4]))))
+    parts = tuple(draw_field(source, style, set(), plain=True) for _ in range(rng.choice([2, 2, 3])))
     if len({part.name for part in parts}) < len(parts):
         return Field(name, kind, "one", telling)
     return Field(name, "word", rng.choice(["object", "objects"]), parts=parts)
 
 
-def draw_optional(bag: Bag, style: str, taken: set[str]) -> Field:
-    """An optional argument: often a flag or a number."""
-    draw = bag.rng.random()
+def draw_optional(source: WordSource, style: str, taken: set[str]) -> Field:
+    """An optional argument, often a flag or a number. Its name is added to `taken`."""
+    draw = source.rng.random()
     if draw > 0.5:
-        return draw_field(bag, style, taken)
-    name = joined([bag.draw() for _ in range(bag.rng.choice([1, 2]))], style)
+        return draw_field(source, style, taken)
+    name = joined([source.draw() for _ in range(source.rng.choice([1, 2]))], style)
     taken.add(name)
     return Field(name, "word", "flag") if draw < 0.28 else Field(name, "number")
 
 
-def draw_pair(bag: Bag, style: str, taken: set[str]) -> tuple[Field, ...]:
-    """Two arguments of one kind, the first before the second; none if the names are taken."""
-    kind = bag.rng.choices(list(KINDS), WEIGHTS)[0]
-    noun = bag.rng.choice(KINDS[kind][0])
-    pair = tuple(Field(joined([begin, noun], style), kind, "one", True) for begin in bag.rng.choice(PAIRS))
-    if taken & {each.name for each in pair}:
+def draw_pair(source: WordSource, style: str, taken: set[str]) -> tuple[Field, ...]:
+    """Two arguments of one kind, such as a start and an end. Empty if one of the names is in `taken`; else both are
+    added there."""
+    kind = source.rng.choices(list(KINDS), WEIGHTS)[0]
+    noun = source.rng.choice(KINDS[kind][0])
+    pair = tuple(Field(joined([begin, noun], style), kind, "one", True) for begin in source.rng.choice(PAIRS))
+    if taken & {field.name for field in pair}:
         return ()
-    taken.update(each.name for each in pair)
+    taken.update(field.name for field in pair)
     return pair
 
 
 def flat(value: Json) -> list[str]:
-    """The texts and numbers inside a value, as a request shows them."""
+    """The strings and numbers inside a value, as a request shows them. Booleans are left out.
+
+    >>> flat({"to": ["a@b.org", "c"], "limit": 3, "all": True})
+    ['a@b.org', 'c', '3']
+    """
     if isinstance(value, dict):
-        return [text for each in value.values() for text in flat(each)]
+        return [text for part in value.values() for text in flat(part)]
     if isinstance(value, list):
-        return [text for each in value for text in flat(each)]
+        return [text for part in value for text in flat(part)]
     return [] if isinstance(value, bool) else [str(value)]

@@ -1,4 +1,4 @@
-"""Makes the bundled policy from nothing: `python -m understudy.tiny.make --help`."""
+"""Trains a bundled policy: `python -m understudy.tiny.make --help`."""
 
 import argparse
 from dataclasses import replace
@@ -7,46 +7,65 @@ from pathlib import Path
 import torch
 
 from . import path
-from .evaluate import glance, glance_at_services, load
+from .evaluate import load, progress_report, service_progress
 from .tokenizer import make_tokenizer, template
 from .train import SERVICES, STAGES, Stage, grow, make_model, save, train
 
+NUMBERS_OF_STAGES = range(1, len(STAGES) + 1)
+
+
+def command_line() -> argparse.ArgumentParser:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=path(), help="folder that the policy is written to")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the episodes")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads before training starts; training uses 2")
+    parser.add_argument("--kept", type=Path, default=Path("build/tiny"), help="folder for the weights of each stage")
+    parser.add_argument(
+        "--from-stage",
+        type=int,
+        default=1,
+        choices=NUMBERS_OF_STAGES,
+        help="first stage to train; the weights of the stage before are read from --kept",
+    )
+    parser.add_argument(
+        "--to-stage", type=int, default=len(STAGES), choices=NUMBERS_OF_STAGES, help="last stage to train"
+    )
+    parser.add_argument(
+        "--go-on", type=Path, help="folder of a policy to train further on service episodes; no stages are run"
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="with --go-on: train for this many minutes; the learning rates fall to 0 by then"
+    )
+    parser.add_argument("--tokens", type=int, default=SERVICES.tokens, help="with --go-on: train on this many tokens")
+    parser.add_argument(
+        "--entered",
+        type=float,
+        default=0.0,
+        help="with --go-on: share of the training that an interrupted run completed, 0 to 1",
+    )
+    return parser
+
 
 def main() -> None:
-    """Trains the tokenizer and the policy stage by stage, and writes both; each stage's weights are kept."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=path(), help="where the policy is written")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--kept", type=Path, default=Path("build/tiny"), help="where each stage's weights are kept")
-    numbers = range(1, len(STAGES) + 1)
-    parser.add_argument(
-        "--from-stage", type=int, default=1, choices=numbers, help="go on after the stages before, as they were kept"
-    )
-    parser.add_argument("--to-stage", type=int, default=len(STAGES), choices=numbers)
-    parser.add_argument(
-        "--go-on", type=Path, help="train these weights further on service episodes; nothing from nothing"
-    )
-    parser.add_argument("--minutes", type=float, help="with --go-on: end after this time, rates fallen")
-    parser.add_argument("--tokens", type=int, default=SERVICES.tokens, help="with --go-on: end after so many tokens")
-    parser.add_argument(
-        "--entered", type=float, default=0.0, help="with --go-on: share of the stage done before, 0 to 1"
-    )
+    """Train the tokenizer and the policy stage by stage, and keep the weights of each stage. With `--go-on`, train
+    existing weights further instead."""
+    parser = command_line()
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.go_on:
-        go_on(
+        continue_training(
             replace(SERVICES, tokens=options.tokens, minutes=options.minutes, entered=options.entered),
             options.go_on,
             options.folder,
             options.seed,
         )
         return
-    kept = [options.kept / f"stage-{number}" for number in (0, *numbers)]
+    kept = [options.kept / f"stage-{number}" for number in (0, *NUMBERS_OF_STAGES)]
     begin = kept[options.from_stage - 1]
     if options.from_stage > 1 and not begin.is_dir():
         parser.error(
-            f"--from-stage {options.from_stage} needs {begin}, which an earlier run with the same --kept writes"
+            f"--from-stage {options.from_stage} needs the folder {begin}: run the stages before it first, with the same --kept"
         )
     if options.from_stage == 1:
         tokenizer = make_tokenizer(options.seed)
@@ -56,29 +75,30 @@ def main() -> None:
         make_stage(STAGES[number - 1], kept[number - 1], folder, options.seed + number)
 
 
-def go_on(stage: Stage, begin: Path, folder: Path, seed: int) -> None:
-    """Trains the policy in `begin` on, with a token for every tool's number and the present chat template."""
+def continue_training(stage: Stage, begin: Path, folder: Path, seed: int) -> None:
+    """Train the policy in `begin` on service episodes and write it to `folder`, with the current tokens and chat
+    template."""
     model, tokenizer = load(begin)
     grow(model, tokenizer, seed)
     tokenizer.chat_template = template()
 
-    def probe() -> str:
+    def report() -> str:
         save(model, tokenizer, folder)
-        return glance_at_services(model, tokenizer)
+        return service_progress(model, tokenizer)
 
-    train(model, tokenizer, stage, seed, probe)
+    train(model, tokenizer, stage, seed, report)
     save(model, tokenizer, folder)
 
 
 def make_stage(stage: Stage, begin: Path, folder: Path, seed: int) -> None:
-    """Trains the policy in `begin` further, and writes it to `folder` at each probe and at the end."""
+    """Train the policy in `begin` on one stage. It is written to `folder` at each progress report and at the end."""
     model, tokenizer = load(begin)
 
-    def probe() -> str:
+    def report() -> str:
         save(model, tokenizer, folder)
-        return glance(model, tokenizer)
+        return progress_report(model, tokenizer)
 
-    train(model, tokenizer, stage, seed, probe)
+    train(model, tokenizer, stage, seed, report)
     save(model, tokenizer, folder)
 
 

@@ -1,5 +1,5 @@
-"""Gradients of several batches at once, each on a thread of its own: threads inside one operation wait for each other at
-every operation, which is slow on a machine that does other work too."""
+"""Gradients of several batches at once, with one thread per batch. Threads inside one operation wait for each other at
+every operation, which is slow on a machine that is busy with other work."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # torch carries partial types.
@@ -17,14 +17,15 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Replicas(Generic[Module]):
-    """Copies of a module that share its parameters, one for each thread."""
+    """Copies of a module, one per thread. They share the module's parameters; each has its own gradients."""
 
     def __init__(self, module: Module, count: int) -> None:
         self._modules = [module] + [_twin(module) for _ in range(count - 1)]
         self._pool = ThreadPoolExecutor(count)
 
     def accumulate(self, loss: Callable[[Module, Work], torch.Tensor], works: Sequence[Work]) -> float:
-        """Adds the gradient of the mean loss over `works`, at most one for each copy, to the module's; the mean loss."""
+        """Add the gradient of the mean loss over `works` to the module's gradients. Returns that mean. At most `count`
+        works are used, one per copy."""
         jobs = list(zip(self._modules, works, strict=False))
 
         def gradient(job: tuple[Module, Work]) -> float:
@@ -42,12 +43,12 @@ class Replicas(Generic[Module]):
         return sum(losses)
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """Runs the tasks side by side."""
+        """Run the tasks in parallel and wait for all. Raises the first error."""
         for done in [self._pool.submit(task) for task in tasks]:
             done.result()
 
     def train(self, training: bool) -> None:
-        """Sets the mode of all copies."""
+        """Set the training mode of all copies."""
         for module in self._modules:
             module.train(training)
 

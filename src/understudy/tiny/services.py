@@ -1,4 +1,5 @@
-"""Episodes with services: requests that give odd values to tools of all types, results to quote, calls to mend."""
+"""Episodes with services: requests with values of many kinds, results to quote or pass on, and errors after which a
+call is corrected."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Values are JSON, which has partial types.
@@ -9,17 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..types import Json, Message
-from .asking import Naming, naming, offers, request, shown_in
 from .episodes import Episode, Turn, completion, system_prompt
 from .fields import KINDS, Field, flat
+from .service_requests import Naming, argument_phrases, contains_value, naming, request
 from .service_tools import ServiceTool, draw_service, signature, size_at
-from .words import Bag
+from .words import WordSource
 
-OPEN = 0.2
-CHAIN = 0.14
-MENDED = 0.06
-REFUSED = 0.03
-NOT_FOUND = (
+OPEN_SHARE = 0.2
+"""Share of requests that do not name their tool."""
+CHAIN_SHARE = 0.14
+"""Share of requests that name a second tool, which takes a field of the first tool's result."""
+CORRECTED_SHARE = 0.06
+"""Share of requests whose first call returns an error that names the right value."""
+ERROR_SHARE = 0.03
+"""Share of requests whose result is an error that the answer quotes."""
+NOT_FOUND_ERRORS = (
     "unknown {name} {value}, use {right}",
     "{name} {value} not found. Did you mean {right}?",
     "no {value}; try {right}",
@@ -28,7 +33,8 @@ NOT_FOUND = (
 
 @dataclass(frozen=True)
 class Task:
-    """A request's tool with its values, the tool after it or None, and whether the request names them."""
+    """What a request is about: a tool with its values, the tool that takes the result or None, and whether the request
+    names them."""
 
     tool: ServiceTool
     values: dict[str, Json]
@@ -43,162 +49,173 @@ def service_episode(
     requests: int | None = None,
     tools: int | None = None,
 ) -> Episode:
-    """One to four requests to one service (held out: one), each with its calls and an answer. `level`, 0 to 1, is how wide
-    the episodes are: tools, arguments and types; above 1, tools of more arguments are asked for. `requests` and `tools`
-    fix these numbers."""
-    bag = Bag(rng, held_out)
-    service = draw_service(bag, size_at(bag, level, tools))
+    """One to four requests to one service (one when `held_out`), each with its calls and an answer.
+
+    `level`, 0 to 1, is how many tools, arguments and types there are. Above 1, requests prefer tools with more
+    arguments. `requests` and `tools` fix these numbers."""
+    source = WordSource(rng, held_out)
+    service = draw_service(source, size_at(source, level, tools))
     drawn = Episode("service", [tool.schema() for tool in service])
     if rng.random() < 0.15:
-        drawn.messages.append({"role": "system", "content": system_prompt(bag)})
+        drawn.messages.append({"role": "system", "content": system_prompt(source)})
     most = 1 if held_out else rng.choice([1, 2, 2, 3, 3, 4])
     for _ in range(requests or most):
-        add_request(drawn, bag, service, held_out, demanding=level > 1)
+        add_request(drawn, source, service, held_out, demanding=level > 1)
     return drawn
 
 
 def add_request(
-    drawn: Episode, bag: Bag, tools: Sequence[ServiceTool], held_out: bool, demanding: bool = False
+    drawn: Episode, source: WordSource, tools: Sequence[ServiceTool], held_out: bool, demanding: bool = False
 ) -> None:
-    """Appends a request and the conversation that serves it. `demanding`: to the one of two tools that takes more, with
-    more of its optional arguments."""
-    rng = bag.rng
+    """Append a request, its calls and an answer. `demanding`: of two drawn tools take the one with more arguments, and
+    state more optional ones."""
+    rng = source.rng
     tool = rng.choice(tools)
     if demanding:
-        tool = max(tool, rng.choice(tools), key=lambda each: 2 * len(each.required) + len(each.optional))
-    values = draw_values(bag, tool, 0.55 if demanding else 0.35)
-    named = not tool.required or rng.random() >= OPEN
+        tool = max(tool, rng.choice(tools), key=lambda tool: 2 * len(tool.required) + len(tool.optional))
+    values = draw_values(source, tool, 0.55 if demanding else 0.35)
+    named = not tool.required or rng.random() >= OPEN_SHARE
     if not named:
-        values = {each.name: values[each.name] for each in tool.required}
+        values = {field.name: values[field.name] for field in tool.required}
     takers = [
-        each for each in tools if len(each.required) == 1 and each is not tool and each.required[0].shape == "one"
+        other for other in tools if len(other.required) == 1 and other is not tool and other.required[0].shape == "one"
     ]
-    after = rng.choice(takers) if named and takers and rng.random() < CHAIN else None
-    mentions = [naming(rng, each, tools) for each in (tool, after) if each is not None] if named else []
-    result = draw_result(bag, after)
+    after = rng.choice(takers) if named and takers and rng.random() < CHAIN_SHARE else None
+    mentions = [naming(rng, target, tools) for target in (tool, after) if target is not None] if named else []
+    result = draw_result(source, after)
     hints = [rng.choice(list(result))] if isinstance(result, dict) and len(result) > 1 and after is None else []
-    tasks = [each.text for each in mentions]
-    while not shown_in(values, said := request(bag, tasks, offers(bag, tool, values, named), hints, held_out)):
-        pass  # an end mark or a comma was taken for a part of the sentence
-    drawn.messages.append({"role": "user", "content": said})
-    play(drawn, bag, tools, Task(tool, values, after, named), mentions, result, hints)
+    tasks = [mention.text for mention in mentions]
+    while not contains_value(
+        values, text := request(source, tasks, argument_phrases(source, tool, values, named), hints, held_out)
+    ):
+        pass  # `finish` removed a comma or an end mark that belongs to a value: draw again
+    drawn.messages.append({"role": "user", "content": text})
+    add_calls_and_answer(drawn, source, tools, Task(tool, values, after, named), mentions, result, hints)
 
 
-def draw_values(bag: Bag, tool: ServiceTool, share: float) -> dict[str, Json]:
+def draw_values(source: WordSource, tool: ServiceTool, share: float) -> dict[str, Json]:
     """Values for all required arguments, and for a share of the optional ones, in the order of the signature."""
-    optional = [each for each in tool.optional if bag.rng.random() < share]
-    return {each.name: each.draw(bag) for each in [*tool.required, *optional]}
+    optional = [field for field in tool.optional if source.rng.random() < share]
+    return {field.name: field.draw(source) for field in [*tool.required, *optional]}
 
 
-def draw_result(bag: Bag, after: ServiceTool | None) -> Json:
-    """A result: an object with what the next tool takes or other fields, a list, a number or a text."""
-    rng = bag.rng
+def draw_result(source: WordSource, after: ServiceTool | None) -> Json:
+    """A result: an object with the argument of `after`; or for None, an object, a list, a number or a string."""
+    rng = source.rng
     kinds = rng.choices(list(KINDS), k=3)
     if after is not None:
         field = after.required[0]
-        rest = {bag.draw(): KINDS[kinds[0]][1](bag)} if rng.random() < 0.4 else {}
-        both = {**rest, field.name: field.draw(bag)}
+        rest = {source.draw(): KINDS[kinds[0]][1](source)} if rng.random() < 0.4 else {}
+        both = {**rest, field.name: field.draw(source)}
         return dict(sorted(both.items(), key=lambda _: rng.random()))
     draw = rng.random()
     if draw < 0.55:
-        return {bag.draw(): KINDS[kind][1](bag) for kind in kinds[: rng.choice([1, 1, 2, 3])]}
+        return {source.draw(): KINDS[kind][1](source) for kind in kinds[: rng.choice([1, 1, 2, 3])]}
     if draw < 0.7:
-        return [KINDS[kinds[0]][1](bag) for _ in range(rng.choice([1, 2, 2, 3]))]
-    return KINDS[kinds[0]][1](bag)
+        return [KINDS[kinds[0]][1](source) for _ in range(rng.choice([1, 2, 2, 3]))]
+    return KINDS[kinds[0]][1](source)
 
 
-def play(
+def add_calls_and_answer(
     drawn: Episode,
-    bag: Bag,
+    source: WordSource,
     tools: Sequence[ServiceTool],
     task: Task,
     mentions: Sequence[Naming],
     result: Json,
     hints: Sequence[str],
 ) -> None:
-    """Appends the call, maybe an error and the mended call, the results, a following call, and the answer."""
-    rng = bag.rng
+    """Append the call, possibly an error and the corrected call, the result, possibly the second tool's call, and the
+    answer. `hints`: the field of the result that the request names."""
+    rng = source.rng
     tool, values = task.tool, task.values
-    opened = opening(tools, tool, mentions[0] if mentions else None)
-    fitting = [tool] if task.named else [each for each in tools if names_of(each) == names_of(tool)]
-    calls = tuple(call_text(tools, each, values, mentions[0] if mentions else None) for each in fitting)
-    drawn.turns.append(Turn(calls, (), calling=1.0))
+    thought = thought_of(tools, tool, mentions[0] if mentions else None)
+    fitting = [tool] if task.named else [other for other in tools if required_names(other) == required_names(tool)]
+    calls = tuple(call_text(tools, other, values, mentions[0] if mentions else None) for other in fitting)
+    drawn.turns.append(Turn(calls, (), call_share=1.0))
     draw = rng.random()
-    wrong = [each for each in tool.required if each.shape == "one" and isinstance(values[each.name], str)]
-    if draw < MENDED and wrong:
-        values, error = mended(bag, rng.choice(wrong), values)
-        drawn.messages += exchange(tool, task.values, opened, error)
-        opened = opening(tools, tool, None)
-        drawn.turns.append(Turn((call_text(tools, tool, values, None),), (), calling=1.0))
-    elif draw < MENDED + REFUSED:
-        result, hints = f"Error: {' '.join(bag.draw() for _ in range(rng.randint(1, 3)))}", []
-    drawn.messages += exchange(tool, values, opened, rendered(rng, result))
+    wrong = [field for field in tool.required if field.shape == "one" and isinstance(values[field.name], str)]
+    if draw < CORRECTED_SHARE and wrong:
+        values, error = corrected(source, rng.choice(wrong), values)
+        drawn.messages += exchange(tool, task.values, thought, error)
+        thought = thought_of(tools, tool, None)
+        drawn.turns.append(Turn((call_text(tools, tool, values, None),), (), call_share=1.0))
+    elif draw < CORRECTED_SHARE + ERROR_SHARE:
+        result, hints = f"Error: {' '.join(source.draw() for _ in range(rng.randint(1, 3)))}", []
+    drawn.messages += exchange(tool, values, thought, rendered(rng, result))
     if task.after is not None and isinstance(result, dict):
         name = task.after.required[0].name
         taken = {name: result[name]}
-        drawn.turns.append(Turn((call_text(tools, task.after, taken, mentions[1]),), (), calling=1.0))
-        result, hints = draw_result(bag, None), []
+        drawn.turns.append(Turn((call_text(tools, task.after, taken, mentions[1]),), (), call_share=1.0))
+        result, hints = draw_result(source, None), []
         if isinstance(result, dict):
             result = dict([next(iter(result.items()))])
-        drawn.messages += exchange(task.after, taken, opening(tools, task.after, mentions[1]), rendered(rng, result))
-    answers = texts_of(result, hints)
-    drawn.turns.append(Turn((), answers, calling=0.0))
+        drawn.messages += exchange(task.after, taken, thought_of(tools, task.after, mentions[1]), rendered(rng, result))
+    answers = answers_to(result, hints)
+    drawn.turns.append(Turn((), answers, call_share=0.0))
     drawn.messages.append({"role": "assistant", "content": rng.choice(answers)})
 
 
-def texts_of(result: Json, hints: Sequence[str]) -> tuple[str, ...]:
-    """The answers that quote a result: the field asked for, all items of a list, or the whole text."""
+def answers_to(result: Json, hints: Sequence[str]) -> tuple[str, ...]:
+    """The right answers to a result: the named field, else one answer per field; all items of a list; or the whole
+    string."""
     if isinstance(result, dict):
         shown = [result[hints[0]]] if hints else list(result.values())
-        return tuple(dict.fromkeys(f"The answer is {spoken(each)}." for each in shown))
-    return (f"The answer is {spoken(result)}.",)
+        return tuple(dict.fromkeys(f"The answer is {answer_text(value)}." for value in shown))
+    return (f"The answer is {answer_text(result)}.",)
 
 
-def spoken(value: Json) -> str:
-    """A value as an answer writes it."""
+def answer_text(value: Json) -> str:
+    """A value as an answer writes it.
+
+    >>> answer_text(["a", 2]), answer_text(7), answer_text("ok")
+    ('a, 2', '7', 'ok')
+    """
     return ", ".join(flat(value)) if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value)
 
 
 def rendered(rng: random.Random, result: Json) -> str:
-    """The text of a tool's message: JSON, plain text, or a list with an item in each line."""
+    """The text of a tool message: JSON, plain text, or a list with one item per line."""
     if isinstance(result, str):
         return result
     if isinstance(result, list) and rng.random() < 0.4:
-        return "\n".join(str(each) for each in result)
+        return "\n".join(str(item) for item in result)
     return json.dumps(result, indent=2) if rng.random() < 0.15 else json.dumps(result)
 
 
-def mended(bag: Bag, field: Field, values: dict[str, Json]) -> tuple[dict[str, Json], str]:
-    """The values with one put right, and the error that says so."""
-    right = field.draw(bag)
-    text = bag.rng.choice(NOT_FOUND).format(name=field.name, value=values[field.name], right=right)
+def corrected(source: WordSource, field: Field, values: dict[str, Json]) -> tuple[dict[str, Json], str]:
+    """The values with a new one for `field`, and the error message that names it."""
+    right = field.draw(source)
+    text = source.rng.choice(NOT_FOUND_ERRORS).format(name=field.name, value=values[field.name], right=right)
     return {**values, field.name: right}, f"Error: {text}"
 
 
-def names_of(tool: ServiceTool) -> tuple[str, ...]:
-    """The names of the arguments that it requires."""
-    return tuple(each.name for each in tool.required)
+def required_names(tool: ServiceTool) -> tuple[str, ...]:
+    """The names of the arguments that a tool requires."""
+    return tuple(field.name for field in tool.required)
 
 
-def opening(tools: Sequence[ServiceTool], tool: ServiceTool, named: Naming | None) -> str:
-    """What the policy copies of a tool's line: from the word that names it to the end; if none does, the arguments that
-    it requires, and the number."""
+def thought_of(tools: Sequence[ServiceTool], tool: ServiceTool, named: Naming | None) -> str:
+    """The part of the tool's line in the system prompt that the policy copies before the call.
+
+    If the request names the tool: from the naming word to the end of the line. Else: the required arguments and the
+    tool's number."""
     number = f"<{tools.index(tool) + 1}>"
     if named is None:
-        return ", ".join(names_of(tool)) + number
+        return ", ".join(required_names(tool)) + number
     return f"{tool.name[named.begin :]}{number}({signature(tool.schema()['function']['parameters'])})"
 
 
 def call_text(tools: Sequence[ServiceTool], tool: ServiceTool, values: dict[str, Json], named: Naming | None) -> str:
-    """The completion that calls a tool, as the chat template writes it: what it goes by, then the call."""
+    """The completion that calls a tool: the thought, then the call."""
     call = f'{{"name": "{tool.name}", "arguments": {json.dumps(values)}}}'
-    return completion(opening(tools, tool, named), call)
+    return completion(thought_of(tools, tool, named), call)
 
 
-def exchange(tool: ServiceTool, values: dict[str, Json], opened: str, result: str) -> list[Message]:
+def exchange(tool: ServiceTool, values: dict[str, Json], thought: str, result: str) -> list[Message]:
     """An assistant's call and the tool's message."""
     call = {"type": "function", "function": {"name": tool.name, "arguments": json.dumps(values)}}
     return [
-        {"role": "assistant", "content": "", "reasoning_content": opened, "tool_calls": [call]},
+        {"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": [call]},
         {"role": "tool", "content": result},
     ]

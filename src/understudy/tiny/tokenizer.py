@@ -1,4 +1,5 @@
-"""The tokenizer: byte-level BPE that gives a word the same tokens wherever it stands, so that copying is easy."""
+"""The tokenizer: byte-level BPE in which a word has the same tokens wherever it stands, so that the policy can copy
+it."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # transformers and torch carry partial types.
@@ -16,18 +17,20 @@ from .episodes import Message, ToolSchema
 from .words import english, word
 
 VOCABULARY = 1545
+"""Number of tokens, markup included."""
 CONTEXT = 4096
+"""Longest sequence in tokens."""
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MOST_TOOLS = 16
-NUMBERS = [f"<{number}>" for number in range(1, MOST_TOOLS + 1)]
-"""Each tool of a list has one, as a token of its own."""
+MAX_TOOLS = 16
+NUMBERS = [f"<{number}>" for number in range(1, MAX_TOOLS + 1)]
+"""The numbers of tools, one token each."""
 MARKUP = ["<tool_call>", "</tool_call>", "<tools>", "</tools>", "<think>", "</think>", *NUMBERS]
 # Letters never take the space before them, digits stand alone, and JSON's punctuation forms runs such as `": "`.
 PIECES = r"""\p{L}+|\p{N}|["{}\[\]:, ]+|[^\p{L}\p{N}"{}\[\]:, ]"""
 
 
 def corpus(seed: int, episodes: int) -> Iterator[str]:
-    """Texts of basic episodes, and words with and without a capital."""
+    """The tokenizer's training texts: messages of basic episodes, and words with and without a capital."""
     rng = random.Random(seed)
     for _ in range(episodes):
         drawn = basic_episode(rng)
@@ -42,7 +45,8 @@ def corpus(seed: int, episodes: int) -> Iterator[str]:
 
 
 def make_tokenizer(seed: int, episodes: int = 3000) -> PreTrainedTokenizerFast:
-    """Trains the tokenizer; tool markup survives `skip_special_tokens`, as tool-call parsers need."""
+    """Train the tokenizer on `episodes` episodes. Tool markup is no special token, so `skip_special_tokens` keeps it
+    for tool-call parsers."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -74,8 +78,10 @@ def make_tokenizer(seed: int, episodes: int = 3000) -> PreTrainedTokenizerFast:
 
 
 def complete_tokenizer(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Adds what an older tokenizer lacks, and returns the added markup. Transformers loads a Qwen2 model's
-    tokenizer with Qwen2's splits, which cut `'sorts` into `'s` and `orts`; as a token of its own, the quote stands alone."""
+    """Add the markup that an older tokenizer lacks, and return it.
+
+    The single quote becomes a token too: transformers loads a Qwen2 model's tokenizer with Qwen2's split pattern, which
+    cuts `'sorts` into `'s` and `orts`."""
     missing = [text for text in MARKUP if text not in tokenizer.get_vocab()]
     added = [AddedToken(text, special=False, normalized=False) for text in ["'", *missing]]
     tokenizer.add_tokens(added)  # pyright: ignore[reportArgumentType]  # the stub names another class of this name
@@ -83,16 +89,16 @@ def complete_tokenizer(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def template() -> str:
-    """The chat template: compact, and append-only so that a conversation's tokens are never rewritten."""
+    """The chat template. It only appends: a conversation's tokens never change when messages are added."""
     return Path(__file__).with_name("chat_template.jinja").read_text()
 
 
 def render(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[ToolSchema], prompt: bool = False
 ) -> str:
-    """The conversation as text; a prompt ends where the assistant speaks."""
+    """The conversation as text. `prompt`: it ends where the assistant's turn begins."""
     text = tokenizer.apply_chat_template(
-        [as_known(tokenizer, each) for each in messages],
+        [as_bundled(tokenizer, message) for message in messages],
         tools=list(tools) or None,
         tokenize=False,
         add_generation_prompt=prompt,
@@ -101,11 +107,12 @@ def render(
 
 
 def thinks(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the policy writes the line before a call as a thought; the bundled one writes it as its message's text."""
+    """Whether the policy writes its thought between think tags. `tiny` has no such tokens and writes it as the
+    message's text."""
     return "<think>" in tokenizer.get_vocab()
 
 
-def as_known(tokenizer: PreTrainedTokenizerBase, message: Message) -> Message:
+def as_bundled(tokenizer: PreTrainedTokenizerBase, message: Message) -> Message:
     """The message as the policy's own chat template takes it."""
     if thinks(tokenizer) or "reasoning_content" not in message:
         return message
@@ -113,15 +120,15 @@ def as_known(tokenizer: PreTrainedTokenizerBase, message: Message) -> Message:
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The text's token ids, control tokens included."""
+    """The token ids of a text, control tokens included."""
     return cast("list[int]", tokenizer(text)["input_ids"])
 
 
 def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id that fills short rows."""
+    """The token id that pads short rows."""
     return cast(int, tokenizer.pad_token_id)
 
 
 def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of <|im_end|>, which ends a turn."""
+    """The token id of <|im_end|>, which ends a turn."""
     return cast(int, tokenizer.eos_token_id)

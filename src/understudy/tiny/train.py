@@ -1,4 +1,4 @@
-"""Trains the policy from random weights: Muon on the hidden matrices, AdamW on the rest, episodes that grow harder."""
+"""Trains a policy: Muon on the hidden matrices, AdamW on all other parameters, on episodes that become harder."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # transformers and torch carry partial types.
@@ -24,34 +24,37 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from .basics import basic_episode
-from .choices import choices
 from .episodes import Episode, episode
-from .marks import MARKS, UNMARKED, marks
 from .muon import MULTIPLIES_BFLOAT16, Muon
 from .parallel import Replicas
+from .probe_labels import LABELS, UNLABELLED, probe_labels
 from .services import service_episode
+from .soft_targets import soft_targets
 from .tokenizer import CONTEXT, MARKUP, NUMBERS, complete_tokenizer, end_id, padding_id, render
 
-POOL = 768
+POOL = 768  # number of episodes that are sorted by length into batches at a time
 THREADS = 2
-REPORT_STEPS = 20
-PROBE_TOKENS = 2_000_000
-MARKED_LAYER = 3
-FORGETFUL = 0.4
-WIDE_LEVELS = (1.0, 1.6)
+REPORT_STEPS = 20  # optimizer steps between two lines on the loss
+PROBE_TOKENS = 2_000_000  # tokens between two progress reports
+PROBED_LAYER = 3  # the hidden layer that the linear probe reads
+FORGET_SHARE = 0.4  # share of episodes whose first turns are context without thoughts, as most clients send them
+WIDE_LEVELS = (1.0, 1.6)  # levels of service episodes after the widening, equally likely
 WRITTEN = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training: `wide` is the share of full episodes among basic ones, at its begin and at its end.
+    """A part of the training. Each share is between 0 and 1, and progress is the share of the stage that is done.
 
-    `naming` is the share of basic episodes whose request names its tool. Rates are peaks; from the share `decay_from` of
-    its tokens on, they fall to zero in a line. Losses of a prompt's tokens and of marks count by their weights.
+    `tokens` and `minutes` end the stage, whichever comes first. `entered` is the progress of an interrupted run.
 
-    `services` is the share of service episodes among all; until `service_widening` of the stage they grow harder.
-    `minutes`: the stage also ends after that time, and its progress is by whichever is further. `entered`: the share of
-    the stage that was done before."""
+    Episodes: a share `services` are service episodes, which widen until the progress `service_widening`. Among the
+    others, the share of full episodes goes from `wide[0]` to `wide[1]` until the progress `widening`; the rest are
+    basic ones. A share `naming` of the basic requests names its tool.
+
+    Optimization: `muon_rate` and `adam_rate` are peak learning rates. They rise over `warmup` steps, and fall linearly
+    to 0 from the progress `decay_from` on. `batch_tokens` are the tokens of one step over all threads. Prompt tokens
+    count in the loss with `prompt_weight`, the probe's loss with `probe_weight`."""
 
     tokens: int
     wide: tuple[float, float]
@@ -62,7 +65,7 @@ class Stage:
     muon_rate: float = 0.012
     adam_rate: float = 2e-3
     prompt_weight: float = 0.0
-    mark_weight: float = 0.5
+    probe_weight: float = 0.5
     services: float = 0.0
     service_widening: float = 0.0
     minutes: float | None = None
@@ -77,14 +80,16 @@ SERVICES = Stage(
     decay_from=0.45,
     muon_rate=0.0065,
     adam_rate=1.2e-3,
-    mark_weight=0.2,
+    probe_weight=0.2,
     services=0.68,
     service_widening=0.3,
     pool=256,
     warmup=20,
 )
-"""Goes on from finished weights: real tools beside the old kinds of episode."""
-FALLING = Stage(tokens=7_000_000, wide=(0.85, 0.85), decay_from=0.0, muon_rate=0.007, adam_rate=1.5e-3, mark_weight=0.2)
+"""Further training of finished weights: service episodes, with a share of the other kinds."""
+FALLING = Stage(
+    tokens=7_000_000, wide=(0.85, 0.85), decay_from=0.0, muon_rate=0.007, adam_rate=1.5e-3, probe_weight=0.2
+)
 STAGES = (
     Stage(tokens=2_000_000, wide=(0.0, 0.0), prompt_weight=0.05),
     Stage(tokens=12_000_000, wide=(0.2, 0.75), widening=0.6, decay_from=0.35, muon_rate=0.01),
@@ -94,9 +99,10 @@ STAGES = (
     replace(FALLING, tokens=8_000_000, wide=(0.9, 0.9), decay_from=0.05, muon_rate=0.008),
     replace(FALLING, tokens=11_000_000, wide=(0.95, 0.95), decay_from=0.05, muon_rate=0.009),
     replace(FALLING, tokens=8_000_000, wide=(0.95, 0.95), decay_from=0.05, muon_rate=0.008),
-    replace(FALLING, tokens=7_000_000, wide=(0.95, 0.95), decay_from=0.05, muon_rate=0.009, mark_weight=0.5),
+    replace(FALLING, tokens=7_000_000, wide=(0.95, 0.95), decay_from=0.05, muon_rate=0.009, probe_weight=0.5),
 )
-"""First to copy at all, from basic episodes; then ever wider; eight times the rates fall to zero."""
+"""Training from random weights: first copying, on basic episodes, then full episodes. The rates fall to 0 in eight of
+the nine stages."""
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
@@ -127,58 +133,66 @@ def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalL
 
 @dataclass(frozen=True)
 class Example:
-    """An episode's ids, which of them the assistant wrote (end marks included), and each one's mark or UNMARKED, [T];
-    `open`: where it chose, the tokens that may stand there and their shares."""
+    """An encoded episode of T tokens.
+
+    `ids`, `written` (whether the assistant wrote the token, end marks included) and `labels` (of the probe, or
+    UNLABELLED) have length T. `soft_targets`: place -> {token id: share}, where several tokens are right."""
 
     ids: list[int]
     written: list[bool]
-    marks: list[int]
-    open: dict[int, dict[int, float]]
+    labels: list[int]
+    soft_targets: dict[int, dict[int, float]]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Ids, the assistant's share of them, and marks, all [B, T]; choices as (row, place, token, share), each [K]."""
+    """Examples as padded rows. `ids`, `written` and `labels` are [B, T]. `soft_targets` are K entries as (row, place,
+    token, share), each [K]."""
 
     ids: torch.Tensor
     written: torch.Tensor
-    marks: torch.Tensor
-    open: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    labels: torch.Tensor
+    soft_targets: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, drawn: Episode, forgotten: int = 0) -> Example:
-    """The episode as the policy is trained on it. The first `forgotten` turns of the assistant are context, without their
-    thoughts, as most clients send them."""
-    first = [index for index, each in enumerate(drawn.messages) if each["role"] == "assistant"][forgotten]
-    before = [{key: each[key] for key in each if key != "reasoning_content"} for each in drawn.messages[:first]]
+    """Encode an episode for training. The first `forgotten` turns of the assistant are context, and their thoughts are
+    left out."""
+    first = [index for index, message in enumerate(drawn.messages) if message["role"] == "assistant"][forgotten]
+    before = [
+        {key: message[key] for key in message if key != "reasoning_content"} for message in drawn.messages[:first]
+    ]
     text = render(tokenizer, before + drawn.messages[first:], drawn.tools)
     encoded = tokenizer(text, return_offsets_mapping=True)
     begins = [begin for begin, _ in encoded["offset_mapping"]]
-    example = Example(encoded["input_ids"], [False] * len(begins), [UNMARKED] * len(begins), {})
-    for found, turn in list(zip(WRITTEN.finditer(text), drawn.turns, strict=True))[forgotten:]:
-        begin, end = places(begins, *found.span(1))
+    example = Example(encoded["input_ids"], [False] * len(begins), [UNLABELLED] * len(begins), {})
+    for match, turn in list(zip(WRITTEN.finditer(text), drawn.turns, strict=True))[forgotten:]:
+        begin, end = token_range(begins, *match.span(1))
         example.written[begin:end] = [True] * (end - begin)
-        example.open.update(
-            {begin + place: shares for place, shares in choices(tokenizer, turn, example.ids[begin:end])}
-        )
-    for begin, end, mark in marks(drawn, text):
-        for index in range(*places(begins, begin, end)):
-            example.marks[index] = mark
+        targets = soft_targets(tokenizer, turn, example.ids[begin:end])
+        example.soft_targets.update({begin + place: shares for place, shares in targets})
+    for begin, end, label in probe_labels(drawn, text):
+        for index in range(*token_range(begins, begin, end)):
+            example.labels[index] = label
     return example
 
 
 def forget(rng: random.Random, turns: int) -> int:
-    """How many turns of an episode are shown without their thoughts: never the last one."""
-    return rng.randrange(turns) if rng.random() < FORGETFUL else 0
+    """Draw how many of an episode's turns are shown without their thoughts; never the last one."""
+    return rng.randrange(turns) if rng.random() < FORGET_SHARE else 0
 
 
-def places(begins: list[int], begin: int, end: int) -> tuple[int, int]:
-    """The range of tokens that begin within these characters."""
+def token_range(begins: list[int], begin: int, end: int) -> tuple[int, int]:
+    """The range of tokens that start within these characters, by the sorted offsets at which tokens start.
+
+    >>> token_range([0, 3, 5, 9], 3, 9)
+    (1, 3)
+    """
     return bisect_left(begins, begin), bisect_left(begins, end)
 
 
 def draw(rng: random.Random, stage: Stage, progress: float) -> Episode:
-    """An episode as the stage shows it when this share of it is done."""
+    """Draw an episode as the stage shows it at this progress."""
     if rng.random() < stage.services:
         level = progress / stage.service_widening if progress < stage.service_widening else rng.choice(WIDE_LEVELS)
         return service_episode(rng, level=level)
@@ -188,7 +202,7 @@ def draw(rng: random.Random, stage: Stage, progress: float) -> Episode:
 
 
 def batches(tokenizer: PreTrainedTokenizerBase, rng: random.Random, stage: Stage, progress: float) -> Iterator[Batch]:
-    """Batches of episodes of like lengths, from one pool."""
+    """Yield batches of episodes of similar lengths, from one pool, in random order."""
     drawn = (draw(rng, stage, progress) for _ in range(stage.pool))
     size = stage.batch_tokens // THREADS
     encoded = sorted(
@@ -204,31 +218,39 @@ def batches(tokenizer: PreTrainedTokenizerBase, rng: random.Random, stage: Stage
 
 
 def padded(group: list[Example], padding: int) -> Batch:
-    """The examples as rows of one length."""
+    """The examples as rows of equal length."""
     longest = max(len(example.ids) for example in group)
     ids_B_T = torch.full((len(group), longest), padding)
     written_B_T = torch.zeros(len(group), longest)
-    marks_B_T = torch.full((len(group), longest), UNMARKED)
+    labels_B_T = torch.full((len(group), longest), UNLABELLED)
     for row, example in enumerate(group):
         length = len(example.ids)
         ids_B_T[row, :length] = torch.tensor(example.ids)
         written_B_T[row, :length] = torch.tensor(example.written, dtype=torch.float)
-        marks_B_T[row, :length] = torch.tensor(example.marks)
+        labels_B_T[row, :length] = torch.tensor(example.labels)
     chosen = [
         (row, place, token, share)
         for row, example in enumerate(group)
-        for place, shares in example.open.items()
+        for place, shares in example.soft_targets.items()
         for token, share in shares.items()
     ]
-    rows, at, tokens, shares = zip(*chosen, strict=True) if chosen else ((), (), (), ())
-    opened = (torch.tensor(rows).long(), torch.tensor(at).long(), torch.tensor(tokens).long(), torch.tensor(shares))
-    return Batch(ids_B_T, written_B_T, marks_B_T, opened)
+    rows, places, tokens, shares = zip(*chosen, strict=True) if chosen else ((), (), (), ())
+    targets = (
+        torch.tensor(rows).long(),
+        torch.tensor(places).long(),
+        torch.tensor(tokens).long(),
+        torch.tensor(shares),
+    )
+    return Batch(ids_B_T, written_B_T, labels_B_T, targets)
 
 
 def loss_of(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage, batch: Batch) -> torch.Tensor:
-    """Cross-entropy of the assistant's tokens (others weigh `prompt_weight`), where it chose against the shares of the
-    tokens that may stand there, and of the marks that `probe` reads."""
-    ids, written, marks = batch.ids, batch.written, batch.marks
+    """The training loss of a batch, a scalar.
+
+    Cross-entropy of each token, weighted by 1 where the assistant wrote it and by `prompt_weight` elsewhere. Where
+    several tokens are right, the target is their distribution. To this comes `probe_weight` times the cross-entropy of
+    the probe's labels."""
+    ids, written, labels = batch.ids, batch.written, batch.labels
     pad = cast(int, model.config.pad_token_id)
     weights = (written + stage.prompt_weight * (1 - written))[:, 1:]
     weights = weights * (written[:, 1:] + (ids[:, 1:] != pad)).clamp(max=1)
@@ -236,17 +258,17 @@ def loss_of(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage, batch: Batc
     hidden = model.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
     logprobs = model.lm_head(hidden[-1][:, :-1][kept]).float().log_softmax(-1)
     losses = -logprobs.gather(-1, ids[:, 1:][kept][:, None])[:, 0]
-    rows, at, tokens, shares = batch.open
+    rows, places, tokens, shares = batch.soft_targets
     number = kept.flatten().cumsum(0).view_as(kept) - 1
-    chosen = number[rows, at - 1]
+    chosen = number[rows, places - 1]
     losses = losses.index_fill(0, chosen, 0.0).index_add(0, chosen, -shares * logprobs[chosen, tokens])
-    seen = marks != UNMARKED
-    noticed = functional.cross_entropy(probe(hidden[MARKED_LAYER][seen]).float(), marks[seen])
-    return (losses * weights[kept]).sum() / weights.sum() + stage.mark_weight * noticed
+    labelled = labels != UNLABELLED
+    probe_loss = functional.cross_entropy(probe(hidden[PROBED_LAYER][labelled]).float(), labels[labelled])
+    return (losses * weights[kept]).sum() / weights.sum() + stage.probe_weight * probe_loss
 
 
 class ProbedPolicy(nn.Module):
-    """The policy and the probe of its marks."""
+    """The policy with the linear probe of its labels."""
 
     model: Qwen2ForCausalLM
     probe: nn.Linear
@@ -254,18 +276,18 @@ class ProbedPolicy(nn.Module):
     def __init__(self, model: Qwen2ForCausalLM) -> None:
         super().__init__()
         self.model = model
-        self.probe = nn.Linear(model.config.hidden_size, len(MARKS))
+        self.probe = nn.Linear(model.config.hidden_size, len(LABELS))
 
 
 def mixed_loss(stage: Stage, module: ProbedPolicy, batch: Batch) -> torch.Tensor:
-    """`loss_of` with products of matrices in bfloat16, where the processor multiplies it."""
+    """`loss_of` with matrix products in bfloat16, where the CPU multiplies it in hardware."""
     with torch.autocast("cpu", torch.bfloat16, enabled=MULTIPLIES_BFLOAT16):
         return loss_of(module.model, module.probe, stage, batch)
 
 
 def grow(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-    """Gives every number of a tool, and all other markup, its token: new rows of the embedding are mixtures of the rows
-    of its kind."""
+    """Add a token for every markup text that the tokenizer lacks. A new embedding row is a random mixture of the known
+    rows of its kind (numbers, other markup)."""
     torch.manual_seed(seed)
     missing = complete_tokenizer(tokenizer)
     if not missing:
@@ -277,17 +299,20 @@ def grow(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, seed: int)
         known = [text for text in kind if text not in missing]
         rows_N_D = embedding.weight.data[[ids[text] for text in known]].clone()
         middle_D = rows_N_D.mean(0)
-        for text in [each for each in kind if each in missing]:
+        for text in [token for token in kind if token in missing]:
             shares_N = torch.randn(len(known))
             embedding.weight.data[ids[text]] = middle_D + (shares_N / shares_N.norm()) @ (rows_N_D - middle_D)
 
 
 def make_optimizers(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between embedding and head, AdamW for embeddings, biases and norms."""
-    matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name]
-    others = [each for name, each in model.named_parameters() if each.ndim < 2 or "embed" in name]
+    """Muon for the matrices between embedding and head, one per thread; AdamW for embeddings, biases, norms and the
+    probe."""
+    matrices = [
+        parameter for name, parameter in model.named_parameters() if parameter.ndim == 2 and "embed" not in name
+    ]
+    others = [parameter for name, parameter in model.named_parameters() if parameter.ndim < 2 or "embed" in name]
     others += list(probe.parameters())
-    muons = [Muon(matrices[at::THREADS], lr=stage.muon_rate, weight_decay=0.01) for at in range(THREADS)]
+    muons = [Muon(matrices[first::THREADS], lr=stage.muon_rate, weight_decay=0.01) for first in range(THREADS)]
     adam = torch.optim.AdamW(others, lr=stage.adam_rate, betas=(0.9, 0.98), weight_decay=0.0)
     for optimizer in (*muons, adam):
         for group in optimizer.param_groups:
@@ -296,13 +321,13 @@ def make_optimizers(model: Qwen2ForCausalLM, probe: nn.Linear, stage: Stage) -> 
 
 
 def rate(step: int, progress: float, stage: Stage) -> float:
-    """The share of the peak rate: a short warm-up, a plateau, then a line down to zero."""
+    """The learning rate as a share of its peak: a linear warm-up, a plateau, then a linear decay to 0."""
     falling = (1 - progress) / (1 - stage.decay_from) if stage.decay_from < 1 else 1.0
     return min(1.0, (step + 1) / stage.warmup, falling)
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes the policy in bfloat16 beside the folder, then moves it file by file over what is there."""
+    """Write the policy in bfloat16 to a draft folder beside `folder`, then move its files over those in `folder`."""
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     copy.deepcopy(model).bfloat16().save_pretrained(draft)
@@ -317,7 +342,7 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Pa
 def update(
     model: nn.Module, replicas: Replicas[ProbedPolicy], optimizers: list[torch.optim.Optimizer], share: float
 ) -> None:
-    """One step at a share of the peak rates."""
+    """One optimizer step at a share of the peak learning rates, with gradients clipped to norm 1."""
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -328,9 +353,14 @@ def update(
 
 
 def train(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, stage: Stage, seed: int, glance: Callable[[], str]
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    stage: Stage,
+    seed: int,
+    progress_report: Callable[[], str],
 ) -> None:
-    """Trains in place; prints the loss, and what `glance` says every half million tokens."""
+    """Train in place until the stage ends. Prints the loss every REPORT_STEPS steps, and `progress_report()` every
+    PROBE_TOKENS tokens."""
     rng = random.Random(seed)
     torch.set_num_threads(1)
     trained = ProbedPolicy(model)
@@ -358,12 +388,12 @@ def train(
             if tokens // PROBE_TOKENS != probed:
                 probed = tokens // PROBE_TOKENS
                 replicas.train(False)
-                print(f"{tokens / 1e6:.2f}M tokens: {glance()}", flush=True)
+                print(f"{tokens / 1e6:.2f}M tokens: {progress_report()}", flush=True)
                 replicas.train(True)
     replicas.train(False)
 
 
 def grouped(drawn: Iterator[Batch]) -> Iterator[list[Batch]]:
-    """As many batches as there are threads, in turn."""
+    """Batches in groups of THREADS; the last group may be smaller."""
     while group := list(islice(drawn, THREADS)):
         yield group

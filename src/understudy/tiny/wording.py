@@ -1,11 +1,11 @@
-"""Requests: sentences that name tools, offer values, or leave the choice open, around filler words."""
+"""Requests as sentences: they name tools, state values, or leave the choice of the tool open, among filler words."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .desks import Argument, Tool
-from .words import FUNCTION_WORDS, Bag, Value, spoken
+from .tool_sets import Argument, Tool
+from .words import FUNCTION_WORDS, Value, WordSource, value_text
 
 OPENINGS = [
     "please",
@@ -75,21 +75,23 @@ CLOSINGS = [
     "",
     "",
 ]
-ORDERS = ["{opening} {task} {given} {closing}"] * 8 + [
-    "{given}: {task} {closing}",
-    "{given}, {opening} {task}",
-    "{given} needs {task} {closing}",
-    "{opening} {task}, {given} {closing}",
-    "with {given} {opening} {task}",
+ORDERS = ["{opening} {task} {values} {closing}"] * 8 + [
+    "{values}: {task} {closing}",
+    "{values}, {opening} {task}",
+    "{values} needs {task} {closing}",
+    "{opening} {task}, {values} {closing}",
+    "with {values} {opening} {task}",
 ]
+"""Sentence frames of training. Repeated ones are more likely."""
 HELD_OUT_FRAMES = [
-    "kindly go for {task} {given}",
-    "is it possible to have {task} {given}?",
-    "my boss asks: {task} {given}",
-    "{given} - what about {task}?",
-    "hi there! {task} {given}, thanks",
-    "we are waiting for the {task} {given}",
+    "kindly go for {task} {values}",
+    "is it possible to have {task} {values}?",
+    "my boss asks: {task} {values}",
+    "{values} - what about {task}?",
+    "hi there! {task} {values}, thanks",
+    "we are waiting for the {task} {values}",
 ]
+"""Sentence frames that training never has."""
 FILLER_SHARES = (0.4, 0.7, 0.95)
 FILLER_MARKS = (",", "!", ":", ".", "?", ";", " -", "...")
 LINKERS = ["of", "for", "with", "on", "about", "at", "in", "to", "by", "", "", "", ""]
@@ -98,7 +100,7 @@ SEQUELS = ["and then", "then", "and", "and with that", "after that", ", then", "
 
 @dataclass(frozen=True)
 class Mention:
-    """Words that name a tool: all of its name, or its last part."""
+    """Words of a request that name a tool: its whole name, or only the last part."""
 
     tool: Tool
     text: str
@@ -106,20 +108,22 @@ class Mention:
 
 
 def mention(rng: random.Random, tool: Tool, tools: Sequence[Tool]) -> Mention:
-    """Names a tool by its name, by the parts of its name in a row, or by the last part, if nothing else here has it."""
+    """Draw how a request names a tool: by its name, by the parts of its name, or by the last part where no other tool
+    or argument has it."""
     last = tool.parts[-1]
     shared = {part for other in tools if other is not tool for part in other.parts}
-    shared |= {part for each in tools for argument in each.required + each.optional for part in argument.parts}
+    shared |= {part for other in tools for argument in other.required + other.optional for part in argument.parts}
     draw = rng.random()
     if draw < 0.25 and len(tool.parts) > 1 and last not in shared:
         return Mention(tool, last, whole=False)
     return Mention(tool, tool.name if draw < 0.5 else " ".join(tool.parts), whole=True)
 
 
-def offer(bag: Bag, argument: Argument, drawn: Value, bare: bool) -> str:
-    """A phrase that offers a value under its argument's name, or the value alone; commas end what could run on."""
-    rng = bag.rng
-    text = spoken(drawn)
+def argument_phrase(source: WordSource, argument: Argument, drawn: Value, bare: bool) -> str:
+    """A phrase that states a value: under its argument's name, or `bare`. A comma ends a value whose end is not
+    visible."""
+    rng = source.rng
+    text = value_text(drawn)
     open_ended = not any(mark in text for mark in "-#@.0123456789") or (text[-1].isalpha() and "@" not in text)
     quote = " " in text or rng.random() < (0.5 if open_ended else 0.12) or (open_ended and bare)
     if isinstance(drawn, str) and quote:
@@ -138,24 +142,25 @@ def offer(bag: Bag, argument: Argument, drawn: Value, bare: bool) -> str:
     return f"{name} is {text}{end}" if draw < 0.92 else f"{name}={text}{end}"
 
 
-def offers(bag: Bag, arguments: dict[Argument, Value], bare: bool) -> str:
-    """All offered values in one phrase, in any order."""
-    phrases = [offer(bag, argument, drawn, bare) for argument, drawn in arguments.items()]
-    bag.rng.shuffle(phrases)
-    text = bag.rng.choice([" and ", " ", " with "]).join(phrases).replace(", and", " and")
-    return f"{bag.rng.choice(LINKERS)} {text}".strip()
+def argument_phrases(source: WordSource, arguments: dict[Argument, Value], bare: bool) -> str:
+    """All values in one phrase, in random order."""
+    phrases = [argument_phrase(source, argument, drawn, bare) for argument, drawn in arguments.items()]
+    source.rng.shuffle(phrases)
+    text = source.rng.choice([" and ", " ", " with "]).join(phrases).replace(", and", " and")
+    return f"{source.rng.choice(LINKERS)} {text}".strip()
 
 
-def filler(bag: Bag, most: int) -> list[str]:
-    """Words that mean nothing here, some before a mark: function words, and in one of three shares, words like any other."""
-    rng = bag.rng
+def filler(source: WordSource, most: int) -> list[str]:
+    """Up to `most` meaningless words, some with punctuation: function words, and random words in one of three
+    shares."""
+    rng = source.rng
     share = rng.choice(FILLER_SHARES)
-    words = [rng.choice(FUNCTION_WORDS) if rng.random() < share else bag.draw() for _ in range(rng.randint(0, most))]
+    words = [rng.choice(FUNCTION_WORDS) if rng.random() < share else source.draw() for _ in range(rng.randint(0, most))]
     return [word + rng.choice(FILLER_MARKS) if rng.random() < 0.15 else word for word in words]
 
 
 def finish(rng: random.Random, text: str) -> str:
-    """The sentence with an end mark or none, its first letter large or small."""
+    """The text as a sentence, with normalised spaces and commas, an end mark or none, and sometimes a capital."""
     text = " ".join(text.split()).replace(" ,", ",").lstrip(" ,:-").rstrip(",")
     text = text.replace(",?", "?").replace(",.", ".").replace(",:", ":")
     if text[-1] not in "?.!":
@@ -163,30 +168,31 @@ def finish(rng: random.Random, text: str) -> str:
     return text[0].upper() + text[1:] if rng.random() < 0.25 and text.split()[0] in FUNCTION_WORDS else text
 
 
-def soup(bag: Bag, phrases: list[str], most: int) -> str:
-    """The phrases in the given order, with filler before, between and after them."""
-    pieces = filler(bag, most)
+def with_filler(source: WordSource, phrases: list[str], most: int) -> str:
+    """The phrases in their order, with up to `most` filler words before, between and after them."""
+    pieces = filler(source, most)
     for text in phrases:
-        pieces += [text, *filler(bag, most)]
-    return finish(bag.rng, " ".join(pieces or [bag.draw()]))
+        pieces += [text, *filler(source, most)]
+    return finish(source.rng, " ".join(pieces or [source.draw()]))
 
 
-def named_request(bag: Bag, tasks: list[str], given: str, held_out: bool) -> str:
-    """A request that names its tools, in a frame or among filler."""
-    rng = bag.rng
+def named_request(source: WordSource, tasks: list[str], offered: str, held_out: bool) -> str:
+    """A request that names its tools, in a sentence frame or among filler."""
+    rng = source.rng
     task = f" {rng.choice(SEQUELS)} ".join(tasks)
     if held_out:
-        return finish(rng, rng.choice(HELD_OUT_FRAMES).format(task=task, given=given))
+        return finish(rng, rng.choice(HELD_OUT_FRAMES).format(task=task, values=offered))
     if rng.random() < 0.5:
         opening, closing = rng.choice(OPENINGS), rng.choice(CLOSINGS)
-        return finish(rng, rng.choice(ORDERS).format(task=task, given=given, opening=opening, closing=closing))
-    phrases = [text for text in (task, given) if text]
+        return finish(rng, rng.choice(ORDERS).format(task=task, values=offered, opening=opening, closing=closing))
+    phrases = [text for text in (task, offered) if text]
     rng.shuffle(phrases)
-    return soup(bag, phrases, 3)
+    return with_filler(source, phrases, 3)
 
 
-def open_request(bag: Bag, given: str, hints: list[str]) -> str:
-    """A request that offers values among filler; hints are words to scatter, such as a field's name."""
-    phrases = [*hints, given]
-    bag.rng.shuffle(phrases)
-    return soup(bag, [text for text in phrases if text], 4)
+def open_request(source: WordSource, offered: str, hints: list[str]) -> str:
+    """A request that states values among filler and names no tool. `hints` are words to place in it, such as the name
+    of a field."""
+    phrases = [*hints, offered]
+    source.rng.shuffle(phrases)
+    return with_filler(source, [text for text in phrases if text], 4)

@@ -1,4 +1,4 @@
-"""Words and values that episodes are made of: English ones and invented ones, split into training and held-out."""
+"""Words and values for episodes: English words and invented ones. Training words and held-out words are disjoint."""
 
 import json
 import pydoc_data.topics
@@ -154,13 +154,13 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @cache
 def english(held_out: bool) -> tuple[str, ...]:
-    """Words of 3 to 9 letters from Python's own help topics; a tenth, chosen by checksum, is held out."""
-    found = set(re.findall(r"\b[a-z]{3,9}\b", " ".join(pydoc_data.topics.topics.values()).lower()))
-    return tuple(sorted(word for word in found if (zlib.crc32(word.encode()) % 10 == 0) == held_out))
+    """English words of 3 to 9 letters from Python's help topics. One in ten, by checksum, is held out."""
+    candidates = set(re.findall(r"\b[a-z]{3,9}\b", " ".join(pydoc_data.topics.topics.values()).lower()))
+    return tuple(sorted(word for word in candidates if (zlib.crc32(word.encode()) % 10 == 0) == held_out))
 
 
 def fragments(rng: random.Random) -> str:
-    """Pieces of two English words that are trained on, so that every token comes at every place of a word."""
+    """Parts of two English training words, so that every token occurs at every place of a word."""
     cuts: list[str] = []
     for _ in range(2):
         text = rng.choice(english(held_out=False))
@@ -170,8 +170,8 @@ def fragments(rng: random.Random) -> str:
 
 
 def word(rng: random.Random, held_out: bool) -> str:
-    """An English word three times of four, else one made of syllables or, at times, of random letters. In training, a
-    third of the English words are made of fragments."""
+    """A random word: English in three cases of four, else of syllables or of random letters. In training, a third of
+    the English ones are made of fragments."""
     draw = rng.random()
     if draw < 0.25 and not held_out:
         return fragments(rng)
@@ -183,8 +183,9 @@ def word(rng: random.Random, held_out: bool) -> str:
     return "".join(rng.choice(LETTERS) for _ in range(rng.choice([2, 2, 3, 3, 4, 5, 6])))
 
 
-class Bag:
-    """Draws words that differ from each other: within one episode, a word that returns was meant to return."""
+class WordSource:
+    """Draws words that are all different within one episode. So a word that occurs twice in an episode was repeated on
+    purpose."""
 
     def __init__(self, rng: random.Random, held_out: bool) -> None:
         self.rng = rng
@@ -192,7 +193,7 @@ class Bag:
         self._used = set(FUNCTION_WORDS)
 
     def draw(self) -> str:
-        """A word that was not drawn before."""
+        """A word that was not drawn before and is no function word."""
         while (drawn := word(self.rng, self.held_out)) in self._used:
             pass
         self._used.add(drawn)
@@ -204,9 +205,9 @@ def number(rng: random.Random) -> int:
     return rng.randint(0, 10 ** rng.randint(1, 5) - 1)
 
 
-def identifier(bag: Bag) -> str:
-    """A word-like value that shows where it ends: 4821, A-1042, #77, a date, an email, teal-42."""
-    rng = bag.rng
+def identifier(source: WordSource) -> str:
+    """A word-like value with a visible end: 4821, A-1042, #77, a date, an e-mail address, teal-42."""
+    rng = source.rng
     draw = rng.random()
     if draw < 0.34:
         return str(number(rng))
@@ -219,34 +220,34 @@ def identifier(bag: Bag) -> str:
     if draw < 0.78:
         return f"20{rng.randint(10, 39)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
     if draw < 0.86:
-        return f"{bag.draw()}@{bag.draw()}.{rng.choice(['com', 'org', 'net', 'example'])}"
+        return f"{source.draw()}@{source.draw()}.{rng.choice(['com', 'org', 'net', 'example'])}"
     if draw < 0.94:
-        return f"{bag.draw()}-{rng.randint(0, 99)}"
+        return f"{source.draw()}-{rng.randint(0, 99)}"
     return f"{rng.randint(0, 999)}.{rng.randint(0, 99):02}"
 
 
-def title(bag: Bag) -> str:
-    """Two or three capitalised words, as of a person or a place."""
-    return " ".join(bag.draw().capitalize() for _ in range(bag.rng.choice([1, 2, 2, 3])))
+def title(source: WordSource) -> str:
+    """One to three capitalised words, like a person or a place."""
+    return " ".join(source.draw().capitalize() for _ in range(source.rng.choice([1, 2, 2, 3])))
 
 
-def phrase(bag: Bag) -> str:
+def phrase(source: WordSource) -> str:
     """One to three lower-case words."""
-    return " ".join(bag.draw() for _ in range(bag.rng.choice([1, 1, 1, 1, 2, 2, 3])))
+    return " ".join(source.draw() for _ in range(source.rng.choice([1, 1, 1, 1, 2, 2, 3])))
 
 
-def value(bag: Bag) -> str:
+def value(source: WordSource) -> str:
     """Any value: an identifier, a phrase, a title, or a number with a unit."""
-    draw = bag.rng.random()
+    draw = source.rng.random()
     if draw < 0.45:
-        return identifier(bag)
+        return identifier(source)
     if draw < 0.75:
-        return phrase(bag)
+        return phrase(source)
     if draw < 0.88:
-        return title(bag)
-    return f"{number(bag.rng)} {bag.draw()}"
+        return title(source)
+    return f"{number(source.rng)} {source.draw()}"
 
 
-def spoken(drawn: Value) -> str:
-    """A value as sentences show it: strings bare, numbers as JSON writes them."""
+def value_text(drawn: Value) -> str:
+    """A value as sentences show it: strings bare, numbers as in JSON."""
     return drawn if isinstance(drawn, str) else json.dumps(drawn)

@@ -1,1 +1,1 @@
-"""Trace sinks: where finished rollouts and steps are shown."""
+"""Trace sinks, which show finished rollouts and steps in other tools."""

@@ -1,4 +1,4 @@
-"""What the commands `traces` and `usage` do: options -> one call."""
+"""The operations behind the commands `understudy traces` and `understudy usage`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DAY = 86_400.0
 
 
 def named_sinks(text: str, option: str) -> list[str | TraceSink]:
-    """The names in a comma-separated list. Raises ConfigError for an empty one."""
+    """Split a comma-separated list of sink names. Raises ConfigError for an empty list."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise ConfigError(f"{option}: names of sinks are needed, such as langfuse,wandb; got {text!r}")
@@ -28,7 +28,7 @@ def named_sinks(text: str, option: str) -> list[str | TraceSink]:
 
 
 def export_traces(run: str, to: str, url: str | None, folder: Path | None, say: Callable[[str], None]) -> None:
-    """Deliver a run to sinks from a server's records."""
+    """Deliver a run from a server's records to sinks. Raises ConfigError, ExportError."""
     sinks = resolve_sinks(named_sinks(to, "--to"))
     export_run(reachable_server(url, folder), run, sinks, say=say)
 
@@ -36,24 +36,24 @@ def export_traces(run: str, to: str, url: str | None, folder: Path | None, say: 
 def server_usage(
     url: str | None, folder: Path | None, query: TrajectoryQuery, days: float | None, now: float
 ) -> list[UsageRow]:
-    """The usage that a server's records show."""
+    """The usage from a server's records, of the last `days` (None: all)."""
     api = reachable_server(url, folder)
     since = 0.0 if days is None else now - days * DAY
     return asyncio.run(usage_rows(pages(api, query.model_copy(update={"limit": PAGE})), since))
 
 
 def prices(texts: Sequence[str]) -> dict[str, TokenPrice]:
-    """`model=input/output` in USD per million tokens. Raises ConfigError."""
-    found: dict[str, TokenPrice] = {}
+    """Parse prices such as `model=input/output`, in USD per million tokens. Raises ConfigError."""
+    by_model: dict[str, TokenPrice] = {}
     for text in texts:
         model, equals, numbers = text.rpartition("=")
         first, slash, second = numbers.partition("/")
         try:
             if not (model and equals and slash):
                 raise ValueError(text)
-            found[model] = TokenPrice(float(first), float(second))
+            by_model[model] = TokenPrice(float(first), float(second))
         except ValueError as error:
             raise ConfigError(
                 f"--price: {text!r} is not of the form MODEL=INPUT/OUTPUT, such as agent=0.15/0.60"
             ) from error
-    return found
+    return by_model

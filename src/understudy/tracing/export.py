@@ -1,4 +1,4 @@
-"""Make a run's view again from the server's records: for a sink that was away, or a client that vanished."""
+"""Delivers a run to sinks again from the server's records: after a sink's outage, or if the client disappeared."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from .notes import DeliveryNotes
 from .reading import read_run
 
 LOG_ONLY = "exception_rate"
-"""What `model.log` adds to the metrics of an evaluation."""
+"""Metric that `model.log` adds to those of an evaluation."""
 CHUNK = 16
-"""Groups of one event."""
+"""Groups per event."""
 
 
 class ExportError(UnderstudyError):
-    """A sink did not take everything of an export."""
+    """A sink did not accept all events of an export."""
 
 
 @dataclass(frozen=True)
 class RunRecords:
-    """What a server keeps of one run."""
+    """A server's records of one run."""
 
     run: str
     rollouts: tuple[RolloutTrace, ...]
@@ -45,27 +45,29 @@ class RunRecords:
 
 
 async def read_records(api: Api, run: str) -> RunRecords:
-    """Everything of a run. Raises ConfigError where the server knows none of its rollouts."""
+    """Read all records of a run. Raises ConfigError if the server has no rollout of it, ServerError."""
     rollouts = await read_run([api], run)
     if not rollouts:
         raise ConfigError(f"--run: {api.url} has no rollout of a run {run!r}")
-    trained = {each.name for each in await api.models()}
-    names = {each.record.model for each in rollouts} | {call.model for each in rollouts for call in each.calls}
+    trained = {item.name for item in await api.models()}
+    names = {item.record.model for item in rollouts} | {call.model for item in rollouts for call in item.calls}
     models = sorted(names & trained)
     checkpoints = {name: await api.checkpoints(name) for name in models}
     return RunRecords(run, rollouts, checkpoints, {name: await api.logs(name) for name in models})
 
 
 def run_events(records: RunRecords) -> Iterator[TraceEvent]:
-    """The events of a run in order of their steps, with the ids that they had when it was live. What a step that trained
-    nothing showed is not in the records, nor are settings and alerts."""
+    """The events of a run in order of their steps, with the same ids as in the live run.
+
+    Settings, alerts and steps that trained nothing are not in the records.
+    """
     keyed: dict[tuple[int, str], list[RolloutTrace]] = {}
     for rollout in records.rollouts:
         keyed.setdefault((_step(rollout), rollout.record.place.split or "train"), []).append(rollout)
     steps = dict(_steps(records))
     for step, split in sorted(keyed, key=lambda key: (key[0], key[1] == "train")):
         for chunk in _by_group(keyed[step, split]):
-            groups = tuple(dict.fromkeys(str(each.record.place.group) for each in chunk))
+            groups = tuple(dict.fromkeys(str(trace.record.place.group) for trace in chunk))
             yield GroupsFinished(records.run, split, step, groups, tuple(chunk))
         if split != "train":
             yield from _evaluations(records, step, split, keyed[step, split])
@@ -85,42 +87,44 @@ def _by_group(rollouts: Sequence[RolloutTrace]) -> Iterator[list[RolloutTrace]]:
 
 
 def _steps(records: RunRecords) -> Iterator[tuple[int, list[TraceEvent]]]:
-    """(step that the rollouts began with, its events) for each checkpoint that the run made."""
-    trained = [each for each in records.rollouts if each.record.place.split in (None, "train")]
+    """For every checkpoint of the run, the step that its rollouts were sampled with, and its events."""
+    trained = [item for item in records.rollouts if item.record.place.split in (None, "train")]
     if not trained:
         return
     began, ended = min(map(_step, trained)), max(map(_step, trained))
-    since = min(each.record.started_at for each in trained)
+    since = min(item.record.started_at for item in trained)
     for number, (model, checkpoints) in enumerate(records.checkpoints.items()):
-        own = [each for each in checkpoints if began < each.step <= ended + 1 and each.created_at >= since]
-        for each in own:
-            reward = {"reward": each.metrics["reward/mean"]} if "reward/mean" in each.metrics else {}
-            metrics = {**each.metrics, **reward}
-            saved = CheckpointSaved(records.run, model, each.step, each.path, each.metrics)
-            step = StepFinished(records.run, model, each.step, each.step - 1, each.created_at, metrics)
-            yield each.step - 1 + number * 10**9, [step, saved]  # further models come after the rollouts
+        own = [item for item in checkpoints if began < item.step <= ended + 1 and item.created_at >= since]
+        for item in own:
+            reward = {"reward": item.metrics["reward/mean"]} if "reward/mean" in item.metrics else {}
+            metrics = {**item.metrics, **reward}
+            saved = CheckpointSaved(records.run, model, item.step, item.path, item.metrics)
+            step = StepFinished(records.run, model, item.step, item.step - 1, item.created_at, metrics)
+            yield item.step - 1 + number * 10**9, [step, saved]  # further models come after the rollouts
 
 
 def _evaluations(
     records: RunRecords, step: int, split: str, rollouts: Sequence[RolloutTrace]
 ) -> Iterator[EvaluationFinished]:
-    """What was logged of these rollouts."""
-    ids = {each.record.id for each in rollouts}
-    groups = tuple(dict.fromkeys(str(each.record.place.group) for each in rollouts))
+    """The evaluations that were logged for these rollouts."""
+    ids = {rollout.record.id for rollout in rollouts}
+    groups = tuple(dict.fromkeys(str(rollout.record.place.group) for rollout in rollouts))
     for model, logs in records.logs.items():
         for entry in logs:
             if entry.split == split and ids & set(entry.trajectory_ids):
                 named = {name.removeprefix(f"{split}/"): value for name, value in entry.metrics.items()}
                 metrics = {name: value for name, value in named.items() if name != LOG_ONLY}
-                at = max(each.record.ended_at for each in rollouts)
-                yield EvaluationFinished(records.run, model, split, step, at, metrics, groups, tuple(rollouts))
+                ended_at = max(rollout.record.ended_at for rollout in rollouts)
+                yield EvaluationFinished(records.run, model, split, step, ended_at, metrics, groups, tuple(rollouts))
 
 
 def export_run(
     api: Api, run: str, sinks: Sequence[TraceSink], notes: Path | None = None, say: Callable[[str], None] = print
 ) -> None:
-    """Show the whole run to each sink, those parts too that it has: they land on themselves. Raises ConfigError for wrong
-    credentials or an unknown run, ExportError for what a sink did not take."""
+    """Deliver the whole run to every sink. Events have fixed ids, so those that a sink already has are overwritten.
+
+    Raises ConfigError for wrong credentials or an unknown run, ExportError if a sink did not accept all events.
+    """
     for sink in sinks:
         sink.check()
     records = asyncio.run(read_records(api, run))

@@ -1,5 +1,7 @@
-"""Hands the events of a run to every sink in threads of their own: training never waits, and what a sink did not take is
-noted, so that the next run or `understudy traces export` delivers it."""
+"""Delivers the events of a run to every sink in its own thread, so that training never waits.
+
+Undelivered events are noted, and delivered by the next run or by `understudy traces export`.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,16 @@ from understudy.errors import ServerError
 from .notes import DeliveryNotes
 from .reading import read_groups
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 QUEUED = 10_000
-"""Events that may wait for a sink; one more is only noted."""
+"""Length of a sink's queue. Further events are only noted."""
 CLOSE_SECONDS = 10.0
+"""How long the end of a run waits for the sinks."""
 
 
 class FanOut:
-    """The sinks of one run. `servers` have its rollouts; `notes` is the folder of delivery notes."""
+    """The sinks of one run. `servers` have its rollouts; `notes` is the folder for delivery notes."""
 
     def __init__(
         self,
@@ -56,12 +59,15 @@ class FanOut:
         self._deliveries = [Delivery(sink, run, folder, reader, queued) for sink in sinks]
 
     def publish(self, event: TraceEvent) -> None:
-        """Have every sink show the event; returns at once."""
+        """Queue the event for every sink; returns at once."""
         for delivery in self._deliveries:
             delivery.publish(event)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> list[str]:
-        """Wait so long at most; a line for each sink that has not taken everything, with the command that delivers it."""
+        """Wait for the sinks, at most so many seconds.
+
+        Returns a line per sink with undelivered events, with the command that delivers them.
+        """
         deadline = time.monotonic() + seconds
         for delivery in self._deliveries:
             delivery.finish(deadline)
@@ -69,7 +75,7 @@ class FanOut:
 
 
 class SharedReader:
-    """Rollouts, read once however many sinks show them; the last few stay in memory."""
+    """Reads rollouts once for all sinks, and keeps the last few in memory."""
 
     KEPT = 4
 
@@ -80,16 +86,17 @@ class SharedReader:
 
     @property
     def urls(self) -> tuple[str, ...]:
+        """The servers' URLs."""
         return tuple(api.url for api in self.servers)
 
-    def complete(self, event: TraceEvent) -> TraceEvent:
-        """The event with its rollouts. To be called in a thread without an event loop."""
+    def complete(self, event: TraceEvent, runner: asyncio.Runner) -> TraceEvent:
+        """The event with its rollouts, read on the runner's event loop, whose connections stay open. Raises ServerError."""
         if not isinstance(event, GroupsFinished | EvaluationFinished) or event.rollouts or not event.groups:
             return event
         with self._lock:
             known = self._kept.get(event.groups)
             if known is None:
-                known = replace(event, rollouts=asyncio.run(read_groups(self.servers, event.groups)))
+                known = replace(event, rollouts=runner.run(read_groups(self.servers, event.groups)))
                 self._kept[event.groups] = known
                 while len(self._kept) > self.KEPT:
                     self._kept.pop(next(iter(self._kept)))
@@ -97,8 +104,10 @@ class SharedReader:
 
 
 def show_checkpoint(sink: TraceSink, event: CheckpointSaved, servers: Sequence[Api]) -> None:
-    """Show a checkpoint with a folder on this machine: the server's own, or for the time of the call a downloaded one. To be
-    called in a thread without an event loop."""
+    """Deliver a checkpoint event with a folder on this machine: the server's own, or a temporary download.
+
+    Call it in a thread without an event loop. Raises ServerError, and the sink's errors.
+    """
     if not sink.checkpoint_files or is_here(event.path):
         return show(sink, event)
     with tempfile.TemporaryDirectory(prefix="understudy-checkpoint-") as folder:
@@ -107,7 +116,7 @@ def show_checkpoint(sink: TraceSink, event: CheckpointSaved, servers: Sequence[A
 
 
 def is_here(path: str) -> bool:
-    """Whether a checkpoint's folder on the server's machine is one on this machine."""
+    """Whether a checkpoint's folder exists on this machine."""
     return (Path(path) / "adapter_config.json").is_file()
 
 
@@ -127,9 +136,9 @@ class Delivery:
         self._name = sink_name(sink)
         self._reader = reader
         self._notes = DeliveryNotes(folder, run, self._name)
-        earlier = [each for each in DeliveryNotes.of_sink(folder, self._name) if each.run != run]
-        self._left = [(notes, each.event) for notes in (*earlier, self._notes) for each in notes.undelivered
-                      if set(each.servers) <= set(reader.urls)]  # fmt: skip
+        earlier = [item for item in DeliveryNotes.of_sink(folder, self._name) if item.run != run]
+        self._left = [(notes, item.event) for notes in (*earlier, self._notes) for item in notes.undelivered
+                      if set(item.servers) <= set(reader.urls)]  # fmt: skip
         self._queue: queue.Queue[TraceEvent | None] = queue.Queue(queued)
         self._failed: list[tuple[DeliveryNotes, TraceEvent]] = []
         self._warned: set[str] = set()
@@ -137,6 +146,7 @@ class Delivery:
         self._thread: threading.Thread | None = None
 
     def publish(self, event: TraceEvent) -> None:
+        """Note the event as due and queue it."""
         self._notes.due(event, self._reader.urls)
         try:
             self._queue.put_nowait(event)
@@ -145,7 +155,7 @@ class Delivery:
         self._start()
 
     def finish(self, deadline: float) -> None:
-        """No more events come; what failed is tried once more until the deadline."""
+        """Signal the end of events. Failed events are tried once more until the deadline (monotonic clock)."""
         self._deadline = deadline
         if self._left:
             self._start()
@@ -156,7 +166,7 @@ class Delivery:
                 return
 
     def missing_line(self, deadline: float) -> str | None:
-        """Wait for the thread until the deadline -> what is missing then."""
+        """Wait for the thread until the deadline; returns a line about undelivered events, or None."""
         if self._thread is not None:
             self._thread.join(max(deadline - time.monotonic(), 0.0))
         missing = self._notes.undelivered
@@ -174,30 +184,31 @@ class Delivery:
             self._thread.start()
 
     def _work(self) -> None:
-        for notes, event in self._left:
-            self._deliver(notes, event)
-        while (event := self._queue.get()) is not None:
-            self._deliver(self._notes, event)
-        for notes, event in [*self._failed]:
-            if self._deadline is not None and time.monotonic() < self._deadline:
-                self._deliver(notes, event)
+        with asyncio.Runner() as runner:
+            for notes, event in self._left:
+                self._deliver(notes, event, runner)
+            while (event := self._queue.get()) is not None:
+                self._deliver(self._notes, event, runner)
+            for notes, event in [*self._failed]:
+                if self._deadline is not None and time.monotonic() < self._deadline:
+                    self._deliver(notes, event, runner)
         self._guard(self._sink.closed)
 
-    def _deliver(self, notes: DeliveryNotes, event: TraceEvent) -> None:
-        if self._guard(lambda: self._show(event)):
+    def _deliver(self, notes: DeliveryNotes, event: TraceEvent, runner: asyncio.Runner) -> None:
+        if self._guard(lambda: self._show(event, runner)):
             notes.taken(event)
         elif (notes, event) not in self._failed:
             self._failed.append((notes, event))
 
-    def _show(self, event: TraceEvent) -> None:
+    def _show(self, event: TraceEvent, runner: asyncio.Runner) -> None:
         if isinstance(event, CheckpointSaved):
             return show_checkpoint(self._sink, event, self._reader.servers)
-        return show(self._sink, self._reader.complete(event))
+        return show(self._sink, self._reader.complete(event, runner))
 
     def _guard(self, deliver: Callable[[], None]) -> bool:
         try:
             deliver()
-        except Exception as error:  # noqa: BLE001  # a sink is foreign code; the contract says that it never stops training
+        except Exception as error:  # noqa: BLE001  # a sink is third-party code, and must never stop training
             self._warn(
                 type(error).__name__, f"failed and goes on without this, which is delivered later: {error!r:.500}"
             )
@@ -207,11 +218,11 @@ class Delivery:
     def _warn(self, kind: str, what: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            log.warning("trace sink %r: %s", self._name, what)
+            logger.warning("trace sink %r: %s", self._name, what)
 
 
 def show(sink: TraceSink, event: TraceEvent) -> None:
-    """Call the sink's method for the event."""
+    """Call the sink's method for this kind of event."""
     match event:
         case RunStarted():
             sink.run_started(event)
@@ -228,10 +239,10 @@ def show(sink: TraceSink, event: TraceEvent) -> None:
 
 
 def sink_name(sink: TraceSink) -> str:
-    """Its own name, else its class's."""
+    """The sink's `name`, else its class name."""
     return str(getattr(sink, "name", "") or type(sink).__name__)
 
 
 def notes_folder() -> Path:
-    """Beside the records of a server on this machine: `UNDERSTUDY_DIR/traces`."""
+    """The default folder for delivery notes: `UNDERSTUDY_DIR/traces`, beside the records of a local server."""
     return default_dir().expanduser().absolute() / "traces"

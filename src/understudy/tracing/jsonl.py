@@ -1,4 +1,4 @@
-"""The JSONL sink: one line per rollout, step, evaluation and alert, for jq and notebooks."""
+"""The JSON Lines sink: one line per rollout, step, evaluation and alert, for jq and notebooks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ FILES = ("runs.jsonl", "rollouts.jsonl", "steps.jsonl", "evaluations.jsonl", "al
 
 
 class JsonlSink(TraceSink):
-    """Appends to `rollouts.jsonl`, `steps.jsonl`, `evaluations.jsonl`, `alerts.jsonl` and `runs.jsonl` in a folder, which
-    it makes. A line whose `id` is in the file already is not written again."""
+    """Appends to `rollouts.jsonl`, `steps.jsonl`, `evaluations.jsonl`, `alerts.jsonl` and `runs.jsonl` in a folder.
+
+    Creates the folder. Does not write a line whose `id` is already in the file.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -30,7 +32,7 @@ class JsonlSink(TraceSink):
 
     def groups_finished(self, event: GroupsFinished) -> None:
         head = {"run": event.run, "split": event.split, "step": event.step}
-        self._append("rollouts.jsonl", [{**head, **rollout_line(each)} for each in event.rollouts])
+        self._append("rollouts.jsonl", [{**head, **rollout_line(rollout)} for rollout in event.rollouts])
 
     def evaluation_finished(self, event: EvaluationFinished) -> None:
         head = {"id": event.id, "run": event.run, "model": event.model, "split": event.split, "step": event.step}
@@ -56,16 +58,16 @@ class JsonlSink(TraceSink):
 
 
 def rollout_line(rollout: RolloutTrace) -> Mapping[str, object]:
-    """A rollout as one JSON object."""
+    """A rollout as a JSON object."""
     record = rollout.record.model_dump(mode="json", exclude={"histories", "calls", "weights", "unused"})
-    told = [each.model_dump(mode="json", include={"messages", "tools"}) for each in conversations(rollout)]
+    told = [history.model_dump(mode="json", include={"messages", "tools"}) for history in conversations(rollout)]
     first, *others = told or [{"messages": [], "tools": None}]
-    shown = [{"messages_and_choices": each["messages"], "tools": each["tools"]} for each in others]
+    shown = [{"messages_and_choices": history["messages"], "tools": history["tools"]} for history in others]
     return record | first | {"group": rollout.record.place.group, "additional_histories": shown}
 
 
 def _ids(file: Path) -> Iterator[str]:
-    """The ids of the lines that are there; a line that a kill cut short has none."""
+    """The ids of the existing lines. An incomplete line, left by a killed process, is skipped."""
     if not file.exists():
         return
     with file.open(encoding="utf-8") as lines:

@@ -21,8 +21,11 @@ except ImportError as error:
 
 
 class MlflowSink(TraceSink):
-    """Reads MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME (`understudy`) and what else MLflow reads. A run is found again by a
-    tag, the digest of its id. `checkpoints=False` uploads no LoRA."""
+    """Logs to MLflow. Reads MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME (default `understudy`) and MLflow's other variables.
+
+    A tag with the digest of the run's id identifies the MLflow run, so that it can be resumed. `checkpoints=False` uploads
+    no LoRA. Raises ConfigError for an invalid tracking URI.
+    """
 
     name = "mlflow"
 
@@ -41,7 +44,7 @@ class MlflowSink(TraceSink):
     def check(self) -> None:
         try:
             if self._url.startswith("http"):
-                httpx.get(self._url, timeout=4)  # MLflow's own client tries again for minutes
+                httpx.get(self._url, timeout=4)  # MLflow's own client would retry for minutes
             self._client.search_experiments(max_results=1)
         except httpx.HTTPError as error:
             raise ConnectionError(f"{self._url}: {type(error).__name__} {error}") from error
@@ -50,7 +53,10 @@ class MlflowSink(TraceSink):
 
     def groups_finished(self, event: contracts.GroupsFinished) -> None:
         if event.split != "train":
-            rows, file = [rollout_line(each) for each in event.rollouts], f"samples/{event.split}-{event.step:05d}.json"
+            rows, file = (
+                [rollout_line(rollout) for rollout in event.rollouts],
+                f"samples/{event.split}-{event.step:05d}.json",
+            )
             self._client.log_dict(self._run(event.run), {"rollouts": rows}, file)
 
     def evaluation_finished(self, event: contracts.EvaluationFinished) -> None:
@@ -69,18 +75,20 @@ class MlflowSink(TraceSink):
         while self._runs:
             self._client.set_terminated(self._runs.popitem()[1])
 
-    def _metrics(self, run: str, split: str, step: int, at: float, metrics: Mapping[str, float]) -> None:
-        """All metrics of an event in one request; none where the first of them is there for the step."""
+    def _metrics(self, run: str, split: str, step: int, logged_at: float, metrics: Mapping[str, float]) -> None:
+        """Log all metrics of an event in one request, unless the first of them exists for this step."""
         known = sorted((f"{split}/{name}", value) for name, value in metrics.items() if math.isfinite(value))
-        if known and all(each.step != step for each in self._client.get_metric_history(self._run(run), known[0][0])):
-            values = [Metric(name, value, int(at * 1000), step) for name, value in known]
+        if known and all(
+            logged.step != step for logged in self._client.get_metric_history(self._run(run), known[0][0])
+        ):
+            values = [Metric(name, value, int(logged_at * 1000), step) for name, value in known]
             self._client.log_batch(self._run(run), metrics=values)
 
     def _run(self, run: str) -> str:
-        """The id of the MLflow run, which is begun or gone on with."""
+        """The id of the MLflow run, which is created or resumed."""
         if run not in self._runs:
-            found = self._client.get_experiment_by_name(self._experiment)
-            experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+            existing = self._client.get_experiment_by_name(self._experiment)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(self._experiment)
             tag, query = {"understudy.run": digest(run)}, f"tags.`understudy.run` = '{digest(run)}'"
             known = self._client.search_runs([experiment], query, max_results=1)
             own = known[0] if known else self._client.create_run(experiment, run_name=run, tags=tag)

@@ -1,4 +1,4 @@
-"""Sinks by name: the built-in ones, and those of the entry point group `understudy.sinks`."""
+"""Resolves sinks by name: built-in ones, and those of the entry point group `understudy.sinks`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ BUILT_IN: Final = {
     "wandb": "understudy.tracing.wandb_sink:WandbSink",
     "tensorboard": "understudy.tracing.tensorboard_sink:TensorboardSink",
 }
-"""Name -> what makes the sink from the tool's own environment variables."""
+"""Name -> the class that builds the sink from the tool's own environment variables."""
 JSONL: Final = "jsonl:"
-"""`jsonl:FOLDER` is the JSONL sink of that folder."""
+"""Prefix of the JSON Lines sink: `jsonl:FOLDER`."""
 METHODS: Final = ("run_started", "groups_finished", "evaluation_finished", "step_finished", "checkpoint_saved", "alert", "closed")  # fmt: skip
 
 
 def sink_names() -> list[str]:
-    """The names that `sinks=` and `--trace` take, sorted."""
+    """The names that `sinks=` and `--trace` accept, sorted."""
     return sorted({*BUILT_IN, f"{JSONL}FOLDER", *plugins.names(GROUP)})
 
 
 def resolve_sinks(items: Sequence[str | TraceSink]) -> list[TraceSink]:
-    """The sinks of names and objects. Raises ConfigError: an unknown name, a missing variable, an object that is no sink;
-    MissingExtraError: its package is not installed."""
+    """Resolve names to sinks, and check sink objects.
+
+    Raises ConfigError for an unknown name, a missing variable or an object that is not a sink, MissingExtraError for a
+    package that is not installed.
+    """
     if isinstance(items, str):
         raise ConfigError(f"sinks: a list of names and sinks is needed, got {items!r}")
     return [_named(item) if isinstance(item, str) else _checked(item, f"sinks: {item!r:.200}") for item in items]
@@ -45,18 +48,20 @@ def _named(name: str) -> TraceSink:
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         try:
-            made = getattr(importlib.import_module(module), attribute)
+            factory = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0].startswith("understudy"):
                 raise
             raise MissingExtraError(error.name, name) from error
     elif name in plugins.names(GROUP):
-        made = plugins.load(GROUP, name)
+        factory = plugins.load(GROUP, name)
     else:
         raise ConfigError(f"sinks: there is no sink {name!r}; there are {', '.join(sink_names())}")
-    if not callable(made):
-        raise ConfigError(f"sinks: {name!r} is of type {type(made).__name__}; a callable without arguments is needed")
-    return _checked(cast(Callable[[], object], made)(), f"sinks: {name!r}")
+    if not callable(factory):
+        raise ConfigError(
+            f"sinks: {name!r} is of type {type(factory).__name__}; a callable without arguments is needed"
+        )
+    return _checked(cast(Callable[[], object], factory)(), f"sinks: {name!r}")
 
 
 def _checked(sink: object, where: str) -> TraceSink:

@@ -1,4 +1,4 @@
-"""Delivery notes: which events of a run a sink has not taken yet, in a small file that survives the process."""
+"""Delivery notes: a small file per run and sink with the events that the sink has not accepted yet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from understudy.contracts import (
     digest,
 )
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 KINDS: dict[str, TypeAdapter[TraceEvent]] = {
     kind.__name__: TypeAdapter(kind)
@@ -34,14 +34,17 @@ SUFFIX = ".notes.jsonl"
 
 @dataclass(frozen=True)
 class Undelivered:
-    """An event without its rollouts, and the servers that have them."""
+    """An undelivered event without its rollouts, and the URLs of the servers that have them."""
 
     event: TraceEvent
     servers: tuple[str, ...]
 
 
 class DeliveryNotes:
-    """The notes of one run and sink: a line when an event is due, another when it was taken. Removed when all were."""
+    """The notes of one run and sink: a line when an event is due, and one when it was delivered.
+
+    The file is deleted when all events were delivered.
+    """
 
     def __init__(self, folder: Path, run: str, sink: str) -> None:
         self.run, self.sink = run, sink
@@ -54,13 +57,13 @@ class DeliveryNotes:
 
     @classmethod
     def of_sink(cls, folder: Path, sink: str) -> list[DeliveryNotes]:
-        """The notes that earlier runs left for this sink."""
+        """The notes of all runs for this sink."""
         first = [next(_read(file), None) for file in sorted(folder.glob("*" + _ending(sink)))]
         return [cls(folder, note.event.run, sink) for note in first if note is not None]
 
     @property
     def undelivered(self) -> list[Undelivered]:
-        """In the order in which they became due."""
+        """The undelivered events, in the order in which they became due."""
         with self._lock:
             return list(self._open.values())
 
@@ -74,7 +77,7 @@ class DeliveryNotes:
             self._append({"due": kind, "event": value, "servers": list(servers)})
 
     def taken(self, event: TraceEvent) -> None:
-        """Note that the sink has it."""
+        """Note that the event was delivered."""
         with self._lock:
             self._open.pop(event.id, None)
             self._append({"taken": event.id})
@@ -86,19 +89,19 @@ class DeliveryNotes:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-        except OSError as error:  # the notes are a help: a full disk must not stop a run
+        except OSError as error:  # the notes are optional: a full disk must not stop a run
             if not self._broken:
                 self._broken = True
-                log.warning("delivery notes of trace sinks cannot be written to %s: %s", self._file, error)
+                logger.warning("delivery notes of trace sinks cannot be written to %s: %s", self._file, error)
 
 
 def _ending(sink: str) -> str:
-    """Of the names of a sink's notes: no path or URL in its name makes them too long."""
+    """The ending of a sink's file names. It has a digest, since a sink's name may contain a long path or URL."""
     return f".{digest(sink)}{SUFFIX}"
 
 
 def _read(file: Path) -> Iterator[Undelivered]:
-    """What is due and not taken. A line that a kill cut short is the last, and is left out."""
+    """The events that are due and not delivered. Incomplete or invalid lines are skipped with a warning."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -113,5 +116,5 @@ def _read(file: Path) -> Iterator[Undelivered]:
             event = KINDS[values["due"]].validate_python(values["event"])
             waiting[event.id] = Undelivered(event, tuple(values["servers"]))
         except (ValueError, KeyError, TypeError, ValidationError):
-            log.warning("%s: a line is no delivery note and is left out: %.200r", file, line)
+            logger.warning("%s: a line is no delivery note and is left out: %.200r", file, line)
     yield from waiting.values()

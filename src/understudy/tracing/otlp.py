@@ -1,9 +1,9 @@
-"""Sends spans by OTLP: in batches, and with the server's answer for what it does not take."""
+"""Sends spans over OTLP in batches, and reports the server's response to rejected spans."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Final, Literal, Protocol, TypeAlias, cast
 
@@ -14,18 +14,22 @@ from .trace_context import RemoteParent
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 OtlpProtocol: TypeAlias = Literal["http/protobuf", "grpc"]
 BATCH: Final = 400
-"""Spans of one request."""
+"""The most spans per request."""
 LARGE: Final = 9_000_000
-"""Characters of one request's attributes; servers refuse bodies that are much larger."""
+"""The most characters of attributes per request; servers reject much larger bodies."""
 
 
 class DeliveryError(RuntimeError):
-    """A server did not take what was sent; says how it answered."""
+    """A server did not accept spans. The message has its response."""
 
 
 @dataclass(frozen=True)
 class OtlpSpan:
-    """A span as it is sent: ids as integers, times in unix nanoseconds, `error` a message where it failed."""
+    """A span to send. Ids are integers, times are Unix nanoseconds; `error` is the message of a failed span.
+
+    `shared`: further attributes, which `attributes` must not repeat. They are encoded once for consecutive spans that
+    have the same object.
+    """
 
     trace_id: int
     span_id: int
@@ -36,11 +40,12 @@ class OtlpSpan:
     attributes: Mapping[str, Attribute]
     error: str | None = None
     client: bool = False  # a call to a model
-    remote: RemoteParent | None = None  # the root continues a span of the app's
+    remote: RemoteParent | None = None  # for the root span: the app's span that it continues
+    shared: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
 
 
 class SpanExport(Protocol):
-    """The SDK's exporter, and what the server answered last."""
+    """An exporter that keeps the server's last response; see `otlp_export.SdkExport`."""
 
     status: int | None
 
@@ -52,8 +57,10 @@ class SpanExport(Protocol):
 
 
 class OtlpSender:
-    """Sends lists of spans, each list one rollout's. `endpoint=None`, `headers=None`: as OTEL_EXPORTER_OTLP_* say. Raises
-    MissingExtraError without the OpenTelemetry SDK."""
+    """Sends the spans of rollouts. `endpoint=None` and `headers=None` read OTEL_EXPORTER_OTLP_*; `timeout` is in seconds.
+
+    Raises MissingExtraError without the OpenTelemetry SDK.
+    """
 
     def __init__(
         self,
@@ -65,14 +72,16 @@ class OtlpSender:
         protocol: OtlpProtocol = "http/protobuf",
     ) -> None:
         try:
-            made = import_module("understudy.tracing.otlp_export").SdkExport
+            export_class = import_module("understudy.tracing.otlp_export").SdkExport
         except ModuleNotFoundError as error:
             raise MissingExtraError("opentelemetry-exporter-otlp-proto-http", "otlp") from error
-        self._export = cast(SpanExport, made(endpoint, headers, timeout, resource or {}, protocol))
+        self._export = cast(SpanExport, export_class(endpoint, headers, timeout, resource or {}, protocol))
 
     def send(self, rollouts: Sequence[Sequence[OtlpSpan]]) -> None:
-        """Send every rollout. One that a server refuses (400) is left out, the others are sent. Raises DeliveryError
-        after the last, or at once where the server takes nothing."""
+        """Send all rollouts. If the server rejects a batch (400), its rollouts are sent one by one.
+
+        Raises DeliveryError at the end for rejected rollouts, or at once if the server accepts nothing.
+        """
         refused: list[str] = []
         for batch in _batches(rollouts):
             if self._export.sent([span for spans in batch for span in spans]):
@@ -86,13 +95,13 @@ class OtlpSender:
             raise DeliveryError(f"{len(refused)} rollouts were refused, such as {refused[0]}")
 
     def probe(self) -> int | None:
-        """Send an empty request -> the status of the answer, None by gRPC. Raises ConnectionError where none comes."""
+        """Send an empty request; returns the HTTP status, None for gRPC. Raises ConnectionError without a response."""
         if not self._export.sent(()) and self._export.status is None:
             raise ConnectionError(self._export.line())
         return self._export.status
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._export.close()
 
 
@@ -100,10 +109,15 @@ def _batches(rollouts: Sequence[Sequence[OtlpSpan]]) -> list[list[Sequence[OtlpS
     batches: list[list[Sequence[OtlpSpan]]] = []
     spans = size = 0
     for rollout in rollouts:
-        length = sum(len(value) for span in rollout for value in span.attributes.values() if isinstance(value, str))
+        length = sum(_length(span.attributes) for span in rollout)
+        length += len(rollout) * _length(rollout[0].shared) if rollout else 0
         if not batches or spans + len(rollout) > BATCH or size + length > LARGE:
             batches.append([])
             spans = size = 0
         batches[-1].append(rollout)
         spans, size = spans + len(rollout), size + length
     return batches
+
+
+def _length(attributes: Mapping[str, Attribute]) -> int:
+    return sum([len(value) for value in attributes.values() if isinstance(value, str)])

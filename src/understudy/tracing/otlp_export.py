@@ -1,29 +1,33 @@
-"""The OpenTelemetry SDK's OTLP exporters. No global tracer provider is read or set."""
+"""Sends OTLP requests with the OpenTelemetry SDK's exporters: their environment variables, TLS and retries.
+
+The requests are encoded here, not by the SDK. Does not read or set the global tracer provider.
+"""
 
 from __future__ import annotations
 
+import gzip
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import requests
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 import understudy
 from understudy.errors import MissingExtraError
 
-from .otlp import OtlpProtocol, OtlpSpan
+from .otlp import Attribute, OtlpProtocol, OtlpSpan
+from .otlp_request import Outgoing, RequestEncoder
+
+GZIP_LEVEL = 6
 
 
 class SdkExport:
-    """One exporter. `status`, and `line()` in words, are of the last answer, which the exporter itself only logs."""
+    """One exporter that keeps the last response, which the SDK only logs: `status`, and `line()` as text."""
 
     def __init__(
         self,
@@ -36,34 +40,37 @@ class SdkExport:
         self.status: int | None = None
         self._text = ""
         self._rejected = 0
+        self._outgoing = Outgoing()
         own = dict(headers) if headers is not None else None
         self._exporter: SpanExporter = (
-            _grpc(endpoint, own, timeout)
+            _grpc(self._outgoing, endpoint, own, timeout)
             if protocol == "grpc"
             else OTLPSpanExporter(
                 endpoint=endpoint, headers=own, timeout=timeout, compression=Compression.Gzip, session=self._session()
             )
         )
-        self._resource = Resource.create({"service.name": "understudy", **resource})
-        self._scope = InstrumentationScope("understudy", understudy.__version__)
+        attributes = Resource.create({"service.name": "understudy", **resource}).attributes
+        self._encoder = RequestEncoder(cast(Mapping[str, Attribute], attributes), "understudy", understudy.__version__)
 
     def sent(self, spans: Sequence[OtlpSpan]) -> bool:
-        """Whether the server took all of them."""
+        """Send the spans; returns whether the server accepted all of them."""
         self.status, self._text, self._rejected = None, "", 0
+        self._outgoing.request = self._encoder.request(spans)
         with _Quiet():
-            done = self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS
+            done = self._exporter.export(()) is SpanExportResult.SUCCESS  # sends the request in `_outgoing`
         return done and not self._rejected
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._exporter.shutdown()
 
     def _session(self) -> requests.Session:
-        session = requests.Session()
+        session = _EncodedSession(self._outgoing)
         session.hooks["response"].append(self._seen)
         return session
 
     def line(self) -> str:
+        """The last response as text."""
         if self._rejected:
             return f"the collector rejected {self._rejected} spans: {self._text}"
         return (
@@ -79,28 +86,21 @@ class SdkExport:
         else:
             self._text = response.text
 
-    def _readable(self, span: OtlpSpan) -> ReadableSpan:
-        parent = None
-        if span.parent is not None:
-            parent = _context(span.trace_id, span.parent)
-        elif span.remote is not None:
-            parent = _context(span.trace_id, span.remote.span_id, remote=True)
-        return ReadableSpan(
-            name=span.name,
-            context=_context(span.trace_id, span.span_id),
-            parent=parent,
-            resource=self._resource,
-            attributes=span.attributes,
-            kind=SpanKind.CLIENT if span.client else SpanKind.INTERNAL,
-            instrumentation_scope=self._scope,
-            status=Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error),
-            start_time=span.start,
-            end_time=span.end,
-        )
+
+class _EncodedSession(requests.Session):
+    """Sends the outgoing request as the body, compressed, in place of what the SDK has encoded."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        super().__init__()
+        self._outgoing = outgoing
+
+    def request(self, *args: Any, **options: Any) -> requests.Response:
+        body = gzip.compress(self._outgoing.request.SerializeToString(), GZIP_LEVEL, mtime=0)
+        return super().request(*args, **(options | {"data": body}))
 
 
 class _Quiet(logging.Filter):
-    """The exporter logs each failure once more; ours says it once per kind."""
+    """Suppresses the SDK's log of failures, which we report once per kind."""
 
     LOGGER = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
 
@@ -114,13 +114,11 @@ class _Quiet(logging.Filter):
         self.LOGGER.removeFilter(self)
 
 
-def _context(trace: int, span: int, *, remote: bool = False) -> SpanContext:
-    return SpanContext(trace, span, is_remote=remote, trace_flags=TraceFlags(TraceFlags.SAMPLED))
-
-
-def _grpc(endpoint: str | None, headers: dict[str, str] | None, timeout: float | None) -> SpanExporter:
+def _grpc(
+    outgoing: Outgoing, endpoint: str | None, headers: dict[str, str] | None, timeout: float | None
+) -> SpanExporter:
     try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+        from .otlp_grpc import GrpcExport
     except ImportError as error:
         raise MissingExtraError("opentelemetry-exporter-otlp-proto-grpc", "otlp") from error
-    return GrpcExporter(endpoint=endpoint, headers=headers, timeout=timeout)  # pyright: ignore[reportArgumentType]  # it asks for whole seconds and takes any
+    return GrpcExport(outgoing, endpoint, headers, timeout)

@@ -1,8 +1,7 @@
-"""The OpenTelemetry sink: rollouts, steps and alerts as spans in the GenAI semantic conventions, to any collector."""
+"""The OpenTelemetry sink: sends rollouts, steps and alerts as spans in the GenAI semantic conventions to a collector."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
@@ -20,6 +19,7 @@ from understudy.errors import ConfigError
 from understudy.types import Json, Message
 from understudy.wire import CallTrace, RolloutTrace
 
+from .json_text import json_text
 from .otlp import Attribute, OtlpProtocol, OtlpSender, OtlpSpan
 from .sampling_rate import checked_rate, is_sampled
 from .spans import SpanKind, TraceSpan, rollout_spans, span_id, trace_id
@@ -30,12 +30,15 @@ PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PR
 CHECK_SECONDS: Final = 4.0
 OPERATIONS: Final = {SpanKind.AGENT: "invoke_agent", SpanKind.GENERATION: "chat", SpanKind.TOOL: "execute_tool"}
 Mask = Callable[[Json], Json]
-"""Input, output or arguments -> what may leave the process."""
+"""Input, output or arguments -> the value that may leave the process."""
 
 
 class OtlpSink(TraceSink):
-    """Spans by OTLP, over HTTP or gRPC. Without arguments it reads OpenTelemetry's own variables, of which an endpoint is
-    needed. `content=False` sends no messages, arguments and results; `sample_rate` is the share of rollouts sent."""
+    """Sends spans over OTLP, by HTTP or gRPC. Without arguments it reads OpenTelemetry's environment variables.
+
+    content: False sends no messages, arguments and results. sample_rate: the share of rollouts to send, from 0 to 1.
+    timeout: seconds. Raises ConfigError without an endpoint, or for an invalid option.
+    """
 
     name = "otlp"
 
@@ -63,7 +66,7 @@ class OtlpSink(TraceSink):
         self._content = content
 
     def check(self) -> None:
-        """Send nothing, and read the answer."""
+        """Send an empty request. Raises ConfigError for rejected credentials, ConnectionError without a response."""
         status = OtlpSender(*self._target, protocol=self._protocol, timeout=CHECK_SECONDS).probe()
         if status in (401, 403):
             raise ConfigError(f"sink otlp: the collector answered {status}: look at OTEL_EXPORTER_OTLP_HEADERS")
@@ -73,8 +76,8 @@ class OtlpSink(TraceSink):
         self._single(event.run, event.id, "understudy.run", event.at, named)
 
     def groups_finished(self, event: GroupsFinished) -> None:
-        shown = [each for each in event.rollouts if is_sampled(each, self._rate)]
-        self._sender.send([self._spans(each, event) for each in shown])
+        shown = [rollout for rollout in event.rollouts if is_sampled(rollout, self._rate)]
+        self._sender.send([self._spans(rollout, event) for rollout in shown])
 
     def evaluation_finished(self, event: EvaluationFinished) -> None:
         self._metrics(event.run, event.id, f"understudy.evaluation {event.split}", event.at, event.step, event.metrics)
@@ -90,63 +93,70 @@ class OtlpSink(TraceSink):
         }
         self._single(event.run, event.id, f"understudy.alert {event.kind}", event.at, facts, event.message)
 
-    def _metrics(self, run: str, id: str, name: str, at: float, step: int, metrics: Mapping[str, float]) -> None:
+    def _metrics(self, run: str, id: str, name: str, sent_at: float, step: int, metrics: Mapping[str, float]) -> None:
         values = {f"understudy.metric.{key}": float(value) for key, value in metrics.items()}
-        self._single(run, id, name, at, {"understudy.step": step, **values})
+        self._single(run, id, name, sent_at, {"understudy.step": step, **values})
 
     def _single(
-        self, run: str, id: str, name: str, at: float, facts: Mapping[str, Attribute], error: str | None = None
+        self, run: str, id: str, name: str, sent_at: float, facts: Mapping[str, Attribute], error: str | None = None
     ) -> None:
-        trace, span, time = int(digest(id) * 2, 16), int(digest(id), 16), int(at * 1e9)
+        trace, span, time = int(digest(id) * 2, 16), int(digest(id), 16), int(sent_at * 1e9)
         self._sender.send([[OtlpSpan(trace, span, None, name, time, time, {"understudy.run": run, **facts}, error)]])
 
     def _spans(self, rollout: RolloutTrace, event: GroupsFinished) -> list[OtlpSpan]:
         remote = remote_parent(rollout.record.metadata)
         trace = remote.trace_id if remote is not None else trace_id(rollout)
-        common = {"understudy.run": event.run, "understudy.split": event.split, "understudy.step": event.step}
+        common: dict[str, Attribute] = {
+            "understudy.run": event.run,
+            "understudy.split": event.split,
+            "understudy.step": event.step,
+        }
+        spans = rollout_spans(rollout)
+        ids = {span.key: span_id(rollout, span.key) for span in spans}
         return [
             OtlpSpan(
                 trace,
-                span_id(rollout, span.key),
-                span_id(rollout, span.parent) if span.parent is not None else None,
+                ids[span.key],
+                ids[span.parent] if span.parent is not None else None,
                 f"execute_tool {span.name}" if span.kind is SpanKind.TOOL else span.name,
                 span.start,
                 span.end,
-                {**common, **self._attributes(span, rollout)},
+                self._attributes(span, rollout),
                 span.error,
                 client=span.kind is SpanKind.GENERATION,
                 remote=remote if span.parent is None else None,
+                shared=common,
             )
-            for span in rollout_spans(rollout)
+            for span in spans
         ]
 
     def _attributes(self, span: TraceSpan, rollout: RolloutTrace) -> dict[str, Attribute]:
-        found: dict[str, Attribute] = {}
+        attributes: dict[str, Attribute] = {}
         if span.kind in OPERATIONS:
-            found["gen_ai.operation.name"] = OPERATIONS[span.kind]
+            attributes["gen_ai.operation.name"] = OPERATIONS[span.kind]
         if span.error is not None:
-            found["error.type"] = span.error.split(":")[0][:200]
+            attributes["error.type"] = span.error.split(":")[0][:200]
         if span.kind is SpanKind.AGENT:
-            found |= _rollout_attributes(rollout)
+            attributes |= _rollout_attributes(rollout)
         elif span.call is not None:
-            found |= call_attributes(span.call)
+            attributes |= call_attributes(span.call)
             if self._content:
-                found |= self._messages(span.call)
+                attributes |= self._messages(span.call)
         elif span.kind is SpanKind.TOOL:
             facts = span.facts or {}
-            found |= {"gen_ai.tool.name": span.name, "gen_ai.tool.type": "function",
+            attributes |= {"gen_ai.tool.name": span.name, "gen_ai.tool.type": "function",
                       "gen_ai.tool.call.id": str(facts.get("tool_call_id")), "understudy.tool.timing": str(facts.get("timing"))}  # fmt: skip
             if self._content:
-                found["gen_ai.tool.call.arguments"] = _text(self._mask(span.input))
-                found["gen_ai.tool.call.result"] = _text(self._mask(span.output))
+                attributes["gen_ai.tool.call.arguments"] = _text(self._mask(span.input))
+                attributes["gen_ai.tool.call.result"] = _text(self._mask(span.output))
         elif span.facts:
-            found |= {f"understudy.node.{name}": _text(value) for name, value in span.facts.items()}
-        return found
+            attributes |= {f"understudy.node.{name}": _text(value) for name, value in span.facts.items()}
+        return attributes
 
     def _messages(self, call: CallTrace) -> dict[str, Attribute]:
-        found: dict[str, Attribute] = {
-            "gen_ai.input.messages": json.dumps([as_parts(each) for each in _masked(call.messages, self._mask)]),
-            "gen_ai.output.messages": json.dumps(
+        attributes: dict[str, Attribute] = {
+            "gen_ai.input.messages": json_text([as_parts(sent) for sent in _masked(call.messages, self._mask)]),
+            "gen_ai.output.messages": json_text(
                 [
                     as_parts(message) | {"finish_reason": output.finish_reason or "error"}
                     for output in call.outputs
@@ -154,12 +164,12 @@ class OtlpSink(TraceSink):
                 ]
             ),
         }
-        return found | ({"gen_ai.tool.definitions": json.dumps(call.tools)} if call.tools else {})
+        return attributes | ({"gen_ai.tool.definitions": json_text(call.tools)} if call.tools else {})
 
 
 def call_attributes(call: CallTrace) -> dict[str, Attribute]:
-    """Model, settings and usage of a call."""
-    found: dict[str, Attribute] = {
+    """The model, sampling settings and usage of a call as attributes."""
+    attributes: dict[str, Attribute] = {
         "gen_ai.provider.name": "understudy",
         "gen_ai.request.model": call.model,
         "gen_ai.response.model": f"{call.model}@{call.step}",
@@ -171,19 +181,19 @@ def call_attributes(call: CallTrace) -> dict[str, Attribute]:
         "gen_ai.response.finish_reasons": [output.finish_reason or "error" for output in call.outputs],
     }
     if call.sampling.top_k:
-        found["gen_ai.request.top_k"] = call.sampling.top_k
-    return found
+        attributes["gen_ai.request.top_k"] = call.sampling.top_k
+    return attributes
 
 
 def as_parts(message: Message) -> dict[str, Json]:
-    """An OpenAI message in the parts of the GenAI semantic conventions."""
+    """Convert an OpenAI message to the parts of the GenAI semantic conventions."""
     content, parts = message.get("content"), list[dict[str, Json]]()
     if message.get("role") == "tool":
         parts.append({"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content})
     elif isinstance(content, str) and content:
         parts.append({"type": "text", "content": content})
     elif isinstance(content, list):
-        parts += [_part(each) for each in cast(list[Json], content)]
+        parts += [_part(part) for part in cast(list[Json], content)]
     for call in cast(Sequence[Json], message.get("tool_calls") or ()):
         function: Mapping[str, Json] = call.get("function") or {}
         parts.append({"type": "tool_call", "id": call.get("id"), "name": function.get("name"),
@@ -193,13 +203,13 @@ def as_parts(message: Message) -> dict[str, Json]:
 
 def _rollout_attributes(rollout: RolloutTrace) -> dict[str, Attribute]:
     record, place = rollout.record, rollout.record.place
-    found: dict[str, Attribute] = {"gen_ai.agent.name": record.model, "understudy.trajectory": record.id}
+    attributes: dict[str, Attribute] = {"gen_ai.agent.name": record.model, "understudy.trajectory": record.id}
     for name, value in (("scenario", place.scenario), ("group", place.group), ("index", place.index)):
         if value is not None:
-            found[f"understudy.{name}"] = value
+            attributes[f"understudy.{name}"] = value
     if record.reward is not None:
-        found["understudy.reward"] = record.reward
-    return found | {f"understudy.metric.{name}": value for name, value in record.metrics.items()}
+        attributes["understudy.reward"] = record.reward
+    return attributes | {f"understudy.metric.{name}": value for name, value in record.metrics.items()}
 
 
 def _part(part: Json) -> dict[str, Json]:
@@ -209,7 +219,7 @@ def _part(part: Json) -> dict[str, Json]:
 
 
 def _masked(messages: Sequence[Message], mask: Mask) -> list[Message]:
-    return [cast(Message, each) for each in cast(Sequence[Json], mask(list(messages)))]
+    return [cast(Message, message) for message in cast(Sequence[Json], mask(list(messages)))]
 
 
 def _as_it_is(value: Json) -> Json:
@@ -217,4 +227,4 @@ def _as_it_is(value: Json) -> Json:
 
 
 def _text(value: Json) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=repr)
+    return value if isinstance(value, str) else json_text(value)

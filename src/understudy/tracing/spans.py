@@ -1,6 +1,6 @@
-"""A rollout as a tree of spans: the agent, the app's nodes, its model calls and its tool calls, with true times.
+"""Converts a rollout to a tree of spans: the agent, the app's nodes, model calls and tool calls, with recorded times.
 
-Ids and times are functions of the record alone, so that a rollout exported again lands on itself.
+Ids and times depend on the record only, so a rollout that is exported again replaces itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from understudy.wire import CallTrace, RolloutTrace
 from .reading import question_and_answer
 
 MILLISECOND: Final = 1_000_000
-"""In nanoseconds: tools sort spans by start, and equal milliseconds shuffle turns."""
+"""In nanoseconds. Tools sort spans by start in milliseconds, so equal milliseconds would shuffle turns."""
 ROOT: Final = "rollout"
 RECORDED: Final = "recorded: when the tool ran"
 SHIFTED: Final = "recorded: how long the tool ran; moved by {:.3f} s, as the clocks of client and server differ"
@@ -28,6 +28,8 @@ NO_RESULT: Final = "gap: no recorded model call saw its result"
 
 
 class SpanKind(StrEnum):
+    """What a span stands for."""
+
     AGENT = "agent"  # the rollout
     NODE = "span"  # a node of the app, such as LangGraph's
     GENERATION = "generation"  # a model call
@@ -36,7 +38,7 @@ class SpanKind(StrEnum):
 
 @dataclass(frozen=True)
 class TraceSpan:
-    """One span. `key` is unique in its rollout, `parent` the key of another; times are unix nanoseconds."""
+    """One span. `key` is unique in the rollout, `parent` is the key of another span; times are Unix nanoseconds."""
 
     key: str
     parent: str | None
@@ -48,21 +50,21 @@ class TraceSpan:
     output: Json = None
     error: str | None = None
     call: CallTrace | None = None
-    facts: Mapping[str, Json] | None = None  # what else is known: of a tool call its id and how it was timed
+    facts: Mapping[str, Json] | None = None  # further facts, such as a tool call's id and how it was timed
 
 
 def trace_id(rollout: RolloutTrace) -> int:
-    """128 bits, of the rollout's id."""
+    """The 128-bit trace id, derived from the rollout's id."""
     return _bits(16, rollout.record.id)
 
 
 def span_id(rollout: RolloutTrace, key: str) -> int:
-    """64 bits, of the rollout's id and the span's key."""
+    """The 64-bit span id, derived from the rollout's id and the span's key."""
     return _bits(8, rollout.record.id, key)
 
 
 def rollout_spans(rollout: RolloutTrace) -> list[TraceSpan]:
-    """The spans of a rollout, parents before children, in strictly increasing milliseconds of start."""
+    """The spans of a rollout, parents before children, with strictly increasing start milliseconds."""
     record = rollout.record
     opening, last = question_and_answer(rollout)
     error = f"{record.exception.type}: {record.exception.message}" if record.exception is not None else None
@@ -76,7 +78,7 @@ def rollout_spans(rollout: RolloutTrace) -> list[TraceSpan]:
 
 
 _DEPTH = {SpanKind.AGENT: 0, SpanKind.TOOL: 1, SpanKind.NODE: 2, SpanKind.GENERATION: 3}
-"""Of two spans that start together: tool calls end what came before, a node holds the calls in it."""
+"""Order of spans that start together: tool calls belong to the previous turn, and a node contains its calls."""
 
 
 def _generation(call: CallTrace) -> TraceSpan:
@@ -99,7 +101,7 @@ def _generation(call: CallTrace) -> TraceSpan:
 
 
 def _node_path(call: CallTrace) -> tuple[str, ...]:
-    """Where in the app's graph: LangGraph's namespace `outer:id|inner:id`, else its node and step."""
+    """The call's path in the app's graph: LangGraph's namespace `outer:id|inner:id`, else its node and step."""
     origin = call.origin
     if origin is None:
         return ()
@@ -115,76 +117,83 @@ def _node_key(path: Sequence[str]) -> str:
 
 
 def _nodes(calls: Sequence[CallTrace]) -> dict[str, TraceSpan]:
-    """A span for each node that made calls, and for those around it; from its first call to the end of its last."""
-    found: dict[str, TraceSpan] = {}
+    """A span per node with calls, and per enclosing node, from its first call's start to its last call's end."""
+    spans: dict[str, TraceSpan] = {}
     for call in calls:
         path = _node_path(call)
         for depth in range(1, len(path) + 1):
             key, start, end = _node_key(path[:depth]), _ns(call.started_at), _ns(call.ended_at)
-            known = found.get(key)
+            known = spans.get(key)
             if known is not None:
-                found[key] = replace(known, start=min(known.start, start), end=max(known.end, end))
+                spans[key] = replace(known, start=min(known.start, start), end=max(known.end, end))
                 continue
             facts: dict[str, Json] = {"path": "|".join(path[:depth])}
             if depth == len(path) and call.origin is not None:
                 facts |= call.origin.model_dump(mode="json", exclude_none=True, exclude={"unused"})
             parent = _node_key(path[: depth - 1]) if depth > 1 else ROOT
             name = path[depth - 1].split(":")[0] or "node"
-            found[key] = TraceSpan(key, parent, name, SpanKind.NODE, start, end, facts=facts)
-    return found
+            spans[key] = TraceSpan(key, parent, name, SpanKind.NODE, start, end, facts=facts)
+    return spans
 
 
 def _tools(rollout: RolloutTrace, nodes: Mapping[str, TraceSpan]) -> Iterator[TraceSpan]:
-    """The tool calls of each model call, with the results that a later model call was sent, or that the adapter kept."""
+    """The tool calls of all model calls, with results from a later model call's messages or from the adapter."""
     calls = rollout.calls
     every = [
-        (at, f"{output.index}/{number}", cast(Mapping[str, Json], asked))
-        for at, call in enumerate(calls)
+        (call_index, f"{output.index}/{number}", cast(Mapping[str, Json], tool_call))
+        for call_index, call in enumerate(calls)
         for output in call.outputs
-        for number, asked in enumerate(cast(Sequence[Json], output.message.get("tool_calls") or ()))
+        for number, tool_call in enumerate(cast(Sequence[Json], output.message.get("tool_calls") or ()))
     ]
-    runs = _runs_of([str(asked.get("id")) for _, _, asked in every], rollout.record.tool_runs)
-    for (at, key, asked), own in zip(every, runs, strict=True):
-        call, path = calls[at], _node_path(calls[at])[:-1]
-        found = next(_results(calls[at + 1 :], str(asked.get("id"))), None)
+    runs = _runs_of([str(tool_call.get("id")) for _, _, tool_call in every], rollout.record.tool_runs)
+    for (call_index, key, tool_call), own in zip(every, runs, strict=True):
+        call, path = calls[call_index], _node_path(calls[call_index])[:-1]
+        result = next(_results(calls[call_index + 1 :], str(tool_call.get("id"))), None)
         parent = _node_key(path) if _node_key(path) in nodes else ROOT
         if not own:
-            yield _tool(call, key, asked, found, parent)
+            yield _tool(call, key, tool_call, result, parent)
         for number, run in enumerate(own):
-            yield _timed(_tool(call, f"{key}/{number}" if number else key, asked, found, parent), run, call, found)
+            yield _timed(
+                _tool(call, f"{key}/{number}" if number else key, tool_call, result, parent), run, call, result
+            )
 
 
 def _runs_of(ids: Sequence[str], runs: Sequence[ToolRun]) -> list[tuple[ToolRun, ...]]:
-    """For each tool call its runs. Where a model used an id again, each call has the run of its turn; none where the numbers
-    of calls and runs differ, as nobody knows which is whose."""
-    found: list[tuple[ToolRun, ...]] = []
-    for at, name in enumerate(ids):
+    """The runs of every tool call.
+
+    If the model used an id more than once, the runs are assigned in order; none if the numbers of calls and runs differ.
+    """
+    runs_by_call: list[tuple[ToolRun, ...]] = []
+    for index, name in enumerate(ids):
         own = tuple(run for run in runs if run.tool_call_id == name)
         times = ids.count(name)
         if times > 1:
-            earlier = ids[:at].count(name)
+            earlier = ids[:index].count(name)
             own = own[earlier : earlier + 1] if len(own) == times else ()
-        found.append(own)
-    return found
+        runs_by_call.append(own)
+    return runs_by_call
 
 
-def _timed(span: TraceSpan, run: ToolRun, call: CallTrace, found: tuple[CallTrace, Message] | None) -> TraceSpan:
-    """The span with the times of a run. Two machines' clocks may differ: a run that began before the call that asked for it
-    had ended, or that ended after the one that saw its result began, is moved between them."""
+def _timed(span: TraceSpan, run: ToolRun, call: CallTrace, result: tuple[CallTrace, Message] | None) -> TraceSpan:
+    """The span with the times of a tool run.
+
+    The clocks of client and server may differ. A run that overlaps the call that requested it, or the call that saw its
+    result, is moved between the two.
+    """
     late = max(call.ended_at - run.started_at, 0.0)
-    early = max(run.ended_at - found[0].started_at, 0.0) if found else 0.0
+    early = max(run.ended_at - result[0].started_at, 0.0) if result else 0.0
     shift = late or -early
     facts = {**(span.facts or {}), "timing": SHIFTED.format(shift) if abs(shift) >= 0.001 else RECORDED}
-    output = span.output if found else run.result
+    output = span.output if result else run.result
     start, end = _ns(run.started_at + shift), _ns(run.ended_at + shift)
     return replace(span, start=start, end=max(start, end), output=output, error=run.error, facts=facts)
 
 
 def _tool(
-    call: CallTrace, key: str, asked: Mapping[str, Json], found: tuple[CallTrace, Message] | None, parent: str
+    call: CallTrace, key: str, tool_call: Mapping[str, Json], result: tuple[CallTrace, Message] | None, parent: str
 ) -> TraceSpan:
-    function = cast(Mapping[str, Json], asked.get("function") or {})
-    facts: dict[str, Json] = {"tool_call_id": asked.get("id"), "timing": GAP if found else NO_RESULT}
+    function = cast(Mapping[str, Json], tool_call.get("function") or {})
+    facts: dict[str, Json] = {"tool_call_id": tool_call.get("id"), "timing": GAP if result else NO_RESULT}
     start = _ns(call.ended_at)
     return TraceSpan(
         f"tool/{call.id}/{key}",
@@ -192,9 +201,9 @@ def _tool(
         str(function.get("name") or "tool"),
         SpanKind.TOOL,
         start,
-        max(start, _ns(found[0].started_at)) if found else start,
+        max(start, _ns(result[0].started_at)) if result else start,
         _parsed(function.get("arguments")),
-        found[1].get("content") if found else None,
+        result[1].get("content") if result else None,
         facts=facts,
     )
 
@@ -207,7 +216,7 @@ def _results(later: Sequence[CallTrace], tool_call_id: str) -> Iterator[tuple[Ca
 
 
 def _parsed(arguments: Json) -> Json:
-    """A tool call's arguments as an object; text that is no JSON stays text."""
+    """A tool call's arguments as an object; text that is not JSON stays text."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -217,17 +226,20 @@ def _parsed(arguments: Json) -> Json:
 
 
 def _increasing(spans: Sequence[TraceSpan]) -> list[TraceSpan]:
-    """Each starts at least a millisecond after the one before; none ends before it starts, and the root ends last."""
-    moved: list[TraceSpan] = []
+    """Shift spans so that each starts at least a millisecond after the previous one, and parents end after their children."""
+    starts: list[int] = []
+    ends: dict[str, int] = {}
     for span in spans:
-        earliest = moved[-1].start // MILLISECOND * MILLISECOND + MILLISECOND if moved else 0
-        start = max(span.start, earliest)
-        moved.append(replace(span, start=start, end=max(span.end, start)))
-    ends = {span.key: span.end for span in moved}
-    for span in reversed(moved):  # children come after their parents
+        earliest = starts[-1] // MILLISECOND * MILLISECOND + MILLISECOND if starts else 0
+        starts.append(max(span.start, earliest))
+        ends[span.key] = max(span.end, starts[-1])
+    for span in reversed(spans):  # children come after their parents
         if span.parent is not None:
             ends[span.parent] = max(ends[span.parent], ends[span.key])
-    return [replace(span, end=ends[span.key]) for span in moved]
+    return [
+        span if (span.start, span.end) == (start, ends[span.key]) else replace(span, start=start, end=ends[span.key])
+        for span, start in zip(spans, starts, strict=True)
+    ]
 
 
 def _ns(seconds: float) -> int:

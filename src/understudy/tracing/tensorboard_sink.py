@@ -18,7 +18,7 @@ SAMPLES = 20
 
 
 class TensorboardSink(TraceSink):
-    """One folder per run. TensorBoard shows one value for a tag and step, also where two were written."""
+    """Writes one folder per run. For a value that is written twice, TensorBoard shows one."""
 
     name = "tensorboard"
 
@@ -35,9 +35,12 @@ class TensorboardSink(TraceSink):
             return
         for rollout in event.rollouts[:SAMPLES]:
             opening, last = question_and_answer(rollout)
-            said = [f"**{each.get('role')}**: {each.get('content')}" for each in (*opening, *([last] if last else []))]
+            lines = [
+                f"**{message.get('role')}**: {message.get('content')}"
+                for message in (*opening, *([last] if last else []))
+            ]
             tag = f"{event.split}/{rollout.record.place.scenario}"
-            self._writer(event.run).add_text(tag, "\n\n".join(said), event.step)
+            self._writer(event.run).add_text(tag, "\n\n".join(lines), event.step)
 
     def evaluation_finished(self, event: EvaluationFinished) -> None:
         self._scalars(event.run, event.split, event.step, event.at, event.metrics)
@@ -50,10 +53,10 @@ class TensorboardSink(TraceSink):
             writer.close()
         self._writers.clear()
 
-    def _scalars(self, run: str, split: str, step: int, at: float, metrics: Mapping[str, float]) -> None:
+    def _scalars(self, run: str, split: str, step: int, walltime: float, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             if math.isfinite(value):
-                self._writer(run).add_scalar(f"{split}/{name}", value, step, walltime=at)
+                self._writer(run).add_scalar(f"{split}/{name}", value, step, walltime=walltime)
 
     def _writer(self, run: str) -> Any:
         if run not in self._writers:

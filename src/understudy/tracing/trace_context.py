@@ -1,4 +1,4 @@
-"""The OpenTelemetry context in which a rollout ran, where the app has one."""
+"""Links a rollout to the OpenTelemetry span in which it ran, if the app uses OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, Final
 from understudy.types import Json, Trajectory
 
 TRACEPARENT: Final = "traceparent"
-"""Key of a trajectory's metadata: W3C Trace Context of the span in which the rollout ran."""
+"""Metadata key of a trajectory for the W3C Trace Context of the span in which the rollout ran."""
 _SHAPE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True)
 class RemoteParent:
-    """A span of the app's: ids as OpenTelemetry has them."""
+    """A span of the app, by OpenTelemetry's ids."""
 
     trace_id: int
     span_id: int
 
 
 def keep_trace_context(trajectory: Trajectory) -> None:
-    """Note the span that is current here, unless the rollout has noted one itself."""
+    """Store the current span in the trajectory's metadata, unless the rollout has already stored one."""
     current = current_traceparent()
     if current is not None and TRACEPARENT not in trajectory.metadata:
         trajectory.metadata[TRACEPARENT] = current
 
 
 def current_traceparent() -> str | None:
-    """The current span's context; None where the app uses no OpenTelemetry, or is in no span."""
+    """The current span's `traceparent`; None if the app does not use OpenTelemetry or no span is active."""
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
@@ -41,8 +41,8 @@ def current_traceparent() -> str | None:
 
 
 def remote_parent(metadata: dict[str, Json]) -> RemoteParent | None:
-    """The span that a rollout continues."""
-    found = _SHAPE.fullmatch(str(metadata.get(TRACEPARENT, "")))
-    if found is None or not int(found[1], 16) or not int(found[2], 16):
+    """The app's span that a rollout continues; None without a valid one in the metadata."""
+    match = _SHAPE.fullmatch(str(metadata.get(TRACEPARENT, "")))
+    if match is None or not int(match[1], 16) or not int(match[2], 16):
         return None
-    return RemoteParent(int(found[1], 16), int(found[2], 16))
+    return RemoteParent(int(match[1], 16), int(match[2], 16))

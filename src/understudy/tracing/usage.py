@@ -1,4 +1,4 @@
-"""What models were used, from the server's records: per app, model and day the calls, tokens, latency and cost."""
+"""Usage per app, model and day from the server's records: calls, tokens, latency and cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TokenPrice:
 
 @dataclass
 class UsageRow:
-    """One app, model and day. Latencies in seconds, of calls that got an answer."""
+    """The usage of one app, model and day. Latencies are in seconds, of successful calls."""
 
     app: str
     model: str
@@ -35,17 +35,20 @@ class UsageRow:
     latencies: list[float] = field(default_factory=list[float], repr=False)
 
     def quantile(self, share: float) -> float:
-        """The nearest-rank quantile of the latencies; NaN without any."""
+        """The nearest-rank quantile of the latencies, for a share from 0 to 1; NaN without any."""
         ordered = sorted(self.latencies)
         return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else math.nan
 
     def cost(self, price: TokenPrice | None) -> float | None:
-        """USD, where a price is known."""
+        """The cost in USD; None without a price."""
         return None if price is None else (self.input_tokens * price.input + self.output_tokens * price.output) / 1e6
 
 
 async def usage_rows(rollouts: AsyncIterable[RolloutTrace], since: float = 0.0) -> list[UsageRow]:
-    """Rows by day, app and model. The app: `metadata["app"]` of the rollout, else the agent's name, else its split."""
+    """Sum up the calls since `since` (Unix seconds), by day (UTC), app and model.
+
+    The app is the rollout's `metadata["app"]`, else the agent's name, else the split.
+    """
     rows: dict[tuple[str, str, str], UsageRow] = {}
     seen: set[str] = set()
     async for rollout in rollouts:
@@ -87,7 +90,7 @@ def as_json(rows: Sequence[UsageRow], prices: Mapping[str, TokenPrice]) -> list[
 
 
 def table(rows: Sequence[UsageRow], prices: Mapping[str, TokenPrice]) -> list[str]:
-    """The rows for a terminal."""
+    """The rows as text lines for a terminal."""
     wide = max((len(row.app) for row in rows), default=3), max((len(row.model) for row in rows), default=5)
     head = f"{'day':10}  {'app':{wide[0]}}  {'model':{wide[1]}}  {'calls':>7}  {'failed':>6}  {'in':>10}  {'out':>10}  {'p50 s':>7}  {'p95 s':>7}  {'USD':>9}"
     lines = [head]

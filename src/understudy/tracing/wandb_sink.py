@@ -35,9 +35,11 @@ PROJECT: Final = "understudy"
 
 
 class WandbSink(TraceSink):
-    """Logs under the run's own id, so that a run that goes on after a restart, or is exported again, goes on there too. Reads
-    WANDB_API_KEY, WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, WANDB_DIR and WANDB_BASE_URL, as W&B does. `checkpoints=False`
-    uploads no LoRA."""
+    """Logs to W&B under the run's own id, so that a resumed or re-exported run continues the same W&B run.
+
+    Reads WANDB_API_KEY, WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, WANDB_DIR and WANDB_BASE_URL, as W&B does. `samples` is the
+    number of table rows. `checkpoints=False` uploads no LoRA.
+    """
 
     name = "wandb"
 
@@ -50,7 +52,7 @@ class WandbSink(TraceSink):
         self._id = ""
 
     def check(self) -> None:
-        """Offline runs need no key."""
+        """Check the key, unless the run is offline. Raises ConfigError for a missing or wrong key, ConnectionError."""
         if os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun"):
             return
         host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
@@ -62,7 +64,7 @@ class WandbSink(TraceSink):
             valid = wandb.login(verify=True, timeout=4)
         except (AuthenticationError, ValueError) as error:
             raise ConfigError(f"sink wandb: {host} refused WANDB_API_KEY: {error}") from error
-        except Exception as error:  # W&B's errors of the network share no class
+        except Exception as error:  # W&B's network errors have no common class
             raise ConnectionError(f"{host}: {error}") from error
         if not valid:
             raise ConfigError(f"sink wandb: {host} refused WANDB_API_KEY")
@@ -76,7 +78,9 @@ class WandbSink(TraceSink):
     def groups_finished(self, event: GroupsFinished) -> None:
         if event.split == "train":
             return
-        table = wandb.Table(columns=[*COLUMNS, "metrics"], data=[row(each) for each in event.rollouts[: self._samples]])
+        table = wandb.Table(
+            columns=[*COLUMNS, "metrics"], data=[row(rollout) for rollout in event.rollouts[: self._samples]]
+        )
         self._log(event.run, event.step, {f"samples/{event.split}": table})
 
     def evaluation_finished(self, event: EvaluationFinished) -> None:
@@ -105,7 +109,7 @@ class WandbSink(TraceSink):
             run.finish()
 
     def _run(self, run: str) -> Any:
-        """The W&B run, which is begun or resumed under a name made of the run's id."""
+        """The W&B run, which is created or resumed under an id derived from the run's id."""
         name = run_id(run)
         if self._open is None or self._id != name:
             self.closed()
@@ -124,23 +128,23 @@ class WandbSink(TraceSink):
         return self._open
 
     def _log(self, run: str, step: int, values: Mapping[str, Json]) -> None:
-        """W&B leaves out what is logged for a step before the newest: what it has stays once."""
+        """Log values for a step. W&B ignores steps before its newest one, so nothing is logged twice."""
         self._run(run).log({**values, "step": step}, step=step)
 
 
 def run_id(run: str) -> str:
-    """A run's id as W&B takes it."""
+    """A run's id in the characters that W&B allows, at most 128."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", run)[:128]
 
 
 def row(rollout: RolloutTrace) -> Sequence[Json]:
-    """A rollout as a row of a table of samples."""
+    """A rollout as a row of the samples table; the columns are COLUMNS and the metrics."""
     record = rollout.record
     opening, last = question_and_answer(rollout)
-    asked = next((each.get("content") for each in reversed(opening) if each.get("role") == "user"), None)
+    question = next((message.get("content") for message in reversed(opening) if message.get("role") == "user"), None)
     answer = (last or {}).get("content") or (last or {}).get("tool_calls")
     explained = next((line for line in reversed(record.logs) if line.startswith("RULER explanation: ")), None)
     error = f"{record.exception.type}: {record.exception.message}" if record.exception is not None else None
-    texts = [None if value is None else str(value) for value in (asked, answer, explained, error)]
+    texts = [None if value is None else str(value) for value in (question, answer, explained, error)]
     metrics = ", ".join(f"{name}={value:g}" for name, value in record.metrics.items())
     return [record.place.scenario, record.place.index, *texts[:2], record.reward, *texts[2:], record.id, metrics]

@@ -1,4 +1,4 @@
-"""Evaluation: rollouts of every scenario, scored, with what their means are worth; nothing is trained."""
+"""The result of an evaluation: scores by scenario, their means and standard errors. Evaluations train nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from understudy.client.failures import FailureKind, failure_kinds, failures, merged
+from understudy.client.failures import FailureKind, failure_kinds, failures, merged, summary
 from understudy.errors import ConfigError
 from understudy.types import Trajectory, TrajectoryGroup
 
@@ -16,8 +16,8 @@ from .statistics import pass_at_k
 
 @dataclass(frozen=True)
 class ScenarioScore:
-    """What the scored rollouts of one scenario earned, in their order. `successes` holds the metric `success` of those that
-    reported it; `failed` counts rollouts without a reward."""
+    """The rewards of one scenario's scored rollouts, in order. `successes`: the metric `success` of those that report
+    it. `failed`: number of rollouts without a reward."""
 
     id: str
     rewards: tuple[float, ...]
@@ -25,7 +25,8 @@ class ScenarioScore:
     failed: int
 
     def succeeded(self, success_at: float | None) -> tuple[bool, ...]:
-        """Of each scored rollout: whether its reward is at least `success_at`, or (None) its metric `success` is 1."""
+        """For every scored rollout, whether its reward is at least `success_at`; if that is None, whether its metric
+        `success` is 1."""
         if success_at is not None:
             return tuple(reward >= success_at for reward in self.rewards)
         return tuple(success >= 1 for success in self.successes)
@@ -33,9 +34,11 @@ class ScenarioScore:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Means over scenarios. `reward_error` is the standard error of the mean reward, `reward_spread` the standard
-    deviation over scenarios. `metrics` holds the mean of every metric that a scored rollout reported. `step` is the first
-    model's, `steps` that of each; `scores` are the scenarios' own numbers."""
+    """Means over scenarios, every scenario with the same weight.
+
+    `scenarios`: evaluated; `scored`: those with a scored rollout; `failed`: rollouts without a reward. `reward_spread`:
+    standard deviation over scenarios; `reward_error`: standard error of the mean. `metrics`: mean of every metric that
+    scored rollouts report. `step`: the first model's; `steps`: all models', by name."""
 
     step: int
     temperature: float | None
@@ -50,23 +53,35 @@ class Evaluation:
     failures: tuple[FailureKind, ...] = ()  # why `failed` rollouts have no reward
     scores: tuple[ScenarioScore, ...] = ()
 
+    def __str__(self) -> str:
+        """The evaluation in one line, with the causes of failed rollouts."""
+        sampled = (
+            "at the agent's temperature" if self.temperature is None else f"sampled at temperature {self.temperature:g}"
+        )
+        kind = "greedy" if self.temperature == 0 else sampled
+        success = "" if self.success is None else f"success {self.success:.0%}, "
+        failed = f", {failed_note(self.failed, self.failures)}" if self.failed else ""
+        reward = f"reward {self.reward or 0.0:.3f} ± {self.reward_error:.3f}"
+        where = steps_line(self.steps) if self.steps else f"step {self.step}"
+        return f"{where}, {kind}, {self.scored} scenarios: {success}{reward}{failed}"
+
     @property
     def success(self) -> float | None:
-        """The mean of the metric `success`, where the reward reports one."""
+        """The mean of the metric `success`; None if no rollout reports it."""
         return self.metrics.get("success")
 
     def rewards(self) -> dict[str, float]:
-        """By scenario id: the mean reward of its scored rollouts."""
+        """The mean reward of the scored rollouts, by scenario id."""
         return {score.id: mean(score.rewards) for score in self.scores if score.rewards}
 
     def successes(self, success_at: float | None = None) -> dict[str, float]:
-        """By scenario id: the share of its scored rollouts that succeeded. See `ScenarioScore.succeeded`."""
+        """The share of scored rollouts that succeeded, by scenario id; see `ScenarioScore.succeeded`."""
         succeeded = {score.id: score.succeeded(success_at) for score in self.scores}
         return {name: mean(values) for name, values in succeeded.items() if values}
 
     def pass_at(self, k: int, success_at: float | None = None) -> float:
-        """pass@k: the mean over scenarios of the chance that at least one of k rollouts succeeds. Scenarios with fewer than k
-        scored rollouts are left out. Raises ConfigError where none is left."""
+        """pass@k: the mean over scenarios of the probability that at least one of k rollouts succeeds. Scenarios with
+        fewer than k scored rollouts are left out. Raises ConfigError if none is left."""
         counted = [values for score in self.scores if len(values := score.succeeded(success_at)) >= k]
         if not counted:
             raise ConfigError(
@@ -76,15 +91,28 @@ class Evaluation:
         return mean([pass_at_k(len(values), sum(values), k) for values in counted])
 
     def as_metrics(self) -> dict[str, float]:
-        """For sinks and `model.log`."""
+        """The metrics that trace sinks and `model.log` receive."""
         named = {"scenarios": float(self.scenarios), "failed": float(self.failed), **self.metrics}
         if self.reward is not None:
             named |= {"reward": self.reward, "reward_spread": self.reward_spread, "reward_error": self.reward_error}
         return named
 
 
+def steps_line(steps: Mapping[str, int]) -> str:
+    """`step 3`, or `step 3 (writer: 2)` with several models."""
+    (_, first), *others = steps.items()
+    also = ", ".join(f"{name}: {step}" for name, step in others)
+    return f"step {first} ({also})" if also else f"step {first}"
+
+
+def failed_note(count: int, kinds: Sequence[FailureKind]) -> str:
+    """`2 rollouts failed: 2 x KeyError: 'city' at app.py:31`."""
+    return f"{count} rollout{'s' * (count != 1)} failed: {summary(kinds)}"
+
+
 def summarise(groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], temperature: float | None) -> Evaluation:
-    """One group per scenario; `steps` are the models', the first one's first. A scenario counts once: the mean of its scored rollouts. Failed rollouts are no zeros."""
+    """The evaluation of `groups`, one per scenario. A scenario's value is the mean over its scored rollouts; failed
+    rollouts do not count as 0. `steps`: the models' steps by name, the first model first."""
     rewards: list[float] = []
     metrics: dict[str, list[float]] = {}
     failed = 0
@@ -136,11 +164,11 @@ def _scored(group: TrajectoryGroup) -> list[Trajectory]:
 
 
 def unscored_kinds(groups: Sequence[TrajectoryGroup]) -> tuple[FailureKind, ...]:
-    """Why rollouts are unscored: their exceptions by kind, and those that ended well and have no reward."""
+    """Why rollouts are unscored: their exceptions by kind, and the reason for those without exception."""
     silent: Counter[str] = Counter()
     for group in groups:
         dropped = next((line for line in group.logs if line.startswith("the judge ")), "no reward was set")
-        silent[dropped] += sum(each.reward is None and each.exception is None for each in group)
+        silent[dropped] += sum(trajectory.reward is None and trajectory.exception is None for trajectory in group)
     without = (FailureKind("", why, count=count) for why, count in silent.items() if count)
     return merged([*failure_kinds(failures(groups)), *without])
 

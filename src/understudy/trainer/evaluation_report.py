@@ -1,4 +1,4 @@
-"""An evaluation as a file, compared with another one, and as a gate for continuous integration."""
+"""Reports of evaluations: as a JSON file, with intervals, and as a regression gate for continuous integration."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _EVALUATION = TypeAdapter(Evaluation)
 
 
 def report_json(evaluation: Evaluation) -> str:
-    """The evaluation as `read_report` reads it, with its success beside."""
+    """The evaluation as JSON for `read_report`, plus the field `success`."""
     return json.dumps(asdict(evaluation) | {"success": evaluation.success}, indent=1) + "\n"
 
 
 def read_report(file: Path) -> Evaluation:
-    """The evaluation that `understudy eval --json` wrote. Raises ConfigError that names the field at fault."""
+    """Read the file that `understudy eval --json` wrote. Raises ConfigError, which names the faulty field."""
     try:
         loaded: object = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -39,13 +39,13 @@ def read_report(file: Path) -> Evaluation:
 
 
 def measured(evaluation: Evaluation, success_at: float | None) -> tuple[str, dict[str, float]]:
-    """What the evaluation is judged by: the success of each scenario where there is one, else its reward."""
+    """The measure of the evaluation and its values by scenario id: `success` if any scenario has one, else `reward`."""
     successes = evaluation.successes(success_at)
     return ("success", successes) if successes else ("reward", evaluation.rewards())
 
 
 def interval_lines(evaluation: Evaluation, success_at: float | None = None) -> list[str]:
-    """The mean with its 95 % interval over scenarios, and pass@k where scenarios were run several times."""
+    """The mean with its 95 % interval over scenarios, and pass@k if scenarios have several rollouts."""
     name, values = measured(evaluation, success_at)
     if not values:
         return []
@@ -57,7 +57,7 @@ def interval_lines(evaluation: Evaluation, success_at: float | None = None) -> l
 
 
 class RegressionGate:
-    """When an evaluation is not good enough: below a number, or worse than an earlier report with 95 % confidence."""
+    """Fails an evaluation that is below a number, or worse than an earlier report with 95 % confidence."""
 
     def __init__(self, below: float | None, worse_than: Path | None, success_at: float | None = None) -> None:
         self._below = below
@@ -65,13 +65,13 @@ class RegressionGate:
         self._success_at = success_at
 
     def examine(self, evaluation: Evaluation) -> tuple[list[str], list[str]]:
-        """What is to be said, and why the gate is closed; nothing where it is open. Raises ConfigError for a baseline of
-        other scenarios, or one that measures something else."""
-        said: list[str] = []
+        """(lines to print, reasons to fail); without reasons, the evaluation passes. Raises ConfigError for a baseline
+        of other scenarios or with another measure."""
+        lines: list[str] = []
         faults: list[str] = []
         name, values = measured(evaluation, self._success_at)
         if not values:
-            return said, faults
+            return lines, faults
         mean = sum(values.values()) / len(values)
         if self._below is not None and mean < self._below:
             faults.append(f"--fail-below {self._below:g}: {name} {mean:.3f} is below it")
@@ -82,10 +82,10 @@ class RegressionGate:
                 raise ConfigError(f"{file} measures {other}, this evaluation {name}: give --success-at to compare them")
             difference = paired_difference(values, before)
             shared = len(values.keys() & before.keys())
-            said.append(f"{name} against {file}: {_shown(difference, sign='+')} on {shared} scenarios that both have")
+            lines.append(f"{name} against {file}: {_shown(difference, sign='+')} on {shared} scenarios that both have")
             if difference.high < 0:
                 faults.append(f"--fail-if-worse-than {file}: {name} is lower by {-difference.mean:.3f}")
-        return said, faults
+        return lines, faults
 
 
 def _shown(interval: Interval, sign: str = "") -> str:

@@ -1,4 +1,4 @@
-"""`understudy judge-check`: how far a judge agrees with rollouts that a person ranked, and what it costs to ask."""
+"""`understudy judge-check`: how well a judge agrees with a person's ranking of rollouts, and what it costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN_FAULTS = 20
 
 @dataclass(frozen=True)
 class RankedRollout:
-    """A rollout's own conversation and its sub-agents', and the person's score: higher is better."""
+    """A rollout's own conversation, those of its sub-agents, and the person's score (higher is better)."""
 
     histories: tuple[History, ...]
     score: float
@@ -33,7 +33,9 @@ class RankedRollout:
 
 @dataclass(frozen=True)
 class GroupAgreement:
-    """`tau`: Kendall's tau-b, None where person or judge ties all. `scores` are the judge's, `truth` the person's."""
+    """Agreement in one group. `truth`: the person's scores; `scores`: the judge's. `tau`: Kendall's tau-b, None if all
+    scores of one of them are equal. `pairs`: pairs that the person orders; `pairs_right`: of these, in the judge's
+    order."""
 
     group: str
     truth: tuple[float, ...]
@@ -45,8 +47,8 @@ class GroupAgreement:
 
 @dataclass(frozen=True)
 class JudgeCheck:
-    """`tau` is the mean over the groups that have one, `accuracy` the share of the person's ordered pairs that the judge
-    orders alike, a tie of the judge's as half a pair. `unscored`: group -> why the judge gave no scores."""
+    """Agreement over all groups. `unscored`: by group name, why the judge returned no scores. `spent`: lines about
+    tokens and costs."""
 
     groups: tuple[GroupAgreement, ...]
     unscored: dict[str, str]
@@ -55,16 +57,19 @@ class JudgeCheck:
 
     @property
     def tau(self) -> float | None:
+        """The mean of Kendall's tau-b over the groups that have one, -1 to 1; None if none has."""
         values = [group.tau for group in self.groups if group.tau is not None]
         return fmean(values) if values else None
 
     @property
     def accuracy(self) -> float | None:
+        """The share of the person's ordered pairs that the judge orders in the same way; a tie of the judge counts as
+        half a pair. None if there are no ordered pairs."""
         pairs = sum(group.pairs for group in self.groups)
         return sum(group.pairs_right for group in self.groups) / pairs if pairs else None
 
     def lines(self) -> list[str]:
-        """The result, for people."""
+        """The result as lines to print."""
         rollouts = sum(len(group.truth) for group in self.groups)
         lines = [f"{len(self.groups)} groups scored, {rollouts} rollouts"]
         lines += [f"group {name} was not scored: {why}" for name, why in self.unscored.items()]
@@ -80,9 +85,11 @@ class JudgeCheck:
 
 
 def read_ranked(file: Path) -> dict[str, list[RankedRollout]]:
-    """Group -> its ranked rollouts, from JSONL: `group`, `messages`, and `score` (higher is better) or `rank` (1 is best);
-    `tools` and `additional_histories` where there were any. Lines of a JSONL sink with one of the two added are such lines;
-    those with neither are left out. Raises ConfigError with every fault and its line."""
+    """Read ranked rollouts from JSONL, by group name. Raises ConfigError with all faults and their lines.
+
+    A line has `group`, `messages`, `score` (higher is better) or `rank` (1 is best), and optionally `tools` and
+    `additional_histories`. A line of the JSONL sink becomes one by adding `score` or `rank`; lines with neither are
+    skipped."""
     faults: list[str] = []
     groups: dict[str, list[RankedRollout]] = {}
     try:
@@ -98,7 +105,9 @@ def read_ranked(file: Path) -> dict[str, list[RankedRollout]]:
         except ConfigError as error:
             faults.append(f"{file}:{row.place}: {error}")
     faults += [
-        f"{file}: group {name} has one ranked rollout; two are needed" for name, each in groups.items() if len(each) < 2
+        f"{file}: group {name} has one ranked rollout; two are needed"
+        for name, rollouts in groups.items()
+        if len(rollouts) < 2
     ]
     if faults:
         raise ConfigError("\n".join(faults[:SHOWN_FAULTS]))
@@ -108,7 +117,8 @@ def read_ranked(file: Path) -> dict[str, list[RankedRollout]]:
 
 
 async def check_judge_on(groups: Mapping[str, Sequence[RankedRollout]], judge: Ruler) -> JudgeCheck:
-    """Ask the judge about each group. A group that it cannot score is counted; raises what every group would meet."""
+    """Let the judge score every group. Groups that it cannot score go to `unscored`. Raises errors that every group
+    would have, such as missing credentials."""
     with budget() as spending:
         answers = await asyncio.gather(*(_scores(rollouts, judge) for rollouts in groups.values()))
     agreements: list[GroupAgreement] = []
@@ -125,7 +135,7 @@ async def check_judge_on(groups: Mapping[str, Sequence[RankedRollout]], judge: R
 
 
 async def _scores(rollouts: Sequence[RankedRollout], judge: Ruler) -> tuple[float, ...] | str:
-    """The judge's scores, or why there are none."""
+    """The judge's scores, or the reason why there are none."""
     try:
         judgement = await judge.judge([rollout.histories for rollout in rollouts])
     except LlmError as error:
@@ -149,7 +159,7 @@ def _score(values: Mapping[str, Any]) -> float | None:
 
 
 def _group(values: Mapping[str, Any]) -> str:
-    """The group's name; in lines of a sink the id that no other run has."""
+    """The group's name; in lines of the JSONL sink its id, which is unique over runs."""
     place = values.get("place")
     name = (cast(Mapping[str, Any], place).get("group") if isinstance(place, dict) else None) or values.get("group")
     if not isinstance(name, str | int) or isinstance(name, bool):
@@ -169,7 +179,7 @@ def _histories(values: Mapping[str, Any]) -> tuple[History, ...]:
 
 
 def ruler_at(model: str, api_base: str | None, rubric: Path | None, *, reasoning: bool = False) -> Ruler:
-    """The judge that the options name. Raises ConfigError."""
+    """Build the judge from the command's options. `rubric`: a text file. Raises ConfigError."""
     try:
         text = DEFAULT_RUBRIC if rubric is None else rubric.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

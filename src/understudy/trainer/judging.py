@@ -1,4 +1,5 @@
-"""Judges: checked before the first rollout, asked twice at most, and believed only in numbers."""
+"""Calls judges on groups. A judge is checked before the first rollout, called at most twice per group, and must return
+finite rewards."""
 
 from __future__ import annotations
 
@@ -14,17 +15,18 @@ from understudy.errors import BudgetExceeded, CaptureError, ConfigError, LlmErro
 from understudy.rewards.outcome import as_reward
 from understudy.types import TrajectoryGroup
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 DROPPED = "judge/dropped"
-"""Metric of a group: 1 where the judge gave no scores."""
+"""Metric of a group: 1 if the judge returned no scores, else 0."""
 WANTED = "async def judge(group: TrajectoryGroup) -> TrajectoryGroup | None"
 SAME_FAULT_AGAIN = (BudgetExceeded, CaptureError, ConfigError, MissingExtraError)
-"""What a judge raises for every group alike: asking again, or going on without it, is of no use."""
+"""Errors that a judge would raise for every group: they end the run without a retry."""
 
 
 def check_judge(judge: object) -> None:
-    """Raise ConfigError for what cannot be awaited with one group. What a lambda gives is seen when it is asked."""
+    """Raise ConfigError unless `judge` is an async function of one group. The result of a lambda is checked when it is
+    called."""
     fault = _fault(judge)
     if fault is not None:
         raise ConfigError(
@@ -45,7 +47,7 @@ def _fault(judge: object) -> str | None:
         return ", which is not async"
     try:
         signature = inspect.signature(judge)
-    except ValueError:  # one that tells no signature is seen when it is asked
+    except ValueError:  # it has no signature; its result is checked when it is called
         return None
     try:
         signature.bind(None)
@@ -55,19 +57,22 @@ def _fault(judge: object) -> str | None:
 
 
 def _function(judge: Callable[..., object]) -> object:
-    """The function that is run in the end: of a partial, a method, an object, or under decorators that tell."""
-    found: object = judge
-    while isinstance(found, functools.partial):
-        found = cast("functools.partial[object]", found).func
-    if not (inspect.isroutine(found) or inspect.iscoroutinefunction(found)):
-        found = found.__call__  # type: ignore[operator]  # an object with a method for it
-    return inspect.unwrap(cast(Callable[..., object], getattr(found, "__func__", found)))
+    """The function inside a partial, a method, a callable object, or decorators that use functools.wraps."""
+    function: object = judge
+    while isinstance(function, functools.partial):
+        function = cast("functools.partial[object]", function).func
+    if not (inspect.isroutine(function) or inspect.iscoroutinefunction(function)):
+        function = function.__call__  # type: ignore[operator]  # a callable object
+    return inspect.unwrap(cast(Callable[..., object], getattr(function, "__func__", function)))
 
 
 async def judged(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:
-    """The groups with the judge's rewards; a failed rollout stays unscored, and a group of failed rollouts is not shown.
-    A group whose judge fails twice or gives None is dropped: its rollouts become unscored, and say why; the metric
-    `judge/dropped` counts it. Raises ConfigError for a judge that returns something else, and what ends the run."""
+    """The groups with the judge's rewards. Failed rollouts stay unscored; a group with only failed rollouts is not
+    judged.
+
+    If the judge fails twice or returns None, the group is dropped: its rollouts become unscored, their logs name the
+    reason, and its metric `judge/dropped` is 1. Raises ConfigError if the judge returns another type, and the errors
+    of `SAME_FAULT_AGAIN`."""
     answers = await asyncio.gather(*(_asked_twice(group, judge) for group in groups), return_exceptions=True)
     kept: list[TrajectoryGroup] = []
     for group, answer in zip(groups, answers, strict=True):
@@ -81,7 +86,7 @@ async def judged(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[Trajec
 
 
 def _is_common(error: Exception) -> bool:
-    """Whether every group's judge fails alike."""
+    """Whether the judge would fail in the same way for every group."""
     return isinstance(error, SAME_FAULT_AGAIN) or (isinstance(error, LlmError) and error.lasting)
 
 
@@ -90,21 +95,21 @@ async def _asked_twice(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup 
         return group
     try:
         return await _asked(group, judge)
-    except (*SAME_FAULT_AGAIN, LlmError):  # an LlmError comes after the retries that make sense
+    except (*SAME_FAULT_AGAIN, LlmError):  # an LlmError comes after its own retries
         raise
-    except Exception:  # whatever it was, a judge is asked once more
-        log.warning("the judge failed and is asked again", exc_info=True)
+    except Exception:  # any failure of the judge is retried once
+        logger.warning("the judge failed and is asked again", exc_info=True)
     return await _asked(group, judge)
 
 
 async def _asked(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup | None:
-    """The judge's answer, its rewards as plain numbers. Raises RolloutError for a reward that is no number."""
-    given: object = judge(group)
-    answer: object = await cast(Awaitable[object], given) if inspect.isawaitable(given) else given
-    if given is answer or not isinstance(answer, TrajectoryGroup | None):
+    """Call the judge. Returns its group with rewards as floats. Raises RolloutError for a reward that is no number."""
+    result: object = judge(group)
+    answer: object = await cast(Awaitable[object], result) if inspect.isawaitable(result) else result
+    if result is answer or not isinstance(answer, TrajectoryGroup | None):
         raise ConfigError(
             f"judge: {getattr(judge, '__qualname__', repr(judge))} returned {type(answer).__name__} {answer!r:.200}, "
-            f"{'without being awaited' if given is answer else 'which is no group'}; needed is {WANTED}"
+            f"{'without being awaited' if result is answer else 'which is no group'}; needed is {WANTED}"
         )
     for trajectory in answer or ():
         if trajectory.exception is not None:

@@ -1,4 +1,4 @@
-"""The models of a run: one as a rule, or several that play different parts in the same rollouts."""
+"""Train requests for the models of a run: one model, or several that play different roles in the same rollouts."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ Models = tuple[TrainableModel, ...]
 
 
 class StepOutcome(StrEnum):
+    """The effect of an iteration on one model."""
+
     TRAINED = "trained"
-    NO_SIGNAL = "no_signal"  # nothing to learn from: `no_signal` is the kind, `why` the words
-    NO_CALLS = "no_calls"  # none of its calls was in a rollout that counts
-    DONE = "done"  # it had made its steps before, and was not asked
+    NO_SIGNAL = "no_signal"  # nothing to learn from: see `ModelStep.no_signal` and `ModelStep.why`
+    NO_CALLS = "no_calls"  # no scored rollout called it
+    DONE = "done"  # already at the target step: no train request
 
 
 @dataclass(frozen=True)
 class ModelStep:
-    """What one iteration did for one model. `step` is the model's step afterwards, `why` the reason of NO_CALLS and
-    NO_SIGNAL, `no_signal` the kind of the latter as TrainResult has it."""
+    """The result of one iteration for one model. `step`: the model's step afterwards. `why`: explanation of NO_CALLS
+    and NO_SIGNAL. `no_signal`: see `TrainResult.no_signal`."""
 
     step: int
     outcome: StepOutcome
@@ -45,14 +47,14 @@ class ModelStep:
     checkpoint: str | None = None  # of TRAINED: its folder on the server's machine
 
 
-def checked_models(given: object) -> Models:
-    """One model, or a sequence of them, as a tuple; raises ConfigError."""
-    if _is_model(given):
-        return (given,)
-    found = cast(Sequence[object], given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else ()
-    models = tuple(each for each in found if _is_model(each))
-    if not models or len(models) != len(found):
-        raise ConfigError(f"model: a TrainableModel, or a sequence of them, is needed, got {given!r:.200}")
+def checked_models(value: object) -> Models:
+    """One model or a sequence of models, as a tuple. Raises ConfigError for other values and for equal names."""
+    if _is_model(value):
+        return (value,)
+    items = cast(Sequence[object], value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
+    models = tuple(item for item in items if _is_model(item))
+    if not models or len(models) != len(items):
+        raise ConfigError(f"model: a TrainableModel, or a sequence of them, is needed, got {value!r:.200}")
     names = [model.name for model in models]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -65,43 +67,43 @@ def _is_model(value: object) -> TypeGuard[TrainableModel]:
 
 
 async def steps_of(models: Models) -> dict[str, int]:
-    """The newest step of each model, by name."""
+    """The newest step of every model, by name."""
     return {model.name: await model.get_step() for model in models}
 
 
 async def train_each(
     models: Models, groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], configs: Mapping[str, TrainConfig]
 ) -> dict[str, ModelStep]:
-    """One train request for each model that has a config, the others are done -> what was done, by name.
+    """Send one train request per model in `configs`; models without a config are DONE. Returns the results by name.
 
-    Models of one server are trained one after the other, servers side by side; all have ended before an error of one is
-    raised. One of several that was not called is no error, unless none was: RolloutError."""
+    Requests to one server are sequential, servers run concurrently. An error is raised after all servers have ended. A
+    model that no rollout called is no error, but RolloutError is raised if no model was called."""
     servers = await _by_server(models)
 
     async def on_one_server(own: Sequence[TrainableModel]) -> dict[str, ModelStep]:
         known = groups if len(servers) == 1 else await _known_to(await own[0].api(), groups)
-        made: dict[str, ModelStep] = {}
-        if all(configs.get(model.name) is None for model in own):  # no train request tells this server of the rollouts
+        trained: dict[str, ModelStep] = {}
+        if all(configs.get(model.name) is None for model in own):  # no train request would send it the rollouts
             await _finish(own[0], known)
         for model in own:
             step, config = steps[model.name], configs.get(model.name)
             if config is None:
-                made[model.name] = ModelStep(step, StepOutcome.DONE)
+                trained[model.name] = ModelStep(step, StepOutcome.DONE)
             elif len(servers) > 1 and (why := await _why_not_called(model, known)):
-                made[model.name] = ModelStep(step, StepOutcome.NO_CALLS, why=why)
+                trained[model.name] = ModelStep(step, StepOutcome.NO_CALLS, why=why)
             else:
-                made[model.name] = await _train(model, known, step, config, several=len(models) > 1)
-        return made
+                trained[model.name] = await _train(model, known, step, config, several=len(models) > 1)
+        return trained
 
-    answers = await asyncio.gather(*(on_one_server(own) for own in servers.values()), return_exceptions=True)
-    made: dict[str, ModelStep] = {}
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
-        made |= answer
-    if all(step.outcome == StepOutcome.NO_CALLS for step in made.values()):
-        raise RolloutError("\n".join(f"{name} was not called: {step.why}" for name, step in made.items()))
-    return {model.name: made[model.name] for model in models}
+    results = await asyncio.gather(*(on_one_server(own) for own in servers.values()), return_exceptions=True)
+    trained: dict[str, ModelStep] = {}
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        trained |= result
+    if all(step.outcome == StepOutcome.NO_CALLS for step in trained.values()):
+        raise RolloutError("\n".join(f"{name} was not called: {step.why}" for name, step in trained.items()))
+    return {model.name: trained[model.name] for model in models}
 
 
 async def _by_server(models: Models) -> dict[str, list[TrainableModel]]:
@@ -112,8 +114,8 @@ async def _by_server(models: Models) -> dict[str, list[TrainableModel]]:
 
 
 async def _known_to(api: Api, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """The groups as one of several servers may be told of them: without weights, rewards and marks of calls that another
-    one recorded."""
+    """The groups for one of several servers: without weights, call rewards and `unused` of calls that another server
+    recorded, which it would reject."""
 
     async def known(trajectory: Trajectory) -> Trajectory:
         if not (trajectory.weights or trajectory.call_rewards or trajectory.unused):
@@ -154,7 +156,7 @@ async def _train(
 
 
 async def _why_not_called(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> str | None:
-    """Why a model on a server of its own has nothing to learn from: that server recorded no call in any rollout."""
+    """Why a model has nothing to learn from: its server recorded no call in any rollout. None: it recorded some."""
     recorded = await _finish(model, groups)
     return None if any(recorded.values()) else f"{(await model.api()).url} recorded no call in any rollout"
 
@@ -164,26 +166,27 @@ async def _finish(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> d
 
 
 async def keep(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
-    """Finish the rollouts, with their rewards, on each server: they stay there even if they are never trained."""
+    """Finish the rollouts, with their rewards, on every server, so that they are stored even if they are never
+    trained."""
     servers = await _by_server(models)
     for model, *_ in servers.values():
         await _finish(model, groups if len(servers) == 1 else await _known_to(await model.api(), groups))
 
 
 async def keep_beside(error: UnderstudyError, models: Models, groups: Sequence[TrajectoryGroup]) -> None:
-    """`keep` the rollouts that an error leaves untrained; it gets a note of a server that does not take them."""
+    """`keep` the rollouts that are not trained because of `error`. If that fails, `error` gets a note."""
     try:
         await keep(models, groups)
-    except UnderstudyError as also:
-        error.add_note(f"The rollouts could not be kept on the server: {type(also).__name__}: {also}")
+    except UnderstudyError as failure:
+        error.add_note(f"The rollouts could not be kept on the server: {type(failure).__name__}: {failure}")
 
 
 async def check_choices(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
-    """Raise ConfigError for rollouts of which several models cannot tell which calls are whose."""
+    """With several models, raise ConfigError for rollouts whose calls cannot be assigned to a model."""
     if len(models) == 1:
         return
-    kept = [each for group in groups for each in group if not each.captured]
-    foreign = next((each for each in kept if any(call_ref(choice) is None for choice in _choices(each))), None)
+    kept = [trajectory for group in groups for trajectory in group if not trajectory.captured]
+    foreign = next((trajectory for trajectory in kept if None in map(call_ref, _choices(trajectory))), None)
     if foreign is not None:
         raise ConfigError(
             f"trajectory {foreign.id} keeps a choice of another endpoint, and which of {_names(models)} should learn it "
@@ -204,8 +207,8 @@ async def log_to_each(
     split: str,
     steps: Mapping[str, int],
 ) -> None:
-    """Keep evaluated rollouts with every model, each at its own step. The first comes last: a rollout's record names the
-    model that it was finished for last, and lists have it under all."""
+    """Log evaluated rollouts with every model at its own step. The first model is last, because a rollout's record
+    names the last model that it was finished for; lists show it under all models."""
     several = len(await _by_server(models)) > 1
     for model in reversed(models):
         known = await _known_to(await model.api(), groups) if several else groups
@@ -215,11 +218,11 @@ async def log_to_each(
 async def log_spent(
     model: TrainableModel, groups: Sequence[TrajectoryGroup], step: int, spent: Mapping[str, float]
 ) -> None:
-    """Keep with the model what other LLMs were asked for a step and what that cost; the dashboard shows it."""
+    """Log the tokens and costs of other LLMs in a step with the model; the dashboard shows them."""
     if not spent:
         return
     first = next((trajectory.id for group in groups for trajectory in group), None)
-    ids = (first,) if first is not None else ()  # names the run
+    ids = (first,) if first is not None else ()  # the server reads the run from it
     await (await model.api()).log(
         model.name, LogRequest(split="train", step=step, metrics=dict(spent), trajectory_ids=ids)
     )

@@ -1,4 +1,4 @@
-"""The options of a run, each once: names, defaults, meanings and checks."""
+"""The options of a run: names, defaults, meanings and checks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .judging import check_judge
 from .progress import TrainerProgress
 
 RewardFunction = Callable[[object, Trajectory], object]
-"""(scenario, trajectory) -> a number, a dict of numbers with `reward`, or a RewardResult; sync or async."""
+"""(scenario, trajectory) -> a number, a dict of numbers with the key `reward`, or a RewardResult; sync or async."""
 
 Schedule = Callable[[int], TrainConfig]
-"""The step about to be made, from 1 on -> its options: for a learning rate that falls, say."""
+"""The number of the next step, from 1 -> its options. Use it for a decaying learning rate, for example."""
 
 AlertFunction = Callable[[Alert], object]
-"""Called with an alert in the trainer's event loop; what it returns is ignored."""
+"""Called with an alert in the trainer's event loop; its return value is ignored."""
 
 _PLACE: TypeAdapter[str] = TypeAdapter(PlaceName)
 
-LEAST = {
+LEAST = {  # option -> its minimum
     "group_size": 2,
     "scenarios_per_step": 1,
     "concurrency": 1,
@@ -69,33 +69,33 @@ class TrainerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run goes; each option once. Raises ConfigError."""
+    """The validated options of a Trainer. Raises ConfigError for an invalid value."""
 
     reward: RewardFunction | None = None  # None: the rollout sets it
-    judge: Judge | None = None  # scores each group after its rollouts
-    eval: Sequence[object] | None = None  # scenarios that are run before and after, greedily
-    eval_every: int = 0  # and after every so many steps; 0: not in between
-    group_size: int = 8  # rollouts of one scenario, compared with each other
+    judge: Judge | None = None  # scores every group after its rollouts
+    eval: Sequence[object] | None = None  # scenarios for greedy evaluations before and after training
+    eval_every: int = 0  # evaluate also after every `eval_every` steps; 0: only before and after
+    group_size: int = 8  # rollouts per scenario
     scenarios_per_step: int = 4
-    concurrency: int = 32  # rollouts at once
+    concurrency: int = 32  # rollouts that run at the same time
     timeout: float = 300.0  # seconds per rollout
-    retries: int = 0  # how often a rollout that fails is run again
-    max_completion_tokens: int = MAX_COMPLETION_TOKENS  # of one call, where the agent sets no smaller limit
-    config: TrainConfig | Schedule = field(default_factory=TrainConfig)  # or what it is for each step
-    patience: int = 10  # iterations in a row in which nothing was trained, after which the run stops
-    target_reward: float = 1.0  # a run that stops so is solved when its mean reward has reached this
-    max_cost: float | None = None  # USD for other LLMs (judges, say) in one run, which then ends; None: no limit
+    retries: int = 0  # repetitions of a failed rollout
+    max_completion_tokens: int = MAX_COMPLETION_TOKENS  # per call, unless the agent sets a smaller limit
+    config: TrainConfig | Schedule = field(default_factory=TrainConfig)  # the learner's options, or a schedule of them
+    patience: int = 10  # the run stops after this many consecutive iterations without training
+    target_reward: float = 1.0  # a run that stops so counts as solved if its mean reward is at least this
+    max_cost: float | None = None  # budget for other LLMs (judges, for example) in USD; then the run ends
     seed: int = 0  # of the order of scenarios
-    run: str | None = None  # the id that the server lists rollouts by; None: a new one for each train() and evaluate()
-    sinks: Sequence[str | TraceSink] = ()  # where rollouts and steps are shown: names such as "langfuse", or objects
-    alert_limits: AlertLimits = field(default_factory=AlertLimits)  # when a step alerts
-    on_alert: AlertFunction | None = None  # is called with each alert
+    run: str | None = None  # the run's id in the server's lists; None: a new one per train() and evaluate()
+    sinks: Sequence[str | TraceSink] = ()  # trace sinks: names such as "langfuse", or objects
+    alert_limits: AlertLimits = field(default_factory=AlertLimits)  # limits of metrics that cause alerts
+    on_alert: AlertFunction | None = None  # called with every alert
     progress: TrainerProgress | None = None  # None: a live table in a terminal, else plain lines
 
     @classmethod
     def parse(cls, **options: Unpack[TrainerOptions]) -> RunOptions:
-        """The options as given; raises ConfigError also for a name that is none of them."""
-        known = [each.name for each in fields(cls)]
+        """The options. Raises ConfigError for an unknown option or an invalid value."""
+        known = [option.name for option in fields(cls)]
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise ConfigError(f"there is no option {unknown[0]!r}: beside `steps` there are {', '.join(known)}")
@@ -130,7 +130,7 @@ class RunOptions:
             )
 
     def config_of(self, step: int) -> TrainConfig:
-        """The learner's options for the step about to be made. Raises ConfigError for a function that gives no TrainConfig."""
+        """The learner's options for step number `step`. Raises ConfigError if a schedule returns no TrainConfig."""
         if isinstance(self.config, TrainConfig):
             return self.config
         config = self.config(step)
@@ -143,15 +143,23 @@ class RunOptions:
 
 
 def check_alerts(limits: object, on_alert: object) -> None:
-    """Raise ConfigError for what cannot limit or take alerts."""
+    """Raise ConfigError unless `limits` is an AlertLimits and `on_alert` is callable or None."""
     if on_alert is not None and not callable(on_alert):
         raise ConfigError(f"on_alert: a function of an Alert is needed, got {on_alert!r:.200}")
     if not isinstance(limits, AlertLimits):
         raise ConfigError(f"alert_limits: an AlertLimits is needed, got {limits!r:.200}")
 
 
+def check_evaluation(temperature: float | None, rollouts: int) -> None:
+    """Raise ConfigError for an invalid temperature or number of rollouts."""
+    if temperature is not None and not (is_number(temperature) and 0 <= temperature < math.inf):
+        raise ConfigError(f"temperature: 0 (greedy), a finite number above, or None is needed, got {temperature!r}")
+    if not isinstance(rollouts, int) or rollouts < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+        raise ConfigError(f"rollouts: a whole number of at least 1 is needed, got {rollouts!r}")
+
+
 def check_place(name: str, value: object) -> None:
-    """Raise ConfigError for what rollouts cannot be listed by."""
+    """Raise ConfigError unless `value` is a valid name of a run, group or scenario; see `PlaceName`."""
     try:
         _PLACE.validate_python(value)
     except ValidationError as error:

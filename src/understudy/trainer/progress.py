@@ -1,4 +1,4 @@
-"""What a person sees while training runs: a live table in a terminal, one plain line per step elsewhere."""
+"""Terminal output while training runs: a live table in a terminal, one plain line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rich.table import Table
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN_STEPS = 12
 OVERLAP = ("beside", "stale")
-"""Columns with overlap: the part of training in which rollouts ran beside it; how many steps old the rollouts were."""
+"""Columns with overlap: seconds of training during which rollouts ran; age of the rollouts in steps."""
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """One iteration as the table shows it. `note` says why a step did not train, or what was evaluated after it. With
-    overlap: the seconds of training in which rollouts of later steps ran, and mean and maximum of the staleness."""
+    """One row of the table. `note`: why a step did not train, failures and alerts. Only with overlap: `beside_seconds`,
+    the seconds of training during which rollouts of later steps ran, and `staleness`, its mean and maximum in steps."""
 
     step: int
     reward: float | None
@@ -38,7 +38,7 @@ class StepRow:
 
 
 class TrainerProgress(Protocol):
-    """Where the trainer tells what it does."""
+    """The output of a Trainer, a context manager: implement it to show progress elsewhere."""
 
     def __enter__(self) -> Self: ...
 
@@ -46,15 +46,21 @@ class TrainerProgress(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def doing(self, what: str) -> None: ...
+    def doing(self, what: str) -> None:
+        """Show the current activity."""
+        ...
 
-    def finished(self, row: StepRow) -> None: ...
+    def finished(self, row: StepRow) -> None:
+        """Show a finished iteration."""
+        ...
 
-    def say(self, line: str) -> None: ...
+    def say(self, line: str) -> None:
+        """Print a line."""
+        ...
 
 
 class Doing:
-    """What is being done now, told as one line where several things go on at once."""
+    """Tracks the current activities, which may run concurrently, and shows them as one line."""
 
     def __init__(self, progress: TrainerProgress) -> None:
         self._progress = progress
@@ -88,12 +94,13 @@ class PlainProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is held open."""
+        """Nothing to close."""
 
     def doing(self, what: str) -> None:
-        """Passing states are for the live table only."""
+        """Ignored: only the live table shows the current activity."""
 
     def finished(self, row: StepRow) -> None:
+        """Print the iteration as one line."""
         cells = [f"step {row.step}/{self._steps}", f"reward {number(row.reward)}", f"success {percent(row.success)}"]
         beside = "" if row.beside_seconds is None else f" ({row.beside_seconds:.1f} s of it beside rollouts)"
         cells += [f"rollouts {row.rollout_seconds:.1f} s", f"training {row.train_seconds:.1f} s{beside}"]
@@ -102,11 +109,12 @@ class PlainProgress:
         self.say("  ".join(cells))
 
     def say(self, line: str) -> None:
+        """Print a line."""
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveProgress:
-    """A table of the last steps, a sparkline of the reward, and what is being done now."""
+    """A table of the last steps, a sparkline of the reward, and the current activity."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._steps = steps
@@ -126,14 +134,17 @@ class LiveProgress:
         self._live.stop()
 
     def doing(self, what: str) -> None:
+        """Show the current activity beside the spinner."""
         self._spinner.update(text=what)
 
     def finished(self, row: StepRow) -> None:
+        """Add a row to the table."""
         self._rows.append(row)
         if row.reward is not None:
             self._rewards.append(row.reward)
 
     def say(self, line: str) -> None:
+        """Print a line above the table."""
         self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _render(self) -> Group:
@@ -146,13 +157,13 @@ class LiveProgress:
 
 
 def make_progress(steps: int, console: Console | None = None) -> TrainerProgress:
-    """The live table where there is a terminal, else plain lines."""
+    """The live table if the console is a terminal, else plain lines. `steps`: the target step."""
     shown = console or Console()
     return LiveProgress(shown, steps) if shown.is_terminal else PlainProgress(shown, steps)
 
 
 def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int) -> Table:
-    """The steps as a table, with the whole run's rewards as a sparkline in its title."""
+    """A table of the steps, with a sparkline of the whole run's rewards in its title."""
     table = Table(title=f"reward {sparkline(rewards)}", title_justify="left", title_style="bold", expand=False)
     overlapped = any(row.staleness is not None for row in rows)
     table.add_column("step", justify="right")
@@ -169,7 +180,8 @@ def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int) ->
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The values as bars, the lowest the shortest; more than `width` of them are averaged in equal pieces."""
+    """The values as bars from the lowest to the highest. More than `width` values are averaged in pieces of equal
+    length."""
     if not values:
         return ""
     pieces = min(width, len(values))

@@ -1,4 +1,4 @@
-"""What a training run was: its iterations, evaluations, why it stopped and where each LoRA is."""
+"""The report of a training run: iterations, evaluations, why it stopped, and the folders of the LoRAs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from .models import ModelStep, StepOutcome
 
 
 class Stopped(StrEnum):
+    """Why a run ended."""
+
     FINISHED = "finished"  # every model has reached `steps`
-    NOTHING_LEFT = "nothing_left"  # every model had reached `steps` before
-    SOLVED = "solved"  # no signal, and the mean reward has reached the target
-    NO_SIGNAL = "no_signal"  # no signal of any kind for `patience` iterations, below the target
-    BUDGET = "budget"  # `max_cost` for other LLMs was spent
-    NO_CALLS = "no_calls"  # for `patience` iterations nothing was trained, and one of several models was never called
+    NOTHING_LEFT = "nothing_left"  # every model had reached `steps` before the run
+    SOLVED = "solved"  # no signal for `patience` iterations, and the mean reward has reached the target
+    NO_SIGNAL = "no_signal"  # no signal for `patience` iterations, and the mean reward is below the target
+    BUDGET = "budget"  # `max_cost` for other LLMs is spent
+    NO_CALLS = "no_calls"  # nothing was trained for `patience` iterations, in which one of several models had no call
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """Rollouts, and one train request per model. `reward` is the mean over scored rollouts. `step`, `applied` and
-    `metrics` are the first model's; `models` has what was done for each, by name."""
+    """The rollouts of one iteration, and the train requests on them. `reward`: mean over scored rollouts. `step`,
+    `applied` and `metrics` are the first model's; `models` holds all models' results by name."""
 
     step: int
     applied: bool
@@ -38,17 +40,17 @@ class Iteration:
     train_seconds: float
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     models: dict[str, ModelStep] = field(default_factory=dict[str, ModelStep])
-    failures: tuple[FailureKind, ...] = ()  # why `failed` rollouts did
-    alerts: tuple[Alert, ...] = ()  # signs that the run goes wrong
+    failures: tuple[FailureKind, ...] = ()  # of the `failed` rollouts
+    alerts: tuple[Alert, ...] = ()  # metrics that crossed their limits
 
     @property
     def steps(self) -> dict[str, int]:
-        """The step of each model afterwards."""
+        """The models' steps afterwards, by name."""
         return {name: step.step for name, step in self.models.items()}
 
     @property
     def trained(self) -> bool:
-        """Whether any model was."""
+        """Whether any model was trained."""
         return any(step.outcome == StepOutcome.TRAINED for step in self.models.values())
 
 
@@ -63,9 +65,9 @@ class ModelReport:
 
 @dataclass(frozen=True, repr=False)
 class TrainReport:
-    """`model`, `started`, `step` and `checkpoint` (the newest LoRA's folder) are the first model's; `models` has those of
-    each, by name. `run` is the id that the server lists its rollouts by. `spending` is what other LLMs were asked, by
-    purpose, and what that cost."""
+    """The result of `Trainer.train`. `model`, `started`, `step` and `checkpoint` (folder of the newest LoRA) are the
+    first model's; `models` holds all models' by name. `run`: the run's id in the server's lists. `spending`: tokens
+    and costs of other LLMs, by purpose."""
 
     model: str
     started: int
@@ -80,18 +82,18 @@ class TrainReport:
 
     @property
     def rewards(self) -> list[float]:
-        """The mean reward of each iteration."""
+        """The mean reward of every iteration."""
         return [iteration.reward for iteration in self.iterations]
 
     @property
     def failures(self) -> tuple[FailureKind, ...]:
-        """Why rollouts failed, those of evaluations included, the commonest kind first."""
+        """Why rollouts failed, including those of evaluations; the most frequent kind first."""
         return merged(kind for part in (*self.iterations, *self.evaluations) for kind in part.failures)
 
     def __repr__(self) -> str:
         rewards = f"reward {self.rewards[0]:.3f} -> {self.rewards[-1]:.3f}, " if self.rewards else ""
-        models = ", ".join(f"{name}: step {each.started} -> {each.step}" for name, each in self.models.items())
-        saved = {name: each.checkpoint for name, each in self.models.items()}
+        models = ", ".join(f"{name}: step {model.started} -> {model.step}" for name, model in self.models.items())
+        saved = {name: model.checkpoint for name, model in self.models.items()}
         where = f"checkpoint={self.checkpoint!r}" if len(saved) < 2 else f"checkpoints={saved!r}"
         failed = f", failures: {summary(self.failures)}" if self.failures else ""
         return f"TrainReport({models}, {rewards}{self.stopped}, {where}{failed})"
@@ -104,8 +106,8 @@ def make_iteration(
     train_seconds: float,
     spent: Mapping[str, float],
 ) -> Iteration:
-    """An iteration from its groups, at least one rollout of which is scored, what was done for each model, and the metrics
-    of what other LLMs were asked for it."""
+    """Build an iteration from its groups, with at least one scored rollout, the models' results, wall times in
+    seconds, and the token and cost metrics of other LLMs."""
     scored = [trajectory for group in groups for trajectory in group if trajectory.reward is not None]
     failed = failures(groups)
     successes = [float(trajectory.metrics["success"]) for trajectory in scored if "success" in trajectory.metrics]
@@ -125,7 +127,7 @@ def make_iteration(
 
 
 def judge_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """The mean of what the judge logged of each group, as `judge/...`; of flags, such as `judge/dropped`, their share."""
+    """The mean over groups of every metric `judge/...`. The mean of a flag, such as `judge/dropped`, is a share."""
     names = {name for group in groups for name in group.metrics if name.startswith("judge/")}
     return {
         name: mean([float(group.metrics[name]) for group in groups if name in group.metrics]) for name in sorted(names)
@@ -133,17 +135,17 @@ def judge_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 def verdict(iterations: Sequence[Iteration], patience: int, target_reward: float) -> Stopped | None:
-    """Whether the last iterations say that going on is of no use."""
+    """The reason to stop if the last `patience` iterations trained nothing, else None."""
     last = iterations[-patience:]
     if len(last) < patience or any(iteration.trained for iteration in last):
         return None
     if never_called(last):
         return Stopped.NO_CALLS
-    return Stopped.SOLVED if mean([each.reward for each in last]) >= target_reward else Stopped.NO_SIGNAL
+    return Stopped.SOLVED if mean([iteration.reward for iteration in last]) >= target_reward else Stopped.NO_SIGNAL
 
 
 def never_called(iterations: Sequence[Iteration]) -> list[str]:
-    """The models without calls in every one of these iterations."""
+    """Names of the models that had no calls in all of these iterations."""
     without = [
         {name for name, step in iteration.models.items() if step.outcome == StepOutcome.NO_CALLS}
         for iteration in iterations

@@ -1,4 +1,4 @@
-"""A run of the trainer: what it has done, what is under way, and what may begin beside that."""
+"""The state of a training run: what is done, which updates are running, and whether new rollouts may start."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from .progress import Doing, TrainerProgress
 from .report import Iteration, Stopped, verdict
 
 Steps = Mapping[str, int]
-"""The step of each model, by name."""
+"""Step by model name."""
 
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """The scored rollouts of one iteration. `began` has the steps with which each began, by trajectory id, and
-    `first_began` those of the first."""
+    """The scored rollouts of one iteration."""
 
     groups: list[TrajectoryGroup]
-    first_began: Steps
-    began: Mapping[str, Steps]
-    seconds: float
-    waited: float  # seconds, for an update, before they could begin
-    spent: Mapping[str, float] = field(default_factory=dict[str, float])  # metrics of other LLMs that were asked
+    first_began: Steps  # the models' steps when the first rollout started
+    began: Mapping[str, Steps]  # by trajectory id: the models' steps when it started
+    seconds: float  # wall time of the rollouts with their rewards
+    waited: float  # seconds that they waited for an update before they started
+    spent: Mapping[str, float] = field(default_factory=dict[str, float])  # token and cost metrics of other LLMs
 
     @property
     def has_signal(self) -> bool:
-        """Whether rewards differ inside a group. Without that, no model learns anything; with it, almost surely."""
+        """Whether rewards differ inside any group. If not, no model can learn; if so, a model almost surely does."""
         return any(len(set(_rewards(group))) > 1 for group in self.groups)
 
     @property
     def rollouts(self) -> int:
+        """Number of rollouts."""
         return sum(len(group) for group in self.groups)
 
     def staleness(self, name: str, step: int) -> list[int]:
-        """How many steps this model had made since each scored rollout began, when it is trained at `step`. No call of the
-        rollout is older."""
-        scored = [each for group in self.groups for each in group if each.reward is not None]
-        return [step - self.began.get(each.id, self.first_began)[name] for each in scored]
+        """For every scored rollout, how many steps model `name` has made since it started, if it is trained at `step`.
+        This is an upper bound for the age of its calls."""
+        scored = [trajectory for group in self.groups for trajectory in group if trajectory.reward is not None]
+        return [step - self.began.get(trajectory.id, self.first_began)[name] for trajectory in scored]
 
 
 class Stopwatch:
-    """Seconds for which something has run, also while it still does."""
+    """Measures the total time spent in `running` blocks, including the current one."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -59,15 +59,17 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
+        """Seconds measured since the last `taken`."""
         return self._seconds + (0.0 if self._since is None else time.monotonic() - self._since)
 
     def taken(self) -> float:
-        """The seconds since it was last taken."""
+        """Return `seconds` and reset it to 0."""
         seconds, self._seconds = self.seconds, 0.0
         return seconds
 
     @contextmanager
     def running(self) -> Generator[None]:
+        """Measure the block. Blocks must not overlap."""
         self._since = time.monotonic()
         try:
             yield
@@ -77,12 +79,15 @@ class Stopwatch:
 
 @dataclass
 class Run:
-    """The state of one `atrain`. `at` changes when an update has ended, and with it `under_way`, in order of training."""
+    """The state of one `atrain`.
+
+    `steps`: the target; `started` and `current`: the models' steps at the start and now. `under_way`: batches whose
+    update runs or waits, oldest first. When an update ends, `current` advances and its batch leaves `under_way`."""
 
     options: RunOptions
     steps: int
     started: Steps
-    at: Steps
+    current: Steps
     progress: TrainerProgress
     id: str
     spending: Spending = field(default_factory=Spending)
@@ -101,76 +106,76 @@ class Run:
 
     @property
     def number(self) -> int:
-        """Of the iteration whose rollouts begin next."""
+        """Number of the iteration whose rollouts start next, from 0 at the models' step 0."""
         return max(self.started.values()) + len(self.iterations) + len(self.under_way)
 
     def configs(self) -> dict[str, TrainConfig]:
-        """The learner's options for each model that has not made its steps."""
-        return {name: self.config_of(step + 1) for name, step in self.at.items() if step < self.steps}
+        """The learner's options by model name, for models below the target step."""
+        return {name: self.config_of(step + 1) for name, step in self.current.items() if step < self.steps}
 
     def config_of(self, step: int) -> TrainConfig:
-        """The options for a step; a schedule is asked once for each."""
+        """The options for a step. A schedule is called once per step."""
         if step not in self._configs:
             self._configs[step] = self.options.config_of(step)
         return self._configs[step]
 
     def stopped(self) -> Stopped | None:
-        """Whether the run is over. To be asked while nothing is under way."""
-        if all(step >= self.steps for step in self.at.values()):
+        """Why the run is over, or None. Call it only while no update is under way."""
+        if all(step >= self.steps for step in self.current.values()):
             return Stopped.FINISHED
         return verdict(self.iterations, self.options.patience, self.options.target_reward)
 
     def may_begin(self) -> bool:
-        """Whether rollouts may begin now: whatever comes of the updates under way, these will be needed and no staler
-        than allowed when they are trained."""
+        """Whether the next rollouts may start. They may if, for every outcome of the updates under way, they will be
+        needed and their staleness will be allowed when they are trained."""
         waiting = len(self.under_way)
         if not waiting:
             return True
-        learning = [step for step in self.at.values() if step < self.steps]
+        learning = [step for step in self.current.values() if step < self.steps]
         if all(step + waiting >= self.steps for step in learning) or self._might_stop():
             return False
         return all(
-            self._allowed_staleness(step + made + 1) >= made
+            self._allowed_staleness(step + ahead + 1) >= ahead
             for step in learning
-            for made in range(waiting + 1)
-            if step + made < self.steps
+            for ahead in range(waiting + 1)
+            if step + ahead < self.steps
         )
 
     def evaluation_due(self) -> bool:
-        """Whether an evaluation in between is: the furthest model has made `eval_every` steps more."""
-        ahead, every = max(self.at.values()), self.options.eval_every
-        further, self._considered = ahead > self._considered, ahead
-        return bool(every) and further and ahead % every == 0
+        """Whether an intermediate evaluation is due: the furthest model has reached a new multiple of `eval_every`."""
+        furthest, every = max(self.current.values()), self.options.eval_every
+        advanced, self._considered = furthest > self._considered, furthest
+        return bool(every) and advanced and furthest % every == 0
 
     def evaluation_ahead(self) -> bool:
-        """Whether an update under way may lead to a step that is to be evaluated: the next must wait for that."""
-        ahead, every = max(self.at.values()), self.options.eval_every
-        return bool(every) and any((ahead + made) % every == 0 for made in range(1, len(self.under_way) + 1))
+        """Whether an update under way may reach a step that must be evaluated before the next update starts."""
+        furthest, every = max(self.current.values()), self.options.eval_every
+        return bool(every) and any((furthest + ahead) % every == 0 for ahead in range(1, len(self.under_way) + 1))
 
-    def overlapped(self, batch: RolloutBatch, made: Mapping[str, ModelStep], beside: float) -> dict[str, ModelStep]:
-        """What was done for each model, with the metrics of the overlap. `beside`: seconds of the update in which rollouts
-        of later steps ran. To be asked before `at` moves on."""
-        found: dict[str, ModelStep] = {}
-        for name, step in made.items():
-            ages = batch.staleness(name, self.at[name])
+    def overlapped(self, batch: RolloutBatch, steps: Mapping[str, ModelStep], beside: float) -> dict[str, ModelStep]:
+        """The models' steps with the metrics of the overlap added. `beside`: seconds of the update during which
+        rollouts of later steps ran. Call it before `applied`."""
+        extended: dict[str, ModelStep] = {}
+        for name, step in steps.items():
+            ages = batch.staleness(name, self.current[name])
             metrics = {
                 "staleness/mean": mean(ages),
                 "staleness/max": float(max(ages)),
                 "overlap/seconds": beside,
                 "overlap/waited_seconds": batch.waited,
             }
-            asked = step.outcome in (StepOutcome.TRAINED, StepOutcome.NO_SIGNAL)
-            found[name] = replace(step, metrics=step.metrics | metrics) if asked else step
-        return found
+            requested = step.outcome in (StepOutcome.TRAINED, StepOutcome.NO_SIGNAL)
+            extended[name] = replace(step, metrics=step.metrics | metrics) if requested else step
+        return extended
 
     def applied(self, iteration: Iteration) -> None:
-        """The oldest update under way has ended."""
+        """Record that the oldest update under way has ended."""
         self.under_way.pop(0)
         self.iterations.append(iteration)
-        self.at = iteration.steps
+        self.current = iteration.steps
 
     def new_failures(self, kinds: Sequence[FailureKind]) -> list[FailureKind]:
-        """Those that were not seen before in this run: their tracebacks are shown once."""
+        """Those of `kinds` that are new in this run, and therefore shown with their tracebacks."""
         new = [kind for kind in kinds if kind.key not in self._known_failures]
         self._known_failures |= {kind.key for kind in kinds}
         return new
@@ -180,12 +185,13 @@ class Run:
         return config.max_staleness if config.overlap else 0
 
     def _might_stop(self) -> bool:
-        """Whether the updates under way, by the rewards they train on, may end the run."""
-        learnt = [each.trained for each in self.iterations] + [batch.has_signal for batch in self.under_way]
+        """Whether the updates under way could exhaust `patience` and so end the run, judging by their rewards."""
+        learnt = [iteration.trained for iteration in self.iterations] + [batch.has_signal for batch in self.under_way]
         patience = self.options.patience
         ends = range(max(len(self.iterations), patience), len(learnt) + 1)
         return any(not any(learnt[end - patience : end]) for end in ends)
 
 
 def _rewards(group: TrajectoryGroup) -> Sequence[float]:
-    return [float(each.reward) for each in group if each.reward is not None and each.exception is None]
+    scored = [trajectory for trajectory in group if trajectory.exception is None]
+    return [float(trajectory.reward) for trajectory in scored if trajectory.reward is not None]

@@ -1,7 +1,7 @@
-"""What a Trainer shows to its trace sinks, and the alerts of its steps.
+"""Sends a Trainer's events to its trace sinks, and raises the alerts of its steps.
 
-Beside the learner's metrics a step has these; an evaluation has the second part. W&B and TensorBoard put `train/` before
-those of steps, and `val/` or `val-sampled/` before those of evaluations.
+A step has the learner's metrics and those of the first table; an evaluation has those of the second. W&B and TensorBoard
+prefix the metrics of steps with `train/`, and those of evaluations with `val/` or `val-sampled/`.
 
 | name | meaning |
 |---|---|
@@ -54,11 +54,11 @@ from .models import Models, StepOutcome, keep
 from .options import RunOptions
 from .report import Iteration
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 
 class Showing:
-    """The sinks of a Trainer over its runs. Without sinks nothing is kept, read or started."""
+    """The trace sinks of a Trainer. Without sinks, only alerts are computed."""
 
     def __init__(self, models: Models, options: RunOptions) -> None:
         self._models = models
@@ -69,7 +69,7 @@ class Showing:
         self._run = ""
 
     async def started(self, run: str, step: int) -> None:
-        """Check every sink's credentials, then begin. Raises ConfigError."""
+        """Check the credentials of all sinks, then publish the start of the run. Raises ConfigError."""
         self._run, self._history = run, []
         if not self._sinks:
             return
@@ -80,14 +80,14 @@ class Showing:
         )
 
     async def groups(self, groups: Sequence[TrajectoryGroup], step: int, split: str) -> None:
-        """Keep the rollouts on the server, where sinks read them, and show them."""
+        """Store the rollouts on the server, from which sinks read them, and publish them."""
         if self._fanout is None:
             return
         await keep(self._models, groups)
         self._fanout.publish(GroupsFinished(self._run, split, step, _ids(groups)))
 
     def evaluation(self, evaluation: Evaluation, groups: Sequence[TrajectoryGroup], split: str) -> None:
-        """Show an evaluation; its rollouts are on the server."""
+        """Publish an evaluation. Its rollouts must be on the server."""
         if self._fanout is None:
             return
         model, now = self._models[0].name, time.time()
@@ -96,7 +96,8 @@ class Showing:
         self._fanout.publish(event)
 
     def step(self, iteration: Iteration, groups: Sequence[TrajectoryGroup], began: int) -> Iteration:
-        """Show a step, its checkpoints and its alerts; the iteration with these."""
+        """Publish a step, its checkpoints and its alerts. Returns the iteration with its alerts. `began`: the first
+        model's step when the rollouts started."""
         self._history.append(iteration.metrics)
         now, first = time.time(), self._models[0].name
         alerts = tuple(
@@ -109,15 +110,16 @@ class Showing:
             untrained = "" if iteration.applied else digest(*_ids(groups))
             metrics = sink_metrics(iteration)
             self._fanout.publish(StepFinished(self._run, first, iteration.step, began, now, metrics, untrained))
-            for name, made in iteration.models.items():
-                if made.outcome == StepOutcome.TRAINED and made.checkpoint is not None:
-                    self._fanout.publish(CheckpointSaved(self._run, name, made.step, made.checkpoint, made.metrics))
+            for name, trained in iteration.models.items():
+                if trained.outcome == StepOutcome.TRAINED and trained.checkpoint is not None:
+                    saved = CheckpointSaved(self._run, name, trained.step, trained.checkpoint, trained.metrics)
+                    self._fanout.publish(saved)
             for alert in alerts:
                 self._fanout.publish(alert)
         return replace(iteration, alerts=alerts)
 
     def close(self) -> list[str]:
-        """Wait a bounded time for the sinks -> lines about what they did not take."""
+        """Wait a bounded time for the sinks. Returns lines about events that they did not accept."""
         fanout, self._fanout = self._fanout, None
         return fanout.close() if fanout is not None else []
 
@@ -127,7 +129,7 @@ class Showing:
         try:
             self._options.on_alert(alert)
         except Exception:  # the user's function must not end the run
-            log.exception("on_alert= failed for %s", alert.kind)
+            logger.exception("on_alert= failed for %s", alert.kind)
 
     async def _servers(self) -> list[Api]:
         return list({api.url: api for api in [await model.api() for model in self._models]}.values())
@@ -139,7 +141,7 @@ def _check(sink: TraceSink) -> None:
     except UnderstudyError:
         raise
     except OSError as error:
-        log.warning("trace sink %r does not answer, what it misses is delivered later: %s", sink_name(sink), error)
+        logger.warning("trace sink %r does not answer, what it misses is delivered later: %s", sink_name(sink), error)
 
 
 def _ids(groups: Sequence[TrajectoryGroup]) -> tuple[str, ...]:
@@ -147,14 +149,13 @@ def _ids(groups: Sequence[TrajectoryGroup]) -> tuple[str, ...]:
 
 
 def settings(options: RunOptions, models: Models) -> dict[str, Json]:
-    """The options of a run as JSON: numbers and texts as they are, functions and objects by their names."""
+    """The options of a run as JSON. Functions and objects are replaced by their names."""
     left_out = ("sinks", "progress", "eval", "on_alert", "run")
-    found: dict[str, Json] = {
-        each.name: _plain(getattr(options, each.name)) for each in fields(options) if each.name not in left_out
-    }
+    names = [option.name for option in fields(options) if option.name not in left_out]
+    values: dict[str, Json] = {name: _plain(getattr(options, name)) for name in names}
     named = [{"name": model.name, "project": model.project, "base_model": model.base_model} for model in models]
     evaluated = len(options.eval) if options.eval is not None else 0
-    return {**found, "models": named, "eval_scenarios": evaluated}
+    return {**values, "models": named, "eval_scenarios": evaluated}
 
 
 def _plain(value: object) -> Json:
@@ -163,17 +164,19 @@ def _plain(value: object) -> Json:
     if isinstance(value, TrainConfig):
         return value.model_dump(mode="json")
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(each) for name, each in vars(value).items()}
+        return {name: _plain(field) for name, field in vars(value).items()}
     return getattr(value, "__qualname__", None) or repr(value)[:200]
 
 
 def sink_metrics(iteration: Iteration) -> dict[str, float]:
-    """What sinks are shown of a step: the first model's metrics by their names, the others' below their models'."""
+    """The metrics of a step for trace sinks: the first model's, and those of other models prefixed with the model's
+    name."""
     _, *others = iteration.models.items()
     timed = {"seconds/rollouts": iteration.rollout_seconds, "seconds/training": iteration.train_seconds}
-    found = {**iteration.metrics, **timed, "reward": iteration.reward, "failed": float(iteration.failed)}
+    metrics = {**iteration.metrics, **timed, "reward": iteration.reward, "failed": float(iteration.failed)}
     if iteration.success is not None:
-        found["success"] = iteration.success
-    for name, made in others:
-        found |= {f"{name}/{metric}": value for metric, value in made.metrics.items()} | {f"{name}/step": made.step}
-    return found
+        metrics["success"] = iteration.success
+    for name, model in others:
+        metrics |= {f"{name}/{metric}": value for metric, value in model.metrics.items()}
+        metrics[f"{name}/step"] = model.step
+    return metrics

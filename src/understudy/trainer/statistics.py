@@ -1,4 +1,4 @@
-"""What an evaluation's numbers are worth: pass@k, and intervals by the bootstrap. Pure functions."""
+"""Statistics of an evaluation: pass@k, and bootstrap confidence intervals. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from understudy.errors import ConfigError
 RESAMPLES = 10_000
 LEVEL = 0.95
 _BLOCK = 4_000_000
-"""Numbers that are drawn at once."""
+"""Random numbers drawn per block, to bound the memory."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, and the bounds that hold it with probability `level` over the choice of scenarios."""
+    """A mean and its confidence interval of level `level` over the choice of scenarios."""
 
     mean: float
     low: float
@@ -27,10 +27,13 @@ class Interval:
 
 
 def pass_at_k(rollouts: int, successes: int, k: int) -> float:
-    """The probability that at least one of `k` rollouts succeeds, unbiased from `rollouts` of which `successes` did:
-    1 - C(n - c, k) / C(n, k) (2107.03374, equation 1). Raises ConfigError for a k above `rollouts`.
+    """An unbiased estimate of the probability that at least one of `k` rollouts succeeds, from n = `rollouts` rollouts
+    with c = `successes` successes: 1 - C(n - c, k) / C(n, k) (2107.03374, equation 1). Raises ConfigError if k > n.
 
-    Of 4 rollouts 1 succeeded: pass@1 is 1/4, and pass@2 is 1 - C(3, 2) / C(4, 2) = 1/2.
+    1 of 4 rollouts succeeded. pass@1 is 1/4, and pass@2 is 1 - C(3, 2) / C(4, 2) = 1/2:
+
+    >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2)
+    (0.25, 0.5)
     """
     if not 1 <= k <= rollouts:
         raise ConfigError(f"pass@{k}: at least {k} scored rollouts of a scenario are needed, it has {rollouts}")
@@ -40,18 +43,21 @@ def pass_at_k(rollouts: int, successes: int, k: int) -> float:
 def bootstrap_mean(
     values: Sequence[float], *, seed: int = 0, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> Interval:
-    """The mean of one value per scenario with its percentile interval: scenarios are drawn again with replacement, since
-    rollouts of one scenario are no independent evidence (Efron and Tibshirani 1993, chapter 13). Raises ConfigError for no
-    values. With a single one, or equal ones, the bounds are the mean: it says nothing about other scenarios."""
+    """The mean of one value per scenario, with its bootstrap percentile interval (Efron and Tibshirani 1993, chapter
+    13).
+
+    Scenarios are resampled with replacement, not rollouts: rollouts of one scenario are not independent. With one
+    value, or equal values, the interval has length 0 and says nothing about other scenarios. Raises ConfigError for no
+    values."""
     if not values:
         raise ConfigError("interval: no scenario has a value")
-    given = np.asarray(values, np.float64)
+    array = np.asarray(values, np.float64)
     generator = np.random.default_rng(seed)
-    block = max(1, _BLOCK // len(given))
+    block = max(1, _BLOCK // len(array))
     means: list[float] = []
     for begin in range(0, resamples, block):
-        drawn = generator.integers(len(given), size=(min(block, resamples - begin), len(given)))
-        means.extend(given[drawn].mean(axis=1).tolist())
+        drawn = generator.integers(len(array), size=(min(block, resamples - begin), len(array)))
+        means.extend(array[drawn].mean(axis=1).tolist())
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(math.fsum(values) / len(values), float(low), float(high), level)
 
@@ -59,8 +65,9 @@ def bootstrap_mean(
 def paired_difference(
     values: dict[str, float], baseline: dict[str, float], *, seed: int = 0, level: float = LEVEL
 ) -> Interval:
-    """How much better `values` are than `baseline` on the scenarios that both have, by id. What makes a scenario hard is the
-    same for both, so the interval is narrower than that of two means. Raises ConfigError where no scenario is shared."""
+    """The mean of `values` - `baseline` over their common scenario ids, with its bootstrap interval. A scenario's
+    difficulty cancels in the difference, so the interval is narrower than those of the two means. Raises ConfigError
+    if no scenario is common."""
     shared = sorted(values.keys() & baseline.keys())
     if not shared:
         raise ConfigError("difference: the two evaluations share no scenario (by id): compare them on the same file")

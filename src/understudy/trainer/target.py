@@ -1,4 +1,5 @@
-"""Command-line targets: `my_app:agent` is the object `agent` of the module `my_app`, looked for in the current folder."""
+"""Command-line targets: `my_app:agent` is the object `agent` of the module `my_app`, which may be in the current
+folder."""
 
 from __future__ import annotations
 
@@ -8,26 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, Unpack, runtime_checkable
 
-from ..client.model import TrainableModel
-from ..errors import ConfigError, MissingExtraError, UnderstudyError
+from understudy.client.model import TrainableModel
+from understudy.errors import ConfigError, MissingExtraError, UnderstudyError
+
 from .evaluate import Evaluation
 from .options import TrainerOptions
 from .report import TrainReport
 
 
 class TargetOptions(TrainerOptions, total=False):
-    """Options of a Trainer, and the model of a target that was wrapped without one."""
+    """Options of a Trainer, and the model for a target that was wrapped without one."""
 
     model: TrainableModel
 
 
 @runtime_checkable
 class TrainableTarget(Protocol):
-    """What the commands `train` and `eval` need of a target; everything `trainable` returns has it."""
+    """The interface that the commands `train` and `eval` need; the objects that `trainable` returns have it."""
 
-    def train(
-        self, scenarios: Sequence[object], *, steps: int = 50, **options: Unpack[TargetOptions]
-    ) -> TrainReport: ...
+    def train(self, scenarios: Sequence[object], *, steps: int = 50, **options: Unpack[TargetOptions]) -> TrainReport:
+        """See `Trainer.train`."""
+        ...
 
     def evaluate(
         self,
@@ -36,12 +38,14 @@ class TrainableTarget(Protocol):
         temperature: float | None = 0.0,
         rollouts: int = 1,
         **options: Unpack[TargetOptions],
-    ) -> Evaluation: ...
+    ) -> Evaluation:
+        """See `Trainer.evaluate`."""
+        ...
 
 
 def load_target(text: str, folder: Path | None = None) -> TrainableTarget:
-    """The object that `module:name` names. Raises ConfigError that says which part is wrong; what the module itself raises
-    keeps its traceback."""
+    """Import the object `module:name`. `folder` (default: the current one) is added to sys.path. Raises ConfigError
+    that names the wrong part. Errors of the module itself keep their traceback."""
     module_name, colon, path = text.partition(":")
     if not (module_name and colon and path):
         raise ConfigError(f"target: {text!r} is not of the form module:name, such as my_app:agent")
@@ -51,21 +55,21 @@ def load_target(text: str, folder: Path | None = None) -> TrainableTarget:
     root = str(folder or Path.cwd())
     if root not in sys.path:
         sys.path.insert(0, root)
-    found = _imported(module_name, root)
+    target = _imported(module_name, root)
     for name in path.split("."):
-        if not hasattr(found, name):
-            public = [each for each in dir(found) if not each.startswith("_")]
+        if not hasattr(target, name):
+            public = [attribute for attribute in dir(target) if not attribute.startswith("_")]
             raise ConfigError(
                 f"target: {module_name} has no {path!r}; it has {', '.join(public[:12]) or 'no public names'}"
             )
-        found = getattr(found, name)
-    if isinstance(found, type) or not isinstance(found, TrainableTarget):
-        kind = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+        target = getattr(target, name)
+    if isinstance(target, type) or not isinstance(target, TrainableTarget):
+        kind = f"the class {target.__name__}" if isinstance(target, type) else f"of type {type(target).__name__}"
         raise ConfigError(
             f"target: {text} is {kind}, which has no train() and evaluate(); wrap a function or graph by "
             "understudy_langgraph.trainable(...), and name the result"
         )
-    return found
+    return target
 
 
 def _imported(module_name: str, root: str) -> object:
@@ -79,5 +83,5 @@ def _imported(module_name: str, root: str) -> object:
         raise
     except MissingExtraError:
         raise
-    except UnderstudyError as error:  # one line would not say where in the module
+    except UnderstudyError as error:  # the CLI would print only its message, without the line in the module
         raise RuntimeError(f"{module_name} could not be imported: {type(error).__name__}: {error}") from error

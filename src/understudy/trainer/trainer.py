@@ -1,11 +1,10 @@
-"""The training loop, readable top to bottom: scenarios -> rollouts -> rewards -> train -> evaluate."""
+"""The training loop: scenarios -> rollouts -> rewards -> train -> evaluate. `Trainer._iterate` is the loop itself."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -24,40 +23,41 @@ from understudy.scenarios.ordering import batch
 from understudy.tracing.trace_context import keep_trace_context
 from understudy.types import RolloutPlace, Trajectory, TrajectoryGroup, new_id
 
-from .evaluate import Evaluation, summarise
+from .evaluate import Evaluation, steps_line, summarise
 from .judging import judged
 from .messages import (
     closing_line,
+    evaluation_failures_line,
     evaluation_line,
     failure_lines,
     interrupted_line,
     overlap_line,
-    steps_line,
     table_row,
     unscored_causes,
     untrained_line,
     warnings_of,
+    watch_line,
 )
 from .models import check_choices, checked_models, keep, keep_beside, log_spent, log_to_each, steps_of, train_each
-from .options import RunOptions, TrainerOptions, check_place, is_number
+from .options import RunOptions, TrainerOptions, check_evaluation, check_place
 from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps
 from .showing import Showing
 from .updates import Updates
 
-log = logging.getLogger("understudy")
+logger = logging.getLogger("understudy")
 
 RolloutFunction = Callable[[TrainableModel, Any], Awaitable[Trajectory]]
-"""(model, scenario) -> the finished trajectory; an exception leaves the rollout unscored."""
+"""(model, scenario) -> the finished trajectory. If it raises, the rollout is unscored."""
 TeamRolloutFunction = Callable[[tuple[TrainableModel, ...], Any], Awaitable[Trajectory]]
-"""(models, scenario) -> the same, for a Trainer that was given several models, in their order."""
+"""The same for a Trainer with several models: (models in the Trainer's order, scenario) -> the finished trajectory."""
 AnyRollout = Callable[[Any, Any], Awaitable[Trajectory]]
 
 
 class Trainer:
-    """Trains `model`, or several models that play different parts, on rollouts of `scenarios`; the options are those of
-    `RunOptions`. Each of several models learns from its own calls in the same rollouts."""
+    """Trains one or several models on rollouts of `scenarios`. Several models play different roles in the same
+    rollouts, and every model learns from its own calls. For the options see `RunOptions`; raises ConfigError."""
 
     @overload
     def __init__(
@@ -88,18 +88,19 @@ class Trainer:
         self.model = self.models[0]
         self.options = RunOptions.parse(**options)
         self._rollout = rollout
-        self._given = model if isinstance(model, TrainableModel) else self.models
+        self._rollout_argument = model if isinstance(model, TrainableModel) else self.models
         self._scenarios = checked_scenarios(scenarios, "scenarios")
         self._eval = checked_scenarios(self.options.eval, "eval") if self.options.eval is not None else []
         self._shown = Showing(self.models, self.options)
 
     def train(self, steps: int) -> TrainReport:
-        """`atrain`, outside an event loop."""
+        """The sync form of `atrain`. Raises WrongLoopError inside a running event loop."""
         refuse_running_loop("train", "atrain")
         return asyncio.run(self.atrain(steps))
 
     async def atrain(self, steps: int) -> TrainReport:
-        """Train until each model has made `steps` steps in all; one that has is left as it is."""
+        """Train until every model has reached step `steps`, counted from its step 0, or the run stops earlier; see
+        `Stopped`. Raises ConfigError, and RolloutError if no rollout of an iteration is scored."""
         if not isinstance(steps, int) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
             raise ConfigError(f"steps: a whole number of at least 1 is needed, got {steps!r}")
         started = await steps_of(self.models)
@@ -109,10 +110,11 @@ class Trainer:
             return await self._ended(run, Stopped.NOTHING_LEFT)
         await self._shown.started(run.id, started[self.model.name])
         with run.progress, budget(self.options.max_cost) as run.spending:
+            run.progress.say(watch_line(self.models, run.id))
             try:
                 stopped = await self._iterate(run)
             except (asyncio.CancelledError, KeyboardInterrupt):
-                run.progress.say(interrupted_line(run.at, steps, len(run.under_way)))
+                run.progress.say(interrupted_line(run.current, steps, len(run.under_way)))
                 raise
             finally:
                 for line in self._shown.close():
@@ -122,15 +124,16 @@ class Trainer:
     def evaluate(
         self, scenarios: Sequence[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
     ) -> Evaluation:
-        """`aevaluate`, outside an event loop."""
+        """The sync form of `aevaluate`. Raises WrongLoopError inside a running event loop."""
         refuse_running_loop("evaluate", "aevaluate")
         return asyncio.run(self.aevaluate(scenarios, temperature=temperature, rollouts=rollouts))
 
     async def aevaluate(
         self, scenarios: Sequence[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
     ) -> Evaluation:
-        """Run each scenario (`eval`'s by default) `rollouts` times with the newest step: greedy at temperature 0,
-        sampled at 1, as the agent asks at None. Logged with every model."""
+        """Run every scenario (default: `eval`) `rollouts` times with the newest step, and log the result with every
+        model. `temperature`: 0 is greedy, None the agent's own. Raises ConfigError; RolloutError if no rollout is
+        scored."""
         check_evaluation(temperature, rollouts)
         chosen = checked_scenarios(scenarios, "scenarios") if scenarios is not None else self._eval
         if not chosen:
@@ -139,15 +142,18 @@ class Trainer:
         await self._shown.started(run, await self.model.get_step())
         try:
             with budget(self.options.max_cost):
-                return await self._evaluate(chosen, temperature, rollouts, run)
+                evaluation = await self._evaluate(chosen, temperature, rollouts, run)
+            if evaluation.failed:
+                logger.warning(evaluation_failures_line(evaluation))
+            return evaluation
         finally:
             for line in self._shown.close():
-                log.warning(line)
+                logger.warning(line)
 
     async def _evaluate(
         self, scenarios: Sequence[object], temperature: float | None, rollouts: int, run: str
     ) -> Evaluation:
-        """`aevaluate`, as a part of a run. Rollouts of which none is scored are kept, too."""
+        """`aevaluate` as a part of run `run`. The server keeps the rollouts even if none is scored."""
         steps = await steps_of(self.models)
         split = "val" if temperature == 0 else "val-sampled"
         place = RolloutPlace(run=run, split=split, step=steps[self.model.name])
@@ -169,23 +175,23 @@ class Trainer:
         return evaluation
 
     def examine_rollouts(self, groups: Sequence[TrajectoryGroup]) -> str | None:
-        """For subclasses: called with the rollouts of each iteration before they are trained; returns a line for the
-        progress, raises what ends the run."""
+        """Hook for subclasses, called with the rollouts of every iteration before they are trained. Returns a line to
+        print, or None. An exception ends the run."""
 
     def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """For subclasses: the same for the rollouts of an evaluation."""
+        """Hook for subclasses, called with the rollouts of every evaluation. An exception ends the run."""
 
     async def next_scenarios(self, scenarios: Sequence[object], number: int) -> list[object]:
-        """For subclasses: which of the scenarios iteration `number` takes; the model's first one is 0."""
+        """Hook for subclasses: the scenarios of iteration `number`, counted from 0 at the model's step 0."""
         return batch(scenarios, self.options.scenarios_per_step, number, self.options.seed)
 
     async def _iterate(self, run: Run) -> Stopped:
-        """Rollouts, and their update, until the run is over; with overlap, rollouts begin beside the updates of those before
-        them. Whatever it raises, nothing is under way any more, and updates that had begun are awaited before an error."""
+        """Repeat rollouts and their update until the run is over. With overlap, rollouts start while earlier updates
+        run. On an error, it waits for started updates; no task is left running when it raises."""
         updates = Updates()
         try:
-            if said := overlap_line(run.configs().values()):
-                run.progress.say(said)
+            if line := overlap_line(run.configs().values()):
+                run.progress.say(line)
             await self._evaluate_new(run)
             while True:
                 if not run.under_way:
@@ -214,27 +220,27 @@ class Trainer:
                 run.progress.say(f"an error ends the run, when the update under way has ended: {error}")
             await updates.settle(error)
             if run.under_way:
-                error.add_note(untrained_line(sum(each.rollouts for each in run.under_way)))
+                error.add_note(untrained_line(sum(batch.rollouts for batch in run.under_way)))
             raise
         finally:
             await updates.cancel()
 
     async def _rollouts(self, run: Run) -> RolloutBatch:
-        """The rollouts of the next iteration, with their rewards."""
+        """Run the rollouts of the next iteration and compute their rewards."""
         scenarios = await self.next_scenarios(self._scenarios, run.number)
-        asked = run.spending.by_purpose()
-        at, began, started = run.at, dict[str, Steps](), time.monotonic()
+        spent_before = run.spending.by_purpose()
+        first, began, started = run.current, dict[str, Steps](), time.monotonic()
 
         async def noted(model: Any, scenario: Any) -> Trajectory:
-            steps = run.at
+            steps = run.current
             trajectory = await self._rollout(model, scenario)
             if isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
                 began[trajectory.id] = steps
             return trajectory
 
         with run.rolling.running():
-            with run.doing(f"{len(scenarios) * self.options.group_size} rollouts with {steps_line(at)}"):
-                place = RolloutPlace(run=run.id, split="train", step=at[self.model.name])
+            with run.doing(f"{len(scenarios) * self.options.group_size} rollouts with {steps_line(first)}"):
+                place = RolloutPlace(run=run.id, split="train", step=first[self.model.name])
                 groups = await self._gather(scenarios, self.options.group_size, noted, place)
             if line := self.examine_rollouts(groups):
                 run.progress.say(line)
@@ -243,29 +249,29 @@ class Trainer:
                     groups = await self._judged(groups, self.options.judge)
         if not any(trajectory.reward is not None for group in groups for trajectory in group):
             unscored = RolloutError(
-                f"after {steps_line(at)}: no rollout was scored, so nothing can be trained: {unscored_causes(groups)}"
+                f"after {steps_line(first)}: no rollout was scored, so nothing can be trained: {unscored_causes(groups)}"
             )
             await keep_beside(unscored, self.models, groups)
             raise unscored
-        await self._shown.groups(groups, at[self.model.name], "train")
+        await self._shown.groups(groups, first[self.model.name], "train")
         if run.under_way:
             await keep(self.models, groups)
         return RolloutBatch(
-            groups, at, began, time.monotonic() - started, run.waiting.taken(), run.spending.metrics(asked)
+            groups, first, began, time.monotonic() - started, run.waiting.taken(), run.spending.metrics(spent_before)
         )
 
     async def _update(self, run: Run, scored: RolloutBatch) -> None:
-        """One train request for each model that has not made its steps."""
+        """Send one train request per model below the target step, and record the iteration."""
         configs = run.configs()
         began, rolled = time.monotonic(), run.rolling.seconds
-        with run.doing("training " + " and ".join(f"step {run.at[name] + 1} of {name}" for name in configs)):
-            made = await train_each(self.models, scored.groups, run.at, configs)
+        with run.doing("training " + " and ".join(f"step {run.current[name] + 1} of {name}" for name in configs)):
+            steps = await train_each(self.models, scored.groups, run.current, configs)
         if any(config.overlap for config in configs.values()):
-            made = run.overlapped(scored, made, run.rolling.seconds - rolled)
+            steps = run.overlapped(scored, steps, run.rolling.seconds - rolled)
         seconds = time.monotonic() - began
-        iteration = make_iteration(scored.groups, made, scored.seconds, seconds, scored.spent)
+        iteration = make_iteration(scored.groups, steps, scored.seconds, seconds, scored.spent)
         iteration = self._shown.step(iteration, scored.groups, scored.first_began[self.model.name])
-        for warning in warnings_of(made):
+        for warning in warnings_of(steps):
             run.progress.say(warning)
         run.applied(iteration)
         await log_spent(self.model, scored.groups, iteration.step, scored.spent)
@@ -274,7 +280,7 @@ class Trainer:
             run.progress.say(line)
 
     async def _judged(self, groups: list[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:
-        """The groups with the judge's rewards. The rollouts are kept before: a judge takes long, fails, and drops some."""
+        """The groups with the judge's rewards. The rollouts are stored first, because a judge is slow and may fail."""
         await keep(self.models, groups)
         return await judged(groups, judge)
 
@@ -284,7 +290,7 @@ class Trainer:
     async def _gather(
         self, scenarios: Sequence[object], rollouts: int, rollout: AnyRollout, place: RolloutPlace
     ) -> list[TrajectoryGroup]:
-        """The finished groups, one per scenario. Failed rollouts are kept with their exceptions."""
+        """Run `rollouts` rollouts per scenario. Returns one group per scenario, which includes failed rollouts."""
 
         def pending(scenario: object) -> TrajectoryGroup:
             name = scenario_id(scenario)
@@ -305,15 +311,15 @@ class Trainer:
         return groups
 
     async def _scored(self, rollout: AnyRollout, scenario: object) -> Trajectory:
-        """One rollout with its reward; a failed one has none. One that returns its exception is run again here, one that
-        raises by `_gather`."""
-        trajectory = await rollout(self._given, scenario)
+        """Run one rollout and compute its reward; None if it failed. A rollout that returns an exception is retried
+        here; one that raises is retried by `_gather`."""
+        trajectory = await rollout(self._rollout_argument, scenario)
         for _ in range(self.options.retries):
             if not isinstance(trajectory, Trajectory) or trajectory.exception is None:  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
                 break
-            trajectory = await rollout(self._given, scenario)
+            trajectory = await rollout(self._rollout_argument, scenario)
         if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
-            return trajectory  # refused by what gathers it
+            return trajectory  # gather_trajectory_groups rejects it
         keep_trace_context(trajectory)
         if trajectory.exception is not None:
             trajectory.reward = None
@@ -325,27 +331,27 @@ class Trainer:
         return trajectory
 
     async def _evaluate_due(self, run: Run) -> None:
-        """Evaluate where an evaluation in between is due. While updates are under way none is: they wait for it."""
+        """Evaluate if an intermediate evaluation is due and no update is under way."""
         if not run.under_way and run.evaluation_due():
             await self._evaluate_new(run)
 
     async def _evaluate_new(self, run: Run) -> None:
-        """Evaluate greedily, where there is something to evaluate on and these steps were not yet. No update is under way,
-        so that all of it is of one step."""
-        if self._eval and (not run.evaluations or run.evaluations[-1].steps != run.at):
-            with run.doing(f"evaluating {steps_line(run.at)} on {len(self._eval)} scenarios"):
+        """Evaluate greedily, if there are `eval` scenarios and the current steps were not evaluated yet. No update may
+        be under way, so that all rollouts use the same steps."""
+        if self._eval and (not run.evaluations or run.evaluations[-1].steps != run.current):
+            with run.doing(f"evaluating {steps_line(run.current)} on {len(self._eval)} scenarios"):
                 run.evaluations.append(await self._evaluate(self._eval, 0.0, 1, run.id))
             run.progress.say(evaluation_line(run.evaluations[-1]))
             for line in failure_lines(run.new_failures(run.evaluations[-1].failures)):
                 run.progress.say(line)
 
     async def _ended(self, run: Run, stopped: Stopped) -> TrainReport:
-        """The report, whose last line is said."""
+        """Build the report and print its closing lines."""
         models: dict[str, ModelReport] = {}
         for model in self.models:
             saved = await model.checkpoints()
             models[model.name] = ModelReport(
-                run.started[model.name], run.at[model.name], saved[-1].path if saved else None
+                run.started[model.name], run.current[model.name], saved[-1].path if saved else None
             )
         first = models[self.model.name]
         report = TrainReport(
@@ -367,7 +373,7 @@ class Trainer:
 
 
 def refuse_running_loop(method: str, twin: str) -> None:
-    """Raise WrongLoopError inside a running event loop, before any work."""
+    """Raise WrongLoopError, which names the async `twin`, if an event loop is running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -376,22 +382,14 @@ def refuse_running_loop(method: str, twin: str) -> None:
 
 
 def checked_scenarios(scenarios: Sequence[object], option: str) -> list[object]:
-    """The scenarios as a list; none, or two of one id, is a ConfigError."""
-    found = list(scenarios)
-    if not found:
+    """The scenarios as a list. Raises ConfigError, which names `option`, for no scenario or duplicate ids."""
+    checked = list(scenarios)
+    if not checked:
         raise ConfigError(f"{option}: at least one scenario is needed")
-    ids = [scenario_id(scenario) for scenario in found]
+    ids = [scenario_id(scenario) for scenario in checked]
     for name in ids:
         check_place(f"{option}: the id of a scenario", name)
     twice = sorted({name for name in ids if ids.count(name) > 1}) if len(set(ids)) < len(ids) else []
     if twice:
         raise ConfigError(f"{option}: scenario ids must differ; these come twice: {', '.join(twice[:5])}")
-    return found
-
-
-def check_evaluation(temperature: float | None, rollouts: int) -> None:
-    """Raise ConfigError for options of an evaluation that no sampler could follow."""
-    if temperature is not None and not (is_number(temperature) and 0 <= temperature < math.inf):
-        raise ConfigError(f"temperature: 0 (greedy), a finite number above, or None is needed, got {temperature!r}")
-    if not isinstance(rollouts, int) or rollouts < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
-        raise ConfigError(f"rollouts: a whole number of at least 1 is needed, got {rollouts!r}")
+    return checked

@@ -1,4 +1,4 @@
-"""Train requests beside the rollouts of the next steps: one runs at a time, the others wait for it in order."""
+"""Runs updates (train requests) in the background, one after the other, while the rollouts of the next steps run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ Update = Callable[[], Awaitable[None]]
 
 
 class Updates:
-    """Each update begins when the one before it has ended well; after one that failed none begins."""
+    """A queue of updates. An update starts when the previous one has succeeded; after a failure no other starts."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def under_way(self) -> int:
-        """How many run or wait for their turn."""
+        """Number of updates that run or wait."""
         return sum(not task.done() and not task.cancelling() for task in self._tasks)
 
     def add(self, update: Update) -> None:
-        """Run it after those that were added before."""
+        """Start the update after those added before."""
         self._tasks.append(asyncio.create_task(_after(self._tasks[-1] if self._tasks else None, update)))
 
     async def beside(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Do this while the updates go on. An update that fails cancels it, waits for its end, and is raised."""
+        """Run `work` while updates run, and return its result. If an update fails, cancel `work` and raise the update's
+        error."""
         working = asyncio.create_task(work)
         try:
             while not working.done():
@@ -37,23 +38,23 @@ class Updates:
             await _cancel([working])
 
     async def one_ended(self) -> None:
-        """Wait for the end of the update that runs; raises what it raises."""
+        """Wait until the running update ends. Raises its error."""
         await asyncio.wait(self._tasks[:1])
         self._take_ended()
 
     async def all_ended(self) -> None:
-        """Wait until none is under way; raises what the first that fails raises."""
+        """Wait until all updates have ended. Raises the error of the first that fails."""
         while self._tasks:
             await self.one_ended()
 
     async def settle(self, error: Exception) -> None:
-        """Wait until none is under way, because of this error; it gets a note of an update that fails as well."""
+        """Wait until all updates have ended, after `error`. If an update fails too, `error` gets a note about it."""
         for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
             if isinstance(ended, Exception) and str(ended) != str(error):
                 error.add_note(f"The update under way failed as well: {type(ended).__name__}: {ended}")
 
     async def cancel(self) -> None:
-        """Cancel those under way and wait for their end."""
+        """Cancel all updates and wait until they have ended."""
         await _cancel(self._tasks)
 
     def _take_ended(self) -> None:

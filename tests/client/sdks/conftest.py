@@ -7,20 +7,20 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.obedient_policy import obey
-from tests.fakes.served_gateway import ServedGateway, served_gateway
 from understudy import LocalBackend, TrainableModel
+from understudy.testing import ScriptedServer, scripted_server
 from understudy.types import new_id
 
 
 @pytest.fixture(scope="session")
-def obedient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+def obedient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
     """One for all tests of the folder."""
-    with served_gateway(obey, tmp_path_factory.mktemp("obedient")) as running:
+    with scripted_server(obey, tmp_path_factory.mktemp("obedient")) as running:
         yield running
 
 
 @pytest.fixture
-def served(obedient: ServedGateway) -> ServedGateway:
+def served(obedient: ScriptedServer) -> ScriptedServer:
     """The server, with nothing received yet."""
     obedient.sampler.received.clear()
     return obedient

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from openai import AsyncOpenAI
 
-from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel, Trajectory, TrajectoryGroup, capture_auto_trajectory, gather_trajectory_groups
+from understudy.testing import ScriptedServer
 from understudy.types import Call, CallStatus
 
 QUESTION = "what is the size of box 4821?"
@@ -15,12 +15,12 @@ QUESTIONS = [f"what is the size of box 482{number}?" for number in range(8)]
 """One for each rollout of a group: rollouts that sampled the same would cancel out."""
 
 
-def client_for(server: ServedGateway, trajectory_id: str) -> AsyncOpenAI:
+def client_for(server: ScriptedServer, trajectory_id: str) -> AsyncOpenAI:
     """A client of the SDK's own, at the URL that names the trajectory."""
     return AsyncOpenAI(base_url=f"{server.url}/t/{trajectory_id}/v1", api_key="unused", max_retries=0)
 
 
-def recorded(server: ServedGateway, trajectory_id: str, count: int) -> tuple[Call, ...]:
+def recorded(server: ScriptedServer, trajectory_id: str, count: int) -> tuple[Call, ...]:
     """The calls under the trajectory: exactly `count`, which are all that the model received, with ids and logprobs."""
     calls = server.calls(trajectory_id)
     assert len(calls) == len(server.sampler.received) == count

@@ -21,8 +21,8 @@ from agents import (
 from openai import AsyncOpenAI, NotFoundError
 from pydantic import BaseModel
 
-from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel, Trajectory, TrajectoryGroup
+from understudy.testing import ScriptedServer
 from understudy.types import new_id
 
 from .rollouts import QUESTIONS, client_for, one_branch, recorded, trained
@@ -49,7 +49,7 @@ def box_size(box: str) -> str:
     return box[::-1]
 
 
-async def test_an_agent_calls_tools(served: ServedGateway) -> None:
+async def test_an_agent_calls_tools(served: ScriptedServer) -> None:
     rollout = new_id("traj")
     async with client_for(served, rollout) as client:
         desk = Agent(
@@ -60,7 +60,7 @@ async def test_an_agent_calls_tools(served: ServedGateway) -> None:
     assert one_branch(recorded(served, rollout, 3))
 
 
-async def test_an_agent_hands_over_to_another(served: ServedGateway) -> None:
+async def test_an_agent_hands_over_to_another(served: ScriptedServer) -> None:
     rollout = new_id("traj")
     async with client_for(served, rollout) as client:
         model = OpenAIChatCompletionsModel("default", client)
@@ -72,7 +72,7 @@ async def test_an_agent_hands_over_to_another(served: ServedGateway) -> None:
     assert system == ["Hand over.", "Add.", "Add."]
 
 
-async def test_a_streamed_agent_ends_with_an_object(served: ServedGateway) -> None:
+async def test_a_streamed_agent_ends_with_an_object(served: ScriptedServer) -> None:
     rollout = new_id("traj")
     async with client_for(served, rollout) as client:
         model = OpenAIChatCompletionsModel("default", client)
@@ -85,7 +85,7 @@ async def test_a_streamed_agent_ends_with_an_object(served: ServedGateway) -> No
     assert [call.constrained for call in calls] == ["response_format", "response_format"]
 
 
-async def test_the_responses_api_is_refused_with_what_to_use(served: ServedGateway) -> None:
+async def test_the_responses_api_is_refused_with_what_to_use(served: ScriptedServer) -> None:
     async with client_for(served, new_id("traj")) as client:
         desk = Agent(name="desk", model=OpenAIResponsesModel("default", client))
         with pytest.raises(NotFoundError, match="Chat Completions"):

@@ -13,8 +13,8 @@ from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.fakes.served_gateway import ServedGateway
 from understudy import TrainableModel
+from understudy.testing import ScriptedServer
 from understudy.types import new_id
 
 from .rollouts import client_for, one_branch, recorded, trained
@@ -45,7 +45,7 @@ def chat(client: Any, name: str = "default") -> OpenAIChatModel:
     return OpenAIChatModel(name, provider=OpenAIProvider(openai_client=client))
 
 
-async def test_an_agent_calls_tools(served: ServedGateway) -> None:
+async def test_an_agent_calls_tools(served: ScriptedServer) -> None:
     rollout = new_id("traj")
     async with client_for(served, rollout) as client:
         desk = Agent(chat(client), instructions="Be brief.", tools=[add])
@@ -54,7 +54,7 @@ async def test_an_agent_calls_tools(served: ServedGateway) -> None:
     assert one_branch(recorded(served, rollout, 3))
 
 
-async def test_a_streamed_agent_calls_tools(served: ServedGateway) -> None:
+async def test_a_streamed_agent_calls_tools(served: ScriptedServer) -> None:
     rollout = new_id("traj")
     async with (
         client_for(served, rollout) as client,
@@ -69,7 +69,7 @@ async def test_a_streamed_agent_calls_tools(served: ServedGateway) -> None:
     ("output", "constrained"),
     [(ToolOutput, "tool_choice"), (NativeOutput, "response_format"), (PromptedOutput, "response_format")],
 )
-async def test_an_agent_ends_with_an_object(served: ServedGateway, output: Any, constrained: str) -> None:
+async def test_an_agent_ends_with_an_object(served: ScriptedServer, output: Any, constrained: str) -> None:
     rollout = new_id("traj")
     async with client_for(served, rollout) as client:
         run = await Agent(chat(client), tools=[add], output_type=output(City)).run(
@@ -81,7 +81,7 @@ async def test_an_agent_ends_with_an_object(served: ServedGateway, output: Any, 
     assert [call.constrained for call in calls] == [constrained, constrained]
 
 
-async def test_an_object_that_does_not_fit_is_asked_for_again(served: ServedGateway) -> None:
+async def test_an_object_that_does_not_fit_is_asked_for_again(served: ScriptedServer) -> None:
     rollout = new_id("traj")
     order = "final_result(city='teal', size='large') then final_result(city='teal', size=7)"
     async with client_for(served, rollout) as client:

@@ -132,7 +132,7 @@ def test_a_step_with_an_excluded_call_is_the_step_without_it(policies: Policies,
     second, expected = gradients(policy, batch_of(without_excluded(groups)), config, 0.02)
     assert first.losses == second.losses
     assert [distance(a, b) for a, b in zip(found, expected, strict=True)] == [0.0, 0.0]
-    assert len(first.first.kept) < sum(len(s.completion_ids) for group in groups for t in group for s in t.samples)
+    assert len(first.old.kept) < sum(len(s.completion_ids) for group in groups for t in group for s in t.samples)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

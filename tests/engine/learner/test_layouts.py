@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from understudy.config import LayoutName
 from understudy.engine.learner.attention import TreeContext, by_runs, tree_attention
 from understudy.engine.learner.cost import ModelShape
-from understudy.engine.learner.layouts import plan
+from understudy.engine.learner.layouts import ComputeRow, _leaf_paths, _packed, plan
 from understudy.engine.learner.policy import Policy
 from understudy.engine.learner.target_logprobs import TargetSettings
 from understudy.engine.protocol import Sample
+from understudy.engine.token_tree import build_tree
 
 VOCABULARY = 29
 LAYOUTS = get_args(LayoutName)
@@ -66,7 +67,12 @@ def as_targets(rows: Sequence[Sample], seed: int) -> TargetSettings:
 
 
 def computed(
-    policy: Policy, rows: Sequence[Sample], layout: LayoutName, row_tokens: int, chunk: int = 512
+    policy: Policy,
+    rows: Sequence[Sample],
+    layout: LayoutName,
+    row_tokens: int,
+    chunk: int = 512,
+    planned: Sequence[ComputeRow] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All logprobs by target number, and the gradient of a fixed random combination of them."""
     targets = as_targets(rows, 3)
@@ -74,7 +80,7 @@ def computed(
     logprobs = torch.full((len(weights),), torch.nan, dtype=torch.float64)
     parameters = list(policy.trainable_parameters().values())
     total = [torch.zeros_like(value) for value in parameters]
-    for row in plan(rows, layout, row_tokens, policy.shape).rows:
+    for row in plan(rows, layout, row_tokens, policy.shape).rows if planned is None else planned:
         values, _, _ = policy.row_logprobs(row, targets, logits_chunk=chunk)
         at = torch.from_numpy(row.target_ids)
         assert torch.isnan(logprobs[at]).all(), "a target was computed twice"
@@ -103,6 +109,45 @@ def test_every_layout_and_split_gives_the_reference_logprobs_and_gradients(
         found, found_gradient = computed(policy, rows, layout, row_tokens, chunk)
         assert distance(found, logprobs) < 1e-10, layout
         assert distance(found_gradient, gradient) < 1e-9, layout
+
+
+@settings(max_examples=EXAMPLES // 6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=calls(), row_tokens=st.sampled_from([20, 4096]))
+def test_leaf_rows_packed_as_a_forest_give_the_logprobs_and_gradients_of_call_rows(
+    policies: Policies, made: Calls, row_tokens: int
+) -> None:
+    policy, rows = policies("qwen2", torch.float64), as_rows(made)
+    paths = _leaf_paths(build_tree(rows))
+    packed = _packed(paths, row_tokens, policy.shape)
+    assert all(row.forest is not None and (row.forest.segments.parent < 0).all() for row in packed)
+    assert all(row.tokens <= max(row_tokens, *(len(path.token_ids) for path in paths)) for row in packed)
+    assert sum(row.tokens for row in packed) == sum(len(path.token_ids) for path in paths)
+    logprobs, gradient = computed(policy, rows, "call_rows", 1)
+    found, found_gradient = computed(policy, rows, "leaf_rows", row_tokens, planned=packed)
+    assert distance(found, logprobs) < 1e-10
+    assert distance(found_gradient, gradient) < 1e-9
+
+
+def test_leaf_rows_of_different_lengths_are_packed_and_those_of_one_length_are_a_batch() -> None:
+    shape = ModelShape(layers=1, heads=1, head_dim=1, linear=10**6, lora=10, head=100, call_flops=1e6)
+    rows = as_rows([([i, *range(2 * i)], [1, 2]) for i in range(1, 9)])
+    [packed] = plan(rows, "leaf_rows", 4096, shape).rows
+    assert packed.forest is not None and len(packed.forest.segments) == 8
+    assert all(row.forest is None for row in plan(rows, "leaf_rows", 4096, shape, tree_refused="a reason").rows)
+    [batch] = plan(as_rows([([i, 1, 2], [1, 2]) for i in range(8)]), "leaf_rows", 4096, shape).rows
+    assert batch.forest is None and batch.token_ids.shape == (8, 5)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(made=calls(), longest=st.integers(1, 60))
+def test_no_forest_is_longer_than_the_models_table_of_positions(made: Calls, longest: int) -> None:
+    rows = as_rows(made)
+    shape = ModelShape(layers=1, heads=1, head_dim=1, linear=1000, lora=10, head=100, longest_row=longest)
+    deepest = max(len(path.token_ids) for path in _leaf_paths(build_tree(rows)))
+    layouts: tuple[LayoutName, ...] = ("tree", "leaf_rows")
+    for layout in layouts:
+        for row in plan(rows, layout, 4096, shape).rows:
+            assert row.forest is None or row.tokens <= max(longest, deepest)
 
 
 @settings(max_examples=EXAMPLES // 6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

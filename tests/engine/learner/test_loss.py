@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from understudy.engine.learner.loss import LOSSES, Clip, Targets, denominators, importance_weights
+from understudy.engine.learner.loss import LOSSES, Clip, Targets, divisors, importance_weights
 
 TRL = json.loads(Path(__file__).with_name("trl_losses.json").read_text("utf-8"))
 NAMES = sorted(LOSSES)
@@ -31,15 +32,34 @@ def test_a_loss_and_its_gradient_equal_trls(case: dict[str, Any]) -> None:
     targets = Targets(
         old=old,
         advantages=torch.tensor(case["advantages"], dtype=torch.float64)[trajectory],
-        weights=1 / denominators(case["loss"], trajectory, case["max_tokens"]),
+        inverse_divisors=1 / divisors(case["loss"], trajectory, case["max_tokens"]),
         importance=importance_weights(old, sampler, case["cap"]),
         sequence=trajectory,
-        reference=padded(case["reference"], mask) if case["kl_coef"] else None,
+        base=padded(case["reference"], mask) if case["kl_coef"] else None,
     )
     clip = Clip(case["low"], case["high"], case["kl_coef"])
     gradient = LOSSES[case["loss"]](padded(case["current"], mask), targets, clip)
     assert float(gradient.value) == pytest.approx(case["value"], rel=1e-6, abs=1e-9)
     torch.testing.assert_close(gradient.coefficients, padded(case["gradient"], mask), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_token_far_below_the_base_has_a_bounded_kl_term_without_gradient(name: str) -> None:
+    """d = 2 has k3 = 4.4, d = 12 has 162,742."""
+    base = torch.tensor([-1.0, -1.0], dtype=torch.float64)
+    current = base - torch.tensor([2.0, 12.0], dtype=torch.float64)
+    targets = Targets(
+        old=current,
+        advantages=torch.zeros(2, dtype=torch.float64),
+        inverse_divisors=torch.ones(2, dtype=torch.float64),
+        importance=torch.ones(2, dtype=torch.float64),
+        sequence=torch.tensor([0, 1]),
+        base=base,
+    )
+    output = LOSSES[name](current, targets, Clip(0.2, 0.2, kl_coef=0.5))
+    assert float(output.value) == pytest.approx(0.5 * (math.exp(2) - 3 + 10))
+    torch.testing.assert_close(output.coefficients, torch.tensor([0.5 * (1 - math.exp(2)), 0.0], dtype=torch.float64))
+    assert output.kl is not None and float(output.kl[1]) == pytest.approx(math.exp(12) - 13)
 
 
 def test_the_reference_values_come_from_trl_1_4_and_touch_every_branch() -> None:
@@ -120,10 +140,10 @@ def test_a_loss_and_its_gradient_equal_the_published_formula(
     targets = Targets(
         old=old[mask],
         advantages=x["advantage"][trajectory],
-        weights=1 / denominators(key, trajectory, 9),
+        inverse_divisors=1 / divisors(key, trajectory, 9),
         importance=importance_weights(old[mask], x["sampler"][mask], cap),
         sequence=trajectory * 3 + x["calls"][mask] if name == "gspo-call" else trajectory,
-        reference=x["reference"][mask] if kl else None,
+        base=x["reference"][mask] if kl else None,
     )
     gradient = LOSSES[key](x["now"].detach()[mask], targets, Clip(0.15, high, kl))
     torch.testing.assert_close(gradient.value, expected.detach(), rtol=1e-9, atol=1e-12)
@@ -136,15 +156,15 @@ def test_a_loss_and_its_gradient_equal_the_published_formula(
 
 def test_denominators_of_two_trajectories_with_three_and_one_tokens() -> None:
     trajectory = torch.tensor([0, 0, 0, 1])
-    assert denominators("grpo", trajectory, 5).tolist() == [6, 6, 6, 2]
-    assert denominators("gspo", trajectory, 5).tolist() == [6, 6, 6, 2]
-    assert denominators("dapo", trajectory, 5).tolist() == [4, 4, 4, 4]
-    assert denominators("cispo", trajectory, 5).tolist() == [4, 4, 4, 4]
-    assert denominators("dr_grpo", trajectory, 5).tolist() == [10, 10, 10, 10]
+    assert divisors("grpo", trajectory, 5).tolist() == [6, 6, 6, 2]
+    assert divisors("gspo", trajectory, 5).tolist() == [6, 6, 6, 2]
+    assert divisors("dapo", trajectory, 5).tolist() == [4, 4, 4, 4]
+    assert divisors("cispo", trajectory, 5).tolist() == [4, 4, 4, 4]
+    assert divisors("dr_grpo", trajectory, 5).tolist() == [10, 10, 10, 10]
 
 
 def test_a_trajectory_without_sampled_tokens_is_no_part_of_the_mean() -> None:
-    assert denominators("grpo", torch.tensor([0, 2]), 5).tolist() == [2, 2]
+    assert divisors("grpo", torch.tensor([0, 2]), 5).tolist() == [2, 2]
 
 
 def test_the_importance_weight_is_truncated_and_one_where_the_sampler_gave_no_logprob() -> None:
@@ -155,10 +175,21 @@ def test_the_importance_weight_is_truncated_and_one_where_the_sampler_gave_no_lo
     assert importance_weights(old, sampler, None).tolist() == [1.0, 1.0, 1.0]
 
 
+def test_a_gspo_token_has_its_own_advantage_and_its_sequences_mean_importance_weight() -> None:
+    advantages = torch.tensor([1.0, 1.0, -0.5, 2.0], dtype=torch.float64)
+    importance = torch.tensor([0.5, 1.0, 1.5, 0.8], dtype=torch.float64)
+    old, sequence = torch.full_like(advantages, -2.0), torch.tensor([0, 0, 0, 1])
+    targets = Targets(old, advantages, 1 / divisors("gspo", sequence, 9), importance, sequence)
+    gradient = LOSSES["gspo"](old + 0.1, targets, Clip(0.2, 0.2))
+    mean = torch.tensor([1.0, 1.0, 1.0, 0.8], dtype=torch.float64)
+    expected = -mean * math.exp(0.1) * advantages / divisors("gspo", sequence, 9)
+    torch.testing.assert_close(gradient.coefficients, expected, rtol=1e-12, atol=0)
+
+
 def test_a_clipped_token_has_no_gradient_in_grpo_and_keeps_one_in_cispo() -> None:
     one = torch.ones(1, dtype=torch.float64)
     targets = Targets(
-        old=-2 * one, advantages=one, weights=one, importance=one, sequence=torch.zeros(1, dtype=torch.int64)
+        old=-2 * one, advantages=one, inverse_divisors=one, importance=one, sequence=torch.zeros(1, dtype=torch.int64)
     )
     now = torch.tensor([-1.0], dtype=torch.float64)  # ratio e
     clipped = LOSSES["grpo"](now, targets, Clip(0.2, 0.2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.engine.learner.tiny_models import VOCABULARY, warm, write_base
 from understudy.config import LayoutName, LoraOptions
+from understudy.engine.learner import attention
 from understudy.engine.learner.layouts import plan
 from understudy.engine.learner.mask_probe import mask_probe
 from understudy.engine.learner.policy import Policy
@@ -191,14 +193,62 @@ def test_a_model_that_ignores_the_tree_is_found_by_the_probe_and_planned_on_plai
     assert made.refused is not None and "mask probe" in made.refused
 
 
-def test_a_sliding_window_refuses_the_tree_and_keeps_its_window(tmp_path: Path) -> None:
+def test_an_error_on_a_tree_is_a_refusal_and_plain_rows_are_planned(
+    base: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object) -> None:
+        raise AttributeError("no rotary_emb")
+
+    policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4))
+    monkeypatch.setattr(attention, "_chosen", failing)
+    probe = mask_probe(policy)
+    assert not probe.ok and policy.tree_difference is None
+    assert policy.tree_refused == "a tree raises AttributeError: no rotary_emb"
+    assert plan(every_token(), "tree", 4096, policy.shape, tree_refused=policy.tree_refused).layout != "tree"
+
+
+def test_a_tree_whose_backward_pass_is_wrong_is_refused_though_its_logprobs_agree(
+    base: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = attention._flash_backward
+
+    def wrong(*arguments: object, **options: object) -> list[torch.Tensor]:
+        return [2 * part for part in right(*arguments, **options)]
+
+    policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4))
+    monkeypatch.setattr(attention, "_flash_backward", wrong)
+    probe = mask_probe(policy)
+    assert not probe.ok and probe.max_difference < 1e-3
+    assert re.match(r"the gradients of tree and plain rows differ by [\d.]+ of their norm", probe.reason or "")
+    assert all(value.grad is None for value in policy.trainable_parameters().values())
+
+
+def test_a_layer_that_computes_another_attention_is_refused_even_where_its_logprobs_agree(
+    base: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4))
+    monkeypatch.setattr(policy, "shape", replace(policy.shape, layers=policy.shape.layers + 1))
+    probe = mask_probe(policy)
+    assert not probe.ok and probe.max_difference < 1e-3
+    assert probe.reason == "4 of 6 attention layers of the mask probe ran on the tree"
+
+
+def test_a_window_longer_than_the_probe_is_refused(
+    base: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4))
+    monkeypatch.setattr(Policy, "window", 8193)
+    assert mask_probe(policy).reason == "a sliding window of 8193 tokens is longer than the mask probe's 8192"
+
+
+@pytest.mark.parametrize("layout", ["tree", "leaf_rows", "call_rows"])
+def test_a_sliding_window_is_kept_on_every_layout(tmp_path: Path, layout: LayoutName) -> None:
     folder = write_base(
         tmp_path / "base", "qwen2", use_sliding_window=True, sliding_window=3, max_window_layers=0, num_hidden_layers=2
     )
     policy = Policy.load(folder, LoraOptions(r=2, alpha=4))
-    assert not mask_probe(policy).ok
-    assert "sliding_attention" in (policy.tree_refused or "")
-    made = plan(every_token(), "auto", 4096, policy.shape, tree_refused=policy.tree_refused)
+    assert mask_probe(policy).ok
+    made = plan(every_token(), layout, 4096, policy.shape, tree_refused=policy.tree_refused)
     chosen = settings(np.arange(VOCABULARY))
     (row,) = made.rows
     with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -254,3 +255,8 @@ def test_attention_that_drops_the_tree_is_refused_in_the_facts_the_log_and_the_m
     metrics = event.result.metrics
     assert metrics["layout/probe_difference"] > 0.01
     assert (metrics["layout/tree_refused"], metrics["layout/tree"]) == (1.0, 0.0)
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.search(r"step 1: [\d,]+ tokens computed as (leaf|call)_rows; the token tree is refused: the mask", line)
+    assert [each for each in event.result.warnings if "instead of the token tree: the mask probe differs" in each]
+    again = service.answer(command(tmp_path, random_groups(1), 1))
+    assert isinstance(again, Trained) and not [each for each in again.result.warnings if "token tree" in each]

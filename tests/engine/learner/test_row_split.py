@@ -80,7 +80,7 @@ def test_split_rows_equal_unsplit_ones(policies: Policies, loss: LossName, layou
     )
     assert (found.entered, found.clipped) == (whole.entered, whole.clipped)
     assert found.kl_sum == pytest.approx(whole.kl_sum)
-    torch.testing.assert_close(found.first.logprobs, whole.first.logprobs)
+    torch.testing.assert_close(found.old.logprobs, whole.old.logprobs)
     assert all(value.grad is None for value in policy.trainable_parameters().values())  # gone after a step
 
 

@@ -34,15 +34,15 @@ class Lab:
         self.learner = Learner(Policy.load(base, LoraOptions(), threads=1), "toy", self.events.append)
         self.batch: TrainBatch | None = None
         self.outcome: StepTotals | None = None
-        trace = learner_module.trace
+        inner = learner_module.make_token_file
 
         def seen(
             command: TrainCommand, job: object, batch: TrainBatch, outcome: StepTotals, forks: object
         ) -> TokenFile:
             self.batch, self.outcome = batch, outcome
-            return trace(command, job, batch, outcome, forks)  # type: ignore[arg-type]
+            return inner(command, job, batch, outcome, forks)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(learner_module, "trace", seen)
+        monkeypatch.setattr(learner_module, "make_token_file", seen)
 
     @property
     def folder(self) -> Path:
@@ -92,19 +92,19 @@ def test_the_file_equals_the_learners_arrays_token_by_token(lab: Lab, config: Tr
     assert batch is not None and outcome is not None
     assert tokens.token_ids.tolist() == batch.settings.token_ids.tolist()
     assert tokens.advantages.tolist() == batch.advantages.tolist()
-    assert tokens.logprobs.astype(np.float64).tolist() == outcome.first.logprobs.tolist()  # computed in float32
-    np.testing.assert_allclose(tokens.entropy, outcome.first.entropy.numpy(), rtol=1e-3)
+    assert tokens.logprobs.astype(np.float64).tolist() == outcome.old.logprobs.tolist()  # computed in float32
+    np.testing.assert_allclose(tokens.entropy, outcome.old.entropy.numpy(), rtol=1e-3)
     np.testing.assert_allclose(tokens.coefficients, outcome.last.coefficients.numpy(), rtol=1e-6)
-    assert ((tokens.flags & TRAINED) > 0).tolist() == outcome.first.kept.tolist()
+    assert ((tokens.flags & TRAINED) > 0).tolist() == outcome.old.kept.tolist()
     assert ((tokens.flags & CLIPPED) > 0).tolist() == outcome.last.clipped.tolist()
     if config.epsilon == 0.01:
         assert outcome.last.clipped.any()
     sampler = torch.from_numpy(batch.sampler)
     used = ~torch.isnan(sampler)
     ratios = torch.from_numpy(tokens.ratios)[used]
-    weights = importance_weights(outcome.first.logprobs, sampler, 1e9)[used]
+    weights = importance_weights(outcome.old.logprobs, sampler, 1e9)[used]
     assert ratios.tolist() == pytest.approx(weights.tolist(), rel=1e-12)
-    moved = torch.exp(outcome.last.logprobs - outcome.first.logprobs)
+    moved = torch.exp(outcome.last.logprobs - outcome.old.logprobs)
     assert tokens.update_ratios.tolist() == pytest.approx(moved.tolist(), rel=1e-6)
 
 

@@ -6,14 +6,14 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.fakes.served_gateway import ServedGateway
+from understudy.testing import ScriptedServer
 
 from .apps import DEAD
 from .policy import Policy
 
 
 @pytest.fixture
-def policy(obedient: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> Generator[Policy]:
+def policy(obedient: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Generator[Policy]:
     """The policy, in an environment in which models that an app makes by name cannot be reached either."""
     for provider in ("OPENAI", "ANTHROPIC", "GROQ"):
         monkeypatch.setenv(f"{provider}_API_KEY", "unused")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from tests.fakes.acting_sampler import Body
-from tests.fakes.served_gateway import ServedGateway
 from understudy import RemoteBackend, TrainableModel, Trajectory
+from understudy.testing import ScriptedServer
+from understudy.testing.asgi import Body
 from understudy.types import Call, CallOrigin, CallStatus
 from understudy_langgraph import capture
 
@@ -19,7 +19,7 @@ from understudy_langgraph import capture
 class Rollout:
     """A captured block, sync or async, and what came of it."""
 
-    def __init__(self, server: ServedGateway, model: TrainableModel, **options: Any) -> None:
+    def __init__(self, server: ScriptedServer, model: TrainableModel, **options: Any) -> None:
         self.trajectory = Trajectory()
         self._server = server
         self._scope = capture(model, trajectory=self.trajectory, **options)
@@ -72,7 +72,7 @@ class Rollout:
 class Policy:
     """The trainable model, and rollouts on it."""
 
-    def __init__(self, server: ServedGateway) -> None:
+    def __init__(self, server: ScriptedServer) -> None:
         self.server = server
         self.model = TrainableModel(name="policy", base_model="tiny", backend=RemoteBackend(server.url))
 

@@ -13,7 +13,7 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import create_react_agent
 
-from tests.fakes.scripted_server import says, scripted_server
+from understudy.testing import says, scripted_llm
 from understudy_langgraph import observe, trainable
 
 from .apps import add, asked, double, last, own_model
@@ -48,13 +48,13 @@ def test_a_supervisor_and_its_react_agents(policy: Policy, require: Require) -> 
 
 def test_a_supervisor_is_selected_and_served_by_its_name(policy: Policy, require: Require) -> None:
     app = supervised(require)
-    with scripted_server(lambda body: says("mine")) as own:
+    with scripted_llm([says("mine")]) as own:
         adder = create_react_agent(own_model(base_url=own.url), [add], name="adder")
         supervisor = package("langgraph_supervisor", require)
         app = supervisor.create_supervisor([adder], model=own_model(), supervisor_name="boss").compile()
         trained = trainable(app, model=policy.model, reward="logged", select={"agent": "boss"}).trained()
         state = trained.invoke(asked("transfer_to_adder()"))
-        assert [request.body["model"] for request in own.received] == ["gpt-4.1-mini"]
+        assert [request.body["model"] for request in own.requests] == ["gpt-4.1-mini"]
     assert last(state).startswith("the tools said")
 
 
@@ -104,7 +104,7 @@ def test_trained_apps_are_selected_by_agent(policy: Policy, build: Any) -> None:
 
 
 def test_an_observation_knows_the_agents(policy: Policy) -> None:
-    with scripted_server(lambda body: says("mine")) as own, observe(select={"agent": "desk"}) as seen:
+    with scripted_llm([says("mine")]) as own, observe(select={"agent": "desk"}) as seen:
         create_react_agent(own_model(base_url=own.url), [add], name="desk").invoke(asked("hi"))
         create_react_agent(own_model(base_url=own.url), [add], name="other").invoke(asked("hi"))
     assert [call["agent"] for call in seen.metadata["calls"]] == ["desk"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,8 +9,8 @@ from deepagents import create_deep_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from tests.fakes.scripted_server import calls, says, scripted_server
 from understudy import TrainableModel
+from understudy.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
 from understudy_langgraph import trainable
 
 from .apps import add, asked, double, last, own_model
@@ -56,15 +55,15 @@ def test_a_deep_agent_on_a_model_named_by_a_string(policy: Policy) -> None:
 
 
 def test_only_the_sub_agent_goes_to_the_policy(policy: Policy) -> None:
-    def lead(body: dict[str, Any]) -> dict[str, Any]:
-        if body["messages"][-1]["role"] == "tool":
+    def lead(request: LlmRequest) -> LlmReply:
+        if request.messages[-1]["role"] == "tool":
             return says("thank you")
-        return calls("task", json.dumps({"description": "add(a=1, b=2)", "subagent_type": "adder"}))
+        return calls_tool("task", {"description": "add(a=1, b=2)", "subagent_type": "adder"})
 
-    with scripted_server(lead) as own, policy.rollout(select={"agent": "adder"}) as made:
+    with scripted_llm(lead) as own, policy.rollout(select={"agent": "adder"}) as made:
         assert last(deep_agent(own_model(base_url=own.url)).invoke(asked("three, please"))) == "thank you"
     assert [origin.agent for origin in origins(made.calls(2))] == ["adder", "adder"]
-    assert len(own.received) == 2
+    assert len(own.requests) == 2
 
 
 def test_a_deep_agent_that_waits_for_a_person_goes_on_where_it_was(policy: Policy) -> None:

@@ -12,8 +12,8 @@ from langchain_openai import OpenAIEmbeddings
 from langgraph.graph import START, MessagesState, StateGraph
 from openai import AsyncOpenAI, OpenAI
 
-from tests.fakes.scripted_server import says, scripted_server
 from understudy.errors import LeakError
+from understudy.testing import says, scripted_llm
 from understudy_langgraph import observe
 
 from .apps import add, asked, last, own_model
@@ -49,7 +49,7 @@ async def test_a_raw_async_client_that_streams_is_named(policy: Policy) -> None:
 
 
 def test_a_raw_client_may_be_warned_of(policy: Policy) -> None:
-    with scripted_server(lambda body: says("mine")) as own:
+    with scripted_llm([says("mine")]) as own:
 
         def node(state: MessagesState) -> dict[str, Any]:
             client = OpenAI(base_url=own.url)
@@ -73,13 +73,13 @@ def test_a_raw_client_may_be_warned_of(policy: Policy) -> None:
     ],
 )
 def test_a_request_to_a_model_that_is_no_llm_is_no_leak(policy: Policy, path: str, body: Any) -> None:
-    with scripted_server(lambda body: says("")) as own, policy.rollout() as made:
+    with scripted_llm([says("")]) as own, policy.rollout() as made:
         assert httpx.post(f"{own.url}/{path}", json=body).status_code == 200
     made.calls(0)
 
 
 def test_an_app_that_looks_things_up_by_embeddings(policy: Policy) -> None:
-    with scripted_server(lambda body: says("")) as own:
+    with scripted_llm([says("")]) as own:
 
         def node(state: MessagesState) -> dict[str, Any]:
             embeddings = OpenAIEmbeddings(base_url=own.url, check_embedding_ctx_length=False, max_retries=0)

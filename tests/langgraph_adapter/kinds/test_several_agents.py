@@ -13,8 +13,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, create_react_agent
 from langgraph.types import Command
 
-from tests.fakes.scripted_server import says, scripted_server
 from understudy.client.capture import histories_of
+from understudy.testing import says, scripted_llm
 from understudy.types import CallOrigin
 from understudy_langgraph import capture
 
@@ -167,12 +167,12 @@ def test_two_models_of_which_one_is_selected(policy: Policy, selected_by: str) -
         facts = {"node": origin.node == "write", "tag": "writing" in origin.tags, "name": origin.model == "gpt-writer"}
         return facts[selected_by]
 
-    with scripted_server(lambda body: says("not bad")) as own, policy.rollout(select=select) as made:
+    with scripted_llm([says("not bad")]) as own, policy.rollout(select=select) as made:
         state = two_models(own.url).invoke(asked("a poem"))
     assert [message.text for message in state["messages"]] == ["a poem", "heard: a poem", "not bad"]
     made.calls(1)
-    assert [request.body["model"] for request in own.received] == ["gpt-critic"]
-    assert "x-understudy-trajectory" not in own.received[0].headers
+    assert [request.body["model"] for request in own.requests] == ["gpt-critic"]
+    assert "x-understudy-trajectory" not in own.requests[0].headers
 
 
 def test_nested_captures_of_which_the_innermost_that_selects_a_call_has_it(policy: Policy) -> None:
@@ -198,7 +198,7 @@ async def test_nested_captures_give_the_calls_back_to_the_outer_one(policy: Poli
 
 
 def test_a_model_inside_one_capture_is_left_alone_after_it(policy: Policy) -> None:
-    with scripted_server(lambda body: says("mine")) as own:
+    with scripted_llm([says("mine")]) as own:
         model = own_model(base_url=own.url)
         with capture(policy.model) as trajectory:
             assert model.invoke("hi").text == "heard: hi"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,13 +24,9 @@ from understudy.engine.inference.chat.tool_calls import (
     read_mistral,
 )
 from understudy.errors import EngineError
-from understudy.server.calls.chat_exchange import (  # pyright: ignore[reportPrivateUsage]
-    _engine_error,
-    _events,
-    _object,
-    _understood,
-)
+from understudy.server.calls.chat_exchange import _engine_error  # pyright: ignore[reportPrivateUsage]
 from understudy.server.calls.chat_request import ChatRequest
+from understudy.server.calls.event_stream import EventStream, json_object, understood
 from understudy.server.calls.sampled_answer import Sampled
 from understudy.server.errors import ApiError
 from understudy.server.sampler.answer_limits import AnswerLimits
@@ -100,22 +95,22 @@ class Body:
 
     def __init__(self, pieces: list[bytes]) -> None:
         self.content = self
-        self._pieces = pieces
+        self._pieces = list(pieces)
 
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        for piece in self._pieces:
-            yield piece
+    async def readany(self) -> bytes:
+        return self._pieces.pop(0) if self._pieces else b""
 
 
 async def read_stream(pieces: list[bytes]) -> tuple[str, Sampled]:
     """How it ended, and what was sampled."""
     sampled = Sampled(AnswerLimits(choices=2, tokens=50, bytes=100_000))
     try:
-        async for events in _events(cast(Any, Body(pieces)), sampled.limits.bytes):
-            for chunk in map(_object, events):
+        stream = EventStream(cast(Any, Body(pieces)), sampled.limits.bytes)
+        while (events := await stream.next()) is not None:
+            for chunk in map(json_object, events):
                 if "error" in chunk:
                     raise _engine_error(chunk)
-                _understood(sampled.add_chunk, chunk)
+                understood(sampled.add_chunk, chunk)
         sampled.check()
         ending = "whole"
     except (EngineError, ApiError) as error:

@@ -212,3 +212,23 @@ def test_vllm_is_asked_for_plain_lists_of_logprobs_unless_the_client_wants_them(
     own = sent.get("vllm_xargs")
     assert asked(vllm) == {**(own or {}), "flat_logprobs": 1}
     assert asked(vllm, logprobs=True) == asked(vllm, recorded=False) == asked(Quirks()) == own
+
+
+@pytest.mark.parametrize(
+    "fields, block",
+    [
+        ({"stream": True}, 8),
+        ({"stream": True, "tools": []}, 8),
+        ({"stream": True, "tools": [{"type": "function", "function": {"name": "look"}}]}, None),
+        ({"stream": True, "tools": [{"type": "function", "function": {"name": "look"}}], "tool_choice": "none"}, None),
+        ({}, None),
+    ],
+)
+def test_vllm_is_asked_for_blocks_of_tokens_in_streams_without_tools(
+    fields: dict[str, Json], block: int | None
+) -> None:
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields})
+    vllm = ChatRequest.parse(body, {}, quirks=Quirks(stream_blocks=True))
+    assert vllm.payload("base", 8).get("stream_interval") == block
+    assert "stream_interval" not in vllm.payload("base")
+    assert "stream_interval" not in ChatRequest.parse(body, {}).payload("base", 8)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.fakes.gateway import Gateway, gateway_over
-from tests.fakes.scripted_sampler import ScriptedSampler
 from understudy.server.calls import chat_exchange
 from understudy.server.sampler import answer_limits
+from understudy.testing import ScriptedSampler
 from understudy.types import CallStatus
 from understudy.wire import Health
 
@@ -99,7 +99,7 @@ def messages_of(text: str) -> str:
 
 WRONG: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "an index twice": ([choice(0), choice(0)], {"n": 2}, "choice 0 twice"),
-    "five choices for one": ([choice(at) for at in range(5)], {}, "index 1 where 1 were asked for"),
+    "five choices for one": ([choice(at) for at in range(5)], {}, "index 1 although n is 1"),
     "an index beyond the database": ([choice(2**63)], {}, "the index 9223372036854775808"),
     "a negative index": ([choice(-1)], {}, "the index -1"),
     "an index that is text": ([choice("0")], {}, "the index 0"),
@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "a logprob above 0": ([choice(logprobs={"content": [{"logprob": 0.5}, {"logprob": -1}]})], {}, "a logprob above 0"),
     "a logprob too few": ([choice(logprobs={"content": [{"logprob": -1}]})], {}, "1 logprobs for 2 tokens"),
     "a logprob too many": ([choice(token_ids=[5])], {}, "2 logprobs for 1 tokens"),
-    "more tokens than asked for": ([choice()], {"max_tokens": 1}, "2 tokens where 1 were asked for"),
+    "more tokens than asked for": ([choice()], {"max_tokens": 1}, "2 tokens although max_tokens is 1"),
     "a finish reason that is a number": ([choice(finish_reason=5)], {}, "finish_reason is a string"),
     "a finish reason of any length": ([choice(finish_reason="x" * 99)], {}, "finish_reason is a string"),
     "no finish reason": ([choice(finish_reason=None)], {}, "no finish_reason"),
@@ -131,13 +131,13 @@ async def test_an_answer_that_does_not_fit_is_a_failed_call_that_names_the_fault
 
 
 STREAMED: dict[str, tuple[bytes, str]] = {
-    "an index that was not asked for": (events(delta(1)), "index 1 where 1 were asked for"),
+    "an index that was not asked for": (events(delta(1)), "index 1 although n is 1"),
     "an index of 2^70": (events(delta()).replace(b'"index": 0', b'"index": 1180591620717411303424'), "index"),
     "a tool call of index 3,000,000": (events(delta(delta={"tool_calls": [{"index": 3_000_000}]})), "index 3000000"),
     "a tool call of index -1": (events(delta(delta={"tool_calls": [{"index": -1}]})), "index -1"),
     "a logprob above 0": (events(delta(logprobs={"content": [{"logprob": 1.0}]})), "a logprob above 0"),
     "tokens past the end": (events(delta(finish_reason="stop"), delta()), ""),
-    "more tokens than asked for": (events(*(delta() for _ in range(4))), "4 tokens where 3 were asked for"),
+    "more tokens than asked for": (events(*(delta() for _ in range(4))), "4 tokens although max_tokens is 3"),
     "no end": (events(delta()), "not all of them finished"),
 }
 

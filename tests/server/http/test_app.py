@@ -128,7 +128,7 @@ def test_a_taken_port_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
         done = start("--port", str(port), folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        f"understudy: port {port} on 127.0.0.1 is taken by another program; give another --port (0 takes a free one)"
+        f"understudy: port {port} on 127.0.0.1 is taken by another program; choose another --port (0 takes a free one)"
     )
 
 

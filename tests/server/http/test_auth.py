@@ -41,10 +41,10 @@ def test_a_page_that_rebinds_its_name_to_loopback_is_refused(host: str) -> None:
 
 def test_beyond_loopback_a_key_is_made_once_and_kept_for_the_owner_only(tmp_path: Path) -> None:
     first = key_for("0.0.0.0", None, tmp_path)
-    assert first is not None and first.made and len(first.text) > 40
+    assert first is not None and first.is_new and len(first.text) > 40
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
     again = key_for("0.0.0.0", None, tmp_path)
-    assert again is not None and not again.made and again.text == first.text
+    assert again is not None and not again.is_new and again.text == first.text
 
 
 def test_a_kept_key_that_others_may_read_is_closed_again(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ import pytest
 import uvicorn
 
 from tests.fakes.gateway import gateway_over
-from tests.fakes.scripted_sampler import scripted_sampler
 from understudy.server.http import app
 from understudy.server.http.auth import Guard
-from understudy.server.http.bounded_protocol import BoundedProtocol, Door, DoorLimits
+from understudy.server.http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
+from understudy.testing import scripted_sampler
 
 KEY = {"authorization": "Bearer the-key"}
-LIMITS = DoorLimits(
-    head_seconds=0.5, body_seconds=0.3, body_rate=10_000, linger_seconds=0.2, connections=12, strangers=4
+LIMITS = ConnectionLimits(
+    head_seconds=0.5, body_seconds=0.3, body_rate=10_000, linger_seconds=0.2, connections=12, unadmitted=4
 )
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
 
@@ -31,8 +31,8 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: applicat
 class Bounded:
     """A server with a key behind bounds that are small. `http` has the key."""
 
-    def __init__(self, address: tuple[str, int], http: httpx.AsyncClient, door: Door) -> None:
-        self.address, self.http, self.door = address, http, door
+    def __init__(self, address: tuple[str, int], http: httpx.AsyncClient, limiter: ConnectionLimiter) -> None:
+        self.address, self.http, self.limiter = address, http, limiter
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(*self.address)
@@ -65,19 +65,19 @@ class Bounded:
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Bounded]:
     async with scripted_sampler() as scripted, gateway_over(scripted, tmp_path) as gateway:
-        door = Door(LIMITS)
+        limiter = ConnectionLimiter(LIMITS)
         async with (
-            behind(app.build(gateway.services, Guard("the-key")), door) as address,
+            behind(app.build(gateway.services, Guard("the-key")), limiter) as address,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{address[1]}", headers=KEY, trust_env=False) as http,
         ):
-            yield Bounded(address, http, door)
-        assert door.open == 0
+            yield Bounded(address, http, limiter)
+        assert limiter.open == 0
 
 
 @asynccontextmanager
-async def behind(application: Any, door: Door) -> AsyncIterator[tuple[str, int]]:
+async def behind(application: Any, limiter: ConnectionLimiter) -> AsyncIterator[tuple[str, int]]:
     listener = socket.create_server(("127.0.0.1", 0))
-    protocol: Any = partial(BoundedProtocol, door=door)
+    protocol: Any = partial(BoundedProtocol, limiter=limiter)
     config = uvicorn.Config(application, log_config=None, access_log=False, lifespan="off", ws="none", http=protocol)
     config.timeout_graceful_shutdown = 1
     config.timeout_keep_alive = 3
@@ -174,12 +174,12 @@ async def test_the_framing_of_a_body_is_bounded(server: Bounded) -> None:
 
 
 async def test_a_peer_has_few_connections_until_one_of_its_requests_may_pass(server: Bounded) -> None:
-    strangers = [await server.connect() for _ in range(4)]
+    unadmitted = [await server.connect() for _ in range(4)]
     try:
         await asyncio.sleep(0.05)
         assert error_of((await server.sent(b""))[0]) == (503, "too_many_connections")
     finally:
-        for _, writer in strangers:
+        for _, writer in unadmitted:
             await closed(writer)
     await asyncio.sleep(0.05)
     await answers(server)  # this client's connection is admitted, and stays open
@@ -187,7 +187,7 @@ async def test_a_peer_has_few_connections_until_one_of_its_requests_may_pass(ser
     try:
         for client in known:
             assert (await client.get("/v1/models")).status_code == 200
-        assert server.door.open == 9
+        assert server.limiter.open == 9
         unkeyed = [await server.connect() for _ in range(3)]
         await asyncio.sleep(0.05)
         assert error_of((await server.sent(b""))[0]) == (503, "too_many_connections")
@@ -201,10 +201,10 @@ async def test_a_peer_has_few_connections_until_one_of_its_requests_may_pass(ser
 async def test_health_needs_no_key_and_admits_nobody(server: Bounded) -> None:
     async with httpx.AsyncClient(base_url=str(server.http.base_url), trust_env=False) as stranger:
         assert (await stranger.get("/health")).status_code == 200
-        assert sum(server.door._strangers.values()) == 1
+        assert sum(server.limiter._unadmitted.values()) == 1
         assert (await stranger.get("/v1/models")).status_code == 401
         assert (await stranger.get("/v1/models", headers=KEY)).status_code == 200
-        assert not server.door._strangers
+        assert not server.limiter._unadmitted
 
 
 async def test_many_requests_on_one_connection_are_answered_in_order(server: Bounded) -> None:

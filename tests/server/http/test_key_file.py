@@ -40,7 +40,7 @@ def test_keys_are_rotated_by_their_file_without_a_restart(
 def test_a_restart_takes_the_first_key_of_several(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("# mine\nfirst\nsecond\n")
     key = key_for("0.0.0.0", None, tmp_path)
-    assert key is not None and (key.text, key.made) == ("first", False)
+    assert key is not None and (key.text, key.is_new) == ("first", False)
 
 
 def test_a_directory_that_others_could_read_is_closed_at_the_start(

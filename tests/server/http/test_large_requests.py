@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.fakes.gateway import Gateway, gateway_over
-from tests.fakes.scripted_sampler import scripted_sampler
 from understudy.client.http import _batches  # pyright: ignore[reportPrivateUsage]
 from understudy.server.http.json_body import MAX_OTHER_BYTES
 from understudy.server.loop_lag import LoopLag
+from understudy.testing import scripted_sampler
 from understudy.wire import FINISHED_AT_ONCE, GROUPS_AT_ONCE, TrajectoryRecord
 
 TYPED = {"content-type": "application/json"}
@@ -106,7 +106,7 @@ def test_a_client_finishes_in_batches_that_the_server_takes() -> None:
 
 
 async def test_the_lag_of_the_loop_is_measured_inside() -> None:
-    lag = LoopLag()
+    lag = LoopLag(tick=0.05)
     watching = asyncio.create_task(lag.watch())
     assert lag.p99() == 0
     await asyncio.sleep(0.12)

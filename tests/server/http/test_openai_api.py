@@ -15,8 +15,8 @@ import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.fakes.gateway import Gateway
-from tests.fakes.scripted_sampler import Choice, Turn
-from understudy.server.http.openai_api import Chats
+from understudy.server.http.openai_api import ChatCompletions
+from understudy.testing import ScriptedChoice, ScriptedCompletion
 from understudy.types import Call, CallOutput, CallStatus
 from understudy.wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 
@@ -132,8 +132,8 @@ async def test_asking_to_be_recorded_opens_a_trajectory_for_each_call(gateway: G
 
 
 async def test_several_choices_are_one_call_each_with_its_mark(gateway: Gateway) -> None:
-    turn = Turn((Choice(), Choice(("No",), ((21,),), ((-1.0,),), "length")))
-    gateway.sampler.turns.extend([turn, turn])
+    turn = ScriptedCompletion((ScriptedChoice(), ScriptedChoice(("No",), ((21,),), ((-1.0,),), "length")))
+    gateway.sampler.completions.extend([turn, turn])
     whole = (await gateway.chat(T1, n=2)).json()
     streamed = events(await gateway.chat({TRAJECTORY_HEADER: "t2"}, n=2, stream=True))
     finishing = [item for chunk in streamed for item in chunk["choices"] if item["finish_reason"]]
@@ -147,14 +147,14 @@ async def test_several_choices_are_one_call_each_with_its_mark(gateway: Gateway)
 
 async def test_what_a_client_drops_is_recorded_all_the_same(gateway: Gateway) -> None:
     raw = '{"b": 1,\n "a": "\\u00e9"}'
-    choice = Choice(
+    choice = ScriptedChoice(
         pieces=(raw[:5], raw[5:]),
         token_ids=((5,), (6, 7)),
         logprobs=((-1.0,), (-2.0, -3.0)),
         finish_reason="tool_calls",
     )
-    turn = Turn((Choice((raw,), ((5, 6, 7),), ((-1.0, -2.0, -3.0),), "tool_calls", ("f", raw)),))
-    gateway.sampler.turns.extend([turn, Turn((replace(choice, tool_call=("f", raw)),))])
+    turn = ScriptedCompletion((ScriptedChoice((raw,), ((5, 6, 7),), ((-1.0, -2.0, -3.0),), "tool_calls", ("f", raw)),))
+    gateway.sampler.completions.extend([turn, ScriptedCompletion((replace(choice, tool_call=("f", raw)),))])
     await sdk(gateway, headers=T1).chat.completions.create(model="default", messages=[{"role": "user", "content": "x"}])
     stream = await sdk(gateway, headers=T1).chat.completions.create(
         model="default", messages=[{"role": "user", "content": "x"}], stream=True
@@ -174,9 +174,15 @@ async def test_what_a_client_drops_is_recorded_all_the_same(gateway: Gateway) ->
 
 
 async def test_missing_logprobs_are_nan_at_their_place_and_never_shifted(gateway: Gateway) -> None:
-    short = Choice(("a", "b"), ((1, 2), (3, 4)), ((None, -0.5), (-0.25, None)))
-    sentinel = Choice(("a",), ((1, 2),), ((-9999.0, -0.5),))
-    gateway.sampler.turns.extend([Turn((short,)), Turn((sentinel,)), Turn(omit=frozenset({"logprobs"}))])
+    short = ScriptedChoice(("a", "b"), ((1, 2), (3, 4)), ((None, -0.5), (-0.25, None)))
+    sentinel = ScriptedChoice(("a",), ((1, 2),), ((-9999.0, -0.5),))
+    gateway.sampler.completions.extend(
+        [
+            ScriptedCompletion((short,)),
+            ScriptedCompletion((sentinel,)),
+            ScriptedCompletion(omit=frozenset({"logprobs"})),
+        ]
+    )
     for stream in (True, False, False):
         assert (await gateway.chat(T1, stream=stream)).status_code == 200
     logprobs = [call.outputs[0].logprobs for call in await gateway.calls("t1")]
@@ -188,8 +194,8 @@ async def test_missing_logprobs_are_nan_at_their_place_and_never_shifted(gateway
 
 
 async def test_truncated_answers_are_recorded_alike_streamed_or_not(gateway: Gateway) -> None:
-    cut = Choice(('{"a": ', '"b'), ((1,), (2,)), ((-1.0,), (-2.0,)), "length", ("f", '{"a": "b'))
-    gateway.sampler.turns.extend([Turn((cut,)), Turn((cut,))])
+    cut = ScriptedChoice(('{"a": ', '"b'), ((1,), (2,)), ((-1.0,), (-2.0,)), "length", ("f", '{"a": "b'))
+    gateway.sampler.completions.extend([ScriptedCompletion((cut,)), ScriptedCompletion((cut,))])
     for stream in (False, True):
         await gateway.chat(T1, stream=stream, max_tokens=2)
     for call in await gateway.calls("t1"):
@@ -208,7 +214,7 @@ async def test_a_client_that_goes_away_within_its_body_is_no_fault_and_gets_noth
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/t/t1/v1/chat/completions", "headers": []}
-    await Chats(None, None)(scope, receive, send)  # type: ignore[arg-type]
+    await ChatCompletions(None, None)(scope, receive, send)  # type: ignore[arg-type]
     assert sent == []
 
 
@@ -231,9 +237,9 @@ async def test_side_calls_under_another_trajectory_stay_out(gateway: Gateway) ->
 
 async def test_every_call_says_the_step_it_began_with(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = asyncio.Event()
-    gateway.sampler.turns.append(Turn(gates={0: gate}))
+    gateway.sampler.completions.append(ScriptedCompletion(gates={0: gate}))
     first = asyncio.create_task(gateway.chat(T1))
-    await gateway.sampler.asked.acquire()
+    await gateway.sampler.arrived.acquire()
     models = gateway.services.models
     route = models.registry.resolve("default")
     newer = type(route)("default", 1, "default@1")
@@ -258,13 +264,13 @@ async def test_the_origin_of_a_call_is_kept(gateway: Gateway) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_limit_for_another_model_becomes_the_room_of_the_context(gateway: Gateway, stream: bool) -> None:
     refusal = {"error": {"message": "lower max_tokens to 9", "param": "max_tokens", "code": 400}}
-    gateway.sampler.turns.append(Turn(status=400, error=refusal))
+    gateway.sampler.completions.append(ScriptedCompletion(status=400, error=refusal))
     fitting = await gateway.chat(T1 | {LENGTH_HEADER: "fit"}, max_tokens=64_000, stream=stream)
     assert fitting.status_code == 200, fitting.text
     first, second = gateway.sampler.received
     assert first["max_tokens"] == 64_000 and "max_tokens" not in second
     assert [call.status for call in await gateway.calls("t1")] == [CallStatus.COMPLETE]
-    gateway.sampler.turns.append(Turn(status=400, error=refusal))
+    gateway.sampler.completions.append(ScriptedCompletion(status=400, error=refusal))
     assert (await gateway.chat(T1, max_tokens=64_000)).status_code == 400
     wrong = await gateway.chat(T1 | {LENGTH_HEADER: "cut"})
     assert wrong.status_code == 400 and LENGTH_HEADER in wrong.text
@@ -363,10 +369,10 @@ async def test_a_repeated_idempotency_key_gets_the_recorded_answer(gateway: Gate
 
 async def test_a_retry_waits_for_the_call_that_still_runs(gateway: Gateway) -> None:
     gate = asyncio.Event()
-    gateway.sampler.turns.append(Turn(gates={0: gate}))
+    gateway.sampler.completions.append(ScriptedCompletion(gates={0: gate}))
     headers = {RECORD_HEADER: "1", IDEMPOTENCY_HEADER: "key-1"}
     both = [asyncio.create_task(gateway.chat(headers)) for _ in range(2)]
-    await gateway.sampler.asked.acquire()
+    await gateway.sampler.arrived.acquire()
     gate.set()
     marks = [(await one).json()["choices"][0]["understudy"] for one in both]
     assert marks[0] == marks[1]
@@ -374,7 +380,7 @@ async def test_a_retry_waits_for_the_call_that_still_runs(gateway: Gateway) -> N
 
 
 async def test_a_retry_after_a_failure_is_sampled_anew(gateway: Gateway) -> None:
-    gateway.sampler.turns.append(Turn(status=500, error={"error": {"message": "boom"}}))
+    gateway.sampler.completions.append(ScriptedCompletion(status=500, error={"error": {"message": "boom"}}))
     headers = T1 | {IDEMPOTENCY_HEADER: "key-1"}
     assert (await gateway.chat(headers)).status_code == 502
     assert (await gateway.chat(headers)).status_code == 200
@@ -397,7 +403,7 @@ async def test_a_key_used_for_other_messages_is_refused(gateway: Gateway) -> Non
 
 
 async def test_a_client_that_vanishes_mid_stream_frees_the_engine_and_leaves_what_came(gateway: Gateway) -> None:
-    gateway.sampler.turns.append(Turn(gates={1: asyncio.Event()}))
+    gateway.sampler.completions.append(ScriptedCompletion(gates={1: asyncio.Event()}))
     body = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=T1) as response:
         async for line in response.aiter_lines():
@@ -411,9 +417,9 @@ async def test_a_client_that_vanishes_mid_stream_frees_the_engine_and_leaves_wha
 
 
 async def test_a_client_that_vanishes_while_it_waits_frees_the_engine_and_is_recorded(gateway: Gateway) -> None:
-    gateway.sampler.turns.append(Turn(gates={0: asyncio.Event()}))
+    gateway.sampler.completions.append(ScriptedCompletion(gates={0: asyncio.Event()}))
     waiting = asyncio.create_task(gateway.chat(T1))
-    await gateway.sampler.asked.acquire()
+    await gateway.sampler.arrived.acquire()
     waiting.cancel()
     with suppress(asyncio.CancelledError):
         await waiting
@@ -423,7 +429,7 @@ async def test_a_client_that_vanishes_while_it_waits_frees_the_engine_and_is_rec
 
 
 async def test_an_engine_that_dies_mid_stream_is_an_error_event_and_a_failed_call(gateway: Gateway) -> None:
-    gateway.sampler.turns.append(Turn(dies_after=1))
+    gateway.sampler.completions.append(ScriptedCompletion(dies_after=1))
     chunks = events(await gateway.chat(T1, stream=True))
     assert chunks[-1]["error"]["code"] == "engine_failed" and "sampler" in chunks[-1]["error"]["message"]
     (call,) = await gateway.calls("t1")
@@ -433,7 +439,9 @@ async def test_an_engine_that_dies_mid_stream_is_an_error_event_and_a_failed_cal
 
 
 async def test_an_error_event_of_the_engine_reaches_the_openai_client(gateway: Gateway) -> None:
-    gateway.sampler.turns.append(Turn(dies_after=1, error={"message": "out of blocks", "code": 500}))
+    gateway.sampler.completions.append(
+        ScriptedCompletion(dies_after=1, error={"message": "out of blocks", "code": 500})
+    )
     stream = await sdk(gateway, headers=T1).chat.completions.create(
         model="default", messages=[{"role": "user", "content": "x"}], stream=True
     )
@@ -444,7 +452,7 @@ async def test_an_error_event_of_the_engine_reaches_the_openai_client(gateway: G
 
 
 async def test_an_engine_that_dies_before_its_answer_is_a_502_and_a_failed_call(gateway: Gateway) -> None:
-    gateway.sampler.turns.extend([Turn(dies_after=0), Turn(dies_after=0)])
+    gateway.sampler.completions.extend([ScriptedCompletion(dies_after=0), ScriptedCompletion(dies_after=0)])
     response = await gateway.chat(T1)
     assert response.status_code == 502 and "tried twice" in response.json()["error"]["message"]
     (call,) = await gateway.calls("t1")
@@ -456,7 +464,7 @@ async def test_an_engine_that_dies_before_its_answer_is_a_502_and_a_failed_call(
 async def test_an_answer_without_ids_is_an_error_that_names_the_field(
     gateway: Gateway, omitted: str, stream: bool
 ) -> None:
-    gateway.sampler.turns.append(Turn(omit=frozenset({omitted})))
+    gateway.sampler.completions.append(ScriptedCompletion(omit=frozenset({omitted})))
     response = await gateway.chat(T1, stream=stream)
     assert omitted in response.text and "return_token_ids" in response.text
     if stream:
@@ -469,7 +477,7 @@ async def test_an_answer_without_ids_is_an_error_that_names_the_field(
 
 
 async def test_a_stream_that_ends_without_a_finish_reason_is_a_failed_call(gateway: Gateway) -> None:
-    gateway.sampler.turns.append(Turn((Choice(finish_reason=None),)))
+    gateway.sampler.completions.append(ScriptedCompletion((ScriptedChoice(finish_reason=None),)))
     chunks = events(await gateway.chat(T1, stream=True))
     assert "ended after" in chunks[-1]["error"]["message"]
     assert [call.status for call in await gateway.calls("t1")] == [CallStatus.FAILED]
@@ -478,7 +486,7 @@ async def test_a_stream_that_ends_without_a_finish_reason_is_a_failed_call(gatew
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_clients_fault_found_by_the_engine_stays_the_clients(gateway: Gateway, stream: bool) -> None:
     error = {"error": {"message": "the prompt has 9000 tokens", "param": "messages", "code": 400}}
-    gateway.sampler.turns.append(Turn(status=400, error=error))
+    gateway.sampler.completions.append(ScriptedCompletion(status=400, error=error))
     response = await gateway.chat(T1, stream=stream)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
     (call,) = await gateway.calls("t1")
@@ -491,7 +499,7 @@ async def test_a_prompt_that_vllm_finds_too_long_has_openais_code(gateway: Gatew
     """vLLM 0.32 names the field so, and has no code of its own."""
     message = "This model's maximum context length is 512 tokens. However, your prompt contains 600 input tokens."
     refusal = {"error": {"message": message, "type": "BadRequestError", "param": param, "code": 400}}
-    gateway.sampler.turns.append(Turn(status=400, error=refusal))
+    gateway.sampler.completions.append(ScriptedCompletion(status=400, error=refusal))
     with pytest.raises(BadRequestError, match="maximum context length is 512") as caught:
         await sdk(gateway).chat.completions.create(
             model="default", messages=[{"role": "user", "content": "hi"}], stream=stream

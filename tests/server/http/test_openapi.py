@@ -12,11 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.acting_sampler import Act
 from tests.fakes.gateway import Gateway
-from tests.fakes.served_gateway import ServedGateway, served_gateway
 from understudy.server.http.auth import Guard
 from understudy.server.http.openapi import OPENAPI
+from understudy.testing import Action, ScriptedServer, scripted_server
 
 if TYPE_CHECKING or find_spec("schemathesis") is not None:
     # Imported before any test runs: pytest parses it, and a collection of garbage during a parse ends in a SystemError of
@@ -34,9 +33,9 @@ KNOWN = {"name": "default", "trajectory_id": "rolled-out", "request_id": "r", "s
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
     """A server with a finished rollout of one call."""
-    with served_gateway(lambda _: Act("an answer"), tmp_path_factory.mktemp("api")) as running:
+    with scripted_server(lambda _: Action("an answer"), tmp_path_factory.mktemp("api")) as running:
         body = {"model": "default", "messages": [{"role": "user", "content": "hi"}]}
         called = running.http.post("/t/rolled-out/v1/chat/completions", json=body)
         record = {"id": "rolled-out", "model": "default", "reward": 1.0, "started_at": 1.0, "ended_at": 2.0}
@@ -74,7 +73,7 @@ def _references(value: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("valid", [True, False], ids=["valid", "invalid"])
 def test_no_request_to_any_route_is_answered_500_or_with_what_its_schema_does_not_say(
-    served: ServedGateway, require: Callable[[bool, str], None], valid: bool
+    served: ScriptedServer, require: Callable[[bool, str], None], valid: bool
 ) -> None:
     require(find_spec("schemathesis") is not None, "pip install -r requirements/test.txt")
     schema = schemathesis.openapi.from_dict(served.http.get(OPENAPI).json())
@@ -128,7 +127,7 @@ WORDS = st.one_of(
     ),
 )
 def test_no_page_is_answered_500(
-    served: ServedGateway, place: str, words: dict[str, str], query: dict[str, str]
+    served: ScriptedServer, place: str, words: dict[str, str], query: dict[str, str]
 ) -> None:
     from urllib.parse import quote, urlencode
 

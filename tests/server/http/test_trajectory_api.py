@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.gateway import Gateway
-from tests.fakes.scripted_sampler import Choice, Turn
+from understudy.testing import ScriptedChoice, ScriptedCompletion
 from understudy.wire import RECORD_HEADER, TRAJECTORY_HEADER, TrajectoryWithCalls
 
 JSON = {"content-type": "application/json"}
@@ -68,7 +68,9 @@ async def test_numbers_that_json_cannot_give_back_are_refused_in_a_users_state_a
 
 
 async def test_choices_appended_to_trajectories_are_claimed_by_their_marks(gateway: Gateway) -> None:
-    gateway.sampler.turns.append(Turn((Choice(), Choice(token_ids=((21, 22), (23,))))))
+    gateway.sampler.completions.append(
+        ScriptedCompletion((ScriptedChoice(), ScriptedChoice(token_ids=((21, 22), (23,)))))
+    )
     answer = (await gateway.chat({RECORD_HEADER: "1"}, n=2)).json()
     refs = [
         {"call_id": choice["understudy"]["call_id"], "index": choice["understudy"]["index"]}

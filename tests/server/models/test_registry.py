@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.scripted_sampler import ConnectedSampler, ScriptedSampler, scripted_sampler
 from understudy.config import LoraOptions
 from understudy.errors import ConfigError
 from understudy.server.errors import ApiError
@@ -19,6 +18,8 @@ from understudy.server.models.base_model import BaseModelPath
 from understudy.server.models.leases import KEPT_LOADED
 from understudy.server.models.model import ModelRoute
 from understudy.server.models.model_services import ModelServices, open_models
+from understudy.testing import ScriptedSampler, scripted_sampler
+from understudy.testing.server import ConnectedSampler
 from understudy.wire import ForkRequest, RegisterRequest
 
 
@@ -104,7 +105,7 @@ async def test_the_bases_own_name_means_the_base_and_no_model(tmp_path: Path, cl
     models = opened(tmp_path, client)
     assert models.registry.resolve("tiny") == ModelRoute("tiny", 0, "base")
     for name in ("tiny@0", "tiny@1"):
-        assert "'tiny' can be called, and is never trained" in str(await refusal(models, name))
+        assert "'tiny' can be called, but is never trained" in str(await refusal(models, name))
     with pytest.raises(ApiError, match="never trained"):
         models.registry.model("tiny")
 
@@ -213,10 +214,10 @@ async def test_a_call_loads_its_step_and_a_second_call_finds_it_loaded(
     models = opened(tmp_path, client)
     async with models.leases.lease("default") as route:
         assert route.adapter == "default@1"
-        assert scripted.loaded == {"default@1": str(folder)}
-    scripted.loaded.clear()
+        assert scripted.adapters == {"default@1": str(folder)}
+    scripted.adapters.clear()
     async with models.leases.lease("default@1"):
-        assert scripted.loaded == {}
+        assert scripted.adapters == {}
 
 
 async def test_a_new_step_is_loaded_before_the_name_means_it(
@@ -227,7 +228,7 @@ async def test_a_new_step_is_loaded_before_the_name_means_it(
         put_checkpoint(tmp_path, 1)
         assert await models.swaps.advance("default", 1) is None
         assert before.step == 0
-    assert "default@1" in scripted.loaded
+    assert "default@1" in scripted.adapters
     assert models.registry.resolve("default").step == 1
 
 
@@ -241,11 +242,11 @@ async def test_old_steps_that_nobody_calls_are_unloaded_and_come_back_on_demand(
         for step in range(2, KEPT_LOADED + 5):
             put_checkpoint(tmp_path, step)
             await models.swaps.advance("default", step)
-        assert "default@1" in scripted.loaded  # a call is using it
-        assert "default@2" not in scripted.loaded
-        assert len(scripted.loaded) == KEPT_LOADED + 2  # the leased and the newest besides
+        assert "default@1" in scripted.adapters  # a call is using it
+        assert "default@2" not in scripted.adapters
+        assert len(scripted.adapters) == KEPT_LOADED + 2  # the leased and the newest besides
     async with models.leases.lease("default@2"):
-        assert "default@2" in scripted.loaded
+        assert "default@2" in scripted.adapters
 
 
 async def test_a_deletion_waits_for_the_calls_of_its_step(
@@ -260,9 +261,9 @@ async def test_a_deletion_waits_for_the_calls_of_its_step(
         while "default@1" in models.registry.names():
             await asyncio.sleep(0)
         assert (await refusal(models, "default@1")).status == 404
-        assert folder.is_dir() and "default@1" in scripted.loaded and not deletion.done()
+        assert folder.is_dir() and "default@1" in scripted.adapters and not deletion.done()
     await asyncio.wait_for(deletion, 10)
-    assert not folder.exists() and "default@1" not in scripted.loaded
+    assert not folder.exists() and "default@1" not in scripted.adapters
 
 
 async def test_the_newest_step_and_the_base_are_never_deleted(tmp_path: Path, client: ConnectedSampler) -> None:

@@ -62,7 +62,7 @@ def test_the_tokens_of_a_swept_step_show_what_was_sampled_and_why_no_more(
     pages: dict[str, str], dashboard: str, chromium: Any
 ) -> None:
     with opened(chromium, dashboard + pages["swept"]) as (page, _):
-        reasons = "no longer kept|trained nothing in its step|rewards of each group"
+        reasons = "have been deleted|trained nothing in its step|rewards of each group"
         assert [each for each in reasons.split("|") if each in page.locator(".why").inner_text()]
         page.locator(".tokens span").first.click()
         expect(page.locator("#token")).to_contain_text("Logprob, sampler")

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from tests.fakes.gateway import Gateway
-from tests.fakes.scripted_sampler import Choice, Turn
 from understudy import tiny
 from understudy.server.pages.conversation import turns
 from understudy.server.pages.token_pieces import TokenPieces
+from understudy.testing import ScriptedChoice, ScriptedCompletion
 from understudy.types import Call
 
 MARKUP = "<script>alert(1)</script>"
@@ -24,13 +24,15 @@ async def rolled(gateway: Gateway, name: str, *, index: int = 0, reward: float |
     use = {"id": "use-1", "type": "function", "function": {"name": "look", "arguments": '{"at": "<b>"}'}}
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Where is it?"}]
     headers = {"x-understudy-trajectory": name}
-    gateway.sampler.turns.append(Turn((Choice(tool_call=("look", '{"at": "<b>"}')),), prompt_ids=(1, 2, 3)))
+    gateway.sampler.completions.append(
+        ScriptedCompletion((ScriptedChoice(tool_call=("look", '{"at": "<b>"}')),), prompt_ids=(1, 2, 3))
+    )
     assert (await gateway.chat(headers, messages=messages)).status_code == 200
     messages += [
         {"role": "assistant", "content": None, "tool_calls": [use]},
         {"role": "tool", "tool_call_id": "use-1", "content": MARKUP},
     ]
-    gateway.sampler.turns.append(Turn(prompt_ids=(1, 2, 3, 11, 12, 13, 20)))
+    gateway.sampler.completions.append(ScriptedCompletion(prompt_ids=(1, 2, 3, 11, 12, 13, 20)))
     assert (await gateway.chat(headers, messages=messages)).status_code == 200
     place = {"run": "run-1", "split": "train", "step": 0, "scenario": MARKUP, "group": "g-1", "index": index}
     record = {
@@ -59,7 +61,7 @@ async def test_a_rollout_shows_its_conversation_its_numbers_and_why_nothing_was_
     text = page.text
     assert "Rollout 1" in text and "Where is it?" in text and "tool · look" in text
     assert "<dt>Reward</dt><dd>1.000 " in text and "<span>right</span> <strong>1</strong>" in text
-    assert "No train request names this rollout" in text
+    assert "No train request has this rollout" in text
     assert '"recorded": [-0.100000001' in text  # float32, every digit
     assert 'aria-current="true">Logprob</a>' in text
 
@@ -100,9 +102,9 @@ async def test_a_group_without_spread_says_that_it_trains_nothing(gateway: Gatew
 
 
 async def test_a_prompt_that_leaves_the_call_before_it_is_shown_as_a_fork(gateway: Gateway) -> None:
-    gateway.sampler.turns.append(Turn(prompt_ids=(1, 2, 3)))
+    gateway.sampler.completions.append(ScriptedCompletion(prompt_ids=(1, 2, 3)))
     await gateway.chat({"x-understudy-trajectory": "one"})
-    gateway.sampler.turns.append(Turn(prompt_ids=(1, 2, 3, 11, 99)))
+    gateway.sampler.completions.append(ScriptedCompletion(prompt_ids=(1, 2, 3, 11, 99)))
     await gateway.chat({"x-understudy-trajectory": "one"})
     page = (await gateway.http.get("/trajectories/one")).text
     assert "not finished" in page
@@ -209,7 +211,7 @@ def test_a_sub_agent_is_a_branch_and_a_later_call_goes_on_in_its_own_thread() ->
 
 async def test_pages_stay_quick_with_ten_thousand_sampled_tokens(gateway: Gateway) -> None:
     ids = tuple(range(100, 1100)) * 10
-    gateway.sampler.turns.append(Turn((Choice(("x",), (ids,), ((-0.5,) * 10_000,)),)))
+    gateway.sampler.completions.append(ScriptedCompletion((ScriptedChoice(("x",), (ids,), ((-0.5,) * 10_000,)),)))
     await gateway.chat({"x-understudy-trajectory": "long"})
     page: httpx.Response = await gateway.http.get("/trajectories/long")
     assert page.status_code == 200 and page.text.count('class="t s1') + page.text.count('class="t ctx') > 9_000

@@ -77,7 +77,7 @@ async def test_pages_follow_each_other_and_repeat_nothing(gateway: Gateway) -> N
 async def test_what_is_no_number_is_named_and_left_out(three: Gateway) -> None:
     page = await three.http.get("/search", params={"step": "x", "lowest": "nan", "outcome": "<script>"})
     assert page.status_code == 200
-    assert "step &#39;x&#39; is no number; lowest reward &#39;nan&#39; is no number" in page.text
+    assert "step &#39;x&#39; is not a number; lowest reward &#39;nan&#39; is not a number" in page.text
     assert "<script>" not in page.text.partition("</head>")[2]
 
 

@@ -160,5 +160,5 @@ def test_the_learner_keeps_the_tokens_of_the_last_steps_only(recorded: Path, das
     rollouts = re.findall(r'<a class="p[^"]*" href="(/trajectories/[^"]+)"', page)
     if rollouts:  # above its group's mean, so it was trained
         swept = page_of(dashboard, rollouts[0])
-        assert "no longer kept" in swept and "Logprob</a>" in swept
+        assert "have been deleted" in swept and "Logprob</a>" in swept
         assert all("logprob" not in answer and answer["recorded"] for answer in token_data(swept))

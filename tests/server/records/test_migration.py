@@ -122,7 +122,7 @@ async def test_on_postgresql_there_is_no_copy_and_the_log_says_so(
     old_postgres: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await Store.open(old_postgres)
-    assert "migrated without a copy: postgresql has backups of its own" in caplog.text
+    assert "without a copy: use the backups of postgresql" in caplog.text
     await check_migrated(store)
     await store.close()
 
@@ -177,7 +177,9 @@ async def test_a_migration_that_fails_changes_nothing_and_says_where_the_copy_is
 
     with monkeypatch.context() as patch:
         patch.setitem(schema.MIGRATIONS, 1, failing)
-        with pytest.raises(StoreError, match=r"KeyError.*Nothing was changed.* schema 1.*records.db.schema-1.bak"):
+        with pytest.raises(
+            StoreError, match=r"KeyError.*The records are unchanged, with schema 1.*records.db.schema-1.bak"
+        ):
             await open_and_close(old)
     assert dump_of(old) == DUMP
     await open_and_close(old)
@@ -186,8 +188,11 @@ async def test_a_migration_that_fails_changes_nothing_and_says_where_the_copy_is
 @pytest.mark.parametrize(
     ("most", "says"),
     [
-        (40_000, r"could not copy the records at .*records.db before.*nothing was changed: free space for a copy"),
-        (None, r"no space left to migrate records at .*records.db.*Nothing was changed.*a copy is at .*bak"),
+        (
+            40_000,
+            r"could not copy the records at .*records.db before.*the records are unchanged: free space for a copy",
+        ),
+        (None, r"no space left to migrate records at .*records.db.*The records are unchanged.*a copy is at .*bak"),
     ],
 )
 async def test_a_disk_that_is_full_stops_the_migration_and_changes_nothing(

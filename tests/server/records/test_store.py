@@ -354,7 +354,7 @@ async def test_records_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("not a url", "no SQLAlchemy URL"),
+        ("not a url", "not a SQLAlchemy URL"),
         ("sqlite://", "in memory"),
         ("sqlite:////nowhere/at/all/records.db", "/nowhere/at/all/records.db"),
         ("nosuchdb://host/db", "cannot be used"),

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.fakes.gateway import Gateway, gateway_over
-from tests.fakes.scripted_sampler import Choice, ScriptedSampler, Turn, scripted_sampler
 from understudy.config import EngineOptions
 from understudy.errors import ConfigError, EngineError
 from understudy.server.sampler import running as sampler_running
@@ -20,6 +19,7 @@ from understudy.server.sampler.choice import choose
 from understudy.server.sampler.pool import SamplerPool
 from understudy.server.sampler.running import RunningSampler
 from understudy.server.sampler.supervised import SupervisedSampler
+from understudy.testing import ScriptedChoice, ScriptedCompletion, ScriptedSampler, scripted_sampler
 from understudy.types import CallStatus
 
 T1 = {"x-understudy-trajectory": "t1"}
@@ -81,7 +81,7 @@ async def running(*scripted: ScriptedSampler) -> AsyncIterator[SupervisedSampler
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_running, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(sampler_running, "POLL_SECONDS", 0.05)
 
 
 # ---- on the wire
@@ -98,7 +98,7 @@ async def test_a_stream_whose_encoding_breaks_ends_with_an_error_and_keeps_what_
 
 async def test_an_answer_in_transit_ends_when_the_connections_to_the_sampler_are_given_up(tmp_path: Path) -> None:
     async with scripted_sampler() as scripted, gateway_over(scripted, tmp_path) as gateway, asyncio.timeout(10):
-        scripted.turns.append(Turn(gates={1: asyncio.Event()}))
+        scripted.completions.append(ScriptedCompletion(gates={1: asyncio.Event()}))
         body = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "stream": True}
         async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=T1) as answer:
             lines = answer.aiter_lines()
@@ -148,7 +148,7 @@ async def test_redirects_are_refused_with_their_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("token", ["token_id:1", 2**31, -1])
 async def test_ids_that_are_none_are_refused_and_the_call_is_recorded_as_failed(gateway: Gateway, token: Any) -> None:
-    gateway.sampler.turns.append(Turn((Choice(token_ids=((token,), (2,))),)))
+    gateway.sampler.completions.append(ScriptedCompletion((ScriptedChoice(token_ids=((token,), (2,))),)))
     answer = await gateway.chat(T1)
     assert answer.status_code == 502 and "token ids are integers" in answer.text
     (call,) = await gateway.calls("t1")
@@ -156,7 +156,7 @@ async def test_ids_that_are_none_are_refused_and_the_call_is_recorded_as_failed(
 
 
 async def test_an_answer_of_no_shape_that_can_be_kept_leaves_a_failed_call(gateway: Gateway) -> None:
-    gateway.sampler.turns.append(Turn((Choice(finish_reason=5),)))  # type: ignore[arg-type]
+    gateway.sampler.completions.append(ScriptedCompletion((ScriptedChoice(finish_reason=5),)))  # type: ignore[arg-type]
     answer = await gateway.chat(T1)
     assert answer.status_code == 502 and "finish_reason is a string" in answer.text
     (call,) = await gateway.calls("t1")
@@ -165,7 +165,7 @@ async def test_an_answer_of_no_shape_that_can_be_kept_leaves_a_failed_call(gatew
 
 async def test_a_stream_that_has_begun_is_not_asked_for_again_without_its_length(gateway: Gateway) -> None:
     error = {"message": "too long", "param": "max_tokens", "code": 400}
-    gateway.sampler.turns.append(Turn(dies_after=1, error=error))
+    gateway.sampler.completions.append(ScriptedCompletion(dies_after=1, error=error))
     answer = await gateway.chat(T1 | {"x-understudy-length": "fit"}, stream=True, max_tokens=99)
     assert told(answer.text)[-1]["error"]["message"] == "too long" and len(gateway.sampler.received) == 1
 
@@ -177,7 +177,7 @@ async def test_a_broken_call_beside_a_blink_of_health_does_not_leave_it_starting
     async with scripted_sampler() as scripted, running(scripted) as client, asyncio.timeout(20):
         await client.ready()
         scripted.healthy = False
-        scripted.turns.append(Turn(dies_after=0))
+        scripted.completions.append(ScriptedCompletion(dies_after=0))
         call = asyncio.create_task(client.calls.post(CALL))
         while client.state == "ok":
             await asyncio.sleep(0.005)
@@ -207,9 +207,9 @@ async def test_calls_that_run_outlive_a_blink() -> None:
     gate = asyncio.Event()
     async with scripted_sampler() as scripted, running(scripted) as client, asyncio.timeout(20):
         await client.ready()
-        scripted.turns.append(Turn(gates={0: gate}))
+        scripted.completions.append(ScriptedCompletion(gates={0: gate}))
         call = asyncio.create_task(client.calls.post(CALL))
-        await scripted.asked.acquire()
+        await scripted.arrived.acquire()
         scripted.healthy = False
         while client.state == "ok":
             await asyncio.sleep(0.01)
@@ -318,14 +318,14 @@ def test_options_that_would_have_no_effect_are_refused() -> None:
 
 
 def test_an_automatic_engine_says_which_options_it_has_no_use_for(caplog: pytest.LogCaptureFixture) -> None:
-    assert choose(EngineOptions.parse(device="cpu", max_lora_rank=64), trains=True).name == "embedded"
-    assert "has no use for max_lora_rank" in caplog.text
+    assert choose(EngineOptions.parse(device="cpu", max_lora_rank=64), "tiny", trains=True).name == "embedded"
+    assert "max_lora_rank: ignored by the embedded engine" in caplog.text
 
 
 def test_a_key_that_cannot_be_sent_is_named_and_an_empty_one_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     options = EngineOptions.parse(vllm_url="http://a:1")
     monkeypatch.setenv("VLLM_API_KEY", "sekr\u00e9t")
-    with pytest.raises(ConfigError, match="VLLM_API_KEY: a key has printable ASCII"):
-        choose(options, trains=True)
+    with pytest.raises(ConfigError, match="VLLM_API_KEY: a key must be printable ASCII"):
+        choose(options, "tiny", trains=True)
     monkeypatch.setenv("VLLM_API_KEY", " \n")
-    assert sampler_running.key() is None and choose(options, trains=True).name == "vllm"
+    assert sampler_running.key() is None and choose(options, "tiny", trains=True).name == "vllm"

@@ -6,29 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.sampler.cards import GIB, H100, T4
 from understudy.config import EngineOptions
 from understudy.devices import gpus
 from understudy.errors import ConfigError
 from understudy.extras import install_command
 from understudy.server.sampler import choice as engines
 from understudy.server.sampler.choice import choose
-
-GIB = 1024  # MiB
-H100 = "{index}, NVIDIA H100, 81920, {free}, 9.0, GPU-{index}a2b"
-T4 = "{index}, Tesla T4, 15360, {free}, 7.5, GPU-{index}c3d"
-
-
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`driver(line, ...)` puts an nvidia-smi on the path that tells of these GPUs."""
-
-    def install(*lines: str, code: int = 0) -> None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-
-    return install
+from understudy.server.sampler.gpu_sharing import GpuSharing
 
 
 @pytest.fixture
@@ -36,8 +21,17 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "find_spec", lambda name: None)
 
 
-def words(**options: object) -> list[str]:
-    return choose(EngineOptions.parse(**options), trains=True).command(Path("base"), Path("socket"))
+@pytest.fixture
+def unplanned(tmp_path: Path) -> str:
+    """A base of which no memory plan can be made."""
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    return str(folder)
+
+
+def words(model: str = "tiny", **options: object) -> list[str]:
+    return choose(EngineOptions.parse(**options), model, trains=True).command(Path("base"), Path("socket"))
 
 
 def after(flag: str, command: list[str]) -> str | None:
@@ -45,41 +39,46 @@ def after(flag: str, command: list[str]) -> str | None:
 
 
 def test_without_a_gpu_the_embedded_engine_samples_and_nothing_is_shared() -> None:
-    engine = choose(EngineOptions(), trains=True)
-    assert (engine.name, engine.shares_gpu) == ("embedded", False)
+    engine = choose(EngineOptions(), "tiny", trains=True)
+    assert (engine.name, engine.sharing) == ("embedded", None)
 
 
 def test_a_gpu_and_vllm_are_vllm_and_the_gpu_is_shared_unless_nothing_trains(driver) -> None:
     driver(H100.format(index=0, free=60 * GIB))
-    assert [choose(EngineOptions(), trains=trains).shares_gpu for trains in (True, False)] == [True, False]
-    assert choose(EngineOptions(device="cpu"), trains=True).name == "embedded"
-    assert choose(EngineOptions(engine="embedded"), trains=True).shares_gpu is False
+    shared, alone = (choose(EngineOptions(), "tiny", trains=trains).sharing for trains in (True, False))
+    assert shared is not None and alone is None
+    assert choose(EngineOptions(device="cpu"), "tiny", trains=True).name == "embedded"
+    assert choose(EngineOptions(engine="embedded"), "tiny", trains=True).sharing is None
 
 
 def test_a_gpu_without_vllm_is_the_embedded_engine_and_a_line_that_says_what_to_install(
     driver, without_vllm: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver(H100.format(index=0, free=60 * GIB))
-    assert choose(EngineOptions(), trains=True).name == "embedded"
+    assert choose(EngineOptions(), "tiny", trains=True).name == "embedded"
     assert install_command("vllm") in caplog.text
 
 
-def test_vllm_takes_of_a_shared_gpu_what_is_free_beside_the_learner(driver) -> None:
+def test_without_a_plan_vllm_takes_of_a_shared_gpu_what_is_free_while_the_learner_is_in_host_memory(
+    driver, unplanned: str, caplog: pytest.LogCaptureFixture
+) -> None:
     driver(H100.format(index=0, free=60 * GIB))
-    command = words(engine="vllm")
+    command = words(unplanned, engine="vllm")
+    assert "no memory plan for model_type 'gpt2'" in caplog.text
     assert "--shares-gpu" in command and after("--memory-share", command) == "0.731"  # (60 - 1.5) / 80
+    assert after("--max-batch", command) is None
     driver(H100.format(index=0, free=8 * GIB))
     with pytest.raises(ConfigError, match=r"GPU 0 \(NVIDIA H100\) has 8.0 of 80.0 GiB free .* --inference-gpus"):
-        words(engine="vllm")
+        words(unplanned, engine="vllm")
 
 
 def test_gpus_of_their_own_share_nothing_and_one_option_means_both(driver) -> None:
     driver(H100.format(index=0, free=60 * GIB), H100.format(index=1, free=70 * GIB))
-    apart = choose(EngineOptions.parse(engine="vllm", inference_gpus="0", train_gpus="1"), trains=True)
-    assert (apart.shares_gpu, apart.options.inference_gpus, apart.options.train_gpus) == (False, (0,), (1,))
+    apart = choose(EngineOptions.parse(engine="vllm", inference_gpus="0", train_gpus="1"), "tiny", trains=True)
+    assert (apart.sharing, apart.options.inference_gpus, apart.options.train_gpus) == (None, (0,), (1,))
     assert "--memory-share" not in apart.command(Path("base"), Path("socket"))
-    together = choose(EngineOptions.parse(engine="vllm", inference_gpus="0,1"), trains=True)
-    assert (together.shares_gpu, together.options.train_gpus) == (True, (0,))
+    together = choose(EngineOptions.parse(engine="vllm", inference_gpus="0,1"), "tiny", trains=True)
+    assert together.sharing == GpuSharing("offload") and together.options.train_gpus == (0,)  # a plan is for one GPU
     command = together.command(Path("base"), Path("socket"))
     assert after("--gpus", command) == "0,1" and after("--memory-share", command) == "0.731"  # the fuller one decides
 
@@ -87,7 +86,7 @@ def test_gpus_of_their_own_share_nothing_and_one_option_means_both(driver) -> No
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are(driver) -> None:
     driver(T4.format(index=0, free=15 * GIB))
     with pytest.raises(ConfigError, match=r"--train-gpus: this machine has no GPU 3 \(it has: 0\)"):
-        choose(EngineOptions.parse(train_gpus="3"), trains=True)
+        choose(EngineOptions.parse(train_gpus="3"), "tiny", trains=True)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +120,12 @@ def test_both_sides_are_given_the_first_visible_gpu_and_no_other_may_be_named(
 ) -> None:
     driver(H100.format(index=0, free=60 * GIB), H100.format(index=1, free=70 * GIB))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1a2b")
-    engine = choose(EngineOptions(engine="vllm"), trains=True)
-    assert (engine.options.inference_gpus, engine.options.train_gpus, engine.shares_gpu) == ((1,), (1,), True)
+    engine = choose(EngineOptions(engine="vllm"), "tiny", trains=True)
+    assert (engine.options.inference_gpus, engine.options.train_gpus) == ((1,), (1,))
+    assert engine.sharing is not None and engine.sharing.gpu is not None and engine.sharing.gpu.total == 80 * 2**30
     assert after("--gpus", engine.command(Path("base"), Path("socket"))) == "1"
     with pytest.raises(ConfigError, match=r"no GPU 0 that CUDA_VISIBLE_DEVICES=GPU-1a2b shows \(it has: 1\)"):
-        choose(EngineOptions.parse(engine="vllm", train_gpus="0"), trains=True)
+        choose(EngineOptions.parse(engine="vllm", train_gpus="0"), "tiny", trains=True)
 
 
 def test_a_driver_that_fails_counts_as_none_and_is_logged(driver, caplog: pytest.LogCaptureFixture) -> None:

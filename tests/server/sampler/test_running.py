@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.scripted_sampler import ScriptedSampler, Turn, scripted_sampler
 from understudy.errors import EngineError
 from understudy.server.sampler import running as sampler_running
 from understudy.server.sampler.pool import SamplerPool
 from understudy.server.sampler.running import RunningSampler
 from understudy.server.sampler.supervised import SupervisedSampler
 from understudy.server.sampler.transport import SERVED_NAME
+from understudy.testing import ScriptedCompletion, ScriptedSampler, scripted_sampler
 
 CALL: dict[str, Any] = {"model": SERVED_NAME, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -46,7 +46,7 @@ async def test_its_own_name_for_the_base_is_used_and_an_adapter_keeps_ours() -> 
         for name in (SERVED_NAME, "desk@1"):
             assert (await client.calls.post(CALL | {"model": name})).status == 200
         assert [each["model"] for each in scripted.received] == ["Qwen/Qwen2.5-7B-Instruct", "desk@1"]
-        assert scripted.loaded == {"desk@1": "/lora"}
+        assert scripted.adapters == {"desk@1": "/lora"}
 
 
 async def test_one_that_gives_the_logprobs_of_raw_logits_is_refused_with_the_option_that_it_needs() -> None:
@@ -65,7 +65,7 @@ async def test_one_whose_answers_have_another_shape_is_refused_by_it() -> None:
 
 async def test_one_that_does_not_answer_is_named_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_running, "CONNECT_SECONDS", 0.1)
-    monkeypatch.setattr(sampler_running, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(sampler_running, "POLL_SECONDS", 0.01)
     async with running(healthy=False) as ((scripted,), client):
         with pytest.raises(EngineError, match=f"vLLM at {scripted.url} did not answer GET /health"):
             await client.ready()
@@ -74,7 +74,7 @@ async def test_one_that_does_not_answer_is_named_after_the_deadline(monkeypatch:
 async def test_calls_wait_for_one_that_is_gone_and_its_adapters_are_loaded_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sampler_running, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(sampler_running, "POLL_SECONDS", 0.01)
     async with running() as ((scripted,), client):
         await client.ready()
         await client.adapters.load("desk@1", Path("/lora"))
@@ -82,40 +82,40 @@ async def test_calls_wait_for_one_that_is_gone_and_its_adapters_are_loaded_again
         async with asyncio.timeout(20):
             while client.state == "ok":
                 await asyncio.sleep(0.01)
-        scripted.loaded.clear()
+        scripted.adapters.clear()
         call = asyncio.create_task(client.calls.post(CALL))
         scripted.healthy = True
         assert (await call).status == 200
-        assert scripted.loaded == {"desk@1": "/lora"} and client.restarts == 1
+        assert scripted.adapters == {"desk@1": "/lora"} and client.restarts == 1
 
 
 async def test_several_share_the_calls_and_each_has_every_adapter() -> None:
     async with running(2) as (scripted, client):
         await asyncio.gather(*(member.ready() for member in client.members))  # type: ignore[union-attr]
         await client.adapters.load("desk@1", Path("/lora"))
-        assert [each.loaded for each in scripted] == [{"desk@1": "/lora"}] * 2
+        assert [each.adapters for each in scripted] == [{"desk@1": "/lora"}] * 2
         gate = asyncio.Event()
         for each in scripted:
-            each.turns.extend(Turn(gates={0: gate}) for _ in range(4))
+            each.completions.extend(ScriptedCompletion(gates={0: gate}) for _ in range(4))
         calls = [asyncio.create_task(client.calls.post(CALL)) for _ in range(8)]
         async with asyncio.timeout(20):
             for each in scripted:
                 for _ in range(4):
-                    await each.asked.acquire()
+                    await each.arrived.acquire()
         assert client.calls.in_flight == 8
         gate.set()
         assert [(await call).status for call in calls] == [200] * 8
         await client.adapters.unload("desk@1")
-        assert [each.loaded for each in scripted] == [{}, {}]
+        assert [each.adapters for each in scripted] == [{}, {}]
 
 
 async def test_a_call_goes_to_another_when_its_own_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_running, "CONNECT_SECONDS", 0.05)
-    monkeypatch.setattr(sampler_running, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(sampler_running, "POLL_SECONDS", 0.01)
     async with running(2) as (scripted, client):
         await asyncio.gather(*(member.ready() for member in client.members))  # type: ignore[union-attr]
         scripted[0].healthy = False
-        scripted[0].turns.append(Turn(dies_after=0))
+        scripted[0].completions.append(ScriptedCompletion(dies_after=0))
         assert (await client.calls.post(CALL)).status == 200
         assert [len(each.received) for each in scripted] == [1, 1]
         assert client.state == "ok"
@@ -124,30 +124,56 @@ async def test_a_call_goes_to_another_when_its_own_is_gone(monkeypatch: pytest.M
 async def test_asleep_waits_for_calls_in_flight_and_holds_those_that_arrive() -> None:
     async with running() as ((scripted,), client):
         gate, learning = asyncio.Event(), asyncio.Event()
-        scripted.turns.append(Turn(gates={0: gate}))
+        scripted.completions.append(ScriptedCompletion(gates={0: gate}))
         first = asyncio.create_task(client.calls.post(CALL))
-        await scripted.asked.acquire()
+        await scripted.arrived.acquire()
 
         async def learn() -> list[str]:
             async with client.calls.asleep():
                 learning.set()
                 await asyncio.sleep(0)
-                return [*scripted.told, f"{len(scripted.received)} calls"]
+                return [*scripted.control_paths, f"{len(scripted.received)} calls"]
 
         step = asyncio.create_task(learn())
         second = asyncio.create_task(client.calls.post(CALL))
         for _ in range(100):
             await asyncio.sleep(0)
-        assert not learning.is_set() and scripted.told == []
+        assert not learning.is_set() and scripted.control_paths == []
         gate.set()
         assert await step == ["/sleep", "1 calls"]
         assert [(await call).status for call in (first, second)] == [200, 200]
-        assert scripted.told == ["/sleep", "/wake_up"] and len(scripted.received) == 2
+        assert scripted.control_paths == ["/sleep", "/wake_up"] and len(scripted.received) == 2
+
+
+async def test_with_its_weights_kept_the_scheduler_is_paused_and_the_cache_released_until_the_block_ends() -> None:
+    async with running() as ((scripted,), client):
+        async with client.calls.asleep(keep_weights=True):
+            assert scripted.control_paths == ["/sleep", "/release_kv_cache_memory"] and scripted.sleep_queries == [
+                "level=0&mode=wait"
+            ]
+            late = asyncio.create_task(client.calls.post(CALL))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert scripted.received == []
+        assert (await late).status == 200 and scripted.control_paths[2:] == ["/wake_up"]
+        async with client.calls.asleep():
+            assert scripted.control_paths[3:] == ["/sleep"] and scripted.sleep_queries[1:] == ["level=1&mode=wait"]
+
+
+async def test_a_cache_that_is_not_released_fails_the_step_and_calls_are_answered_again() -> None:
+    async with running(keeps_cache=True) as ((scripted,), client):
+        with pytest.raises(EngineError, match=r"refused /release_kv_cache_memory: .*not supported on CPU"):
+            async with client.calls.asleep(keep_weights=True):
+                raise AssertionError("the learner would run out of memory here")
+        assert scripted.control_paths == ["/sleep", "/release_kv_cache_memory", "/wake_up"]
+        assert (await client.calls.post(CALL)).status == 200
 
 
 async def test_asleep_of_several_puts_each_to_sleep_and_wakes_each() -> None:
     async with running(2) as (scripted, client):
         await asyncio.gather(*(member.ready() for member in client.members))  # type: ignore[union-attr]
         async with client.calls.asleep():
-            assert [each.told for each in scripted] == [["/sleep"]] * 2
-        assert [each.told for each in scripted] == [["/sleep", "/wake_up"]] * 2
+            assert [each.control_paths for each in scripted] == [["/sleep"]] * 2
+        assert [each.control_paths for each in scripted] == [["/sleep", "/wake_up"]] * 2
+        async with client.calls.asleep(keep_weights=True):
+            assert [each.control_paths[2:] for each in scripted] == [["/sleep", "/release_kv_cache_memory"]] * 2

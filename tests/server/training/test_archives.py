@@ -54,7 +54,7 @@ async def test_the_oldest_go_and_so_does_what_a_crash_left(tmp_path: Path) -> No
         await archives.make(f"m@{step}-peft-0", writer("x"))
         os.utime(tmp_path / f"m@{step}-peft-0.json", (step, step))
     assert len(list(tmp_path.iterdir())) == 2 * KEPT
-    with pytest.raises(ApiError, match="'m@1-peft-0'; ask for the export again"):
+    with pytest.raises(ApiError, match="'m@1-peft-0'; request the export again"):
         archives.get("m@1-peft-0")
     archives.get("m@2-peft-0")
 

@@ -91,7 +91,7 @@ def test_an_unscored_trajectory_may_be_empty_and_a_scored_one_may_not() -> None:
     assert [len(each.samples) for each in job.groups[0]] == [1, 0]  # the learner counts the empty one
     with pytest.raises(ApiError, match=r"'t'.*no call was recorded"):
         built(())
-    with pytest.raises(ApiError, match="cancelled, failed or came after the end"):
+    with pytest.raises(ApiError, match="cancelled, failed, or arrived after the end"):
         built((call(late=True),))
 
 
@@ -129,7 +129,7 @@ def test_call_rewards_stand_in_the_order_of_their_calls_also_of_those_that_are_n
 def test_weights_that_leave_every_call_out_are_an_error_that_names_train_on() -> None:
     calls = (call("a"), call("b", outputs=(output(0), output(1))), call("gone", status=CallStatus.CANCELLED))
     out = {"a": 0.0, "b": 0.0}
-    with pytest.raises(ApiError, match="'t': train_on= left every call out: the weight of all 2 calls") as caught:
+    with pytest.raises(ApiError, match="'t': train_on= excluded every call: all 2 calls") as caught:
         built(calls, weights=out)
     assert (caught.value.status, caught.value.code) == (400, "no_calls")
     history = RenderedHistory(messages=({"role": "assistant", "content": "hi"},), targets=(0,))

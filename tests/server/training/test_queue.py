@@ -228,7 +228,7 @@ def test_weighted_and_excluded_calls_are_counted_and_a_step_that_excludes_all_is
     assert [result["metrics"][f"calls/{name}"] for name in names] == [4, 2, 2, 2, 0]
     finish((0.0, 0.0, 0.0))
     error = refused(asked(server, train_body("all-excluded", [ids], "weighing")), 400)
-    assert "train_on= left every call out" in error["message"]
+    assert "train_on= excluded every call" in error["message"]
 
 
 def test_a_trajectory_that_comes_twice_and_an_empty_group_are_refused(server: RunningServer) -> None:

@@ -1,4 +1,4 @@
-"""vLLM's HTTP dialect over the sampling service."""
+"""The HTTP API of the embedded engine. Requests and responses have vLLM's formats."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from .chat.requests import (
 from .decoding.generation import Failure, Generation, Update
 from .service import SamplingService
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-_CLIENT_GONE = 499
+_CLIENT_DISCONNECTED = 499  # nginx's status code
 
 
 def build_app(service: SamplingService) -> FastAPI:
-    """The engine's endpoints. The service starts and ends with the app."""
+    """Build the application. It starts the service at its start, and closes it at its end."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -48,20 +48,20 @@ def build_app(service: SamplingService) -> FastAPI:
         service.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)
-    app.router.route_class = _Answered
+    app.router.route_class = _ErrorRoute
     routes = Endpoints(service)
     app.add_api_route("/health", routes.health, methods=["GET"])
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
     app.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"], response_model=None)
     app.add_api_route("/v1/load_lora_adapter", routes.load, methods=["POST"], response_model=None)
     app.add_api_route("/v1/unload_lora_adapter", routes.unload, methods=["POST"], response_model=None)
-    app.add_exception_handler(DialectError, _refused)
-    app.add_exception_handler(HTTPException, _not_served)
+    app.add_exception_handler(DialectError, _dialect_error)
+    app.add_exception_handler(HTTPException, _unknown_route)
     return app
 
 
-class _Answered(APIRoute):
-    """A defect of ours is an answer too. Left to the framework, it would cost the connection."""
+class _ErrorRoute(APIRoute):
+    """A route that answers 500 to an unexpected exception. The framework would close the connection."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -71,28 +71,28 @@ class _Answered(APIRoute):
                 return await handle(request)
             except (DialectError, HTTPException):
                 raise
-            except Exception as error:  # noqa: BLE001  # whatever it was, the others on this connection go on
-                _log.exception("%s failed", request.url.path)
+            except Exception as error:  # later requests on this connection must still be answered
+                logger.exception("%s failed", request.url.path)
                 return JSONResponse(error_body(f"{type(error).__name__}: {error}", INTERNAL, None, 500), 500)
 
         return answered
 
 
 class Endpoints:
-    """One method per endpoint."""
+    """The endpoints, one method each. They raise DialectError for invalid requests."""
 
     def __init__(self, service: SamplingService) -> None:
         self._service = service
         self._started = int(time.time())
 
     async def health(self) -> dict[str, object]:
-        """200 while the engine lives, else 503; how many calls are being sampled."""
+        """The number of running calls. Answers 503 if the sampling thread has died."""
         if self._service.dead:
-            raise DialectError("the engine has died; see its log", status=503, kind=INTERNAL)
+            raise DialectError("the engine has died: see its log, and restart it", status=503, kind=INTERNAL)
         return {"status": "ok", "running": self._service.running}
 
     async def models(self) -> dict[str, object]:
-        """The base and the adapters."""
+        """The base model and the loaded adapters."""
         base, limit = self._service.name, self._service.runner.max_model_len
         card = {"object": "model", "created": self._started, "owned_by": "understudy", "max_model_len": limit}
         adapters = [
@@ -102,42 +102,42 @@ class Endpoints:
         return {"object": "list", "data": [{**card, "id": base, "root": base, "parent": None}, *adapters]}
 
     async def load(self, request: Request) -> Response:
-        """Serve an adapter folder under a new name."""
-        wanted = checked(LoadAdapter, read_object(await request.body()))
-        if wanted.load_inplace:
+        """Load an adapter from a folder under a new name."""
+        fields = checked(LoadAdapter, read_object(await request.body()))
+        if fields.load_inplace:
             raise DialectError("load_inplace is not supported: use a new name for each step", param="load_inplace")
-        await self._service.load(wanted.lora_name, Path(wanted.lora_path))
-        return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' added successfully.")
+        await self._service.load(fields.lora_name, Path(fields.lora_path))
+        return PlainTextResponse(f"Success: LoRA adapter '{fields.lora_name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
-        """Serve an adapter no longer."""
-        wanted = checked(UnloadAdapter, read_object(await request.body()))
-        self._service.unload(wanted.lora_name)
-        return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.")
+        """Unload an adapter. Running calls that use it finish."""
+        fields = checked(UnloadAdapter, read_object(await request.body()))
+        self._service.unload(fields.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{fields.lora_name}' removed successfully.")
 
     async def chat(self, request: Request) -> Response:
-        """Sample an answer; whole, or as server-sent events."""
+        """Sample an answer, as one JSON object or as server-sent events."""
         body = await request.body()
-        asked = await self._service.read(body)
-        generations = await self._service.generations(asked, len(body))
-        writer = self._service.writer(asked, generations[0].prompt_ids)
-        if asked.stream:
-            return StreamingResponse(self._events(asked, generations, writer), media_type="text/event-stream")
+        chat_request = await self._service.read(body)
+        generations = await self._service.generations(chat_request, len(body))
+        writer = self._service.writer(chat_request, generations[0].prompt_ids)
+        if chat_request.stream:
+            return StreamingResponse(self._events(chat_request, generations, writer), media_type="text/event-stream")
         inbox = self._service.submit(generations)
         answer = asyncio.ensure_future(_collected(inbox, len(generations)))
-        gone = asyncio.ensure_future(_disconnected(request))
+        disconnected = asyncio.ensure_future(_disconnected(request))
         try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                return Response(status_code=_CLIENT_GONE)
+                return Response(status_code=_CLIENT_DISCONNECTED)
             return JSONResponse(writer.whole(_unfailed(answer.result())))
         finally:
             answer.cancel()
-            gone.cancel()
+            disconnected.cancel()
             self._service.release(generations)
 
     async def _events(
-        self, asked: ChatCompletionRequest, generations: Sequence[Generation], writer: AnswerWriter
+        self, request: ChatCompletionRequest, generations: Sequence[Generation], writer: AnswerWriter
     ) -> AsyncIterator[bytes]:
         inbox = self._service.submit(generations)
         open_choices = len(generations)
@@ -151,7 +151,7 @@ class Endpoints:
                     break
                 open_choices -= update.finish is not None
                 yield _event(writer.chunk(index, update))
-            if asked.stream_options and asked.stream_options.include_usage and not open_choices:
+            if request.stream_options and request.stream_options.include_usage and not open_choices:
                 yield _event(writer.usage_chunk())
             yield b"data: [DONE]\n\n"
         finally:
@@ -159,18 +159,18 @@ class Endpoints:
 
 
 async def _collected(inbox: asyncio.Queue[tuple[int, Update]], count: int) -> list[Update]:
-    """The last update of each choice, in order."""
-    found: dict[int, Update] = {}
-    while len(found) < count:
+    """The last update of each choice, in order of index, or the first failure alone."""
+    updates: dict[int, Update] = {}
+    while len(updates) < count:
         index, update = await inbox.get()
-        found[index] = update
+        updates[index] = update
         if update.failure:
             return [update]
-    return [found[index] for index in range(count)]
+    return [updates[index] for index in range(count)]
 
 
 async def _disconnected(request: Request) -> None:
-    """Returns when the client is gone."""
+    """Return when the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -191,11 +191,11 @@ def _event(body: dict[str, Json]) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _dialect_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, DialectError)
     return JSONResponse(error.body(), status_code=error.status)
 
 
-async def _not_served(_: Request, error: Exception) -> Response:
+async def _unknown_route(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse(error_body(str(error.detail), NOT_FOUND, None, error.status_code), error.status_code)

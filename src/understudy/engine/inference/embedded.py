@@ -1,6 +1,7 @@
-"""The embedded inference engine: `python -m understudy.engine.inference.embedded --model DIR ...`.
+"""The embedded inference engine, a process with vLLM's HTTP API.
 
-A process of its own that speaks vLLM's HTTP dialect. Exit codes: 0 ended, 1 the engine died, 2 wrong option or model, 3 address taken.
+Run it with `python -m understudy.engine.inference.embedded --model DIR ...`. Exit codes: 0 regular end, 1 the sampling
+thread died, 2 invalid option or model, 3 the address is in use.
 """
 
 from __future__ import annotations
@@ -28,36 +29,36 @@ from .chat.tool_calls import format_of
 from .decoding.model import load_model
 from .service import SamplingService
 
-_log = logging.getLogger("understudy.sampler")
+logger = logging.getLogger("understudy.sampler")
 _PARENT_CHECK = 0.5  # seconds
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Load the model and serve it until told to stop."""
+    """Load the model, serve it until the process is stopped, and return the exit code."""
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     transformers_logging.disable_progress_bar()
     if options.parent_pid is not None:
-        _end_with(options.parent_pid)
+        _exit_with(options.parent_pid)
     try:
         listener = _bound(options.host, options.port) if options.uds is None else _bound_socket(options.uds)
     except OSError as error:
         place = options.uds or f"--host {options.host} --port {options.port}"
-        _log.error("cannot listen on %s: %s; choose another port", place, error)
+        logger.error("cannot listen on %s: %s; choose another port", place, error)
         return 3
     try:
         service = _service(options)
     except UnderstudyError as error:
         listener.close()
-        _log.error("%s", error)
+        logger.error("%s", error)
         return 2
     gc.collect()
-    gc.freeze()  # what is loaded stays: a full collection over it stops everything for half a second
+    gc.freeze()  # exempts loaded objects from collection, which would pause sampling for half a second
     config = uvicorn.Config(
         build_app(service), log_config=None, access_log=False, timeout_graceful_shutdown=3, lifespan="on"
     )
     place = options.uds or "http://{}:{}".format(*listener.getsockname()[:2])
-    _log.info("serving %s on %s", options.served_model_name, place)
+    logger.info("serving %s on %s", options.served_model_name, place)
     uvicorn.Server(config).run(sockets=[listener])
     return 0
 
@@ -68,19 +69,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--served-model-name", required=True, help="the base model's name in requests")
     parser.add_argument("--host", default="127.0.0.1")
     place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--port", type=int, help="0 takes a free one (see the log)")
+    place.add_argument("--port", type=int, help="0 selects a free port (see the log)")
     place.add_argument("--uds", help="Unix socket to listen on, instead of host and port")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")
     parser.add_argument("--max-batch", type=int, default=64, help="calls decoded together")
-    usual = EngineOptions.model_construct()
+    defaults = EngineOptions.model_construct()
     parser.add_argument(
-        "--max-string", type=int, default=usual.max_string, help="characters of a string in forced JSON"
+        "--max-string", type=int, default=defaults.max_string, help="characters in a string of forced JSON"
     )
-    parser.add_argument("--max-items", type=int, default=usual.max_items, help="elements and properties of forced JSON")
+    parser.add_argument(
+        "--max-items", type=int, default=defaults.max_items, help="elements and properties in forced JSON"
+    )
     parser.add_argument("--threads", type=int, help="CPU threads of the model")
-    parser.add_argument("--parent-pid", type=int, help="end when this process is gone")
+    parser.add_argument("--parent-pid", type=int, help="exit when this process ends")
     return parser
 
 
@@ -94,7 +97,7 @@ def _service(options: argparse.Namespace) -> SamplingService:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1 (got {getattr(options, name)})")
     runner = load_model(options.model, device=options.device, dtype=options.dtype, max_model_len=options.max_model_len)
     difference = runner.probe()
-    _log.info("probe: logits differ from a plain forward pass by at most %.3g", difference)
+    logger.info("probe: logits differ from a plain forward pass by at most %.3g", difference)
     return SamplingService(
         runner,
         name=options.served_model_name,
@@ -103,12 +106,12 @@ def _service(options: argparse.Namespace) -> SamplingService:
         max_items=options.max_items,
         calls=format_of(options.model),
         thinks=thinks(options.model),
-        on_death=lambda: os._exit(1),  # whoever started it starts it again
+        on_death=lambda: os._exit(1),  # the parent process restarts it
     )
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A bound socket, taken before the model is loaded: a taken port fails at once."""
+    """A socket bound to the address. Called before the model is loaded, so that a port in use fails at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     if os.name == "posix":
@@ -131,12 +134,12 @@ def _bound_socket(path: str) -> socket.socket:
     return listener
 
 
-def _end_with(pid: int) -> None:
-    """End this process at once when process `pid` is gone, whatever else it does."""
+def _exit_with(pid: int) -> None:
+    """Exit immediately when process `pid` ends."""
     try:
         parent = psutil.Process(pid)
     except psutil.NoSuchProcess:
-        _log.error("--parent-pid %d is no process: ending", pid)
+        logger.error("--parent-pid %d is not a running process: exiting", pid)
         os._exit(0)
 
     def watch() -> None:

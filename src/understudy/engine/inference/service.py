@@ -1,4 +1,4 @@
-"""From a request to queued calls, and from the scheduler's thread back to whoever awaits them."""
+"""Converts chat requests to generations, queues them, and passes the scheduler's updates to the event loop."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import TypeVar
 
 from ...errors import ConfigError
 from ..protocol import TOO_LONG
-from .chat.answer_shape import Shapes, shape_of
+from .chat.answer_shape import ShapeCompiler, shape_of
 from .chat.answers import AnswerWriter
 from .chat.grammar import Grammars
 from .chat.requests import NOT_FOUND, ChatCompletionRequest, DialectError, read_chat, shortened
 from .chat.template import ChatRenderer
 from .chat.thoughts import CLOSE, OPEN
-from .chat.time_limit import Aside
+from .chat.time_limit import TimeLimitedPool
 from .chat.tool_calls import HERMES, CallFormat
 from .decoding.adapters import Adapter, load_adapter
 from .decoding.generation import Generation, Settings, Update
 from .decoding.model import ModelRunner
 from .decoding.scheduler import Scheduler
-from .decoding.text import Decoder, StopWatch
+from .decoding.text import Decoder, StopDetector
 
 R = TypeVar("R")
 
 _SEED_BITS = 2**64 - 1
 _SMALL = 16 * 2**10
-"""Bytes of a request that is read and rendered at once; a larger one in a thread."""
+"""Largest request, in bytes, that is parsed and rendered on the event loop. Larger ones use a thread."""
 
 
 class SamplingService:
-    """The engine as the HTTP layer sees it. Runs on one event loop; the scheduler has its own thread."""
+    """The engine's interface for the HTTP API. Runs on one event loop; the scheduler has its own thread."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class SamplingService:
         self.decoder = Decoder(runner.tokenizer, kept=(*HERMES.marks, *calls.marks, OPEN, CLOSE))
         self.adapters: dict[str, Adapter] = {}
         self._renderer = ChatRenderer(runner.tokenizer, runner.max_model_len)
-        self._rendering = Aside(4)
+        self._rendering = TimeLimitedPool(4)
         grammars = Grammars(runner.tokenizer, runner.eos, runner.vocabulary, max_string=max_string, max_items=max_items)
-        self._shapes = Shapes(grammars)
+        self._shape_compiler = ShapeCompiler(grammars)
         self._scheduler = Scheduler(runner, self._deliver, max_batch=max_batch, on_death=on_death)
         self._inboxes: dict[Generation, asyncio.Queue[tuple[int, Update]]] = {}
         self._places: dict[Generation, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Start sampling; called on the event loop that will await the answers."""
+        """Start the scheduler's thread. Must be called on the event loop that awaits the updates."""
         self._loop = asyncio.get_running_loop()
         self._scheduler.start()
 
@@ -72,16 +72,16 @@ class SamplingService:
 
     @property
     def dead(self) -> bool:
-        """Whether nothing is sampled any more."""
+        """Whether the scheduler's thread has died."""
         return self._scheduler.dead
 
     @property
     def running(self) -> int:
-        """Calls that somebody awaits."""
+        """Number of generations that a request waits for."""
         return len(self._inboxes)
 
     async def load(self, name: str, path: Path) -> None:
-        """Serve an adapter folder under a new name."""
+        """Load an adapter from a folder. Raises DialectError if the name is in use or the folder is invalid."""
         if name == self.name or name in self.adapters:
             raise DialectError(
                 f"The lora adapter {name!r} has already been loaded: use a new name",
@@ -94,7 +94,7 @@ class SamplingService:
             raise DialectError(f"Loading lora {name} failed: {error}", param="lora_path") from error
 
     def unload(self, name: str) -> None:
-        """Serve an adapter no longer; calls that were queued on it finish."""
+        """Unload an adapter; queued calls that use it finish. Raises DialectError 404 for an unknown name."""
         adapter = self.adapters.pop(name, None)
         if adapter is None:
             raise DialectError(
@@ -103,11 +103,14 @@ class SamplingService:
         self._scheduler.forget(adapter)
 
     async def read(self, body: bytes) -> ChatCompletionRequest:
-        """A chat request; raises DialectError naming the first bad field."""
+        """Parse a chat request. Raises DialectError, which names the first invalid field."""
         return await self._render(lambda: read_chat(body), len(body))
 
     async def generations(self, request: ChatCompletionRequest, size: int) -> list[Generation]:
-        """The calls of a request, one per choice, checked against the model's limits. `size`: bytes of its body."""
+        """The generations of a request, one per choice. `size` is the length of its body in bytes.
+
+        Raises DialectError for an unknown model, a prompt or setting beyond the model's limits, or an invalid schema.
+        """
         if request.model != self.name and request.model not in self.adapters:
             known = ", ".join([self.name, *self.adapters])
             raise DialectError(
@@ -116,17 +119,19 @@ class SamplingService:
                 kind=NOT_FOUND,
                 param="model",
             )
-        adapter = self.adapters.get(request.model)  # looked up before anything is awaited: the call keeps it
+        adapter = self.adapters.get(
+            request.model
+        )  # before any await, so that an unload meanwhile does not affect this request
         shape = shape_of(request)
         prompt_ids = await self._render(lambda: self._renderer.prompt_ids(request), size)
         if prompt_ids and max(prompt_ids) >= self.runner.vocabulary:
             raise DialectError(
-                f"the prompt has token {max(prompt_ids)}, but the model knows 0 to {self.runner.vocabulary - 1}: the "
+                f"the prompt has token {max(prompt_ids)}, but the model has tokens 0 to {self.runner.vocabulary - 1}: the "
                 "tokenizer was extended without the model; resize its embeddings, or leave that token's text out",
                 param="messages",
             )
         settings = self._settings(request, len(prompt_ids))
-        masks = await self._shapes.masks(shape, request.n) if shape else []
+        masks = await self._shape_compiler.masks(shape, request.n) if shape else []
         return [
             Generation(
                 prompt_ids,
@@ -135,17 +140,17 @@ class SamplingService:
                 adapter,
                 streamed=request.stream,
                 mask=masks[index] if masks else None,
-                stop_watch=self._stop_watch(request),
+                stop_detector=self._stop_detector(request),
             )
             for index in range(request.n)
         ]
 
     def writer(self, request: ChatCompletionRequest, prompt_ids: tuple[int, ...]) -> AnswerWriter:
-        """What writes the answer to a request."""
+        """The writer for the answer to a request."""
         return AnswerWriter(request, prompt_ids, self.decoder, self.calls, thinks=self._thinks)
 
     def submit(self, generations: Sequence[Generation]) -> asyncio.Queue[tuple[int, Update]]:
-        """Queue calls; the inbox gets (place among `generations`, update) until each has ended."""
+        """Queue generations. The returned queue receives (index in `generations`, update) until each has ended."""
         inbox: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
         for place, generation in enumerate(generations):
             self._inboxes[generation] = inbox
@@ -154,7 +159,7 @@ class SamplingService:
         return inbox
 
     def release(self, generations: Sequence[Generation]) -> None:
-        """Nobody awaits these calls any more: those still running are cancelled."""
+        """Stop waiting for these generations, and cancel those that still run."""
         running = [generation for generation in generations if self._inboxes.pop(generation, None) is not None]
         for generation in generations:
             self._places.pop(generation, None)
@@ -162,10 +167,10 @@ class SamplingService:
             self._scheduler.cancel(running)
 
     async def _render(self, work: Callable[[], R], size: int) -> R:
-        """What `work` on a request of `size` bytes returns, without holding anybody up."""
+        """Run `work` on a request of `size` bytes, in a thread if the request is large."""
         if size <= _SMALL:
             return work()
-        return await self._rendering.run(work, "messages", "the messages take too long to be rendered: shorten them")
+        return await self._rendering.run(work, "messages", "the messages take too long to render: shorten them")
 
     def _deliver(self, updates: Sequence[tuple[Generation, Update]]) -> None:
         assert self._loop is not None, "started before anything is submitted"
@@ -183,10 +188,10 @@ class SamplingService:
     def _settings(self, request: ChatCompletionRequest, prompt: int) -> Settings:
         limit, vocabulary = self.runner.max_model_len, self.runner.vocabulary
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-        wanted = request.max_completion_tokens or request.max_tokens
-        if prompt + (wanted or 1) > limit:
+        requested = request.max_completion_tokens or request.max_tokens
+        if prompt + (requested or 1) > limit:
             raise DialectError(
-                f"the context is at most {limit} tokens (--max-model-len); the prompt has {prompt} and {field} is {wanted}: "
+                f"the context is at most {limit} tokens (--max-model-len); the prompt has {prompt} and {field} is {requested}: "
                 + (
                     f"lower {field} to {limit - prompt}"
                     if prompt < limit
@@ -195,14 +200,16 @@ class SamplingService:
                 param=field if prompt < limit else "messages",
                 code=TOO_LONG,
             )
-        most = wanted or limit - prompt
-        if request.min_tokens > most:
-            raise DialectError(f"min_tokens {request.min_tokens} is more than {field} {most}", param="min_tokens")
+        max_tokens = requested or limit - prompt
+        if request.min_tokens > max_tokens:
+            raise DialectError(
+                f"min_tokens {request.min_tokens} is more than {field} {max_tokens}: lower it", param="min_tokens"
+            )
         for name, ids in (("stop_token_ids", request.stop_token_ids), ("logit_bias", list(request.logit_bias))):
-            if wrong := [token for token in ids if not 0 <= token < vocabulary]:
-                raise DialectError(f"{name}: {wrong} are no tokens; ids go from 0 to {vocabulary - 1}", param=name)
+            if invalid := [token for token in ids if not 0 <= token < vocabulary]:
+                raise DialectError(f"{name}: {invalid} are not tokens: use ids from 0 to {vocabulary - 1}", param=name)
         return Settings(
-            max_tokens=most,
+            max_tokens=max_tokens,
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=max(request.top_k, 0),
@@ -218,12 +225,12 @@ class SamplingService:
             top_logprobs=request.top_logprobs,
         )
 
-    def _stop_watch(self, request: ChatCompletionRequest) -> StopWatch | None:
+    def _stop_detector(self, request: ChatCompletionRequest) -> StopDetector | None:
         if not request.stops:
             return None
-        return StopWatch(self.decoder, request.stops, skip_special=request.skip_special_tokens)
+        return StopDetector(self.decoder, request.stops, skip_special=request.skip_special_tokens)
 
 
 def _seeded(settings: Settings, seed: int, index: int) -> Settings:
-    """Choices of one seeded request differ by their index."""
+    """Add the choice's index to the seed, so that choices of one request differ."""
     return replace(settings, seed=(seed & _SEED_BITS, index))

@@ -19,7 +19,8 @@ from typing import TextIO
 
 from pydantic import ValidationError
 
-from ...errors import UnderstudyError
+from understudy.errors import UnderstudyError
+
 from ..precision import device_name
 from ..protocol import COMMANDS, Command, Failed, StopCommand
 from . import unsloth_loader
@@ -30,8 +31,10 @@ PARENT_DIED = 3
 
 
 def read_commands(stream: TextIO) -> Iterator[Command]:
-    """Commands as they come. When the stream ends before a stop command the parent has died: the process ends at once,
-    so that it cannot write beside its successor; checkpoints are whole at any moment."""
+    """Yield commands as they arrive, read in a thread.
+
+    If the stream ends without a stop command, the parent has died. The process then exits at once, so that it cannot
+    write beside its successor; this is safe because checkpoints are complete at any moment."""
     queue: Queue[Command] = Queue()
 
     def read() -> None:
@@ -55,7 +58,7 @@ def read_commands(stream: TextIO) -> Iterator[Command]:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m understudy.engine.learner", description="Understudy's learner.")
     parser.add_argument("--base", required=True, help="folder of the base model")
     parser.add_argument("--name", default=None, help="the base's name, written into adapters (default: the folder)")
@@ -78,7 +81,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def original_stdout() -> TextIO:
-    """The stdout that the process was given, for events only; file descriptor 1 becomes stderr, also for C libraries."""
+    """Reserve the process's stdout for events and return it. File descriptor 1 becomes stderr, also for C libraries."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
@@ -90,7 +93,8 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until a stop command, SIGTERM or the end of stdin."""
+    """Serve until a stop command, SIGTERM or the end of stdin. Returns the exit code: 1 if the learner did not
+    start."""
     arguments = parse(argv)
     events = original_stdout()
     signal.signal(signal.SIGTERM, _end)

@@ -1,4 +1,4 @@
-"""Group-relative advantages: plain numbers in, plain numbers out."""
+"""Group-relative advantages: a rollout's reward compared with the rewards of its group. Plain numbers, no tensors."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass
 
 STD_EPSILON = 1e-6
 LARGEST_REWARD = 1e100
-"""Sums of squares of larger ones overflow."""
+"""Larger rewards are rejected: their sums of squares could overflow."""
 SMALLEST_REST = 1e-9
-"""What rounding leaves of a reward without its parts, relative to the largest part."""
+"""Rounding error of a reward minus its call rewards, relative to the largest of them. A smaller rest counts as 0."""
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """`values[g][i]` belongs to rollout i of group g; None: it trains nothing (unscored, dropped, or no spread).
+    """The advantages of a step. `values[g][i]` is that of rollout i of group g; None: the rollout is not trained,
+    because it is unscored, its group is too small, or its group's rewards are equal.
 
-    `by_call[g][i][k]` belongs to the calls of rollout i before which k of its call rewards were earned; None unless the
-    advantages are per call. `values` has those of the first calls then."""
+    `by_call` is None unless advantages are per call. Then `by_call[g][i][k]` is the advantage of the calls of rollout i
+    that follow its first k call rewards, and `values[g][i]` is `by_call[g][i][0]`."""
 
     values: tuple[tuple[float | None, ...], ...]
     too_few: int  # groups with fewer scored rollouts than min_group_size
@@ -27,22 +28,34 @@ class Advantages:
 
     @property
     def of_calls(self) -> tuple[tuple[tuple[float, ...] | None, ...], ...]:
-        """`by_call`, or the one advantage of each rollout."""
+        """`by_call`, or one advantage per rollout as a tuple of length 1."""
         if self.by_call is not None:
             return self.by_call
         return tuple(tuple(None if value is None else (value,) for value in group) for group in self.values)
 
     @property
     def trained_groups(self) -> int:
+        """Number of groups that have advantages."""
         return len(self.values) - self.too_few - self.no_spread
 
 
 def group_advantages(
     rewards: Sequence[Sequence[float | None]], *, min_group_size: int, divide_by_std: bool
 ) -> Advantages:
-    """Reward minus the mean of the group's scored rollouts, divided by their population standard deviation + 1e-6
-    if asked (GRPO 2402.03300, section 4.1.2; undivided: Dr. GRPO 2503.20783, section 3.2). None is unscored: it is
-    neither 0 nor part of the mean. Raises ValueError for a reward that is not finite or beyond `LARGEST_REWARD`."""
+    """One advantage per rollout: its reward minus the mean reward of the group's scored rollouts.
+
+    `divide_by_std` divides by their population standard deviation + 1e-6 (GRPO 2402.03300, section 4.1.2); Dr. GRPO
+    2503.20783, section 3.2, does not. A reward of None (unscored) gets None and does not enter the mean. Raises
+    ValueError for a reward that is not finite or beyond `LARGEST_REWARD`.
+
+    The first group has an unscored rollout; the second has equal rewards, so it trains nothing:
+
+    >>> advantages = group_advantages([[1.0, 3.0, None], [2.0, 2.0]], min_group_size=2, divide_by_std=False)
+    >>> advantages.values
+    ((-1.0, 1.0, None), (None, None))
+    >>> advantages.no_spread, advantages.trained_groups
+    (1, 1)
+    """
     values: list[tuple[float | None, ...]] = []
     too_few = no_spread = 0
     for g, group in enumerate(rewards):
@@ -66,15 +79,20 @@ def call_advantages(
     min_group_size: int,
     divide_by_std: bool,
 ) -> Advantages:
-    """Advantages per call, from the parts of a rollout's reward that were earned after its calls.
+    """Advantages per call, from the parts of the reward that were earned after the calls (`log_reward`).
 
     Process supervision of GRPO (2402.03300, section 4.1.3): all parts of a group are normalised together, and a call's
-    advantage is the sum of the normalised parts that were earned after it. What is left of a reward without its
-    `call_rewards[g][i]` is one part more, earned at the end, where any rollout of the group has such a rest. Raises
-    ValueError as `group_advantages` does.
+    advantage is the sum of the normalised parts that were earned after it. `call_rewards[g][i]`: the parts of rollout
+    i, in order. The rest, reward minus the sum of the parts, is one more part at the end of every rollout, unless it
+    is zero in the whole group. Raises ValueError as `group_advantages` does.
 
-    Two rollouts with the rewards 1 and 3, of which 1 and (1, 2) were earned after calls: the parts are 1 | 1, 2, their
-    mean is 4/3, and undivided the advantages are -1/3 | 1/3 for the first calls, 2/3 for the calls after the first part.
+    Two rollouts have the rewards 1 and 3, with the parts (1) and (1, 2). The mean of all parts is 4/3, so the
+    normalised parts are (-1/3) and (-1/3, 2/3). The first calls get -1/3 and 1/3, those after the first part 0 and
+    2/3:
+
+    >>> advantages = call_advantages([[1.0, 3.0]], [[[1.0], [1.0, 2.0]]], min_group_size=2, divide_by_std=False)
+    >>> [[round(value, 3) for value in rollout] for rollout in advantages.by_call[0]]
+    [[-0.333, 0.0], [0.333, 0.667, 0.0]]
     """
     values: list[tuple[float | None, ...]] = []
     by_call: list[tuple[tuple[float, ...] | None, ...]] = []
@@ -82,17 +100,17 @@ def call_advantages(
     for g, (group, earned) in enumerate(zip(rewards, call_rewards, strict=True)):
         scored = _scored(g, group)
         parts = _parts(group, earned)
-        every = [part for rollout in parts if rollout is not None for part in rollout]
+        all_parts = [part for rollout in parts if rollout is not None for part in rollout]
         to_go: tuple[tuple[float, ...] | None, ...] = (None,) * len(group)
         if len(scored) < min_group_size:
             too_few += 1
-        elif not every or min(every) == max(every):
+        elif not all_parts or min(all_parts) == max(all_parts):
             no_spread += 1
         else:
-            mean, scale = _moments(every, divide_by_std)
+            mean, scale = _moments(all_parts, divide_by_std)
             to_go = tuple(
-                None if part is None else _sums_to_go([(reward - mean) / scale for reward in part], len(own) + 1)
-                for part, own in zip(parts, earned, strict=True)
+                None if rollout is None else _sums_to_go([(part - mean) / scale for part in rollout], len(own) + 1)
+                for rollout, own in zip(parts, earned, strict=True)
             )
         by_call.append(to_go)
         values.append(tuple(None if sums is None else sums[0] for sums in to_go))
@@ -100,7 +118,7 @@ def call_advantages(
 
 
 def _parts(group: Sequence[float | None], earned: Sequence[Sequence[float]]) -> list[list[float] | None]:
-    """The parts of each scored reward in the order in which they were earned."""
+    """Per rollout, the parts of its reward in the order in which they were earned, the rest last; None: unscored."""
     rests = [None if reward is None else reward - math.fsum(own) for reward, own in zip(group, earned, strict=True)]
     at_the_end = any(
         rest is not None and (not own or abs(rest) > SMALLEST_REST * max(1.0, *map(abs, own)))
@@ -113,6 +131,7 @@ def _parts(group: Sequence[float | None], earned: Sequence[Sequence[float]]) -> 
 
 
 def _sums_to_go(parts: Sequence[float], count: int) -> tuple[float, ...]:
+    """The sums of the parts after the first 0, 1, ..., count - 1 of them."""
     return tuple(math.fsum(parts[k:]) for k in range(count))
 
 
@@ -136,7 +155,7 @@ def _advantages(
 
 
 def _moments(rewards: Sequence[float], divide_by_std: bool) -> tuple[float, float]:
-    """The mean, and what deviations from it are divided by."""
+    """The mean, and what the deviations from it are divided by."""
     mean = math.fsum(rewards) / len(rewards)
     if not divide_by_std:
         return mean, 1.0

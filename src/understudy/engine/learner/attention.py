@@ -1,11 +1,12 @@
-"""Attention on a token tree, registered with transformers under `NAME`. Rows without a tree take torch's SDPA.
+"""Attention on a token tree, registered with transformers under `NAME` and `WINDOWED`. Rows without a tree take torch's
+SDPA. In layers with a sliding window a token sees those of its ancestors that are nearer than the window.
 
-flash_pieces  On CPU the pieces of `pieces.py` run through torch's flash kernel. The softmax parts of a query are merged
-              by their log-sum-exp; given the merged output and log-sum-exp, the kernel's backward yields each part's
-              exact gradient (the identity of ring attention, 2310.01889).
-flex          On CUDA one block-sparse kernel, `flex.py`.
-runs          Elsewhere each run attends to its concatenated ancestors by SDPA.
-"""
+flash_pieces  On CPU: one call of torch's flash kernel per piece of `pieces.py`. The parts of a query's softmax are
+merged by their log-sum-exp. With the merged output and log-sum-exp as inputs, the kernel's backward pass computes the
+exact gradient of every part (as in ring attention, 2310.01889).
+flex          On CUDA: one block-sparse kernel, see `flex.py`.
+runs          Elsewhere, and on CPU where a window hides an ancestor: one call of SDPA per run, whose keys are its
+concatenated ancestors and itself."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch's custom operators and autograd functions carry no types.
@@ -23,17 +24,26 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ..token_tree import Ints, Segments
 from . import flex
+from .blocks import Nearness
 from .cost import AttentionName
 from .pieces import Kind, Piece
 
 NAME = "understudy_tree"
 """The attention implementation's name. It has no mask function, so transformers builds no mask for it."""
+WINDOWED = "understudy_tree_windowed"
+"""The name for models with sliding windows. transformers builds SDPA's masks for their plain rows."""
+NAMES = (NAME, WINDOWED)
+NO_MASK = torch.zeros(1, 1, 1, 1)
+"""The mask that a tree row of a `WINDOWED` model is called with: transformers passes a mask of four dimensions on
+unchanged, and so builds none."""
 
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""What some architectures do to the scores: attention on a tree would leave it out without a word."""
+"""Arguments by which some architectures change the attention scores. Tree attention does not implement them, so it
+raises."""
 
 logger = logging.getLogger(__name__)
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # returns the log-sum-exp
@@ -42,7 +52,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 @dataclass(frozen=True)
 class Choice:
-    """The attention that trees take; `reason`: why not FlexAttention, on a device that is no CPU."""
+    """The attention for trees. `reason`: why it is not FlexAttention; None on CPU."""
 
     name: AttentionName
     reason: str | None = None
@@ -50,9 +60,10 @@ class Choice:
 
 @cache
 def choose(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> Choice:
-    """Which attention trees take, logged once. Never by a row's length: the mask probe must see what training uses.
+    """Choose the attention for trees; logged once. The choice does not depend on a row's length, so the mask probe
+    tests the attention that training uses.
 
-    On CUDA the first call compiles FlexAttention and holds it to dense attention, forward and backward.
+    On CUDA the first call compiles FlexAttention and compares it with dense attention, forward and backward.
     """
     if device.type == "cpu":
         return Choice("flash_pieces")
@@ -64,9 +75,10 @@ def choose(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, 
 
 
 class TreeContext:
-    """What attention must know of one tree row: its runs, pieces and subtree ends. Masks are made once per row.
+    """One tree row as tree attention needs it: runs, pieces and subtree ends [T]. Masks are built once per row.
 
-    `attention` forces a kind, for comparisons. Pieces are needed for `flash_pieces` alone.
+    `attention` forces a kind, for comparisons. Only `flash_pieces` uses `pieces`. `calls` counts the layers that have
+    computed attention on this row, those computed again in the backward pass included.
     """
 
     def __init__(
@@ -79,31 +91,49 @@ class TreeContext:
         self.segments = segments
         self.pieces = pieces
         self.attention: AttentionName | None = attention
+        self.calls = 0
         self._ends = subtree_end
         self._subtree_end = torch.from_numpy(subtree_end)
-        self._flex_masks: dict[torch.device, BlockMask] = {}
+        self._flex_masks: dict[tuple[torch.device, int | None], BlockMask] = {}
         self._masks: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
-    def flex_mask(self, device: torch.device) -> BlockMask:
-        """FlexAttention's mask of the row."""
-        if device not in self._flex_masks:
-            self._flex_masks[device] = flex.block_mask(self._ends, device)
-        return self._flex_masks[device]
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of every tree in the row."""
+        roots = self.segments.parent < 0
+        return (self.segments.subtree_end[roots] - self.segments.start[roots]).tolist()
+
+    def cut_off(self, window: int | None) -> int | None:
+        """The sliding window, in tokens, if it hides an ancestor from a token of this row; else None."""
+        if window is None:
+            return None
+        deepest = int((self.segments.depth + self.segments.end - self.segments.start).max()) - 1
+        return window if window <= deepest else None
+
+    def flex_mask(self, device: torch.device, window: int | None = None) -> BlockMask:
+        """FlexAttention's mask of the row, in layers with a sliding window of so many tokens."""
+        key = (device, window)
+        if key not in self._flex_masks:
+            near = None if window is None else Nearness(self.segments.positions, window)
+            self._flex_masks[key] = flex.block_mask(self._ends, device, near)
+        return self._flex_masks[key]
 
     def block_mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
         """The additive mask [1, 1, n, n] of tokens start..end-1 among themselves."""
         key = (start, end, dtype)
         if key not in self._masks:
-            at = torch.arange(start, end)
-            seen = (at[None] <= at[:, None]) & (at[:, None] < self._subtree_end[start:end][None])
+            index = torch.arange(start, end)
+            seen = (index[None] <= index[:, None]) & (index[:, None] < self._subtree_end[start:end][None])
             mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
             self._masks[key] = mask[None, None]
         return self._masks[key]
 
 
 def register() -> None:
-    """Make `attn_implementation=NAME` known to transformers; harmless when repeated."""
+    """Register `attn_implementation=NAME` and `WINDOWED` with transformers. May be called repeatedly."""
     AttentionInterface.register(NAME, tree_attention)
+    AttentionInterface.register(WINDOWED, tree_attention)
+    AttentionMaskInterface.register(WINDOWED, sdpa_mask)
 
 
 def tree_attention(
@@ -115,31 +145,36 @@ def tree_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     understudy_tree: TreeContext | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,  # transformers' own protocol of attention functions
 ) -> tuple[Tensor, None]:
-    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D]; on a tree B is 1. Raises ValueError for
-    what attention on a tree does not compute: a mask, dropout, changed scores."""
+    """transformers' attention function: query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D].
+
+    With `understudy_tree`, B is 1 and the tree is the mask, within `sliding_window` tokens of depth; without it, this
+    is SDPA. Raises ValueError for arguments that tree attention does not implement: a mask, dropout, changed scores."""
     if understudy_tree is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    if attention_mask is not None or dropout:
+    if (attention_mask is not None and attention_mask.shape != NO_MASK.shape) or dropout:
         raise ValueError("tree attention takes no mask and no dropout: the tree is the mask")
     for name in UNSUPPORTED:
         if kwargs.get(name) is not None:
             raise ValueError(f"this model's attention takes {name}, which attention on a tree does not compute")
+    understudy_tree.calls += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window = understudy_tree.cut_off(sliding_window)
     name = understudy_tree.attention or _chosen(query, key, value)
     if name == "flex":
-        out = flex.attend(query, key, value, understudy_tree.flex_mask(query.device), scale)
+        out = flex.attend(query, key, value, understudy_tree.flex_mask(query.device, window), scale)
         return out.transpose(1, 2).contiguous(), None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if name == "flash_pieces":
+    if name == "flash_pieces" and window is None:
         out = _TreeAttention.apply(query, key, value, understudy_tree, scale)
     else:
-        out = by_runs(query, key, value, understudy_tree.segments, scale)
+        out = by_runs(query, key, value, understudy_tree.segments, scale, window)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -149,8 +184,11 @@ def _chosen(query: Tensor, key: Tensor, value: Tensor) -> AttentionName:
     return choose(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[-1]).name
 
 
-def by_runs(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
-    """The portable path, for any device: each run's queries against its concatenated ancestors and itself."""
+def by_runs(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float, window: int | None = None
+) -> Tensor:
+    """The portable implementation: every run's queries attend to its concatenated ancestors and itself, within
+    `window` tokens. Shapes as in `tree_attention`, but key and value have H heads, and the result is [1, H, T, D]."""
     lengths: list[int] = (segments.end - segments.start).tolist()
     queries, keys, values = query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2)
     parents: list[int] = segments.parent.tolist()
@@ -161,12 +199,16 @@ def by_runs(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale
             chain.insert(0, above)
         depth = int(segments.depth[s])
         seen = torch.ones(own, depth + own, dtype=torch.bool, device=query.device).tril_(depth)
+        first = 0
+        if window is not None:
+            seen.triu_(depth - window + 1)
+            first = max(0, depth - window + 1)  # no query of the run sees an earlier ancestor
         outs.append(
             scaled_dot_product_attention(
                 queries[s],
-                torch.cat([keys[i] for i in chain], 2),
-                torch.cat([values[i] for i in chain], 2),
-                attn_mask=seen,
+                torch.cat([keys[i] for i in chain], 2)[:, :, first:],
+                torch.cat([values[i] for i in chain], 2)[:, :, first:],
+                attn_mask=seen[:, first:],
                 scale=scale,
             )
         )
@@ -174,7 +216,7 @@ def by_runs(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale
 
 
 class _TreeAttention(torch.autograd.Function):
-    """query, key, value [1, H, T, D] of one tree row, on CPU -> [1, H, T, D]."""
+    """flash_pieces: query, key, value [1, H, T, D] of one tree row, on CPU -> [1, H, T, D]."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tree: TreeContext, scale: float) -> Tensor:
@@ -182,7 +224,7 @@ class _TreeAttention(torch.autograd.Function):
         out = query.new_empty(1, tokens, heads, width).transpose(1, 2)
         lse_type = torch.float64 if query.dtype == torch.float64 else torch.float32
         lse = query.new_empty(1, tokens, heads, dtype=lse_type).transpose(1, 2)
-        exact = out if out.dtype == lse_type else out.to(lse_type)  # half precision is merged in float32
+        exact = out if out.dtype == lse_type else out.to(lse_type)  # half precision accumulates in float32
         for piece in tree.pieces:
             part, part_lse = _flash(
                 _cut(query, piece.query, piece.batch),
@@ -230,14 +272,15 @@ class _TreeAttention(torch.autograd.Function):
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Merge a softmax part into `out` and `lse`, in place: out = sum of parts weighted by exp(their lse - total)."""
+    """Merge a part of the softmax into `out` and `lse`, in place. The parts of `out` are weighted by exp(lse - total
+    lse)."""
     weight = torch.sigmoid(part_lse - lse)  # exp(part_lse) / (exp(part_lse) + exp(lse))
     lse.copy_(torch.logaddexp(lse, part_lse))
     out.lerp_(part.to(out.dtype), weight.unsqueeze(-1))
 
 
 def _cut(whole: Tensor, span: tuple[int, int], batch: int) -> Tensor:
-    """The slice of [1, H, T, ...] as [batch, H, T / batch, ...]: a view."""
+    """The tokens `span` of a tensor [1, H, T, ...] as a view [batch, H, n / batch, ...]."""
     piece = whole[:, :, span[0] : span[1]]
     if batch == 1:
         return piece
@@ -249,6 +292,6 @@ def _mask(tree: TreeContext, piece: Piece, dtype: torch.dtype) -> Tensor | None:
 
 
 def _like(source: Tensor) -> Tensor:
-    """An empty tensor [1, H, T, D] laid out as [1, T, H, D], as the projections need it."""
+    """An empty tensor [1, H, T, D] with the memory layout [1, T, H, D], which the projections need."""
     _, heads, tokens, width = source.shape
     return source.new_empty(1, tokens, heads, width).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The batch of a step: which sampled tokens are targets, with their settings, advantages and recorded logprobs. Pure."""
+"""The batch of a step: its targets (the sampled tokens to train), with settings, advantages and recorded logprobs."""
 
 from __future__ import annotations
 
@@ -21,67 +21,85 @@ Groups = Sequence[Sequence[JobTrajectory]]
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """The targets of a step, numbered 0..N-1: trained samples in order, their completion tokens in order.
+    """The targets of a step, numbered 0..N-1: the completion tokens of `samples`, in order. A row of training refers to
+    its targets by these numbers.
 
-    `samples[c]` is trained call c; arrays are [N]: `trajectory` indexes `trajectories`, `call` indexes `samples`,
-    `sampler` is the recorded logprob, NaN where it cannot be used (none given, or the call was constrained).
-    `advantages` is the advantage of the trajectory (or the call) times the weight of the call: the policy gradient is linear in it, so the
-    weight scales the gradient of that call alone. It is no part of any denominator, nor of the KL term.
-    """
+    A call's weight scales its advantage. The policy gradient is linear in the advantage, so the weight scales the
+    gradient of that call alone; it does not enter the divisors or the KL term."""
 
-    trajectories: tuple[str, ...]
-    samples: tuple[Sample, ...]
-    settings: TargetSettings
-    trajectory: NDArray[np.int64]
-    call: NDArray[np.int64]
-    advantages: NDArray[np.float64]
-    sampler: NDArray[np.float64]
-    left_out: Counter[str]  # why calls of trained trajectories are context only: excluded, greedy, not_trained
-    unused: int  # calls of trajectories with an advantage whose output the app threw away
-    without_targets: tuple[str, ...]  # trajectories with an advantage and nothing to train
+    trajectories: tuple[str, ...]  # ids of the trained trajectories
+    samples: tuple[Sample, ...]  # the trained calls, one sample per choice of a call
+    settings: TargetSettings  # token ids and sampling settings, [N]
+    trajectory: NDArray[np.int64]  # [N], index into `trajectories`
+    call: NDArray[np.int64]  # [N], index into `samples`
+    advantages: NDArray[np.float64]  # [N], advantage of the trajectory (or of the call) times the call's weight
+    sampler: NDArray[np.float64]  # [N], recorded logprob in nats; NaN: not recorded, or the call was constrained
+    left_out: Counter[str]  # calls of trajectories with an advantage that are not in `samples`, by reason
+    unused: int  # calls of trajectories with an advantage whose output the app discarded
+    without_targets: tuple[str, ...]  # trajectories with an advantage, but without targets
 
     def __len__(self) -> int:
         return len(self.trajectory)
 
     def minibatches(self, count: int) -> tuple[tuple[Sample, ...], ...]:
-        """The samples dealt by trajectory, one after another, so that each gets a like part of every group; never an empty
-        one."""
+        """Assign trajectories to `count` minibatches round robin, so that every minibatch has a share of every group.
+
+        Returns the samples of every minibatch; empty minibatches are left out."""
         owner = [int(self.trajectory[sample.offset]) % count for sample in self.samples]
-        dealt = (tuple(s for s, o in zip(self.samples, owner, strict=True) if o == m) for m in range(count))
-        return tuple(samples for samples in dealt if samples)
+        parts = (tuple(s for s, o in zip(self.samples, owner, strict=True) if o == m) for m in range(count))
+        return tuple(samples for samples in parts if samples)
 
 
 def make_batch(groups: Groups, advantages: Advantages) -> TrainBatch:
-    """The targets of every trajectory that has an advantage. A call of weight 0 is none, and counts nowhere but in
-    `left_out`: the batch is the one that it would be without the call."""
+    """Collect the targets of all trajectories that have an advantage.
+
+    The completion tokens of a call are targets unless its weight is 0 or its temperature is 0. A call without targets
+    counts in `left_out` and changes nothing else in the batch: later calls have its tokens in their own prompts.
+
+    Two rollouts, the first with two calls. Every completion token is a target with its trajectory's advantage:
+
+    >>> from understudy.engine.protocol import JobTrajectory, Sample
+    >>> from understudy.engine.learner.advantage import group_advantages
+    >>> def sample(prompt, completion):
+    ...     return Sample.bare(np.array(prompt, np.int32), np.array(completion, np.int32))
+    >>> first = JobTrajectory("traj-a", 1.0, (sample([1, 2], [3, 4]), sample([1, 2, 3, 4, 5], [6])))
+    >>> second = JobTrajectory("traj-b", 0.0, (sample([1, 2], [7]),))
+    >>> advantages = group_advantages([[first.reward, second.reward]], min_group_size=2, divide_by_std=False)
+    >>> batch = make_batch([[first, second]], advantages)
+    >>> batch.settings.token_ids.tolist(), batch.trajectory.tolist(), batch.call.tolist()
+    ([3, 4, 6, 7], [0, 0, 0, 1], [0, 0, 1, 2])
+    >>> batch.advantages.tolist()
+    [0.5, 0.5, 0.5, -0.5]
+    """
     trajectories: list[str] = []
     without: list[str] = []
     left_out: Counter[str] = Counter()
-    kept: list[tuple[int, float, Sample]] = []
+    trained: list[tuple[int, float, Sample]] = []
     unused = 0
     for group, values in zip(groups, advantages.of_calls, strict=True):
         for trajectory, of_calls in zip(group, values, strict=True):
             if of_calls is None:
                 continue
-            before = len(kept)
+            before = len(trained)
             left_out["not_trained"] += trajectory.left_out
             unused += sum(sample.unused for sample in trajectory.samples)
             for sample in trajectory.samples:
-                reason = _context_only(sample)
+                reason = _why_not_trained(sample)
                 if reason is None:
+                    # Without call rewards `of_calls` has one entry, the trajectory's advantage.
                     advantage = of_calls[min(sample.earned_before, len(of_calls) - 1)]
-                    kept.append((len(trajectories), advantage * sample.weight, sample))
+                    trained.append((len(trajectories), advantage * sample.weight, sample))
                 else:
                     left_out[reason] += 1
-            if len(kept) == before:
+            if len(trained) == before:
                 without.append(trajectory.id)
             else:
                 trajectories.append(trajectory.id)
-    return _joined(tuple(trajectories), kept, left_out, unused, tuple(without))
+    return _as_batch(tuple(trajectories), trained, left_out, unused, tuple(without))
 
 
-def _context_only(sample: Sample) -> str | None:
-    """Why none of the call's tokens is a target; None when they are."""
+def _why_not_trained(sample: Sample) -> str | None:
+    """Why the call's tokens are no targets, as a key of `TrainBatch.left_out`; None: they are targets."""
     if sample.weight == 0:
         return "excluded"
     if not len(sample.completion_ids):
@@ -89,14 +107,14 @@ def _context_only(sample: Sample) -> str | None:
     return "greedy" if sample.sampling.temperature <= 0 else None
 
 
-def _joined(
+def _as_batch(
     trajectories: tuple[str, ...],
-    kept: Sequence[tuple[int, float, Sample]],
+    trained: Sequence[tuple[int, float, Sample]],
     left_out: Counter[str],
     unused: int,
     without: tuple[str, ...],
 ) -> TrainBatch:
-    samples = numbered([sample for _, _, sample in kept])
+    samples = numbered([sample for _, _, sample in trained])
     lengths = np.array([len(sample.completion_ids) for sample in samples], np.int64)
     call = np.repeat(np.arange(len(samples)), lengths)
 
@@ -118,9 +136,9 @@ def _joined(
             top_k=spread([sample.sampling.top_k for sample in samples], np.int64),
             min_p=spread([sample.sampling.min_p for sample in samples], np.float64),
         ),
-        trajectory=spread([t for t, _, _ in kept], np.int64),
+        trajectory=spread([t for t, _, _ in trained], np.int64),
         call=call,
-        advantages=spread([advantage for _, advantage, _ in kept], np.float64),
+        advantages=spread([advantage for _, advantage, _ in trained], np.float64),
         sampler=np.where(constrained, np.nan, recorded),
         left_out=left_out,
         unused=unused,

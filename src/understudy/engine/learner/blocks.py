@@ -1,7 +1,9 @@
-"""Which blocks of a tree's attention are full, partial or empty, from `subtree_end` alone. Pure numpy.
+"""Which blocks of a tree's attention mask are full, partial or empty, computed from `subtree_end`. Pure numpy.
 
-Of the keys k before a block of queries q0..q1-1, query q sees k iff q < subtree_end[k]. So a whole block of keys is seen
-iff its smallest end is at least q1, and some of it iff its largest end is above q0: two numbers per block decide.
+Query q sees an earlier key k iff q < subtree_end[k]. Take a block of queries q0..q1-1 and an earlier block of keys. The
+block is full iff the smallest subtree_end of its keys is at least q1. It is not empty iff the largest is above q0. In a
+layer with a sliding window q must also be less than `window` deeper in the tree than k. Bounds of the depths in both
+blocks say so: a block that is empty because of the window may count as partial.
 """
 
 from __future__ import annotations
@@ -14,24 +16,30 @@ from numpy.typing import NDArray
 from ..token_tree import Ints
 
 BLOCK = 128
-"""Tokens per block: FlexAttention's default, and a multiple of every tile its kernels use."""
+"""Tokens per block: FlexAttention's default, and a multiple of all tile sizes of its kernels."""
 FEWEST = 2
-"""Blocks of the smallest mask: a dimension of 1 would be compiled for by itself."""
+"""Minimum number of blocks per mask: a dimension of size 1 triggers a separate compilation."""
 
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
+class Nearness:
+    """A sliding window: a token at depth d sees ancestors deeper than d - window. `depth`: int64 [T]."""
+
+    depth: Ints
+    window: int
+
+
+@dataclass(frozen=True)
 class Blocks:
-    """The mask of n blocks: `partial` and `full` are bool [n, n], query block by key block; what is neither is empty.
+    """A block-sparse mask of n x n blocks, query block by key block. A block that is neither partial nor full is
+    empty."""
 
-    `subtree_end` is [n * size]: each token of the padding on the right is a tree of its own, so that every query sees a key.
-    """
-
-    size: int
-    subtree_end: Ints
-    partial: Bools
-    full: Bools
+    size: int  # tokens per block
+    subtree_end: Ints  # [n * size]; every padding token on the right is a tree of its own, so each query sees a key
+    partial: Bools  # [n, n]
+    full: Bools  # [n, n]
 
     @property
     def pairs(self) -> int:
@@ -39,8 +47,9 @@ class Blocks:
         return int(self.partial.sum() + self.full.sum()) * self.size**2
 
 
-def blocks(subtree_end: Ints, size: int = BLOCK) -> Blocks:
-    """The blocks of a forest's mask, from its int64 [T]; `size` is at least 2."""
+def blocks(subtree_end: Ints, size: int = BLOCK, near: Nearness | None = None) -> Blocks:
+    """The blocks of a forest's mask. `subtree_end`: int64 [T]; `size`: tokens per block, at least 2; `near`: the
+    layer's sliding window."""
     tokens = len(subtree_end)
     count = max(FEWEST, -(-tokens // size))
     ends = np.concatenate([subtree_end, np.arange(tokens, count * size) + 1])
@@ -49,4 +58,9 @@ def blocks(subtree_end: Ints, size: int = BLOCK) -> Blocks:
     before = np.tri(count, k=-1, dtype=np.bool_)
     full = before & (by_block.min(1)[None] >= first + size)
     some = before & (by_block.max(1)[None] > first)
+    if near is not None:
+        depth = np.concatenate([near.depth, np.zeros(count * size - tokens, np.int64)]).reshape(count, size)
+        low, high = depth.min(1), depth.max(1)
+        full &= high[:, None] - low[None] < near.window
+        some &= low[:, None] - high[None] < near.window
     return Blocks(size, ends, (some & ~full) | np.eye(count, dtype=np.bool_), full)

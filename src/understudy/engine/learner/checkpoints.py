@@ -1,5 +1,5 @@
-"""How the learner writes checkpoints: beside, synced, renamed into place; the folder named by its step is whole or absent.
-What is in one and what is whole: `engine.checkpoint_files`."""
+"""Writes and reads the learner's part of checkpoints. A checkpoint is written to a scratch folder, synced and renamed,
+so the folder named by its step is complete or absent. `engine.checkpoint_files` defines its files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save  # pyright: ignore[reportUnknownVariableType]  # safetensors is only partly typed
 from torch import Tensor
 
-from ...errors import EngineError
+from understudy.errors import EngineError
+
 from .. import checkpoint_files
 from ..checkpoint_files import NOTE, OPTIMIZER, OPTIMIZER_NOTE, RNG, Checkpoint, CheckpointNote, sync
 from .loss_scale import LossScale
@@ -24,7 +25,8 @@ _SCRATCH = ".scratch-"
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """AdamW's tensors by `{parameter name}|{field}`, the optimizer updates in the model's life, a float16 base's scale."""
+    """AdamW's tensors named `{parameter name}|{field}`, the model's total of optimizer updates, and the loss scale of a
+    float16 base."""
 
     tensors: dict[str, Tensor]
     updates: int
@@ -32,13 +34,13 @@ class OptimizerState:
 
 
 def newest(folder: Path, warn: Callable[[str], None], *, trusted: int = 0) -> Checkpoint | None:
-    """The newest whole checkpoint; damaged ones are named in a warning and passed over. `trusted`: a step whose digests
-    this process knows already."""
+    """The newest complete checkpoint, or None. Damaged ones are skipped with a warning. `trusted`: a step whose digests
+    this process has already checked."""
     return next(checkpoint_files.whole(folder, lambda _, error: warn(str(error)), trusted=trusted), None)
 
 
 def made_by(folder: Path, model: str, request_id: str) -> Checkpoint | None:
-    """The whole checkpoint that a train request of this model made, if any."""
+    """The complete checkpoint that this train request of the model wrote, or None."""
     for step in checkpoint_files.steps(folder):
         path = checkpoint_files.path_of(folder, step)
         try:
@@ -46,19 +48,20 @@ def made_by(folder: Path, model: str, request_id: str) -> Checkpoint | None:
             if note.request_id == request_id and note.model == model:
                 return checkpoint_files.read(path)
         except (EngineError, OSError, ValueError):
-            continue  # `newest` warns of it; a damaged checkpoint is no result
+            continue  # `newest` warns about it
     return None
 
 
 def remove_scratch(folder: Path) -> None:
-    """Remove what a killed process left half written. Raises OSError."""
+    """Remove the incomplete checkpoints of a killed process. Raises OSError."""
     if folder.is_dir():
         for child in folder.glob(f"{_SCRATCH}*"):
             shutil.rmtree(child)
 
 
 class Draft:
-    """A checkpoint being written in a scratch folder. `commit` puts it in place; leaving without it removes it."""
+    """A checkpoint that is being written to the scratch folder `path`. `commit` renames it to `target`; leaving the
+    block without a commit removes it."""
 
     def __init__(self, folder: Path, step: int) -> None:
         self.folder = folder
@@ -72,20 +75,20 @@ class Draft:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)  # gone when committed; else the next start removes what stays
+        shutil.rmtree(self.path, ignore_errors=True)  # absent after a commit; the next start removes leftovers
 
     def write_optimizer(self, state: OptimizerState) -> None:
-        """Raises OSError."""
+        """Write the optimizer's state. Raises OSError."""
         _write(self.path / OPTIMIZER, save(state.tensors))
         scale = {} if state.scale is None else {"loss_scale": asdict(state.scale)}
         _write(self.path / OPTIMIZER_NOTE, json.dumps({"updates": state.updates, **scale}).encode())
 
     def write_rng(self, states: Mapping[str, Tensor]) -> None:
-        """Raises OSError."""
+        """Write the generators' states. Raises OSError."""
         _write(self.path / RNG, save(dict(states)))
 
     def sync(self) -> None:
-        """Every file so far is on the disk. Raises OSError."""
+        """Sync all files written so far to disk. Raises OSError."""
         for child in self.path.iterdir():
             sync(child)
 
@@ -106,19 +109,19 @@ class Draft:
 
 
 def load_optimizer(path: Path) -> OptimizerState:
-    """Raises OSError, ValueError, SafetensorError."""
+    """Read the optimizer's state of the checkpoint in `path`. Raises OSError, ValueError, SafetensorError."""
     note = json.loads((path / OPTIMIZER_NOTE).read_text("utf-8"))
     scale = LossScale(**note["loss_scale"]) if "loss_scale" in note else None
     return OptimizerState(load_file(path / OPTIMIZER), int(note["updates"]), scale)
 
 
 def load_rng(path: Path) -> dict[str, Tensor]:
-    """Raises OSError, SafetensorError."""
+    """Read the generators' states of the checkpoint in `path`. Raises OSError, SafetensorError."""
     return load_file(path / RNG)
 
 
 def rng_states() -> dict[str, Tensor]:
-    """The state of torch's generators: `cpu`, and `cuda:{i}` where CUDA is in use."""
+    """The states of torch's generators, uint8 tensors: `cpu`, and `cuda:{i}` if CUDA is initialised."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states |= {f"cuda:{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -126,7 +129,7 @@ def rng_states() -> dict[str, Tensor]:
 
 
 def set_rng_states(states: Mapping[str, Tensor]) -> None:
-    """The inverse of `rng_states`; states of devices that are not here are left out."""
+    """The inverse of `rng_states`. States of devices that this machine does not have are ignored."""
     torch.set_rng_state(states["cpu"])
     if torch.cuda.is_available():
         for name, state in states.items():
@@ -135,7 +138,7 @@ def set_rng_states(states: Mapping[str, Tensor]) -> None:
 
 
 def _make_room(target: Path) -> None:
-    """Put a damaged checkpoint aside; a whole one is never replaced."""
+    """Move a damaged checkpoint aside. Raises EngineError for a complete one, which is never replaced."""
     try:
         checkpoint_files.read(target)
     except EngineError:

@@ -1,7 +1,7 @@
-"""What a layout costs, in floating-point operations. No torch.
+"""The estimated cost of a layout, in floating-point operations. No torch.
 
-Constants were measured once and are fixed, not timed at start-up: the planner's choice must be the same on every run.
-FLEX_SLOWDOWN is FlexAttention's paper's; FLEX_CALLS and RUN_CALLS are counted launches, not measured.
+The constants are fixed and not measured at start-up, so that the planner's choice is the same in every run. They were
+measured once, except FLEX_SLOWDOWN (from FlexAttention's paper), FLEX_CALLS and RUN_CALLS (counted kernel launches).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .pieces import Piece
 AttentionName = Literal["flash_pieces", "flex", "runs"]
 """How attention on a tree is computed; `attention.choose` decides."""
 
-LINEAR_PASSES = 4  # frozen weights: 2 operations per weight forward, 2 backward (input only)
-LORA_PASSES = 6  # trained weights: 2 forward, 4 backward
+LINEAR_PASSES = 4  # operations per frozen weight and token: 2 forward, 2 backward (input gradient only)
+LORA_PASSES = 6  # operations per trained weight and token: 2 forward, 4 backward
 ATTENTION_PASSES = 12  # per pair, head and channel: QK and PV forward, their four products backward
-ROW_CALLS = 90  # kernels per layer and row batch, forward and backward
-PIECE_CALLS = 60  # launches that one attention piece costs per layer, small kernels' slowness included
+ROW_CALLS = 90  # kernel launches per layer and batch of rows, forward and backward
+PIECE_CALLS = 60  # cost of an attention piece per layer in launches, including the inefficiency of small kernels
 RUN_CALLS = (
     25  # launches per layer of one run by SDPA: two concatenations, a mask, attention, and their backward passes
 )
@@ -33,10 +33,11 @@ FLEX_SLOWDOWN = (
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What cost depends on. Parameters are counted per token: `linear` frozen layers, `lora` adapters, `head` logits.
+    """The properties of a model and its device that costs depend on.
 
-    `call_flops`: operations that the device does in the time one kernel call takes to launch.
-    `attention`: how this device attends to trees.
+    Parameter counts: `linear` in frozen layers, `lora` in the adapter, `head` in the output layer. `call_flops`:
+    operations that the device does while one kernel launches. `attention`: the device's attention for trees.
+    `longest_row`: most tokens of one tree row that the model's tables of positions allow; None: any number.
     """
 
     layers: int
@@ -47,20 +48,21 @@ class ModelShape:
     head: int
     call_flops: float = 2e5
     attention: AttentionName = "flash_pieces"
+    longest_row: int | None = None
 
     @property
     def token_flops(self) -> float:
-        """Forward and backward of one token, without attention and logits."""
+        """Operations per token, forward and backward, without attention and logits."""
         return LINEAR_PASSES * self.linear + LORA_PASSES * self.lora
 
     @property
     def pair_flops(self) -> float:
-        """Forward and backward of one query-key product in all layers."""
+        """Operations per query-key product in all layers, forward and backward."""
         return ATTENTION_PASSES * self.layers * self.heads * self.head_dim
 
     @property
     def row_flops(self) -> float:
-        """The fixed cost of one more batch of rows."""
+        """Fixed cost of a batch of rows, in operations."""
         return self.layers * ROW_CALLS * self.call_flops
 
     @property
@@ -69,12 +71,13 @@ class ModelShape:
         return self.launch_pairs(PIECE_CALLS)
 
     def launch_pairs(self, calls: float) -> float:
-        """Query-key products that take as long as so many launches in each layer."""
+        """Query-key products that take as long as `calls` kernel launches per layer."""
         return self.layers * calls * self.call_flops / self.pair_flops
 
 
 def tree_pairs(shape: ModelShape, runs: Segments, pieces: Sequence[Piece], subtree_end: Ints) -> float:
-    """What attention on a tree row costs, in query-key products, launches included; the row's own are in `row_flops`."""
+    """The cost of attention on a tree row, in query-key products. Includes kernel launches beyond those in
+    `row_flops`."""
     if shape.attention == "flex":
         return FLEX_SLOWDOWN * blocks(subtree_end).pairs + shape.launch_pairs(FLEX_CALLS)
     if shape.attention == "runs":
@@ -85,8 +88,8 @@ def tree_pairs(shape: ModelShape, runs: Segments, pieces: Sequence[Piece], subtr
 
 @dataclass(frozen=True)
 class Estimate:
-    """`tokens` and `flops` count useful work (no padding, attention and logits included); `cost` is what the planner
-    compares: flops with padding and launches."""
+    """The cost of a layout. `tokens` and `flops` exclude padding; `flops` includes attention and logits. The planner
+    minimises `cost`, which is flops with padding and kernel launches."""
 
     tokens: int
     flops: float

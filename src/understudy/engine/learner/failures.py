@@ -1,4 +1,4 @@
-"""What a failure means to the server: one of the reasons of protocol.Failed, and a message that says what to do."""
+"""Classifies a failure for the server: one of the reasons of protocol.Failed, and a message that says what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from ...errors import ConfigError, EngineError, TrainError
+from understudy.errors import ConfigError, EngineError, TrainError
+
 from .step import NotFiniteError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -21,7 +22,8 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory",
 
 @dataclass(frozen=True)
 class Memory:
-    """What an out-of-memory message must know: the device, whether the base is in 4 bits, whether it is being loaded."""
+    """The context of an out-of-memory message: the device, whether the base is in 4 bits, and whether it is being
+    loaded."""
 
     device: str = "cpu"
     four_bit: bool = False
@@ -29,7 +31,8 @@ class Memory:
 
 
 def describe_failure(error: Exception, place: Path, memory: Memory = Memory()) -> tuple[str, str]:
-    """(reason, message). `place` is where the command was writing. Unexpected failures leave their traceback in the log."""
+    """(reason, message) of a failure. `place`: the folder that the command writes to. The traceback of an unexpected
+    failure is printed to the log."""
     if isinstance(error, TrainError):
         return error.reason, str(error)
     if isinstance(error, ConfigError):
@@ -51,7 +54,7 @@ def describe_failure(error: Exception, place: Path, memory: Memory = Memory()) -
 
 
 def _out_of_memory(error: Exception, memory: Memory) -> str:
-    """Which settings to lower, the one that costs least first."""
+    """The message with the settings to lower, the cheapest first."""
     on_gpu = memory.device.startswith("cuda")
     advice: list[str] = []
     if not memory.loading:
@@ -80,9 +83,9 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _is_disk_full(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in _FULL
-    if isinstance(error, SafetensorError):  # its message carries the number of the system error
-        found = re.search(r"os error (\d+)", str(error))
-        return found is not None and int(found.group(1)) in _FULL
+    if isinstance(error, SafetensorError):  # its message contains the errno
+        match = re.search(r"os error (\d+)", str(error))
+        return match is not None and int(match.group(1)) in _FULL
     return False
 
 

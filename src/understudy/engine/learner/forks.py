@@ -1,6 +1,7 @@
-"""Forks: later prompts that do not go on from the call before them, and why. Pure numpy.
+"""Forks: a later prompt that does not continue an earlier call token by token, and the cause. Pure numpy.
 
-The tree copes with every fork; counting them per cause shows what a template or an app does to its own history.
+Training is exact in spite of forks: the token tree branches there. The counts per cause show how a chat template or an
+app rewrites its history, which costs shared computation.
 """
 
 from __future__ import annotations
@@ -19,35 +20,35 @@ from ..token_tree import common_prefix, left_at
 
 Cause = Literal["template", "tools", "history_edited", "retokenised", "truncated", "retried", "other_prompt"]
 CAUSES: tuple[Cause, ...] = (
-    "template",  # only white space or hidden reasoning differs from what was sampled
-    "tools",  # a sampled tool call came back as other text with the same meaning, or lost
-    "history_edited",  # the answer came back as other words, or an earlier message changed
-    "retokenised",  # the same text came back as other tokens
+    "template",  # only white space or hidden reasoning differs from the sampled text
+    "tools",  # the later prompt has a sampled tool call as other text with the same meaning, or not at all
+    "history_edited",  # the later prompt has another answer, or an earlier message changed
+    "retokenised",  # the same text, but other tokens
     "truncated",  # the answer had no end-of-turn token, and the text differs
     "retried",  # the same prompt, sampled again
-    "other_prompt",  # a new conversation, or other tools: the first message differs already
+    "other_prompt",  # a new conversation or other tools: the first message already differs
 )
 
 Decode = Callable[[Sequence[int]], str]
 
 
 def find_forks(trajectory: JobTrajectory, decode: Decode, end_ids: frozenset[int]) -> list[Fork]:
-    """The forks among a trajectory's calls, in the order they began. Each call is held against the earlier call with
-    which it shares most."""
+    """The forks among a trajectory's calls, in the order of the later calls. Every call is compared with the earlier
+    call that shares the longest prefix with its prompt. `end_ids`: tokens that end a turn."""
     samples, forks = trajectory.samples, list[Fork]()
     for i in range(1, len(samples)):
         later = samples[i]
         prompt = later.prompt_ids
         earlier = max(samples[:i], key=lambda sample: (_shared(sample, prompt), -len(sample.completion_ids)))
-        at = left_at(earlier, prompt)
-        if at is not None:
+        position = left_at(earlier, prompt)
+        if position is not None:
             forks.append(
                 Fork(
                     trajectory=trajectory.id,
                     later=(later.call_id, later.index),
                     earlier=(earlier.call_id, earlier.index),
-                    position=at,
-                    cause=_cause(earlier, prompt, at, decode, end_ids),
+                    position=position,
+                    cause=_cause(earlier, prompt, position, decode, end_ids),
                 )
             )
     return forks
@@ -57,10 +58,10 @@ def _shared(sample: Sample, prompt: NDArray[np.int32]) -> int:
     return common_prefix(np.concatenate([sample.prompt_ids, sample.completion_ids]), prompt)
 
 
-def _cause(earlier: Sample, prompt: NDArray[np.int32], at: int, decode: Decode, end_ids: frozenset[int]) -> Cause:
+def _cause(earlier: Sample, prompt: NDArray[np.int32], position: int, decode: Decode, end_ids: frozenset[int]) -> Cause:
     start = len(earlier.prompt_ids)
-    if at < start:
-        if end_ids.isdisjoint(earlier.prompt_ids[:at].tolist()):
+    if position < start:
+        if end_ids.isdisjoint(earlier.prompt_ids[:position].tolist()):
             return "other_prompt"
         return "history_edited"
     if len(prompt) == start:
@@ -83,7 +84,7 @@ def _cause(earlier: Sample, prompt: NDArray[np.int32], at: int, decode: Decode, 
 
 
 def _plain(text: str) -> str:
-    """Without hidden reasoning and white space."""
+    """The text without hidden reasoning and white space."""
     return re.sub(r"\s+", "", re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL))
 
 
@@ -92,16 +93,16 @@ def _without_calls(text: str) -> str:
 
 
 def _bodies(text: str) -> list[str]:
-    """What stands between the tool call tags."""
+    """The texts between tool call tags."""
     return [body.strip() for body in re.findall(r"<tool_call>(.*?)(?:</tool_call>|$)", text, flags=re.DOTALL)]
 
 
 def _calls(text: str) -> list[str]:
-    """The tool calls of a text, each as JSON with sorted keys where it is JSON."""
-    found: list[str] = []
+    """The tool calls of a text in a canonical form: JSON with sorted keys, or the plain text if it is not JSON."""
+    calls: list[str] = []
     for body in _bodies(text):
         try:
-            found.append(json.dumps(json.loads(body), sort_keys=True))
+            calls.append(json.dumps(json.loads(body), sort_keys=True))
         except ValueError:
-            found.append(_plain(body))
-    return found
+            calls.append(_plain(body))
+    return calls

@@ -1,4 +1,5 @@
-"""The learner's weights, adapter and optimizer in host memory while the sampler has the GPU, and back for a step."""
+"""Moves the learner's weights, adapter and optimizer to host memory while the sampler uses the GPU, and back for a
+step."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 
 class HostMemory:
-    """Moves what a model and its optimizer hold between `device` and host memory, bit by bit, under the same tensor
-    objects. Host memory is pinned where the device is CUDA. The copy of frozen weights is kept: they never change."""
+    """Moves the tensors of a model and its optimizer between `device` and host memory. The tensor objects stay the
+    same, and the copies are bit-exact. Host memory is pinned if the device is CUDA. Frozen weights never change, so
+    their host copy is kept and not written again."""
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class HostMemory:
 
     @contextmanager
     def on_device(self) -> Generator[None]:
-        """The block has everything on the device; then it goes to host memory again, also after an error."""
+        """Move everything to the device for the block, and to host memory afterwards, also after an error."""
         try:
             self.back()
             yield
@@ -42,7 +44,7 @@ class HostMemory:
             self.leave()
 
     def leave(self) -> None:
-        """Everything to host memory. Gradients are dropped."""
+        """Move everything to host memory. Gradients are dropped."""
         for parameter in self._model().parameters():
             parameter.grad = None
         for tensor, frozen in self._tensors():
@@ -53,7 +55,7 @@ class HostMemory:
             self._away[id(tensor)] = tensor
 
     def back(self) -> None:
-        """Everything to the device again. What torch raises leaves the rest in host memory."""
+        """Move everything back to the device. If torch raises, the rest stays in host memory."""
         for key, tensor in list(self._away.items()):
             tensor.data = self._to_device(tensor)
             del self._away[key]
@@ -61,7 +63,7 @@ class HostMemory:
             torch.cuda.synchronize(self._device)
 
     def _tensors(self) -> Iterator[tuple[Tensor, bool]]:
-        """Every tensor that is held, and whether it never changes."""
+        """All tensors of model and optimizer, each with whether it is frozen."""
         model = self._model()
         for parameter in model.parameters():
             yield parameter, not parameter.requires_grad
@@ -75,7 +77,7 @@ class HostMemory:
             yield from ((value, False) for value in state.values() if isinstance(value, Tensor))
 
     def _copied(self, tensor: Tensor) -> Tensor:
-        """The kept copy of a frozen tensor, made at its first leave."""
+        """The host copy of a frozen tensor, created when it is first moved."""
         kept = self._frozen.get(id(tensor))
         if kept is None or kept[0] is not tensor:
             kept = self._frozen[id(tensor)] = (tensor, self._to_host(tensor))
@@ -91,7 +93,7 @@ class HostMemory:
 
 
 def _quantised_parts(state: Any) -> Iterator[Tensor]:
-    """The scales that bitsandbytes keeps beside a weight in 4 bits."""
+    """The quantisation scales of a 4-bit weight of bitsandbytes."""
     if state is None:
         return
     parts = cast(dict[str, object], vars(state))

@@ -1,4 +1,8 @@
-"""The learner: applies train jobs to models that share one base. A step is applied whole or not at all."""
+"""The learner: applies train jobs to models that share one base. A step is applied completely or not at all.
+
+A job's path: `train` reads it, `_restore` loads the model's newest checkpoint, `_step` computes advantages, batch and
+updates, `_save` writes the next checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...config import LoraOptions, TrainConfig
-from ...errors import TrainError
-from ...types import TrainResult
+from understudy.config import LoraOptions, TrainConfig
+from understudy.errors import TrainError
+from understudy.types import TrainResult
+
 from ..checkpoint_files import Checkpoint, CheckpointNote
 from ..protocol import JobTrajectory, Progressed, TrainCommand, TrainJob, Warned, read_job
 from ..token_file import Fork
-from . import checkpoints
+from . import checkpoints, peak_memory
 from .advantage import Advantages, call_advantages, group_advantages
 from .batch import Groups, TrainBatch, make_batch
 from .checkpoints import Draft, OptimizerState
@@ -26,29 +31,31 @@ from .metrics import batch_metrics, fork_metrics, reward_metrics, sampler_mismat
 from .no_signal import NoSignal, equal_rewards, no_gradient
 from .optimizer_state import restore_state, state_tensors
 from .policy import Policy
-from .render import render_trajectory
+from .render import render_trajectory, rendered_warning
 from .step import Step, StepTotals
-from .token_trace import keep, trace
+from .token_trace import make_token_file, store_token_file
 
 Emit = Callable[[Progressed | Warned], None]
-SAVE_STAGES = 5  # adapter, optimizer, generators, on the disk, in place
+SAVE_STAGES = 5  # adapter, optimizer, generators, synced to disk, renamed into place
 
 
 @dataclass(frozen=True)
 class _State:
-    """Which checkpoint adapter, optimizer and generators are at. `made`: its request and time, None at step 0."""
+    """The checkpoint that adapter, optimizer and generators currently equal."""
 
     folder: Path
     step: int
     lora: LoraOptions
-    made: tuple[str | None, float] | None
+    origin: tuple[str | None, float] | None  # request id and creation time of the checkpoint; None at step 0
 
 
 class Learner:
-    """Holds one policy; `base_model` is written into checkpoints. `emit` gets progress and warnings as they happen."""
+    """Trains the adapters of one base, one job at a time.
+
+    `base_model`: its name in checkpoints. `emit` receives progress and warnings. `row_limit`: upper bound of a job's
+    `row_tokens` on this machine; None: no bound."""
 
     def __init__(self, policy: Policy, base_model: str, emit: Emit, row_limit: int | None = None) -> None:
-        """`row_limit`: tokens of a row that fit beside everything else, whatever a job asks for."""
         self._policy = policy
         self._row_limit = row_limit
         self._base_model = base_model
@@ -59,17 +66,18 @@ class Learner:
         self._updates = 0
         self._scale: LossScale | None = None
         self._warnings: list[str] = []
+        self._refusal_known = False
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer of the model that was trained last."""
+        """The optimizer of the model that is loaded; None before the first job."""
         return self._optimizer
 
     def train(self, command: TrainCommand) -> TrainResult:
-        """Apply the job, or return the stored result when this request was applied before. Any exception means that
-        nothing was applied, and that adapter, optimizer and generators are those of checkpoint `command.step` again.
+        """Apply the job. If this request was applied before, return the stored result.
 
-        Raises TrainError (bad_job, no_scored_groups), NotFiniteError, ConfigError, OSError, torch's errors."""
+        Raises TrainError (bad_job, no_scored_groups), NotFiniteError, ConfigError, OSError, torch's errors. After an
+        exception nothing was applied, and adapter, optimizer and generators equal checkpoint `command.step`."""
         self._warnings = []
         warn = self._warner(command.request_id)
         checkpoints.remove_scratch(command.checkpoints)
@@ -80,20 +88,19 @@ class Learner:
         self._check_step(command, newest)
         job = _read(command)
         try:
-            self._bring(command, newest)
+            self._restore(command, newest)
+            peak_memory.reset(self._policy.device)
             return self._step(command, job)
         except BaseException:
             self._state = None
             stored = checkpoints.made_by(command.checkpoints, command.model, command.request_id)
-            if stored is not None:  # it failed after the rename: the step is applied
+            if stored is not None:  # it failed after the rename, so the step is applied
                 return stored.result()
-            self._bring(command, newest)
+            self._restore(command, newest)
             raise
 
-    # ---- state
-
     def _step_at(self, folder: Path) -> int:
-        """The step of these checkpoints that adapter and optimizer are at; 0 when they are at another model's."""
+        """The step of the loaded adapter if it is of this checkpoint folder, else 0."""
         return self._state.step if self._state is not None and self._state.folder == folder.absolute() else 0
 
     def _check_step(self, command: TrainCommand, newest: Checkpoint | None) -> None:
@@ -105,12 +112,13 @@ class Learner:
                 reason="bad_job",
             )
 
-    def _bring(self, command: TrainCommand, newest: Checkpoint | None) -> None:
-        """Adapter, optimizer and generators of the model's newest checkpoint, or of step 0; nothing when they are here."""
-        made = (newest.note.request_id, newest.note.created_at) if newest is not None else None
-        wanted = _State(command.checkpoints.absolute(), command.step, command.lora, made)
+    def _restore(self, command: TrainCommand, newest: Checkpoint | None) -> None:
+        """Load adapter, optimizer and generators of the newest checkpoint, or initialise them at step 0. If the adapter
+        and optimizer are already those, only reset the generators."""
+        origin = (newest.note.request_id, newest.note.created_at) if newest is not None else None
+        wanted = _State(command.checkpoints.absolute(), command.step, command.lora, origin)
         if self._state == wanted and self._optimizer is not None:
-            checkpoints.set_rng_states(self._generators)  # merging and probing draw from them too
+            checkpoints.set_rng_states(self._generators)  # merges and probes advance them
             return
         self._state = self._optimizer = None
         if newest is None or self._policy.lora != command.lora:
@@ -131,8 +139,6 @@ class Learner:
         self._generators = checkpoints.rng_states()
         self._optimizer, self._state = optimizer, wanted
 
-    # ---- the step
-
     def _step(self, command: TrainCommand, job: TrainJob) -> TrainResult:
         started = time.monotonic()
         config = self._within_limit(job.config)
@@ -148,23 +154,23 @@ class Learner:
         forks = self._forks(groups, advantages)
         metrics |= batch_metrics(batch, command.step) | fork_metrics(forks)
         if (rendered := metrics["calls/rendered_share"]) > config.rendered_warn:
-            self._warner(command.request_id)(_rendered_calls(rendered))
-        assert self._optimizer is not None  # brought before the step
+            self._warner(command.request_id)(rendered_warning(rendered))
+        assert self._optimizer is not None  # created by _restore
         for group in self._optimizer.param_groups:
             group.update(betas=config.betas, weight_decay=config.weight_decay)
-        # The step's randomness goes on from the checkpoint's and depends on the request's seed.
+        # The step's seed depends on the checkpoint's generator state and on the request's seed.
         torch.manual_seed(int(torch.randint(2**62, (1,))) ^ config.seed)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
 
         def report(phase: str, done: int, total: int) -> None:
             self._emit(Progressed(request_id=command.request_id, phase=phase, done=done, total=total))
 
-        if config.layout == "tree" and self._policy.tree_refused is not None:
-            self._warner(command.request_id)(f"layout='tree': plain rows are used instead: {self._policy.tree_refused}")
+        self._warn_of_plain_rows(config.layout, command.request_id)
         outcome = Step(self._policy, self._optimizer, batch, config, self._updates, report, self._scale).run()
         self._check_outcome(outcome)
         self._updates += outcome.updates
         mismatch = sampler_mismatch(batch, outcome)
         metrics |= step_metrics(batch, outcome, mismatch, config.importance_cap, self._updates)
+        metrics |= peak_memory.memory_metrics(peak_memory.read(self._policy.device))
         if self._scale is not None:
             metrics |= {"loss/scale": self._scale.value, "loss/overflows": float(outcome.overflows)}
         if mismatch.kl > config.kl_warn:
@@ -173,24 +179,24 @@ class Learner:
                 f"kl_warn={config.kl_warn:g} (largest logprob difference {mismatch.max_difference:.3g}; "
                 f"{metrics['calls/stale_share']:.0%} of the calls are from earlier steps): {_same_precision(self._policy)}"
             )
-        tokens = trace(command, job, batch, outcome, forks) if command.keep_tokens else None
+        tokens = make_token_file(command, job, batch, outcome, forks) if command.keep_tokens else None
         if outcome.updates:
             result = self._save(command, job, metrics, started, report)
         else:
-            self._state = None  # generators and loss scale have moved: the next job begins at the checkpoint again
+            self._state = None  # generators and loss scale changed, so the next job reloads the checkpoint
             result = self._no_signal(command, metrics, no_gradient(batch, outcome, half=self._scale is not None))
         if tokens is not None:
-            keep(command, tokens, self._warner(command.request_id))
+            store_token_file(command, tokens, self._warner(command.request_id))
         return result.model_copy(update={"warnings": tuple(self._warnings)})
 
     def _within_limit(self, config: TrainConfig) -> TrainConfig:
-        """The job's options, with rows of at most `row_limit` tokens."""
+        """The job's options, with `row_tokens` of at most `row_limit`."""
         if self._row_limit is None or config.row_tokens <= self._row_limit:
             return config
         return config.model_copy(update={"row_tokens": self._row_limit})
 
     def _rendered(self, job: TrainJob, advantages: Advantages, step: int) -> Groups:
-        """The job's groups; histories of trajectories that have an advantage are samples."""
+        """The job's groups. Histories of trajectories with an advantage are rendered as samples."""
         return tuple(
             tuple(
                 trajectory
@@ -215,6 +221,13 @@ class Learner:
             request_id=command.request_id,
             warnings=tuple(self._warnings),
         )
+
+    def _warn_of_plain_rows(self, layout: str, request_id: str) -> None:
+        """Warn why trees are refused: once in the life of this process, and whenever the job asks for them."""
+        refused = self._policy.tree_refused
+        if refused is not None and (layout == "tree" or not self._refusal_known):
+            self._warner(request_id)(f"layout={layout!r}: plain rows are used instead of the token tree: {refused}")
+        self._refusal_known = refused is not None
 
     def _check_batch(self, batch: TrainBatch, request_id: str) -> None:
         if not len(batch):
@@ -247,7 +260,7 @@ class Learner:
     def _check_outcome(self, outcome: StepTotals) -> None:
         if not outcome.entered:
             raise TrainError(
-                f"nothing to train: all {len(outcome.first.kept)} sampled tokens are outside the learner's own top-k, "
+                f"nothing to train: all {len(outcome.old.kept)} sampled tokens are outside the learner's own top-k, "
                 "top-p or min-p set: the calls were recorded with another base model, or sampling is too narrow",
                 reason="bad_job",
             )
@@ -266,8 +279,6 @@ class Learner:
             for fork in find_forks(trajectory, decode, self._policy.end_ids)
         ]
 
-    # ---- saving
-
     def _save(
         self,
         command: TrainCommand,
@@ -276,7 +287,7 @@ class Learner:
         started: float,
         report: Callable[[str, int, int], None],
     ) -> TrainResult:
-        assert self._optimizer is not None  # brought before the step
+        assert self._optimizer is not None  # created by _restore
         saving, step = time.monotonic(), command.step + 1
         report("save", 0, SAVE_STAGES)
         with Draft(command.checkpoints, step) as draft:
@@ -313,9 +324,9 @@ class Learner:
             )
             report("save", 4, SAVE_STAGES)
             draft.commit(note)
-        made = (note.request_id, note.created_at)
         self._generators = generators
-        self._state = _State(command.checkpoints.absolute(), step, command.lora, made)
+        origin = (note.request_id, note.created_at)
+        self._state = _State(command.checkpoints.absolute(), step, command.lora, origin)
         report("save", 5, SAVE_STAGES)
         return result
 
@@ -325,14 +336,6 @@ class Learner:
             self._emit(Warned(request_id=request_id, message=message))
 
         return warn
-
-
-def _rendered_calls(share: float) -> str:
-    return (
-        f"{share:.0%} of the calls were rendered from messages, as their choices name no call that was recorded here: keep "
-        "`completion.choices[0]` of this server's answers. If they are another endpoint's, and meant to be trained on, "
-        "rendered_warn=1 says so"
-    )
 
 
 def _same_precision(policy: Policy) -> str:
@@ -360,7 +363,7 @@ def _read(command: TrainCommand) -> TrainJob:
 
 
 def _advantages(job: TrainJob) -> Advantages:
-    """Advantages of the job. Raises TrainError when a reward is not finite or no group has enough scored rollouts."""
+    """Advantages of the job. Raises TrainError if a reward is not finite, or no group has enough scored rollouts."""
     config = job.config
     rewards = [[None if t.failed else t.reward for t in group] for group in job.groups]
     least, divide = config.min_group_size, config.scale_rewards and config.loss != "dr_grpo"
@@ -378,13 +381,13 @@ def _advantages(job: TrainJob) -> Advantages:
 
 
 def _no_scored_groups(job: TrainJob) -> TrainError:
-    every: list[JobTrajectory] = [trajectory for group in job.groups for trajectory in group]
-    failed = sum(t.failed for t in every)
-    unscored = sum(t.reward is None and not t.failed for t in every)
+    rollouts: list[JobTrajectory] = [trajectory for group in job.groups for trajectory in group]
+    failed = sum(t.failed for t in rollouts)
+    unscored = sum(t.reward is None and not t.failed for t in rollouts)
     sizes = sorted({len(group) for group in job.groups})
     return TrainError(
         f"none of the {len(job.groups)} groups has min_group_size={job.config.min_group_size} scored rollouts (group sizes: "
-        f"{', '.join(map(str, sizes))}; of {len(every)} rollouts {failed} failed and {unscored} have no reward): run more "
+        f"{', '.join(map(str, sizes))}; of {len(rollouts)} rollouts {failed} failed and {unscored} have no reward): run more "
         "rollouts of each scenario, repair the failing ones, or return a reward",
         reason="no_scored_groups",
     )

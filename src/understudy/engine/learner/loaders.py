@@ -1,6 +1,6 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers and peft build their classes at run time and carry partial types.
-"""The frozen base, loaded by transformers or by Unsloth, whole or in 4 bits, and what its architecture forbids."""
+"""Loads the frozen base with transformers or Unsloth, in full precision or 4 bits, and checks its architecture."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Literal
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
-from ...errors import ConfigError
+from understudy.errors import ConfigError
+
 from . import attention, unsloth_loader
 
 Loader = Literal["peft", "unsloth"]
 
 
 def load_base(base: Path, loader: Loader, device: str, dtype: torch.dtype, *, four_bit: bool) -> PreTrainedModel:
-    """The base in folder `base`, ready for an adapter. Raises ConfigError, OSError."""
+    """Load the base in folder `base`, ready for an adapter. Raises ConfigError, OSError."""
     if four_bit:
         _check_four_bit(device, dtype)
     attention.register()
-    kind = "sdpa" if tree_refused(base) else attention.NAME
+    kind = _attention_name(base, loader)
     try:
         if loader == "unsloth":
             longest = int(AutoConfig.from_pretrained(base).get_text_config().max_position_embeddings)
@@ -46,18 +47,35 @@ def load_base(base: Path, loader: Loader, device: str, dtype: torch.dtype, *, fo
 
 
 def tree_refused(base: Path) -> str | None:
-    """Why the architecture forbids the tree, as far as its configuration says; None when it does not."""
+    """Why the architecture cannot train on trees, according to its configuration; None: nothing there forbids it."""
     config = AutoConfig.from_pretrained(base).get_text_config()
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     if others:
-        return f"layers of type {', '.join(others)}: a window or a state does not follow branches"
-    if getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True):
-        return f"a sliding window of {config.sliding_window} tokens does not follow branches"
+        return f"layers of type {', '.join(others)}: their state does not follow branches"
     return None
 
 
+def sliding_window(config: PreTrainedConfig) -> int | None:
+    """The sliding window of the text model's layers, or of some of them, in tokens; None: no layer has one."""
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    slides = getattr(config, "use_sliding_window", True) if types is None else "sliding_attention" in types
+    return int(window) if window and slides else None
+
+
+def _attention_name(base: Path, loader: Loader) -> str:
+    """The attention implementation to load the base with."""
+    config = AutoConfig.from_pretrained(base).get_text_config()
+    if tree_refused(base) is not None:
+        return "sdpa"
+    if sliding_window(config) is None:
+        return attention.NAME
+    # Unsloth compiles windowed layers for the implementations it knows; Mistral's it replaces whatever the name.
+    return "sdpa" if loader == "unsloth" else attention.WINDOWED
+
+
 def attention_kind(model: PreTrainedModel) -> str:
-    """Which attention the layers really run: a name of transformers, or `unsloth` where it put its own there."""
+    """The attention that the layers run: transformers' name of it, or `unsloth` if Unsloth replaced it."""
     own = [type(m).forward.__module__ for m in model.modules() if type(m).__name__.endswith("Attention")]
     if any(module.startswith("unsloth") for module in own):
         return "unsloth"
@@ -66,7 +84,8 @@ def attention_kind(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def check_head(model: PreTrainedModel) -> None:
-    """Logits must be the output embedding of the body's last state: training computes them where targets are only."""
+    """Check that logits are the output layer applied to the last hidden state, because training computes them only at
+    targets. Raises ConfigError."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise ConfigError(
@@ -87,7 +106,7 @@ def check_head(model: PreTrainedModel) -> None:
 
 def _with_transformers(base: Path, device: str, dtype: torch.dtype, kind: str, *, four_bit: bool) -> PreTrainedModel:
     if not four_bit:
-        # Straight onto a GPU: through main memory, 7B would need 15 GB of it.
+        # Load directly onto the GPU: via host memory, a 7B base would need 15 GB of it.
         place = {"device_map": {"": device}} if device.startswith("cuda") else {}
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             base, dtype=dtype, attn_implementation=kind, **place
@@ -105,7 +124,7 @@ def _with_transformers(base: Path, device: str, dtype: torch.dtype, kind: str, *
     )
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            # On a CPU bitsandbytes repacks a weight at its first use without gradients; backward is wrong from then on.
+            # On a CPU bitsandbytes repacks a weight at its first use without gradients; backward is wrong afterwards.
             setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010  # torch types attributes as tensors
     return model
 

@@ -1,5 +1,7 @@
-"""The loss scale of a float16 base. Gradients on their way through the base are float16, which ends at 6e-8 and at 65504:
-the loss is multiplied, the adapter's float32 gradients divided again (Micikevicius et al. 1710.03740, section 3.2)."""
+"""Loss scaling for a float16 base (Micikevicius et al. 1710.03740, section 3.2).
+
+Gradients inside the base are float16, whose magnitudes range from 6e-8 to 65504. The loss is multiplied by a scale
+before the backward pass, and the adapter's float32 gradients are divided by it afterwards."""
 
 from __future__ import annotations
 
@@ -17,26 +19,26 @@ PATIENCE = 50
 
 @dataclass
 class LossScale:
-    """`clean`: updates since the scale last changed. Both belong to a model's checkpoint."""
+    """The current scale. `clean`: updates since it last changed. Both are saved in checkpoints."""
 
     value: float = FIRST
     clean: int = 0
 
     def divide(self, gradients: Sequence[Tensor]) -> bool:
-        """Take the scale out of the gradients, in place; whether they are finite."""
+        """Divide the gradients by the scale, in place. Returns whether all are finite."""
         for gradient in gradients:
             gradient.div_(self.value)
         return not gradients or bool(torch.stack([gradient.abs().sum() for gradient in gradients]).isfinite().all())
 
     def lower(self) -> bool:
-        """After an overflow; False when it is at its lowest already."""
+        """Lower the scale after an overflow. Returns False if it is already at its minimum."""
         if self.value <= LOWEST:
             return False
         self.value, self.clean = max(LOWEST, self.value * LOWER), 0
         return True
 
     def applied(self) -> None:
-        """After an update without an overflow."""
+        """Count an update without an overflow, and raise the scale after `PATIENCE` of them."""
         self.clean += 1
         if self.clean >= PATIENCE and self.value < HIGHEST:
             self.value, self.clean = self.value * GROW, 0

@@ -1,12 +1,18 @@
-"""Does this model, as loaded, follow the tree? Asked at start-up on the real weights, never assumed."""
+"""Tests at start-up, on the real weights, that the loaded model computes the same logprobs and gradients on a tree as
+on plain rows."""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# torch's own annotations are partial
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..protocol import Sample
 from ..token_tree import numbered
@@ -15,12 +21,20 @@ from .policy import Policy
 from .target_logprobs import TargetSettings
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
-"""Largest difference of a logprob that rounding explains, in nats. A wrong mask is off by more, save on a flat model."""
+"""Largest difference of a logprob that rounding explains, in nats. A wrong mask is off by more, save on a flat
+model."""
+GRADIENT_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-2, torch.bfloat16: 0.3, torch.float16: 0.3}
+"""Largest relative error of the adapter's gradient, in the 2-norm, that rounding explains."""
+PROMPT = 24
+LONGEST_WINDOW = 8192
+"""Sliding windows up to this many tokens are probed, by a prompt that is longer. Trees are refused beyond."""
+ROW_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class MaskProbe:
-    """`max_difference`: of a logprob between tree and plain rows, nats; NaN when the configuration already said no."""
+    """`max_difference`: largest logprob difference between tree and plain rows, nats. NaN: nothing was computed on a
+    tree, or it failed. `reason`: why not `ok`."""
 
     ok: bool
     max_difference: float
@@ -28,34 +42,60 @@ class MaskProbe:
 
 
 def mask_probe(policy: Policy) -> MaskProbe:
-    """Compare a small branching tree with plain rows, with and without gradients: attention may choose its kernel by
-    that. When they differ, `policy.tree_refused` says so from then on."""
-    if policy.tree_refused is not None:
-        return MaskProbe(False, float("nan"), policy.tree_refused)
-    samples = _samples(policy.vocabulary)
+    """Compare a small branching tree with plain rows: logprobs with and without gradients, which may select different
+    kernels, and gradients. Sets `policy.tree_difference`, and `policy.tree_refused` if they differ, if the tree raises
+    an error, or if a layer computes another attention. Clears the adapter's gradients."""
+    reason = policy.tree_refused or _too_long(policy.window)
+    if reason is not None:
+        return _refused(policy, float("nan"), reason)
+    samples = _samples(policy.vocabulary, max(PROMPT, (policy.window or 0) + 1))
     targets = _plain_settings(samples)
-    expected = _logprobs(policy, samples, targets, "call_rows", gradients=False)
-    others = [
-        _logprobs(policy, samples, targets, name, gradients=on)
-        for name, on in (("tree", False), ("tree", True), ("call_rows", True))
-    ]
-    difference = policy.tree_difference = float((torch.stack(others) - expected).abs().max())
+    expected = _logprobs(policy, samples, targets, "call_rows")
+    plain, gradient = _gradient(policy, samples, targets, "call_rows")
+    before = policy.tree_calls
+    try:
+        on_tree = _logprobs(policy, samples, targets, "tree")
+        differentiable, tree_gradient = _gradient(policy, samples, targets, "tree")
+    except Exception as error:  # noqa: BLE001  # whatever a patched forward pass raises on a tree: plain rows ran
+        return _refused(policy, float("nan"), f"a tree raises {type(error).__name__}: {str(error).strip()[:300]}")
+    others = torch.stack([plain, on_tree, differentiable])
+    difference = policy.tree_difference = float((others - expected).abs().max())
     allowed = TOLERANCE[policy.dtype]
-    if difference <= allowed:
-        return MaskProbe(True, difference)
-    policy.tree_refused = (
-        f"the mask probe differs by {difference:.2g} nats between tree and plain rows (allowed {allowed:g})"
-    )
-    return MaskProbe(False, difference, policy.tree_refused)
+    if not difference <= allowed:
+        reason = f"the mask probe differs by {difference:.2g} nats between tree and plain rows (allowed {allowed:g})"
+        return _refused(policy, difference, reason)
+    error = float((tree_gradient - gradient).norm() / gradient.norm())
+    allowed = GRADIENT_TOLERANCE[policy.dtype]
+    if not error <= allowed:
+        reason = f"the gradients of tree and plain rows differ by {error:.2g} of their norm (allowed {allowed:g})"
+        return _refused(policy, difference, reason)
+    rows = 2 * len(plan(samples, "tree", ROW_TOKENS, policy.shape).rows)
+    if (calls := policy.tree_calls - before) < rows * policy.shape.layers:
+        reason = f"{calls} of {rows * policy.shape.layers} attention layers of the mask probe ran on the tree"
+        return _refused(policy, difference, reason)
+    return MaskProbe(True, difference)
 
 
-def _samples(vocabulary: int) -> tuple[Sample, ...]:
-    """Two turns, three branches, one of them within a completion."""
+def _refused(policy: Policy, difference: float, reason: str) -> MaskProbe:
+    policy.tree_refused = reason
+    return MaskProbe(False, difference, reason)
+
+
+def _too_long(window: int | None) -> str | None:
+    if window is None or window <= LONGEST_WINDOW:
+        return None
+    return f"a sliding window of {window} tokens is longer than the mask probe's {LONGEST_WINDOW}"
+
+
+def _samples(vocabulary: int, prompt_tokens: int) -> tuple[Sample, ...]:
+    """Samples with two turns and three branches, one of them inside a completion, and one sample without a shared
+    prompt."""
     draw = np.random.default_rng(0)
-    prompt, first, second, more = (draw.integers(0, vocabulary, n).astype(np.int32) for n in (24, 12, 9, 10))
+    prompt, first, second, more = (draw.integers(0, vocabulary, n).astype(np.int32) for n in (prompt_tokens, 12, 9, 10))
     fork = np.concatenate([first[:5], (first[5:] + 1) % vocabulary]).astype(np.int32)
     later = np.concatenate([prompt, first, more])
-    rows = [(prompt, first), (prompt, fork), (prompt, second), (later, second), (later, fork)]
+    other = ((prompt[:PROMPT] + 1) % vocabulary).astype(np.int32)
+    rows = [(prompt, first), (prompt, fork), (prompt, second), (later, second), (later, fork), (other, more)]
     return numbered([Sample.bare(*row) for row in rows])
 
 
@@ -66,12 +106,34 @@ def _plain_settings(samples: Sequence[Sample]) -> TargetSettings:
 
 
 def _logprobs(
-    policy: Policy, samples: Sequence[Sample], targets: TargetSettings, layout: str, *, gradients: bool
-) -> torch.Tensor:
-    made = plan(samples, "tree" if layout == "tree" else "call_rows", 4096, policy.shape)
+    policy: Policy, samples: Sequence[Sample], targets: TargetSettings, layout: Literal["tree", "call_rows"]
+) -> Tensor:
+    """The logprobs of all targets, float64 on the CPU, without gradients."""
     result = torch.zeros(len(targets.token_ids), dtype=torch.float64)
-    for row in made.rows:
-        with torch.set_grad_enabled(gradients):
+    for row in plan(samples, layout, ROW_TOKENS, policy.shape).rows:
+        with torch.no_grad():
             values, _, _ = policy.row_logprobs(row, targets)
-        result[torch.from_numpy(row.target_ids)] = values.detach().double().cpu()  # pyright: ignore[reportUnknownMemberType]  # torch.from_numpy takes an array of unknown type
+        result[torch.from_numpy(row.target_ids)] = values.double().cpu()
     return result
+
+
+def _gradient(
+    policy: Policy, samples: Sequence[Sample], targets: TargetSettings, layout: Literal["tree", "call_rows"]
+) -> tuple[Tensor, Tensor]:
+    """The logprobs of all targets, and the adapter's gradient of a fixed combination of them, in one vector."""
+    result = torch.zeros(len(targets.token_ids), dtype=torch.float64)
+    weights = torch.linspace(-1, 1, len(result))
+    parameters = list(policy.trainable_parameters().values())
+    for value in parameters:
+        value.grad = None
+    try:
+        for row in plan(samples, layout, ROW_TOKENS, policy.shape).rows:
+            index = torch.from_numpy(row.target_ids)
+            with torch.enable_grad():
+                values, _, _ = policy.row_logprobs(row, targets)
+                (values * weights[index].to(values)).sum().backward()  # reentrant recomputation knows no autograd.grad
+            result[index] = values.detach().double().cpu()
+        return result, torch.cat([value.grad.flatten().float() for value in parameters if value.grad is not None])
+    finally:
+        for value in parameters:
+            value.grad = None

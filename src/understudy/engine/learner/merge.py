@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false
 # transformers and peft carry partial types
-"""Base plus adapter as one plain model folder."""
+"""Merges a base model and an adapter into one plain model folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ...errors import ConfigError
+from understudy.errors import ConfigError
+
 from ..precision import device_name, dtype_of
 
 
 def merge(base: Path, adapter: Path, output: Path, dtype: torch.dtype) -> Path:
-    """Write the merged model and its tokenizer to `output`, a folder that must not exist; it appears whole. A copy of
-    the base is loaded on the CPU, so that a learner's own weights stay as they are. Raises ConfigError, OSError."""
+    """Write the merged model and its tokenizer to the new folder `output` and return its path.
+
+    The folder is written under another name and renamed, so it is never incomplete. A copy of the base is loaded on the
+    CPU, so a learner's weights stay unchanged. Raises ConfigError if `output` exists, OSError."""
     if output.exists():
         raise ConfigError(f"output: {output} exists already; name a new folder")
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), str(adapter))
@@ -36,7 +39,7 @@ def merge(base: Path, adapter: Path, output: Path, dtype: torch.dtype) -> Path:
 
 
 def main() -> int:
-    """`python -m understudy.engine.learner.merge`, in the precision that a learner would have here; see MERGE_MODULE."""
+    """`python -m understudy.engine.learner.merge`: merge in the precision that a learner would have on this machine."""
     parser = argparse.ArgumentParser(prog="python -m understudy.engine.learner.merge", description="Base plus adapter.")
     for name in ("--base", "--adapter", "--output"):
         parser.add_argument(name, type=Path, required=True)

@@ -1,15 +1,15 @@
-"""The metrics of a step, all floats. This table is the list; docs/learner.md explains how to read them.
+"""The metrics of a step, all floats. The table lists them; docs/reading_steps.md explains how to read them.
 
 | name | meaning |
 |---|---|
 | reward/mean, std, min, max | of the scored rollouts; std is the population's over the whole step |
 | reward/group_std | mean over groups of the standard deviation inside a group |
-| groups/total, trained | groups of the request; groups that entered the loss |
+| groups/total, trained | groups of the request; groups whose rollouts have advantages |
 | groups/dropped_too_few | fewer scored rollouts than min_group_size |
 | groups/no_spread | all scored rollouts have the same reward |
 | trajectories/total, trained, failed, unscored | unscored does not count the failed |
 | trajectories/without_targets | had an advantage and nothing to train |
-| calls/total | recorded and rendered calls of the request |
+| calls/total | calls of the request with sampled tokens, recorded or rendered; one for each choice of a call |
 | calls/trained, greedy, not_trained | of trajectories with an advantage: trained; left out because of T = 0; because cancelled, failed, late or without a sampled token |
 | calls/excluded, weighted | of trajectories with an advantage: left out by weight 0 (train_on=); trained with a weight other than 1 |
 | calls/unused | of trajectories with an advantage: the app threw the output away (a retry, a node that ran again); marked, trained like any other |
@@ -17,7 +17,7 @@
 | calls/constrained_share, rendered_share | share of trained calls without usable recorded logprobs; rendered from messages |
 | calls/stale_share | share of trained calls sampled at an earlier step |
 | calls/staleness_mean, staleness_max | how many steps old the trained calls are |
-| tokens/trained, outside_kept | targets that entered the loss; sampled tokens that the learner's own top-k, top-p or min-p excludes |
+| tokens/trained, outside_kept | targets that entered the loss; targets that did not, because the learner's own top-k, top-p or min-p excludes their token |
 | tokens/computed, plain_rows | tokens of one pass over the rows; what one row per call would compute |
 | flops/share | estimated operations of the layout taken, divided by one row per call |
 | kl/sampler_learner | KL(sampler, learner at the start of the step) per token, k3; unconstrained recorded calls only |
@@ -28,12 +28,14 @@
 | loss/updates, loss/updates_total, loss/learning_rate | updates of this step; of the model's life; rate of the last update |
 | loss/scale, overflows | with a float16 base: the loss scale after the step; updates computed again because gradients overflowed |
 | grad_norm, grad_norm_max | before clipping: mean and largest over the updates |
-| clip_fraction | share of targets that the ratio's clip touched |
+| clip_fraction | share of targets whose gradient the clip of the ratio reduced or stopped; over all epochs |
 | entropy | mean over targets at the start of the step, nats, under the call's sampling settings |
 | forks/{template, tools, history_edited, retokenised, truncated, retried, other_prompt} | see forks.py |
 | layout/{tree, leaf_rows, call_rows} | share of minibatches computed so |
 | layout/tree_refused | 1 when the model must not be trained on trees |
-| layout/probe_difference | largest logprob difference between tree and plain rows at start-up, nats; absent when the architecture already refused the tree |
+| layout/probe_difference | largest logprob difference between tree and plain rows at start-up, nats; absent when nothing could be computed on a tree |
+| memory/learner_peak, learner_held, gpu_peak | on CUDA, GiB at the peak of the step: the learner's tensors; what torch held for them; all processes on the GPU |
+| memory/learner_over_plan, gpu_over_plan | where there is a memory plan, GiB: learner_peak and gpu_peak minus what was planned |
 | seconds/{plan, old_logprobs, base_logprobs, update, save, total} | wall time per phase; save ends before the last rename |
 """
 
@@ -59,7 +61,8 @@ from .step import StepTotals
 
 @dataclass(frozen=True)
 class Mismatch:
-    """How far sampler and learner are apart on unconstrained recorded calls; zeros when there are none."""
+    """The difference between the sampler's and the learner's logprobs on unconstrained recorded calls; 0 if there are
+    none."""
 
     kl: float  # nats per token, k3
     max_difference: float  # nats
@@ -67,19 +70,19 @@ class Mismatch:
 
 
 def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
-    """What is known before any pass."""
-    every = [trajectory for group in groups for trajectory in group]
-    inside = [[t.reward for t in group if t.reward is not None and not t.failed] for group in groups]
-    rewards = [reward for group in inside for reward in group]
-    calls = [sample for trajectory in every for sample in trajectory.samples]
+    """Metrics of rewards, groups and calls, which need no forward pass."""
+    trajectories = [trajectory for group in groups for trajectory in group]
+    group_rewards = [[t.reward for t in group if t.reward is not None and not t.failed] for group in groups]
+    rewards = [reward for group in group_rewards for reward in group]
+    calls = [sample for trajectory in trajectories for sample in trajectory.samples]
     metrics = {
         "groups/total": len(groups),
         "groups/trained": advantages.trained_groups,
         "groups/dropped_too_few": advantages.too_few,
         "groups/no_spread": advantages.no_spread,
-        "trajectories/total": len(every),
-        "trajectories/failed": sum(t.failed for t in every),
-        "trajectories/unscored": sum(t.reward is None and not t.failed for t in every),
+        "trajectories/total": len(trajectories),
+        "trajectories/failed": sum(t.failed for t in trajectories),
+        "trajectories/unscored": sum(t.reward is None and not t.failed for t in trajectories),
         "calls/total": len(calls),
         "calls/tool_call_rate": _mean([sample.tool_call for sample in calls]),
         "calls/parse_failure_rate": _mean([sample.parse_failure for sample in calls]),
@@ -90,13 +93,13 @@ def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
             "reward/std": float(np.std(rewards)),
             "reward/min": min(rewards),
             "reward/max": max(rewards),
-            "reward/group_std": _mean([float(np.std(group)) for group in inside if len(group) > 1]),
+            "reward/group_std": _mean([float(np.std(group)) for group in group_rewards if len(group) > 1]),
         }
     return {name: float(value) for name, value in metrics.items()}
 
 
 def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
-    """What the step trains, and what stays out of it."""
+    """Metrics of the batch: which trajectories and calls are trained. `step`: the model's before the update."""
     samples = batch.samples
     return {
         "trajectories/trained": float(len(batch.trajectories)),
@@ -114,10 +117,10 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
 
 
 def step_metrics(
-    batch: TrainBatch, outcome: StepTotals, mismatch: Mismatch, importance_cap: float | None, updates_total: int
+    batch: TrainBatch, totals: StepTotals, mismatch: Mismatch, importance_cap: float | None, updates_total: int
 ) -> dict[str, float]:
-    """What the passes and updates showed."""
-    kept, plans = outcome.first.kept, outcome.plans
+    """Metrics of the forward passes and updates. `updates_total`: the model's optimizer updates, with this step's."""
+    kept, plans = totals.old.kept, totals.plans
     layouts = Counter(plan.layout for plan in plans)
     flops = [plan.flops[plan.layout] for plan in plans]
     plain = [plan.flops["call_rows"] for plan in plans]
@@ -129,52 +132,52 @@ def step_metrics(
         "flops/share": sum(flops) / max(sum(plain), 1.0),
         "kl/sampler_learner": mismatch.kl,
         "kl/sampler_learner_max_diff": mismatch.max_difference,
-        "loss/value": _mean(outcome.losses),
-        "loss/updates": float(outcome.updates),
+        "loss/value": _mean(totals.losses),
+        "loss/updates": float(totals.updates),
         "loss/updates_total": float(updates_total),
-        "loss/learning_rate": outcome.learning_rate,
-        "grad_norm": _mean(outcome.grad_norms),
-        "grad_norm_max": max(outcome.grad_norms, default=0.0),
-        "clip_fraction": outcome.clipped / max(outcome.entered, 1),
-        "entropy": _mean_of(outcome.first.entropy[kept]),
+        "loss/learning_rate": totals.learning_rate,
+        "grad_norm": _mean(totals.grad_norms),
+        "grad_norm_max": max(totals.grad_norms, default=0.0),
+        "clip_fraction": totals.clipped / max(totals.entered, 1),
+        "entropy": _mean_of(totals.old.entropy[kept]),
         "layout/tree_refused": float(any(plan.refused is not None for plan in plans)),
     }
-    if outcome.base_scored:
-        metrics["kl/base"] = outcome.kl_sum / max(outcome.entered, 1)
+    if totals.base_scored:
+        metrics["kl/base"] = totals.kl_sum / max(totals.entered, 1)
     for name in ("tree", "leaf_rows", "call_rows"):
         metrics[f"layout/{name}"] = layouts[name] / max(len(plans), 1)
-    metrics |= _importance(batch, outcome, importance_cap)
-    return metrics | {f"seconds/{phase}": seconds for phase, seconds in outcome.seconds.items()}
+    metrics |= _importance(batch, totals, importance_cap)
+    return metrics | {f"seconds/{phase}": seconds for phase, seconds in totals.seconds.items()}
 
 
 def fork_metrics(forks: Sequence[Fork]) -> dict[str, float]:
-    """Forks per cause, over the trained trajectories."""
+    """Number of forks per cause, over trajectories with an advantage."""
     causes = Counter(fork.cause for fork in forks)
     return {f"forks/{cause}": float(causes[cause]) for cause in CAUSES}
 
 
-def sampler_mismatch(batch: TrainBatch, outcome: StepTotals) -> Mismatch:
-    """Compares recorded logprobs with the learner's at the start of the step."""
-    sampler, old = _recorded(batch, outcome)
+def sampler_mismatch(batch: TrainBatch, totals: StepTotals) -> Mismatch:
+    """Compare recorded logprobs with the learner's at the start of the step."""
+    sampler, old = _recorded(batch, totals)
     if not len(old):
         return Mismatch(0.0, 0.0, 0)
     # Tokens come from the sampler, so k3 takes it as the current policy and the learner as the reference.
     return Mismatch(_mean_of(k3(old, sampler)), float((old - sampler).abs().max()), len(old))
 
 
-def _importance(batch: TrainBatch, outcome: StepTotals, cap: float | None) -> dict[str, float]:
-    sampler, old = _recorded(batch, outcome)
+def _importance(batch: TrainBatch, totals: StepTotals, cap: float | None) -> dict[str, float]:
+    sampler, old = _recorded(batch, totals)
     if cap is None or not len(old):
         return {}
     weights = importance_weights(old, sampler, cap)
     return {"importance/mean": _mean_of(weights), "importance/capped_share": _mean_of((weights >= cap).double())}
 
 
-def _recorded(batch: TrainBatch, outcome: StepTotals) -> tuple[Tensor, Tensor]:
-    """Sampler's and old logprobs of the kept targets that have both."""
+def _recorded(batch: TrainBatch, totals: StepTotals) -> tuple[Tensor, Tensor]:
+    """The sampler's and the old policy's logprobs of kept targets with a recorded logprob."""
     sampler = torch.from_numpy(batch.sampler)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
-    both = ~torch.isnan(sampler) & outcome.first.kept
-    return sampler[both], outcome.first.logprobs[both]
+    both = ~torch.isnan(sampler) & totals.old.kept
+    return sampler[both], totals.old.logprobs[both]
 
 
 def _mean(values: Sequence[float] | Sequence[bool]) -> float:

@@ -1,4 +1,4 @@
-"""Why a job with scored groups leaves the policy as it is."""
+"""The reasons why a job with scored groups does not change the policy."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from .step import StepTotals
 
 @dataclass(frozen=True)
 class NoSignal:
-    """One of the kinds that `TrainResult.no_signal` has, and the same in words."""
+    """The kind of `TrainResult.no_signal`, and an explanation."""
 
     kind: Literal["equal_rewards", "no_advantage", "zero_gradient"]
     why: str
 
 
 def equal_rewards(advantages: Advantages) -> NoSignal:
-    """No group has rewards that differ."""
+    """All groups have equal rewards or too few scored rollouts."""
     more = f", and {advantages.too_few} more have too few scored rollouts" if advantages.too_few else ""
     return NoSignal("equal_rewards", f"all rewards of each group are equal{more}")
 
 
-def no_gradient(batch: TrainBatch, outcome: StepTotals, *, half: bool = False) -> NoSignal:
-    """Every update of a step had a gradient of exactly zero; `half`: it was computed in float16."""
+def no_gradient(batch: TrainBatch, totals: StepTotals, *, half: bool = False) -> NoSignal:
+    """All updates of a step had a gradient of exactly zero. `half`: the base is float16."""
     if not batch.advantages.any():
         return NoSignal(
             "no_advantage",
             f"the advantage is 0 for all {len(batch)} tokens that could be trained; {len(batch.without_targets)} rollouts "
             "with another reward have none",
         )
-    if not outcome.first.entropy[outcome.first.kept].any():
+    if not totals.old.entropy[totals.old.kept].any():
         return NoSignal(
             "zero_gradient",
             f"the gradient is exactly zero: each of the {len(batch)} sampled tokens was the only one that the call's "

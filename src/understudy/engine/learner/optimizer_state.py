@@ -1,15 +1,15 @@
-"""AdamW's state by the names of the adapter's parameters: as checkpoints hold it."""
+"""Converts AdamW's state to named tensors for a checkpoint, and back."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ...errors import UnderstudyError
+from understudy.errors import UnderstudyError
 
 
 def state_tensors(optimizer: torch.optim.AdamW, parameters: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:
-    """AdamW's state by `{parameter name}|{field}`, on the CPU."""
+    """AdamW's state as CPU tensors named `{parameter name}|{field}`."""
     return {
         f"{name}|{key}": value.detach().cpu().contiguous()
         for name, parameter in parameters.items()
@@ -21,11 +21,11 @@ def restore_state(
     optimizer: torch.optim.AdamW, parameters: dict[str, torch.nn.Parameter], tensors: dict[str, Tensor]
 ) -> None:
     """The inverse of `state_tensors`. Raises UnderstudyError when a tensor belongs to no parameter."""
-    for place, tensor in tensors.items():
-        name, _, key = place.rpartition("|")
+    for full_name, tensor in tensors.items():
+        name, _, key = full_name.rpartition("|")
         parameter = parameters.get(name)
         if parameter is None or (key != "step" and tensor.shape != parameter.shape):
             raise UnderstudyError(
-                f"the saved optimizer state {place!r} {tuple(tensor.shape)} fits no adapter parameter"
+                f"the saved optimizer state {full_name!r} {tuple(tensor.shape)} fits no adapter parameter"
             )
         optimizer.state[parameter][key] = tensor if key == "step" else tensor.to(parameter.device)

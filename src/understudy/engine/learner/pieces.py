@@ -1,9 +1,9 @@
-"""How attention on a forest is cut into calls of an attention kernel. Pure numpy.
+"""Splits attention on a forest into calls of an attention kernel. Pure numpy.
 
-A run of tokens attends to itself (causally) and to each of its ancestor runs (fully). Because a subtree is a contiguous
-range in depth-first order, one call covers *all* descendants of a run: every piece is a pair of slices, never a gather.
-The parts of a query's softmax are merged by their log-sum-exp. Small subtrees are cheaper as one masked block.
-"""
+A run of tokens attends to itself (causally) and to each of its ancestor runs (fully). In depth-first order a subtree
+is a contiguous range, so one kernel call computes the attention of *all* descendants of a run to that run. Every piece
+is a pair of slices and needs no gather. The parts of a query's softmax are merged by their log-sum-exp. A small
+subtree is cheaper as one block with a dense mask."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from ..token_tree import Segments
 
 
 class Kind(Enum):
-    CAUSAL = "causal"  # a run, or `batch` equal runs side by side, to itself
-    BLOCK = "block"  # a few small subtrees to themselves, under a dense mask
-    ABOVE = "above"  # all descendants of a run to that run; every query sees every key
+    """What a piece computes: the attention of which tokens to which."""
+
+    CAUSAL = "causal"  # a run to itself, or a batch of `batch` adjacent runs of equal length
+    BLOCK = "block"  # a few small adjacent subtrees to themselves, with a dense mask
+    ABOVE = "above"  # all descendants of a run to that run, without a mask
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Queries query[0]..query[1]-1 against keys key[0]..key[1]-1."""
+    """One kernel call: queries query[0]..query[1]-1 attend to keys key[0]..key[1]-1."""
 
     kind: Kind
     query: tuple[int, int]
@@ -30,7 +32,7 @@ class Piece:
 
     @property
     def pairs(self) -> int:
-        """Query-key products that the mask lets through or that a dense block computes."""
+        """Query-key products that the kernel computes; a dense block also computes masked ones."""
         queries = self.query[1] - self.query[0]
         if self.kind is Kind.CAUSAL:
             length = queries // self.batch
@@ -40,19 +42,19 @@ class Piece:
 
 @dataclass
 class _Group:
-    """Neighbouring subtrees: the pieces that compute them, and what that costs in pairs."""
+    """Adjacent subtrees, the pieces that compute them, and their cost in query-key products."""
 
     start: int
     end: int
     pieces: list[Piece]
     cost: float
-    run_length: int | None  # of a batch of equal leaf runs, else None
+    run_length: int | None  # if the group is a batch of equally long leaf runs, else None
 
 
 def cut(segments: Segments, call_pairs: float) -> tuple[Piece, ...]:
-    """The pieces of a forest, CAUSAL and BLOCK ones first: these hold every token once as query and once as key.
+    """The pieces of a forest. CAUSAL and BLOCK pieces come first and contain every token exactly once as a query.
 
-    `call_pairs`: query-key products that take as long as launching one piece.
+    `call_pairs`: the number of query-key products that take as long as launching one piece.
     """
     children: list[list[_Group]] = [[] for _ in range(len(segments))]
     roots: list[_Group] = []
@@ -80,7 +82,8 @@ def _subtree(segments: Segments, s: int, below: list[_Group], call_pairs: float)
 
 
 def _joined(groups: list[_Group], call_pairs: float) -> list[_Group]:
-    """Neighbours merged where one call is cheaper: equal leaf runs into a batch, small subtrees into a block."""
+    """Merge adjacent groups if one call is cheaper: equally long leaf runs into a batch, small subtrees into a
+    block."""
     joined: list[_Group] = []
     for group in groups:
         merged = _merge(joined[-1], group, call_pairs) if joined else None

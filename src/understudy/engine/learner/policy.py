@@ -1,4 +1,4 @@
-"""The policy that learns: one frozen base model with one LoRA adapter, and the logprobs of its rows."""
+"""The policy in training: a frozen base model with one LoRA adapter, and the logprobs of rows under it."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers and peft build their classes at run time and carry partial types.
@@ -19,22 +19,29 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ...config import LoraOptions
-from ...errors import ConfigError, EngineError
+from understudy.config import LoraOptions
+from understudy.errors import ConfigError, EngineError
+
 from ..checkpoint_files import ADAPTER
 from ..ends import end_tokens
-from . import attention, loaders, unsloth_loader
+from . import attention, loaders, unsloth_attention, unsloth_loader
 from .cost import ModelShape
 from .layouts import ComputeRow
 from .loaders import Loader
+from .lora_linear import compute_in_sixteen_bits
 from .target_logprobs import TargetSettings, target_logprobs
 
 CALL_FLOPS = {"cpu": 2e5, "cuda": 5e8}
-"""Operations done in one kernel launch: 4 us at 50 GFLOP/s, 5 us at 100 TFLOP/s. Other devices count as cuda."""
+"""Operations that a device does while one kernel launches: 4 us at 50 GFLOP/s, 5 us at 100 TFLOP/s. Devices other than
+cpu use cuda's value."""
 
 
 class Policy:
-    """One base model and its adapter. Not safe for threads."""
+    """One base model and its adapter. Not thread-safe.
+
+    `tree_refused`: why the model cannot train on trees, else None. `tree_difference`: the mask probe's largest logprob
+    difference between tree and plain rows, nats. `tree_calls`: attention layers computed on trees so far, in forward
+    passes. `shape`: input of the cost estimates."""
 
     def __init__(
         self,
@@ -47,7 +54,7 @@ class Policy:
         self.tree_refused = tree_refused
         self.loader: Loader = loader
         self.tree_difference: float | None = None
-        """What the mask probe measured between tree and plain rows, nats."""
+        self.tree_calls = 0
         self._model = model
         self._tokenizer = tokenizer
         self._lora: LoraOptions | None = lora
@@ -67,9 +74,10 @@ class Policy:
         load_in_4bit: bool = False,
         name: str | None = None,
     ) -> Policy:
-        """The base in folder `base`, with a fresh adapter. `name` is written into saved adapters as their base (default:
-        the folder). `threads` and `deterministic` hold for the whole process, as does Unsloth, which should have been
-        imported before this module. Raises ConfigError, OSError."""
+        """Load the base in folder `base` and add a fresh adapter. Raises ConfigError, OSError.
+
+        `name`: the base's name in saved adapters (default: the folder). `threads` and `deterministic` apply to the
+        whole process. So does Unsloth's patching of transformers: import Unsloth before this module."""
         if threads is not None:
             torch.set_num_threads(threads)
         if deterministic:
@@ -92,7 +100,7 @@ class Policy:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The tokens that end a turn, as the sampler has them."""
+        """The token ids that end a turn, the same as the sampler's."""
         base = cast(PreTrainedModel, self._model.get_base_model())
         return end_tokens(self.tokenizer, base.generation_config)
 
@@ -107,6 +115,11 @@ class Policy:
         return self._lora
 
     @property
+    def device(self) -> torch.device:
+        """Where the base is now, with its index."""
+        return self._head.weight.device
+
+    @property
     def dtype(self) -> torch.dtype:
         """The base's precision."""
         return self._head.weight.dtype
@@ -118,27 +131,32 @@ class Policy:
 
     @property
     def attention(self) -> str:
-        """Which attention the layers run, trees where they may be trained."""
+        """Name of the layers' attention: that for trees if the model can train on them."""
         if self._tree_attention is not None and self.tree_refused is None:
             return self._tree_attention
         return loaders.attention_kind(cast(PreTrainedModel, self._model.get_base_model()))
 
     @property
+    def window(self) -> int | None:
+        """The sliding window of the base's layers, or of some of them, in tokens; None: no layer has one."""
+        return loaders.sliding_window(cast(PreTrainedModel, self._model.get_base_model()).config.get_text_config())
+
+    @property
     def base_parameters(self) -> int:
-        """Weights of the frozen base."""
+        """Number of weights of the frozen base."""
         return sum(_size(value) for value in self._model.parameters() if not value.requires_grad)
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids the logits cover."""
+        """Number of token ids: the width of the logits."""
         return int(self._head.weight.shape[0])
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
-        """The adapter's parameters by name, in the model's order. `reset_adapter` makes new ones."""
+        """The adapter's parameters by name, in the model's order. `reset_adapter` replaces them."""
         return {name: value for name, value in self._model.named_parameters() if value.requires_grad}
 
     def reset_adapter(self, lora: LoraOptions) -> None:
-        """Replace the adapter by a fresh one: A drawn from `lora.seed`, B zero. Optimizers must be made again.
+        """Replace the adapter with a fresh one: A random from `lora.seed`, B zero. Create a new optimizer afterwards.
         Raises ConfigError for options that do not fit the base; then there is no adapter until the next reset."""
         self._lora = None
         base = cast(PreTrainedModel, self._model.unload())  # pyright: ignore[reportCallIssue]  # PEFT types it as a Tensor
@@ -147,13 +165,13 @@ class Policy:
         self._read_model()
 
     def load_adapter(self, folder: Path) -> None:
-        """Take the weights of a saved adapter of the same shape. Raises ConfigError when it does not fit, OSError."""
+        """Load the weights of a saved adapter of the same shape. Raises ConfigError if its shape differs, OSError."""
         saved = PeftConfig.from_pretrained(str(folder))
-        here = self._model.peft_config["default"]
+        own = self._model.peft_config["default"]
         for field in ("r", "lora_alpha"):
-            if getattr(saved, field, None) != getattr(here, field):
-                found, wanted = getattr(saved, field, None), getattr(here, field)
-                raise ConfigError(f"adapter {folder}: {field} is {found!r}, this model was registered with {wanted!r}")
+            value, wanted = getattr(saved, field, None), getattr(own, field)
+            if value != wanted:
+                raise ConfigError(f"adapter {folder}: {field} is {value!r}, this model was registered with {wanted!r}")
         weights = load_file(folder / ADAPTER)
         expected = self.adapter_weights()
         if {name: value.shape for name, value in weights.items()} != {n: v.shape for n, v in expected.items()}:
@@ -164,7 +182,7 @@ class Policy:
         set_peft_model_state_dict(self._model, weights)
 
     def save_adapter(self, folder: Path) -> None:
-        """Write adapter_config.json and adapter_model.safetensors, as PEFT and vLLM load them. Raises OSError."""
+        """Write adapter_config.json and adapter_model.safetensors, which PEFT and vLLM load. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().cpu().contiguous() for name, value in self.adapter_weights().items()}
         save_file(weights, folder / ADAPTER, metadata={"format": "pt"})
@@ -176,60 +194,69 @@ class Policy:
             config.inference_mode = training
 
     def adapter_weights(self) -> dict[str, Tensor]:
-        """The adapter's tensors under the names that PEFT saves."""
+        """The adapter's tensors by the names that PEFT saves."""
         return get_peft_model_state_dict(self._model, save_embedding_layers=False)
 
     def row_logprobs(
-        self, row: ComputeRow, targets: TargetSettings, *, adapter: bool = True, logits_chunk: int = 512
+        self, row: ComputeRow, settings: TargetSettings, *, adapter: bool = True, logits_chunk: int = 512
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """logprobs [n], entropy [n] (detached, nats), kept [n] bool of the row's targets, in the order of
-        `row.target_ids`, under their calls' sampling settings. Differentiable unless grad is off.
+        """logprobs (nats), entropy (nats, detached) and kept (bool) of the row's n targets, each [n], in the order of
+        `row.target_ids`, under their calls' sampling settings. Logprobs are differentiable unless grad is disabled.
 
-        A token outside the kept set has logprob 0, no gradient and kept False. `adapter=False`: the base's. The adapter's
-        dropout, if any, acts only where gradients are on.
+        kept is False for a token outside the top-k, top-p or min-p set; its logprob is 0 and has no gradient.
+        `adapter=False`: the values under the base. The adapter's dropout is active only if grad is enabled.
         """
         for dropout in self._dropouts:
             dropout.train(torch.is_grad_enabled())
         for module in self._recomputed:
-            module.training = torch.is_grad_enabled()  # not its children: the base's own dropouts stay off
+            module.training = torch.is_grad_enabled()  # not .train(): the base's own dropouts stay off
         if not adapter:
             with self._model.disable_adapter():
-                return self._row_logprobs(row, targets, logits_chunk)
-        return self._row_logprobs(row, targets, logits_chunk)
+                return self._row_logprobs(row, settings, logits_chunk)
+        return self._row_logprobs(row, settings, logits_chunk)
 
-    def _row_logprobs(self, row: ComputeRow, targets: TargetSettings, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _row_logprobs(self, row: ComputeRow, settings: TargetSettings, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
         device = self._head.weight.device
         ids = torch.from_numpy(row.token_ids).to(device)
         positions = torch.from_numpy(row.positions).to(device)
-        tree: dict[str, attention.TreeContext] = {}
+        tree = None
         if row.forest is not None:
             if self.tree_refused is not None:
                 raise ConfigError(f"layout: this model cannot be trained on a tree: {self.tree_refused}")
-            forest = row.forest
-            tree["understudy_tree"] = attention.TreeContext(forest.segments, forest.pieces, forest.subtree_end)
+            tree = attention.TreeContext(row.forest.segments, row.forest.pieces, row.forest.subtree_end)
         with self._precision():
-            output = self._body(input_ids=ids, position_ids=positions, use_cache=False, **tree)
+            output = self._body(input_ids=ids, position_ids=positions, use_cache=False, **self._tree_arguments(tree))
         hidden: Tensor = output.last_hidden_state.flatten(0, 1).to(self.dtype)
         if len(hidden) != ids.numel():
             raise EngineError(f"the base answered {len(hidden)} of {ids.numel()} positions: take --loader peft")
+        self.tree_calls += 0 if tree is None else tree.calls
         return target_logprobs(
             hidden,
             row.target_predictors,
-            targets,
+            settings,
             row.target_ids,
             self._head,
             chunk=chunk,
             head_trains=any(value.requires_grad for value in self._head.parameters()),
         )
 
+    def _tree_arguments(self, tree: attention.TreeContext | None) -> dict[str, object]:
+        """Arguments of the base's forward pass by which the tree reaches the attention layers."""
+        if tree is None:
+            return {}
+        if self._in_unsloth:
+            return {unsloth_attention.SLOT: tree}
+        return {"understudy_tree": tree, **({"attention_mask": attention.NO_MASK} if self._windowed else {})}
+
     def _precision(self) -> AbstractContextManager[object]:
-        """Unsloth's kernels for 16-bit bases are made to run under autocast."""
+        """Autocast for Unsloth's kernels with a 16-bit base, which require it."""
         device = self._head.weight.device.type
         if self.loader == "unsloth" and device == "cuda" and self.dtype != torch.float32:
             return torch.autocast(device, self.dtype)
         return nullcontext()
 
     def _read_model(self) -> None:
+        """Look up the parts of the wrapped model that rows need: body, head, dropouts, attention, shape."""
         base = cast(PreTrainedModel, self._model.get_base_model())
         self._recomputed = [m for m in base.modules() if getattr(m, "gradient_checkpointing", False)]
         self._dropouts = [module for name, module in self._model.named_modules() if ".lora_dropout." in name]
@@ -237,7 +264,13 @@ class Policy:
         self._head = cast(nn.Linear, base.get_output_embeddings())
         self.shape = _shape(base, self.trainable_parameters(), self._head)
         self._tree_attention: attention.AttentionName | None = None
-        if self.tree_refused is None and loaders.attention_kind(base) == attention.NAME:
+        kind = loaders.attention_kind(base)
+        self._windowed = kind == attention.WINDOWED
+        self._in_unsloth = unsloth_attention.patched(base)
+        if self._in_unsloth:
+            self.tree_refused = self.tree_refused or unsloth_attention.install(base)
+            self.shape = replace(self.shape, longest_row=int(base.config.get_text_config().max_position_embeddings))
+        if self.tree_refused is None and (self._in_unsloth or kind in attention.NAMES):
             kv_heads = int(getattr(base.config.get_text_config(), "num_key_value_heads", None) or self.shape.heads)
             self._tree_attention = attention.choose(
                 self._head.weight.device, self.dtype, self.shape.heads, kv_heads, self.shape.head_dim
@@ -246,7 +279,7 @@ class Policy:
 
 
 def _with_adapter(model: PreTrainedModel, lora: LoraOptions, loader: Loader) -> PeftModel:
-    """`model` with a fresh adapter, drawn from the seed on the CPU, whatever the device and the loader."""
+    """`model` with a fresh adapter. It is drawn from the seed on the CPU, so it does not depend on device or loader."""
     if loader == "unsloth":
         unsloth_loader.restore(model)
     modules = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
@@ -267,9 +300,11 @@ def _with_adapter(model: PreTrainedModel, lora: LoraOptions, loader: Loader) -> 
             raise ConfigError(f"lora.target_modules {lora.target_modules!r}: {error}") from error
     if loader == "unsloth":
         unsloth_loader.prepare(wrapped)
-    elif model.device.type == "cuda":
-        # Layers keep only their inputs and are computed again on the way back: a third more computing, a fraction of the memory.
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    else:
+        compute_in_sixteen_bits(wrapped)
+        if model.device.type == "cuda":
+            # Layers store only their inputs and are recomputed in the backward pass: a third more compute, far less memory.
+            model.gradient_checkpointing_enable({"use_reentrant": False})
     wrapped.eval()
     for name, module in wrapped.named_modules():
         if isinstance(module, LoraLayer) and not isinstance(module.get_base_layer(), nn.Linear):
@@ -283,8 +318,8 @@ def _with_adapter(model: PreTrainedModel, lora: LoraOptions, loader: Loader) -> 
 
 
 def _beside_the_text(model: PreTrainedModel) -> str | None:
-    """A pattern for what a model has besides its text layers, such as a vision tower: calls are text, so it learns nothing,
-    and the sampler need not adapt it. None when there is nothing."""
+    """A pattern of the modules beside the text layers, such as a vision tower; None: there are none. Calls are text, so
+    an adapter there would learn nothing."""
     body: nn.Module = getattr(model, model.base_model_prefix)
     text = cast(nn.Module, model.get_decoder())
     if text is body:
@@ -296,7 +331,7 @@ def _beside_the_text(model: PreTrainedModel) -> str | None:
 
 
 def _size(weight: Tensor) -> int:
-    """How many numbers a weight holds; bitsandbytes packs two into a byte."""
+    """Number of elements of a weight; bitsandbytes packs two into a byte."""
     packed = getattr(weight, "quant_state", None)
     return int(packed.shape.numel()) if packed is not None else weight.numel()
 

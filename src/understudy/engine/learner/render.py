@@ -1,7 +1,7 @@
-"""Conversations without recorded calls, rendered with the base's chat template into samples.
+"""Renders conversations without recorded calls into samples, with the base's chat template.
 
-This is the only place where tokens are made from messages. Such samples have no recorded logprobs and are marked
-`constrained="rendered"`, which the metrics show.
+Only this module tokenises messages for training. Its samples have no recorded logprobs; they are marked
+`constrained="rendered"` and counted in the metrics.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ...errors import ConfigError
-from ...types import Json, Message, RenderedHistory, Sampling, Tool
+from understudy.errors import ConfigError
+from understudy.types import Json, Message, RenderedHistory, Sampling, Tool
+
 from ..protocol import JobTrajectory, Sample
 
 RENDERED = "rendered"
@@ -23,22 +24,24 @@ RENDERED = "rendered"
 def render_trajectory(
     tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], trajectory: JobTrajectory, step: int
 ) -> JobTrajectory:
-    """The trajectory with a sample for every target message of its histories, after its recorded ones."""
+    """The trajectory with its histories as samples, one per target message, after its recorded samples. Raises
+    ConfigError as `render_history`."""
     if not trajectory.histories:
         return trajectory
-    made = tuple(
+    rendered = tuple(
         sample
         for i, history in enumerate(trajectory.histories)
         for sample in render_history(tokenizer, end_ids, history, f"{trajectory.id}/history-{i}", step)
     )
-    return replace(trajectory, samples=trajectory.samples + made, histories=())
+    return replace(trajectory, samples=trajectory.samples + rendered, histories=())
 
 
 def render_history(
     tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int], history: RenderedHistory, name: str, step: int
 ) -> tuple[Sample, ...]:
-    """One sample per target message: the prompt as the sampler would see it, the message as it would have said it, up to
-    and including the first of `end_ids`. Raises ConfigError when the template cannot render them so."""
+    """One sample per target message: the prompt that the sampler would get, and the message up to and including the
+    first of `end_ids`. `step`: the model's current one. Raises ConfigError if the template renders the prompt
+    differently after the answer is appended."""
     return tuple(_sample(tokenizer, end_ids, history, target, name, step) for target in history.targets)
 
 
@@ -98,7 +101,8 @@ def _text(
 
 
 def _for_template(message: Message) -> Message:
-    """Tool arguments as objects, as chat templates expect them (OpenAI sends JSON text); no content is an empty text."""
+    """The message with tool arguments as objects, as chat templates expect (OpenAI sends JSON text), and missing
+    content as an empty text."""
     changed: Message = dict(message)
     if changed.get("content") is None:
         changed["content"] = ""
@@ -119,7 +123,7 @@ def _call_for_template(call: Json) -> Json:
 
 
 def _until_end(ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
-    """The ids up to the first end token, where sampling stops: what the template adds after it was never sampled."""
+    """The ids up to and including the first end token. Sampling stops there; the template adds the rest."""
     end = next((i for i, token in enumerate(ids) if token in end_ids), len(ids))
     return list(ids[: end + 1])
 
@@ -127,3 +131,12 @@ def _until_end(ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
 def _shared(a: str, b: str) -> str:
     size = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return a[:size]
+
+
+def rendered_warning(share: float) -> str:
+    """The warning about a step whose share of rendered calls is above `rendered_warn`."""
+    return (
+        f"{share:.0%} of the calls were rendered from messages, as their choices name no call that was recorded here: keep "
+        "`completion.choices[0]` of this server's answers. If they are another endpoint's, and meant to be trained on, "
+        "rendered_warn=1 says so"
+    )

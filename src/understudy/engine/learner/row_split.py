@@ -1,4 +1,5 @@
-"""Rows in two, once, after the device ran out of memory: gradients do not depend on how targets are laid into rows."""
+"""Splits rows in two after the device ran out of memory. The gradient does not depend on how targets are laid into
+rows."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from .cost import ModelShape
 from .layouts import ComputeRow, Forest
 from .pieces import cut
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RowSplit:
-    """The rows of a step: whole until one of them runs out of memory, then those of more than half its size in two."""
+    """The rows of a step. After the first out-of-memory error, every row of more than half the failed row's size is
+    split in two. There is no second split."""
 
     def __init__(self, shape: ModelShape) -> None:
         self._shape = shape
@@ -26,9 +28,9 @@ class RowSplit:
         self._row: ComputeRow | None = None
 
     def rows(self, rows: Sequence[ComputeRow]) -> Iterator[ComputeRow]:
-        """The rows to compute. Each is remembered while it is computed."""
+        """Yield the rows to compute, split if needed, and remember the current one for `after`."""
         if self._largest is not None:
-            _give_back()
+            _release_memory()
         for whole in rows:
             too_large = self._largest is not None and whole.token_ids.size > self._largest
             for part in (too_large and halves(whole, self._shape)) or (whole,):
@@ -36,12 +38,12 @@ class RowSplit:
                 yield part
 
     def after(self, error: torch.OutOfMemoryError) -> None:
-        """Split from now on. Raises `error` when rows were split before, or the row cannot be split."""
+        """Split rows from now on. Raises `error` if rows were split before, or the failed row cannot be split."""
         row = self._row
         if self._largest is not None or row is None or halves(row, self._shape) is None:
             raise error
         self._largest = row.token_ids.size // 2
-        log.warning(
+        logger.warning(
             "A row of %d tokens ran out of memory: rows of more than %d are computed in two. Lower row_tokens to do so at once",
             row.token_ids.size,
             self._largest,
@@ -49,7 +51,7 @@ class RowSplit:
 
 
 def halves(row: ComputeRow, shape: ModelShape) -> tuple[ComputeRow, ComputeRow] | None:
-    """The row's targets on two smaller rows; None for a single chain of tokens, which has no branch to split at."""
+    """Two smaller rows that hold the row's targets. None: a single sequence of tokens has no branch to split at."""
     if row.forest is not None:
         return _tree_halves(row, row.forest, shape)
     if len(row.lengths) < 2:
@@ -59,21 +61,21 @@ def halves(row: ComputeRow, shape: ModelShape) -> tuple[ComputeRow, ComputeRow] 
 
 
 def _batch(row: ComputeRow, start: int, end: int) -> ComputeRow:
-    """Rows `start` to `end` of a padded batch, its padding cut to the longest."""
+    """Rows start..end-1 of a padded batch, with the padding reduced to their longest row."""
     width, longest = row.token_ids.shape[1], int(row.lengths[start:end].max())
     owner, place = np.divmod(row.target_predictors, width)
-    mine = (owner >= start) & (owner < end)
+    inside = (owner >= start) & (owner < end)
     return ComputeRow(
         token_ids=row.token_ids[start:end, :longest],
         positions=row.positions[start:end, :longest],
         lengths=row.lengths[start:end],
-        target_predictors=(owner[mine] - start) * longest + place[mine],
-        target_ids=row.target_ids[mine],
+        target_predictors=(owner[inside] - start) * longest + place[inside],
+        target_ids=row.target_ids[inside],
     )
 
 
 def _tree_halves(row: ComputeRow, forest: Forest, shape: ModelShape) -> tuple[ComputeRow, ComputeRow] | None:
-    """Cut behind the leaf that leaves the larger part smallest; the second part computes its ancestors again."""
+    """Split after the leaf that minimises the larger part. The second part computes its ancestors again."""
     count = row.token_ids.size
     ends = np.flatnonzero(forest.subtree_end == np.arange(1, count + 1))[:-1] + 1
     if not len(ends):
@@ -88,7 +90,8 @@ def _tree_halves(row: ComputeRow, forest: Forest, shape: ModelShape) -> tuple[Co
 
 
 def _part(row: ComputeRow, forest: Forest, keep: Ints, repeated: int, shape: ModelShape) -> ComputeRow:
-    """The tokens `keep` of a tree row, the first `repeated` of them only as context of the others."""
+    """The tokens `keep` of a tree row. The first `repeated` of them are only context: their targets are in the other
+    part."""
     positions = row.positions[0, keep]
     subtree_end = np.searchsorted(keep, forest.subtree_end[keep])
     runs = segments(_parents(positions), positions, subtree_end)
@@ -104,7 +107,7 @@ def _part(row: ComputeRow, forest: Forest, keep: Ints, repeated: int, shape: Mod
 
 
 def _parents(positions: Ints) -> Ints:
-    """Each token's parent in depth-first order: the last token before it that is one step nearer to the root; -1 for a root."""
+    """Every token's parent, -1 at a root: in depth-first order, the last earlier token of a depth less by one."""
     last = np.full(int(positions.max()) + 2, -1, np.int64)
     parents = np.empty(len(positions), np.int64)
     for i, depth in enumerate(positions):
@@ -113,8 +116,8 @@ def _parents(positions: Ints) -> Ints:
     return parents
 
 
-def _give_back() -> None:
-    """What the broken pass held, to the device."""
+def _release_memory() -> None:
+    """Free the device memory that the failed pass still holds."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What the learner's process does with its commands: one at a time, each answered by events."""
+"""Executes the commands of the learner's process, one at a time. Every command is answered by events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import TextIO
 
 import torch
 
-from ...config import LoraOptions
+from understudy.config import LoraOptions
+from understudy.types import TrainResult
+
 from ..precision import dtype_of
 from ..protocol import Command, Event, Failed, MergeCommand, Merged, Ready, StopCommand, TrainCommand, Trained
 from .failures import Memory, describe_failure
@@ -25,7 +27,8 @@ from .policy import Policy
 
 
 class Service:
-    """Answers commands one at a time with events. `arguments.device` is a device, not `auto`."""
+    """Loads the policy and executes commands. `arguments`: see `__main__.parse`, with `device` resolved from `auto`.
+    `events`: the stream for events."""
 
     def __init__(self, arguments: argparse.Namespace, events: TextIO) -> None:
         self._base = Path(arguments.base)
@@ -47,7 +50,7 @@ class Service:
         self.learner = Learner(self._policy, arguments.name or str(self._base), self.emit, arguments.row_limit)
         self._host: HostMemory | None = None
         if arguments.offload:
-            self._host = HostMemory(lambda: self._policy.model, lambda: self.learner.optimizer, _device(self._policy))
+            self._host = HostMemory(lambda: self._policy.model, lambda: self.learner.optimizer, self._policy.device)
 
     @property
     def offloaded(self) -> bool:
@@ -55,16 +58,16 @@ class Service:
         return self._host is not None and self._host.away
 
     def emit(self, event: Event) -> None:
-        """Write one event."""
+        """Write one event as a JSON line."""
         self._events.write(event.model_dump_json() + "\n")
         self._events.flush()
 
     def ready(self) -> Ready:
-        """Probe the model; what the learner is."""
+        """Run the mask probe, and return the facts about the learner that `doctor` shows."""
         policy = self._policy
         probe = mask_probe(policy)
         facts = {
-            "device": str(next(policy.model.parameters()).device),
+            "device": str(policy.device),
             "dtype": str(policy.dtype).removeprefix("torch.") + (", base in 4 bits" if policy.four_bit else ""),
             "loader": f"{policy.loader} {importlib.metadata.version(policy.loader)}",
             "attention": policy.attention,
@@ -82,7 +85,7 @@ class Service:
         return Ready(facts=facts)
 
     def run(self, commands: Iterable[Command]) -> None:
-        """Until a stop command."""
+        """Execute commands until a stop command, or until the device is lost."""
         for command in commands:
             if isinstance(command, StopCommand):
                 return
@@ -95,11 +98,13 @@ class Service:
                 return
 
     def answer(self, command: TrainCommand | MergeCommand) -> Event:
-        """The last event of a command. Any failure is an answer: the process goes on, unless its device is lost."""
+        """Execute a command and return its last event. A failure is an event too; the process goes on unless the device
+        is lost."""
         try:
             if isinstance(command, TrainCommand):
                 with self._host.on_device() if self._host is not None else nullcontext():
                     result = self.learner.train(command)
+                print(step_line(result, self._policy.tree_refused), file=sys.stderr)
                 return Trained(request_id=command.request_id, result=result)
             path = merge(self._base, command.adapter, command.output, self._policy.dtype)
             return Merged(request_id=command.request_id, path=path)
@@ -110,13 +115,17 @@ class Service:
             return Failed(request_id=command.request_id, reason=reason, message=message)
 
 
-def _device(policy: Policy) -> torch.device:
-    """Where the base is, with its index: `cuda` alone is not equal to `cuda:0`."""
-    return next(policy.model.parameters()).device
+def step_line(result: TrainResult, tree_refused: str | None) -> str:
+    """The log's line of a step: `agent, step 3: 1,204 tokens computed as tree`."""
+    metrics = result.metrics
+    layouts = [name for name in ("tree", "leaf_rows", "call_rows") if metrics.get(f"layout/{name}")]
+    computed = f"{metrics.get('tokens/computed', 0):,.0f} tokens computed as {' and '.join(layouts)}"
+    refusal = "" if tree_refused is None else f"; the token tree is refused: {tree_refused}"
+    return f"{result.model}, step {result.step}: {computed if layouts else 'nothing computed'}{refusal}"
 
 
 def _release_memory() -> None:
-    """Give back what torch keeps of a GPU for the next step: a sampler that shares it wakes up now."""
+    """Release torch's cached GPU memory, which a sampler on the same GPU needs now."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()

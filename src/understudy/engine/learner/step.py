@@ -1,8 +1,13 @@
 # pyright: reportUnknownMemberType=false
 # torch's own annotations are partial
-"""One step's arithmetic: passes over the rows, coefficients, optimizer updates. It knows no files and no processes.
+"""The computation of one train step: forward and backward passes over rows, loss coefficients, optimizer updates.
 
-Three policies: the sampler (recorded), the old one (the learner at the start of the step), the current one.
+Four policies: the sampler (its logprobs were recorded), old (the learner at the start of the step), current, and the
+base (adapter off, for the KL term). A loss turns logprobs into one coefficient per target, d loss / d logprob. The
+backward pass of a row is that of `sum(coefficient * logprob)`, so the gradient of a minibatch is the sum over its rows.
+
+Suffixes of tensors: _N all targets of the step, _M those of a minibatch, _R those of a row, _K the kept ones of a row.
+`ids` are numbers of targets in the step (0..N-1), not token ids.
 """
 
 from __future__ import annotations
@@ -17,22 +22,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...config import TrainConfig
-from ...errors import UnderstudyError
+from understudy.config import TrainConfig
+from understudy.errors import UnderstudyError
+
 from .batch import TrainBatch
 from .cost import ModelShape
 from .layouts import ComputeRow, LayoutPlan, plan
-from .loss import LOSSES, SEQUENCE_LOSSES, Clip, Gradient, Targets, denominators, importance_weights
+from .loss import LOSSES, SEQUENCE_LOSSES, Clip, LossOutput, Targets, divisors, importance_weights
 from .loss_scale import LossScale
 from .row_split import RowSplit
 from .target_logprobs import TargetSettings
 
 Report = Callable[[str, int, int], None]
-"""Called with (phase, done, total): the phases are plan, old_logprobs, update, save."""
-
+"""Progress callback (phase, done, total). Phases: plan, old_logprobs, update, save."""
 
 HUGE = 1e6
-"""An advantage above it is named when a step is not finite: rewards or weights are of a strange scale."""
+"""If a step is not finite, the error names an advantage above this: rewards or weights have an unusual scale."""
 
 
 class NotFiniteError(UnderstudyError, ArithmeticError):
@@ -40,81 +45,87 @@ class NotFiniteError(UnderstudyError, ArithmeticError):
 
 
 class RowPolicy(Protocol):
-    """What a step needs of the policy."""
+    """The interface of `Policy` that a step uses. `tree_refused`: why the model cannot train on trees, else None."""
 
     tree_refused: str | None
     shape: ModelShape
 
-    def trainable_parameters(self) -> dict[str, torch.nn.Parameter]: ...
+    def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The adapter's parameters by name."""
+        ...
 
     def row_logprobs(
-        self, row: ComputeRow, targets: TargetSettings, *, adapter: bool = True, logits_chunk: int = 512
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+        self, row: ComputeRow, settings: TargetSettings, *, adapter: bool = True, logits_chunk: int = 512
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """logprobs, entropy, kept of the row's targets, each [R]; see `Policy.row_logprobs`."""
+        ...
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Per target of the step, on the CPU: logprob and entropy float64 [N], kept bool [N]. Zeros until `put`."""
+    """Logprobs of all targets under one policy, on the CPU. Filled row by row by `put`; zeros and False before."""
 
-    logprobs: Tensor
-    entropy: Tensor
-    kept: Tensor
+    logprobs: Tensor  # float64 [N], nats
+    entropy: Tensor  # float64 [N], nats
+    kept: Tensor  # bool [N]: the token is in this policy's top-k, top-p and min-p set
 
     @classmethod
     def empty(cls, size: int) -> Scores:
-        zeros = torch.zeros(size, dtype=torch.float64)
-        return cls(zeros, zeros.clone(), torch.zeros(size, dtype=torch.bool))
+        """Scores of `size` targets, all zero and not kept."""
+        zeros_N = torch.zeros(size, dtype=torch.float64)
+        return cls(zeros_N, zeros_N.clone(), torch.zeros(size, dtype=torch.bool))
 
-    def put(self, ids_n: Tensor, logprobs_n: Tensor, entropy_n: Tensor, kept_n: Tensor) -> None:
-        """Store a row's answers under its target numbers."""
-        self.logprobs[ids_n] = logprobs_n.detach().cpu().double()
-        self.entropy[ids_n] = entropy_n.detach().cpu().double()
-        self.kept[ids_n] = kept_n.cpu()
+    def put(self, ids_R: Tensor, logprobs_R: Tensor, entropy_R: Tensor, kept_R: Tensor) -> None:
+        """Store a row's values under its target numbers."""
+        self.logprobs[ids_R] = logprobs_R.detach().cpu().double()
+        self.entropy[ids_R] = entropy_R.detach().cpu().double()
+        self.kept[ids_R] = kept_R.cpu()
 
 
 @dataclass(frozen=True)
 class LastUpdate:
-    """Per target of the step, on the CPU, float64 [N]: d loss / d logprob and the logprob of the last update that took it
-    in; `clipped`, bool [N]: the clip touched it in some update. Zeros until `put`."""
+    """Per target, the last update that included it, on the CPU, for the token file. Zeros and False before `put`."""
 
-    coefficients: Tensor
-    logprobs: Tensor
-    clipped: Tensor
+    coefficients: Tensor  # float64 [N]: d loss / d logprob
+    logprobs: Tensor  # float64 [N], nats, before the update
+    clipped: Tensor  # bool [N]: the clip affected the target in any update
 
     @classmethod
     def empty(cls, size: int) -> LastUpdate:
-        zeros = torch.zeros(size, dtype=torch.float64)
-        return cls(zeros, zeros.clone(), torch.zeros(size, dtype=torch.bool))
+        """The state of `size` targets before the first update."""
+        zeros_N = torch.zeros(size, dtype=torch.float64)
+        return cls(zeros_N, zeros_N.clone(), torch.zeros(size, dtype=torch.bool))
 
-    def put(self, ids_n: Tensor, logprobs_n: Tensor, gradient: Gradient) -> None:
-        """Store what an update did to these targets."""
-        self.coefficients[ids_n] = gradient.coefficients
-        self.logprobs[ids_n] = logprobs_n
-        self.clipped[ids_n] |= gradient.clipped
+    def put(self, ids_K: Tensor, logprobs_K: Tensor, output: LossOutput) -> None:
+        """Store the coefficients and logprobs of these targets."""
+        self.coefficients[ids_K] = output.coefficients
+        self.logprobs[ids_K] = logprobs_K
+        self.clipped[ids_K] |= output.clipped
 
 
 @dataclass
 class StepTotals:
-    """What a step did. `first`: every target's scores at the start of the step; `last`: what its last update did to each.
-    Lists have one number per update."""
+    """The result of a step, for metrics and the token file. `plans`: one per minibatch. `old`: scores of all targets
+    under the old policy. `losses` and `grad_norms` (before clipping) hold one number per update; `seconds` the wall time
+    per phase."""
 
     plans: tuple[LayoutPlan, ...]
-    first: Scores
+    old: Scores
     last: LastUpdate
     losses: list[float] = field(default_factory=list[float])
     grad_norms: list[float] = field(default_factory=list[float])
     base_scored: bool = False
-    kl_sum: float = 0.0  # of k3 to the base, over `entered`
-    clipped: int = 0
-    entered: int = 0  # targets that entered a loss, once per epoch
+    kl_sum: float = 0.0  # sum of k3 to the base over `entered`
+    clipped: int = 0  # of `entered`: those that the clip affected
+    entered: int = 0  # targets that entered a loss, counted once per epoch
     updates: int = 0
-    overflows: int = 0  # updates computed again at a lower loss scale
-    learning_rate: float = 0.0
+    overflows: int = 0  # repeated gradient computations, at a lower loss scale
+    learning_rate: float = 0.0  # of the last update
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     @contextmanager
     def timed(self, phase: str) -> Generator[None]:
-        """Adds the seconds spent inside to `seconds[phase]`."""
+        """Add the seconds spent in the block to `seconds[phase]`."""
         started = time.monotonic()
         try:
             yield
@@ -123,8 +134,10 @@ class StepTotals:
 
 
 class Step:
-    """One train step of `policy` on `batch`. `updates_before`: optimizer updates in the model's life so far; `scale`: the
-    loss scale of a float16 base, which the step changes."""
+    """One train step of `policy` on `batch`: `epochs` x `minibatches` optimizer updates.
+
+    `updates_before`: optimizer updates of the model's earlier steps, for warm-up. `scale`: the loss scale of a float16
+    base; the step updates it in place."""
 
     def __init__(
         self,
@@ -150,14 +163,17 @@ class Step:
         self._advantages = torch.from_numpy(batch.advantages)
         by_call = self._by_sequence and config.sequence == "call"
         self._sequence = torch.from_numpy(batch.call if by_call else batch.trajectory)
-        self._parts = batch.minibatches(config.minibatches)
-        divisors = denominators(config.loss, torch.from_numpy(batch.trajectory), config.max_tokens)
-        self._weights = len(self._parts) / divisors  # each minibatch estimates the step's gradient, not a part of it
-        self._reference: Tensor | None = None
+        self._minibatches = batch.minibatches(config.minibatches)
+        divisors_N = divisors(config.loss, torch.from_numpy(batch.trajectory), config.max_tokens)
+        self._inverse_divisors = len(self._minibatches) / divisors_N  # a minibatch estimates the step's gradient
+        self._base: Tensor | None = None
         self._split = RowSplit(policy.shape)
 
     def run(self) -> StepTotals:
-        """All updates of the step; no gradient is left. Raises NotFiniteError before an update that would apply a bad one."""
+        """Do all updates of the step, then clear the gradients.
+
+        Raises NotFiniteError if a loss, gradient norm or weight is not finite. The adapter may have changed: the
+        caller restores the last checkpoint."""
         try:
             return self._run()
         finally:
@@ -165,47 +181,49 @@ class Step:
 
     def _run(self) -> StepTotals:
         started = time.monotonic()
-        outcome = StepTotals(self._plans(), Scores.empty(len(self._batch)), LastUpdate.empty(len(self._batch)))
-        outcome.seconds["plan"] = time.monotonic() - started
-        updates = self._config.epochs * len(outcome.plans)
-        self._reference = self._base_logprobs(outcome)
-        one_pass = updates == 1 and not self._by_sequence
+        totals = StepTotals(self._plans(), Scores.empty(len(self._batch)), LastUpdate.empty(len(self._batch)))
+        totals.seconds["plan"] = time.monotonic() - started
+        updates = self._config.epochs * len(totals.plans)
+        self._base = self._base_logprobs(totals)
+        one_pass = updates == 1 and not self._by_sequence  # the update's own forward pass gives the old logprobs
         if not one_pass:
-            with outcome.timed("old_logprobs"):
-                self._score(outcome.plans, outcome.first, "old_logprobs")
-        rows = sum(len(part.rows) for part in outcome.plans) * self._config.epochs
+            with totals.timed("old_logprobs"):
+                self._score_rows(totals.plans, totals.old, "old_logprobs")
+        rows = sum(len(minibatch.rows) for minibatch in totals.plans) * self._config.epochs
         done = 0
         self._report("update", 0, rows)
-        with outcome.timed("update"):
+        with totals.timed("update"):
             for _ in range(self._config.epochs):
-                for part in outcome.plans:
-                    known = None if one_pass or not self._by_sequence else self._sequence_gradient(part, outcome)
-                    loss = self._gradient(
-                        part, outcome, one_pass, known, lambda i, done=done: self._report("update", done + i, rows)
+                for minibatch in totals.plans:
+                    precomputed = self._sequence_loss(minibatch, totals) if self._by_sequence else None
+                    loss = self._backward(
+                        minibatch, totals, one_pass, precomputed, lambda i, n=done: self._report("update", n + i, rows)
                     )
-                    done += len(part.rows)
-                    self._apply(loss, outcome)
-        return outcome
+                    done += len(minibatch.rows)
+                    self._update(loss, totals)
+        return totals
 
-    def _gradient(
+    def _backward(
         self,
-        part: LayoutPlan,
-        outcome: StepTotals,
+        minibatch: LayoutPlan,
+        totals: StepTotals,
         one_pass: bool,
-        known: _Known | None,
+        precomputed: _SequenceLoss | None,
         report: Callable[[int], None],
     ) -> float:
-        """The gradient of a minibatch, on the parameters; its loss. What overflows is computed again at a lower scale, what
-        runs out of memory in rows that are split: from the start, as a backward pass that breaks off leaves parts behind."""
-        counted = outcome.entered, outcome.clipped, outcome.kl_sum
+        """Accumulate the gradient of a minibatch, row by row; returns its loss.
+
+        After an overflow it starts again at a lower loss scale; after out-of-memory, with split rows. It always starts
+        from zero, because an aborted backward pass leaves partial gradients."""
+        counts = totals.entered, totals.clipped, totals.kl_sum
         while True:
-            outcome.entered, outcome.clipped, outcome.kl_sum = counted
+            totals.entered, totals.clipped, totals.kl_sum = counts
             self._optimizer.zero_grad(set_to_none=True)
-            loss = 0.0 if known is None else float(known.value)
+            loss = 0.0 if precomputed is None else float(precomputed.value)
             try:
-                for i, row in enumerate(self._split.rows(part.rows)):
-                    loss += self._row(row, outcome, one_pass, known)
-                    report(min(i + 1, len(part.rows)))
+                for i, row in enumerate(self._split.rows(minibatch.rows)):
+                    loss += self._backward_row(row, totals, one_pass, precomputed)
+                    report(min(i + 1, len(minibatch.rows)))
             except torch.OutOfMemoryError as error:
                 self._split.after(error)
                 continue
@@ -215,12 +233,12 @@ class Step:
             fits = self._scale.divide([value.grad for value in parameters if value.grad is not None])
             if fits or not math.isfinite(loss) or not self._scale.lower():
                 return loss
-            outcome.overflows += 1
+            totals.overflows += 1
 
     def _plans(self) -> tuple[LayoutPlan, ...]:
         plans: list[LayoutPlan] = []
-        self._report("plan", 0, len(self._parts))
-        for samples in self._parts:
+        self._report("plan", 0, len(self._minibatches))
+        for samples in self._minibatches:
             plans.append(
                 plan(
                     samples,
@@ -230,125 +248,132 @@ class Step:
                     tree_refused=self._policy.tree_refused,
                 )
             )
-            self._report("plan", len(plans), len(self._parts))
+            self._report("plan", len(plans), len(self._minibatches))
         return tuple(plans)
 
-    # ---- passes without gradients
-
     @torch.no_grad()
-    def _score(self, plans: tuple[LayoutPlan, ...], into: Scores, phase: str | None, *, adapter: bool = True) -> None:
-        rows = [row for part in plans for row in part.rows]
+    def _score_rows(
+        self, plans: tuple[LayoutPlan, ...], into: Scores, phase: str | None, *, adapter: bool = True
+    ) -> None:
+        """Write the current logprobs of the targets of `plans` to `into`. `phase`: reported as progress; None:
+        silent."""
+        rows = [row for minibatch in plans for row in minibatch.rows]
         while True:
             try:
                 for i, row in enumerate(self._split.rows(rows)):
                     if phase is not None:
                         self._report(phase, min(i, len(rows)), len(rows))
-                    answers = self._policy.row_logprobs(
+                    scores_R = self._policy.row_logprobs(
                         row, self._batch.settings, adapter=adapter, logits_chunk=self._config.logits_chunk
                     )
-                    into.put(torch.from_numpy(row.target_ids), *answers)
+                    into.put(torch.from_numpy(row.target_ids), *scores_R)
                 break
             except torch.OutOfMemoryError as error:
                 self._split.after(error)
         if phase is not None:
             self._report(phase, len(rows), len(rows))
 
-    def _base_logprobs(self, outcome: StepTotals) -> Tensor | None:
-        """Logprobs under the base, NaN where it keeps no such token; None without a KL term."""
+    def _base_logprobs(self, totals: StepTotals) -> Tensor | None:
+        """Logprobs [N] under the base, NaN where its kept set excludes the token; None without a KL term."""
         if self._config.kl_coef == 0:
             return None
         scores = Scores.empty(len(self._batch))
-        outcome.base_scored = True
-        with outcome.timed("base_logprobs"):
-            self._score(outcome.plans, scores, None, adapter=False)
+        totals.base_scored = True
+        with totals.timed("base_logprobs"):
+            self._score_rows(totals.plans, scores, None, adapter=False)
         return torch.where(scores.kept, scores.logprobs, torch.nan)
 
-    # ---- coefficients
-
-    def _targets(self, ids_n: Tensor, old_n: Tensor) -> Targets:
-        importance_n = importance_weights(old_n, self._sampler[ids_n], self._config.importance_cap)
+    def _targets(self, ids_K: Tensor, old_K: Tensor) -> Targets:
+        importance_K = importance_weights(old_K, self._sampler[ids_K], self._config.importance_cap)
         return Targets(
-            old_n,
-            self._advantages[ids_n],
-            self._weights[ids_n],
-            importance_n,
-            self._sequence[ids_n],
-            None if self._reference is None else self._reference[ids_n],
+            old_K,
+            self._advantages[ids_K],
+            self._inverse_divisors[ids_K],
+            importance_K,
+            self._sequence[ids_K],
+            None if self._base is None else self._base[ids_K],
         )
 
-    def _sequence_gradient(self, part: LayoutPlan, outcome: StepTotals) -> _Known:
-        """Coefficients of a whole minibatch: the first update is at the old policy, later ones are scored again."""
-        scores = outcome.first
-        if outcome.updates:
-            scores = Scores.empty(len(self._batch))
-            self._score((part,), scores, None)
-        ids = torch.cat([torch.from_numpy(row.target_ids) for row in part.rows]).sort().values
-        ids = ids[outcome.first.kept[ids] & scores.kept[ids]]
-        gradient = self._loss(scores.logprobs[ids], self._targets(ids, outcome.first.logprobs[ids]), self._clip)
-        coefficients = torch.zeros(len(self._batch), dtype=torch.float64)
-        coefficients[ids] = gradient.coefficients
-        outcome.last.put(ids, scores.logprobs[ids], gradient)
-        self._count(gradient, outcome)
-        return _Known(gradient.value, coefficients)
+    def _sequence_loss(self, minibatch: LayoutPlan, totals: StepTotals) -> _SequenceLoss:
+        """The loss and coefficients of a whole minibatch, for losses whose ratio needs all tokens of a sequence.
 
-    def _row(self, row: ComputeRow, outcome: StepTotals, one_pass: bool, known: _Known | None) -> float:
-        """Forward and backward of one row; its part of the loss."""
-        ids_n = torch.from_numpy(row.target_ids)
-        logprobs_n, entropy_n, kept_n = self._policy.row_logprobs(
+        In the first update the current policy is the old one; before later updates the targets are scored again."""
+        scores = totals.old
+        if totals.updates:
+            scores = Scores.empty(len(self._batch))
+            self._score_rows((minibatch,), scores, None)
+        ids_M = torch.cat([torch.from_numpy(row.target_ids) for row in minibatch.rows]).sort().values
+        ids_M = ids_M[totals.old.kept[ids_M] & scores.kept[ids_M]]
+        output = self._loss(scores.logprobs[ids_M], self._targets(ids_M, totals.old.logprobs[ids_M]), self._clip)
+        coefficients_N = torch.zeros(len(self._batch), dtype=torch.float64)
+        coefficients_N[ids_M] = output.coefficients
+        totals.last.put(ids_M, scores.logprobs[ids_M], output)
+        self._count_targets(output, totals)
+        return _SequenceLoss(output.value, coefficients_N)
+
+    def _backward_row(
+        self, row: ComputeRow, totals: StepTotals, one_pass: bool, precomputed: _SequenceLoss | None
+    ) -> float:
+        """Forward and backward pass of one row; returns its part of the loss.
+
+        `one_pass`: the step is a single update, so these logprobs are also the old policy's. A target enters the loss
+        if its token is in the kept set of both the old and the current policy."""
+        ids_R = torch.from_numpy(row.target_ids)
+        logprobs_R, entropy_R, kept_R = self._policy.row_logprobs(
             row, self._batch.settings, logits_chunk=self._config.logits_chunk
         )
         if one_pass:
-            outcome.first.put(ids_n, logprobs_n, entropy_n, kept_n)
-        kept = (kept_n.cpu() & outcome.first.kept[ids_n]).nonzero()[:, 0]
-        ids_m = ids_n[kept]
-        if not len(ids_m):
+            totals.old.put(ids_R, logprobs_R, entropy_R, kept_R)
+        index_K = (kept_R.cpu() & totals.old.kept[ids_R]).nonzero()[:, 0]
+        ids_K = ids_R[index_K]
+        if not len(ids_K):
             return 0.0
-        now_m = logprobs_n[kept.to(logprobs_n.device)]
-        if known is not None:
-            coefficients_m, value = known.coefficients[ids_m], 0.0
+        logprobs_K = logprobs_R[index_K.to(logprobs_R.device)]
+        if precomputed is not None:
+            coefficients_K, value = precomputed.coefficients[ids_K], 0.0
         else:
-            targets = self._targets(ids_m, outcome.first.logprobs[ids_m])
-            current_m = now_m.detach().cpu().double()
-            gradient = self._loss(current_m, targets, self._clip)
-            outcome.last.put(ids_m, current_m, gradient)
-            self._count(gradient, outcome)
-            coefficients_m, value = gradient.coefficients, float(gradient.value)
+            targets = self._targets(ids_K, totals.old.logprobs[ids_K])
+            current_K = logprobs_K.detach().cpu().double()
+            output = self._loss(current_K, targets, self._clip)
+            totals.last.put(ids_K, current_K, output)
+            self._count_targets(output, totals)
+            coefficients_K, value = output.coefficients, float(output.value)
         scale = 1.0 if self._scale is None else self._scale.value
-        (now_m * (coefficients_m * scale).to(now_m)).sum().backward()
+        (logprobs_K * (coefficients_K * scale).to(logprobs_K)).sum().backward()
         return value
 
-    def _count(self, gradient: Gradient, outcome: StepTotals) -> None:
-        outcome.entered += len(gradient.clipped)
-        outcome.clipped += int(gradient.clipped.sum())
-        if gradient.kl is not None:
-            outcome.kl_sum += float(gradient.kl.sum())
+    def _count_targets(self, output: LossOutput, totals: StepTotals) -> None:
+        totals.entered += len(output.clipped)
+        totals.clipped += int(output.clipped.sum())
+        if output.kl is not None:
+            totals.kl_sum += float(output.kl.sum())
 
-    def _apply(self, loss: float, outcome: StepTotals) -> None:
-        """Clip the gradient's norm and update, at the rate that warm-up allows. A gradient of exactly zero is no update:
-        AdamW would still follow its momentum and decay the weights."""
+    def _update(self, loss: float, totals: StepTotals) -> None:
+        """Clip the gradient's norm and update, at the rate after warm-up. A gradient of exactly zero is skipped:
+        AdamW would still move along its momentum and decay the weights."""
         parameters = list(self._policy.trainable_parameters().values())
         if all(parameter.grad is None for parameter in parameters):
             return
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
         for name, value in (("loss", loss), ("gradient norm", norm)):
-            self._check_finite(name, value, outcome)
+            self._check_finite(name, value, totals)
         if norm == 0:
             return
         warmup = self._config.warmup_updates
-        count = self._updates_before + outcome.updates + 1
-        outcome.learning_rate = self._config.learning_rate * (min(1.0, count / warmup) if warmup else 1.0)
+        count = self._updates_before + totals.updates + 1
+        totals.learning_rate = self._config.learning_rate * (min(1.0, count / warmup) if warmup else 1.0)
         for group in self._optimizer.param_groups:
-            group["lr"] = outcome.learning_rate
+            group["lr"] = totals.learning_rate
         self._optimizer.step()
         total = torch.stack([parameter.detach().sum() for parameter in parameters]).sum()
-        self._check_finite("sum of the adapter's weights", float(total), outcome)
+        self._check_finite("sum of the adapter's weights", float(total), totals)
         if self._scale is not None:
             self._scale.applied()
-        outcome.updates += 1
-        outcome.losses.append(loss)
-        outcome.grad_norms.append(norm)
+        totals.updates += 1
+        totals.losses.append(loss)
+        totals.grad_norms.append(norm)
 
-    def _check_finite(self, name: str, value: float, outcome: StepTotals) -> None:
+    def _check_finite(self, name: str, value: float, totals: StepTotals) -> None:
         if not math.isfinite(value):
             largest = float(self._advantages.abs().max())
             scale = f"; the largest advantage times weight is {largest:g}: scale the rewards" if largest > HUGE else ""
@@ -358,14 +383,14 @@ class Step:
                 else "; float16 ends at 65504: take --dtype float32, or bfloat16 if the GPU has it"
             )
             raise NotFiniteError(
-                f"the {name} of update {outcome.updates + 1} is {value!r}, so the step was not applied: lower "
+                f"the {name} of update {totals.updates + 1} is {value!r}, so the step was not applied: lower "
                 f"learning_rate (now {self._config.learning_rate:g}), or look for a broken adapter or base model{scale}{half}"
             )
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A sequence-level loss, computed before the rows: its value, and a coefficient for each target of the step."""
+class _SequenceLoss:
+    """A sequence-level loss, computed before the forward and backward passes that use its coefficients."""
 
-    value: Tensor
-    coefficients: Tensor
+    value: Tensor  # scalar
+    coefficients: Tensor  # float64 [N]; 0 outside the minibatch

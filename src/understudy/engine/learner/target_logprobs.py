@@ -1,6 +1,6 @@
-"""Log-probabilities of sampled tokens under the settings they were sampled with.
+"""Logprobs of sampled tokens under their calls' sampling settings.
 
-Order of the settings, as vLLM's `processed_logprobs`: temperature, min-p, top-k, top-p; then log-softmax.
+The settings apply in the order of vLLM's `processed_logprobs`: temperature, min-p, top-k, top-p, then log-softmax.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..kept_tokens import excluded
+from ..sampling_filter import excluded
 
 Head = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class TargetSettings:
-    """Per target of the step, arrays [N]: the sampled token and the sampling settings of its call.
+    """The sampled token of every target of the step, and the sampling settings of its call; arrays [N].
 
-    top_p 1, top_k 0 and min_p 0 are off. A target at temperature 0 is never kept.
+    top_p 1, top_k 0 and min_p 0 mean off. A target at temperature 0 is never in the kept set.
     """
 
     token_ids: NDArray[np.int64]
@@ -37,60 +37,65 @@ class TargetSettings:
     min_p: NDArray[np.float64]
 
     def take(self, index: NDArray[np.int64]) -> TargetSettings:
-        """The targets at these positions."""
+        """The targets at these indexes."""
         return TargetSettings(
             self.token_ids[index], self.temperature[index], self.top_p[index], self.top_k[index], self.min_p[index]
         )
 
     def keys(self, predictors: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One column per target, int64 [6, N]: equal where its logprob is. Settings stand there by their bits."""
+        """One column per target, int64 [6, N]. Equal columns have equal logprobs; floats are compared by their bits."""
         reals = (values.view(np.int64) for values in (self.temperature, self.top_p, self.min_p))
         return np.stack([predictors, self.token_ids, self.top_k, *reals])
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """Settings of some targets as tensors [n]; None where no target of the chunk uses the setting."""
+class _ChunkSettings:
+    """Settings of n targets as tensors [n]; None: no target of the chunk uses the setting."""
 
     token_ids: Tensor
     temperature: Tensor | None
     top_p: Tensor | None
     top_k: Tensor | None
     min_p: Tensor | None
-    sampled: Tensor
+    sampled: Tensor  # bool: temperature above 0
 
 
 def target_logprobs(
     hidden: Tensor,
     predictors: NDArray[np.int64],
-    targets: TargetSettings,
+    settings: TargetSettings,
     target_ids: NDArray[np.int64],
     head: Head,
     *,
     chunk: int,
     head_trains: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """hidden [T, H]; target i is predicted at hidden[predictors[i]] -> logprobs, entropy (detached), kept, each [n].
+    """logprobs, entropy (nats, detached) and kept (bool) of a row's n targets, each [n].
 
-    Equal targets are computed once. Logits exist for `chunk` targets at a time, forward and backward.
-    `head_trains`: the head has trained weights, so its logits are computed again in the backward pass.
+    hidden: last hidden states [T, H]; hidden[predictors[i]] predicts target i, whose number in `settings` is
+    target_ids[i]. Equal targets are computed once. Only the logits of `chunk` targets are in memory at a time, in both
+    passes. `head_trains`: the head has trained weights, so the backward pass recomputes the logits.
     """
-    here = targets.take(target_ids)
-    first, inverse = _distinct(here.keys(predictors))
-    at = torch.from_numpy(predictors[first]).to(hidden.device)
-    chunks = [_settings(here.take(first[i : i + chunk]), hidden) for i in range(0, len(first), chunk)]
-    places = at.split(chunk)
+    row_settings = settings.take(target_ids)
+    first, inverse = _distinct(row_settings.keys(predictors))
+    positions = torch.from_numpy(predictors[first]).to(hidden.device)
+    chunks = [_chunk_settings(row_settings.take(first[i : i + chunk]), hidden) for i in range(0, len(first), chunk)]
+    places = positions.split(chunk)
     if head_trains or not torch.is_grad_enabled():
-        parts = [_plain(hidden, place, settings, head) for place, settings in zip(places, chunks, strict=True)]
+        parts = [
+            _with_autograd(hidden, place, chunk_settings, head)
+            for place, chunk_settings in zip(places, chunks, strict=True)
+        ]
         logprobs, entropy, kept = (torch.cat(column) for column in zip(*parts, strict=True))
     else:
         logprobs, entropy, kept = _FrozenHead.apply(hidden, places, chunks, head)
-    back = torch.from_numpy(inverse).to(hidden.device)
-    return logprobs[back], entropy[back], kept[back]
+    index = torch.from_numpy(inverse).to(hidden.device)
+    return logprobs[index], entropy[index], kept[index]
 
 
 def _distinct(table: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Columns that differ: the index of each one's first appearance, ascending, and which of them each column is."""
+    """The distinct columns: indexes of their first occurrence, ascending, and for every column its number among
+    them."""
     _, first, inverse = np.unique(table, axis=1, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
@@ -98,24 +103,26 @@ def _distinct(table: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
     return first[order], rank[inverse.reshape(-1)]
 
 
-def _settings(targets: TargetSettings, like: Tensor) -> _Chunk:
+def _chunk_settings(settings: TargetSettings, like: Tensor) -> _ChunkSettings:
     exact = torch.float64 if like.dtype == torch.float64 else torch.float32
 
     def tensor(values: NDArray[Any], off: NDArray[np.bool_], dtype: torch.dtype = exact) -> Tensor | None:
         return None if off.all() else torch.from_numpy(values).to(like.device, dtype)
 
-    greedy = targets.temperature <= 0
-    return _Chunk(
-        token_ids=torch.from_numpy(targets.token_ids).to(like.device),
-        temperature=tensor(np.where(greedy, 1.0, targets.temperature), greedy | (targets.temperature == 1.0)),
-        top_p=tensor(targets.top_p, targets.top_p >= 1.0),
-        top_k=tensor(targets.top_k, targets.top_k <= 0, torch.int64),
-        min_p=tensor(targets.min_p, targets.min_p <= 0.0),
+    greedy = settings.temperature <= 0
+    return _ChunkSettings(
+        token_ids=torch.from_numpy(settings.token_ids).to(like.device),
+        temperature=tensor(np.where(greedy, 1.0, settings.temperature), greedy | (settings.temperature == 1.0)),
+        top_p=tensor(settings.top_p, settings.top_p >= 1.0),
+        top_k=tensor(settings.top_k, settings.top_k <= 0, torch.int64),
+        min_p=tensor(settings.min_p, settings.min_p <= 0.0),
         sampled=torch.from_numpy(~greedy).to(like.device),
     )
 
 
-def _plain(hidden: Tensor, place: Tensor, chunk: _Chunk, head: Head) -> tuple[Tensor, Tensor, Tensor]:
+def _with_autograd(hidden: Tensor, place: Tensor, chunk: _ChunkSettings, head: Head) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprobs, entropy and kept of a chunk. The backward pass recomputes the logits."""
+
     def run(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return _chunk_logprobs(head(states), chunk)
 
@@ -126,8 +133,8 @@ def _plain(hidden: Tensor, place: Tensor, chunk: _Chunk, head: Head) -> tuple[Te
     return result
 
 
-def _chunk_logprobs(logits: Tensor, chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
-    """logits [n, V] -> logprobs, entropy, kept [n]; a token outside the kept set has logprob 0 and no gradient."""
+def _chunk_logprobs(logits: Tensor, chunk: _ChunkSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """logits [n, V] -> logprobs, entropy, kept [n]. A token outside the kept set gets logprob 0 and no gradient."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if chunk.temperature is not None:
         logits = logits / chunk.temperature[:, None]
@@ -145,12 +152,14 @@ def _chunk_logprobs(logits: Tensor, chunk: _Chunk) -> tuple[Tensor, Tensor, Tens
 
 
 class _FrozenHead(torch.autograd.Function):
-    """A target's logprob depends on one hidden state only, so the forward pass keeps d logprob / d hidden, [n, H], and the
-    backward pass scales it: logits are computed once and never kept."""
+    """Logprobs of a frozen head, whose logits are computed once and never stored.
+
+    A target's logprob depends on one hidden state only. The forward pass stores d logprob / d hidden, [n, H]; the
+    backward pass multiplies it by the incoming gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, places: tuple[Tensor, ...], chunks: list[_Chunk], head: Head
+        ctx: Any, hidden: Tensor, places: tuple[Tensor, ...], chunks: list[_ChunkSettings], head: Head
     ) -> tuple[Tensor, Tensor, Tensor]:
         slopes: list[Tensor] = []
         columns: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -1,4 +1,4 @@
-"""From a step's arrays to its token file (`engine/token_file.py`), which the server's pages read."""
+"""Makes and stores the token file of a step. `engine/token_file.py` has its format; the dashboard reads it."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from .batch import TrainBatch
 from .step import StepTotals
 
 
-def trace(
-    command: TrainCommand, job: TrainJob, batch: TrainBatch, outcome: StepTotals, forks: Sequence[Fork]
+def make_token_file(
+    command: TrainCommand, job: TrainJob, batch: TrainBatch, totals: StepTotals, forks: Sequence[Fork]
 ) -> TokenFile:
-    """The token file of a step that was computed; it is applied when it made an update."""
+    """The token file of a computed step. `head.applied` is False if the step had no update."""
     tree = build_tree(batch.samples)
     runs = tree.segments()
     head = TokenHead(
         format=FORMAT,
         model=command.model,
         step=command.step + 1,
-        applied=outcome.updates > 0,
+        applied=totals.updates > 0,
         request_id=command.request_id,
         loss=job.config.loss,
         clip_low=job.config.epsilon,
         clip_high=job.config.upper_clip,
-        updates=outcome.updates,
+        updates=totals.updates,
         created_at=time.time(),
         calls=_calls(batch, tree, runs),
         forks=tuple(forks),
     )
-    kept, clipped = _numbers(outcome.first.kept), _numbers(outcome.last.clipped)
+    kept, clipped = _numbers(totals.old.kept), _numbers(totals.last.clipped)
     return TokenFile(
         head,
         token_ids=batch.settings.token_ids.astype(np.int32),
         recorded=np.concatenate([sample.logprobs for sample in batch.samples]).astype(np.float32),
-        logprobs=_numbers(outcome.first.logprobs).astype(np.float32),
-        entropy=_numbers(outcome.first.entropy).astype(np.float16),
-        coefficients=_numbers(outcome.last.coefficients).astype(np.float32),
+        logprobs=_numbers(totals.old.logprobs).astype(np.float32),
+        entropy=_numbers(totals.old.entropy).astype(np.float16),
+        coefficients=_numbers(totals.last.coefficients).astype(np.float32),
         flags=(TRAINED * kept + CLIPPED * clipped).astype(np.uint8),
         segment_length=(runs.end - runs.start).astype(np.int32),
         segment_parent=runs.parent.astype(np.int32),
-        last_logprobs=_numbers(outcome.last.logprobs).astype(np.float32) if outcome.updates > 1 else None,
+        last_logprobs=_numbers(totals.last.logprobs).astype(np.float32) if totals.updates > 1 else None,
     )
 
 
@@ -75,8 +75,8 @@ def _calls(batch: TrainBatch, tree: TokenTree, runs: Segments) -> tuple[TrainedC
     )
 
 
-def keep(command: TrainCommand, tokens: TokenFile, warn: Callable[[str], None]) -> None:
-    """Write the token file and sweep old ones. The step stands without it: a failure is a warning."""
+def store_token_file(command: TrainCommand, tokens: TokenFile, warn: Callable[[str], None]) -> None:
+    """Write the token file and delete old ones. An OSError is only a warning, because the step is valid without it."""
     folder = token_file.folder_of(command.checkpoints)
     try:
         token_file.write(folder, tokens)

@@ -1,9 +1,9 @@
-"""Unsloth as the loader of the base. It patches transformers for the whole process, so it is imported before it, in the
-learner's process only, and only where it is used. No transformers in this module's imports.
+"""Loads the base with Unsloth. Unsloth patches transformers for the whole process. It is therefore imported before
+transformers, only in the learner's process, and only if it is used; this module does not import transformers.
 
-Rows go through the base's own layers and PEFT's adapter, as with the other loader; on a GPU Unsloth puts its kernels
-under them. What it would change without a word is held off here: it scales RoPE when `max_seq_length` exceeds the
-model's own, cuts longer rows, offloads embeddings, swaps the folder for another upload of the model.
+Rows run through the base's own layers and PEFT's adapter, as with the other loader; on a GPU Unsloth replaces their
+kernels. The arguments below prevent silent changes by Unsloth: it scales RoPE if `max_seq_length` exceeds the model's
+own, truncates longer rows, offloads embeddings, and replaces the folder by another upload of the model.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from ...errors import ConfigError
-from ...extras import install_command
+from understudy.errors import ConfigError
+from understudy.extras import install_command
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
 CACHE = "UNSLOTH_COMPILE_LOCATION"
-"""Unsloth's variable: the folder of the modules that it generates and imports; its default is in the working directory."""
+"""Unsloth's environment variable for the folder of its generated modules. Its default is in the working directory."""
 FUSED = frozenset({"llama", "mistral", "gemma", "gemma2", "qwen2", "qwen3"})
-"""Architectures whose layers Unsloth rewrites by hand; it compiles the others as they are."""
+"""Architectures for which Unsloth has hand-written layers; it compiles the layers of others."""
 _VLLM_EXTENSIONS = ("vllm._C", "vllm._C_stable_libtorch", "vllm._moe_C", "vllm._rocm_C")
 _SETTINGS = {
-    "UNSLOTH_DISABLE_STATISTICS": "1",  # it asks the Hub for a file to count its users
-    "UNSLOTH_RETURN_LOGITS": "1",  # else its compiled models answer without logits
+    "UNSLOTH_DISABLE_STATISTICS": "1",  # else it downloads a file from the Hub to count its users
+    "UNSLOTH_RETURN_LOGITS": "1",  # else its compiled models return no logits
+    "UNSLOTH_OFFLOAD_FP32": "exact",  # else float32 activations above 2 MiB are recomputed from bfloat16
 }
 
 
-def choose(asked: str, device: str) -> Literal["peft", "unsloth"]:
-    """`auto` takes Unsloth where it is installed and the device is CUDA. Raises ConfigError for what cannot be had."""
-    if asked not in ("auto", "peft", "unsloth"):
-        raise ConfigError(f"loader: unknown loader {asked!r}; allowed: auto, peft, unsloth")
-    if asked == "peft" or (asked == "auto" and (not device.startswith("cuda") or not _installed())):
+def choose(loader: str, device: str) -> Literal["peft", "unsloth"]:
+    """Resolve `auto`: Unsloth if it is installed and the device is CUDA, else PEFT. Raises ConfigError for a loader
+    that is unknown or unavailable."""
+    if loader not in ("auto", "peft", "unsloth"):
+        raise ConfigError(f"loader: unknown loader {loader!r}; allowed: auto, peft, unsloth")
+    if loader == "peft" or (loader == "auto" and (not device.startswith("cuda") or not _installed())):
         return "peft"
     if not _installed():
         raise ConfigError(f"loader: unsloth is not installed: {install_command('unsloth')}, or take --loader peft")
@@ -55,11 +57,13 @@ def choose(asked: str, device: str) -> Literal["peft", "unsloth"]:
 
 
 def import_first() -> Any:
-    """The package, imported with its settings made. Raises ConfigError when it cannot be imported."""
+    """Set Unsloth's environment variables, import it and return the module. Raises ConfigError if the import fails."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     if CACHE not in os.environ:
-        folder = tempfile.mkdtemp(prefix="understudy-unsloth-")  # of this process and account: code is imported from it
+        folder = tempfile.mkdtemp(
+            prefix="understudy-unsloth-"
+        )  # private to this process and account, because code is imported from it
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ[CACHE] = folder
     try:
@@ -73,14 +77,17 @@ def import_first() -> Any:
 
 @contextmanager
 def vllm_extensions_hidden() -> Generator[None]:
-    """Unsloth loads vLLM's extensions to see whether they fit CUDA. vLLM for CPUs has one per instruction set, and the one
-    that Unsloth loads ends the process (SIGILL) on a CPU without AVX-512; there is no CUDA to fit either."""
+    """Hide vLLM's extensions on CPU-only torch while Unsloth is imported. Unsloth loads them to check that they fit
+    CUDA. vLLM for CPUs has one extension per instruction set; the one that Unsloth loads kills the process (SIGILL) on
+    a CPU without AVX-512."""
     hidden = (
         []
         if torch.version.cuda or torch.version.hip
         else [name for name in _VLLM_EXTENSIONS if name not in sys.modules]
     )
-    sys.modules.update(dict.fromkeys(hidden, cast(ModuleType, None)))  # its import is a ModuleNotFoundError then
+    sys.modules.update(
+        dict.fromkeys(hidden, cast(ModuleType, None))
+    )  # importing such a name raises ModuleNotFoundError
     try:
         yield
     finally:
@@ -91,7 +98,8 @@ def vllm_extensions_hidden() -> Generator[None]:
 def load(
     base: Path, device: str, dtype: torch.dtype, attention: str, longest: int, *, four_bit: bool
 ) -> PreTrainedModel:
-    """The base in folder `base`, without an adapter. `longest`: the model's own number of positions."""
+    """Load the base in folder `base`, without an adapter. `longest`: the model's own maximum number of positions.
+    Raises ConfigError."""
     if dtype == torch.float64:
         raise ConfigError("loader: unsloth knows no float64: take --loader peft")
     model, _ = import_first().FastLanguageModel.from_pretrained(
@@ -108,12 +116,12 @@ def load(
         offload_embedding=False,
     )
     for module in (model, getattr(model, model.base_model_prefix)):
-        module._unsloth_allow_packed_overlength = True  # rows have any length; positions say where a token is
+        module._unsloth_allow_packed_overlength = True  # rows have any length; position_ids place the tokens
     return cast("PreTrainedModel", model)
 
 
 def prepare(model: PeftModel) -> None:
-    """Turn on Unsloth's gradient checkpointing and, on a GPU, its kernels for the adapter that PEFT just made."""
+    """Enable Unsloth's gradient checkpointing and, on a GPU, its kernels for the new PEFT adapter."""
     fast = import_first().FastLanguageModel
     base = cast(Any, model.get_base_model())
     if not hasattr(fast, "patch_peft_model"):  # its CPU backend: recomputation by transformers
@@ -126,7 +134,7 @@ def prepare(model: PeftModel) -> None:
 
 
 def restore(model: torch.nn.Module) -> None:
-    """Take back what `prepare` put on single layers of an adapter that is gone: the next may not fit it."""
+    """Undo `prepare` on the layers after an adapter was removed: the next adapter may have another shape."""
     for module in model.modules():
         own = vars(module)
         for name in ("apply_qkv", "apply_o"):

@@ -1,1 +1,1 @@
-"""One chat completion: read, sampled, recorded, answered."""
+"""Chat completions: parse the request, sample, record the call, respond."""

@@ -1,4 +1,4 @@
-"""What the client sees of a sampler's answer: the name it asked for, what it asked for, and the mark of its call."""
+"""Converts the sampler's response for the client: the requested model name and fields, and the mark of the call."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Mark = dict[str, Json]
 
 
 def mark(call: Call, index: int) -> Mark:
-    """The `understudy` field of a choice: by it alone the choice's call can be found."""
+    """The `understudy` field of a choice, which identifies the recorded call."""
     return {"trajectory_id": call.trajectory_id, "call_id": call.id, "index": index, "step": call.step}
 
 
 def shown(answer: Answer, request: ChatRequest, call: Call | None) -> Answer:
-    """An answer or chunk without what the client did not ask for. With a call, its finished choices are marked."""
+    """A response or chunk reduced to the fields that the client requested. With a call, finished choices are marked."""
     seen = {name: value for name, value in answer.items() if name != "prompt_token_ids" or request.wants_token_ids}
     seen["model"] = request.model
     seen["choices"] = [_choice(item, request, call) for item in answer.get("choices") or ()]
@@ -28,7 +28,7 @@ def shown(answer: Answer, request: ChatRequest, call: Call | None) -> Answer:
 
 
 def split(chunk: Answer) -> tuple[Answer | None, Answer | None]:
-    """A chunk's choices that go on, and those that finish: two chunks, None where there is nothing to say."""
+    """Split a chunk into its continuing and its finishing choices, as two chunks; None for an empty one."""
     choices = cast(list[Answer], chunk.get("choices") or [])
     finishing = [item for item in choices if item.get("finish_reason") is not None]
     if not finishing:
@@ -40,18 +40,18 @@ def split(chunk: Answer) -> tuple[Answer | None, Answer | None]:
 
 
 def replayed(call: Call, request: ChatRequest) -> Answer:
-    """The answer of a recorded call, for a repeated idempotency key. Logprobs name tokens as `token_id:N`."""
+    """The response of a recorded call, for a repeated idempotency key. Its logprobs name tokens as `token_id:N`."""
     choices = [_replayed_choice(output, request) | {"message": output.message} for output in call.outputs]
     return shown(_head(call, "chat.completion") | {"choices": choices, "usage": _usage(call)}, request, call)
 
 
 def replayed_chunks(call: Call, request: ChatRequest) -> Iterator[Answer]:
-    """The same as a stream: one chunk of text and one that finishes for each choice, then the usage when asked for."""
+    """Like `replayed`, as a stream: per choice a chunk with the message and a finishing chunk, then the requested usage."""
     head = _head(call, "chat.completion.chunk")
     for output in call.outputs:
         delta = dict(output.message)
         if tool_calls := delta.get("tool_calls"):
-            delta["tool_calls"] = [{"index": at, **tool_call} for at, tool_call in enumerate(tool_calls)]
+            delta["tool_calls"] = [{"index": index, **tool_call} for index, tool_call in enumerate(tool_calls)]
         choice = _replayed_choice(output, request)
         yield shown(head | {"choices": [choice | {"delta": delta, "finish_reason": None}]}, request, call)
         last: Answer = {"index": output.index, "delta": {}, "finish_reason": output.finish_reason}

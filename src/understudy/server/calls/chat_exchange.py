@@ -1,6 +1,7 @@
-"""One chat completion as an HTTP exchange: sampled, recorded, and only then answered.
+"""One chat completion as an HTTP exchange: sample, record, and only then respond.
 
-It runs in a task of its own: a client that goes away cancels it, which frees the engine's slot and records what came.
+It runs in its own task. A client that disconnects cancels the task, which frees the engine's slot and records the tokens so
+far.
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import string
-from collections.abc import AsyncGenerator, Callable
-from typing import TypeVar, cast
+from typing import cast
 from urllib.parse import quote
 
 import aiohttp
@@ -21,29 +21,33 @@ from ...engine.protocol import TOO_LONG
 from ...errors import EngineError, StoreError, UnderstudyError
 from ...types import Call, Json
 from ...wire import CALL_HEADER, TRAJECTORY_HEADER
-from ..errors import ApiError, as_api_error, internal_error, shortened
+from ..errors import ApiError, as_api_error, internal_error
 from ..models.leases import AdapterLeases
 from ..models.model import ModelRoute
-from ..sampler.answer_limits import MAX_ANSWER, WrongAnswer, too_large
+from ..sampler.answer_limits import MAX_ANSWER, WrongAnswer
 from ..sampler.sampler import SamplerCalls
 from ..sampler.transport import Reply, read
 from .chat_answer import Answer, replayed, replayed_chunks, shown, split
 from .chat_request import LENGTHS, ChatRequest
+from .chunk_relay import ChunkRelay
+from .event_stream import EventStream, json_object, understood
 from .recorder import OpenCall, Recorder
 from .sampled_answer import Sampled
 
-log = logging.getLogger(__name__)
-R = TypeVar("R")
+logger = logging.getLogger(__name__)
 
 TAIL_SECONDS = 10.0
-"""How long a stream may stay open after its last choice has finished: for the usage, and for [DONE]."""
+"""How long the sampler's stream may stay open after its last choice finished, for the usage and [DONE]."""
+BUSY_CALLS = 8
+"""From so many calls in flight on, streams come in blocks of tokens. Fewer streams are sent token by token, as people read them."""
+STREAM_BLOCK_TOKENS = 8
 _DONE = b"data: [DONE]\n\n"
 _PROMPT_LENGTHS = frozenset({"input_tokens", "input_text"})
-"""What vLLM calls the field of a prompt that is too long."""
+"""vLLM's names for the field of a prompt that is too long."""
 
 
 class ChatExchange(Response):
-    """Answers one request. Errors are answered too: as a status before the first byte, as an event after it."""
+    """The response to one request. An error is sent as a status before the first byte, and as an event after it."""
 
     def __init__(self, request: ChatRequest, leases: AdapterLeases, sampler: SamplerCalls, recorder: Recorder) -> None:
         super().__init__()
@@ -52,15 +56,15 @@ class ChatExchange(Response):
         self._sampler = sampler
         self._recorder = recorder
         self._started = False
-        self._over = False  # sampled and recorded: what is left must not be interrupted
+        self._over = False  # sampled and recorded: the rest must not be interrupted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         serving = self._recorder.run(self._serve(scope, receive, send))
-        gone = asyncio.create_task(_until_gone(receive))
+        disconnected = asyncio.create_task(_until_disconnected(receive))
         try:
-            await asyncio.wait({serving, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serving, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
+            disconnected.cancel()
             if not serving.done() and not self._over:
                 serving.cancel()
         if self._over:
@@ -100,12 +104,13 @@ class ChatExchange(Response):
                         self._over = True
         except UnderstudyError as error:
             await self._refuse(as_api_error(error), scope, receive, send)
-        except Exception as error:  # a stream that has begun must end in a word, not in a broken connection
-            log.exception("chat completion for %r failed", request.model)
+        except Exception as error:  # a stream that has begun must end with an error event, not a broken connection
+            logger.exception("chat completion for %r failed", request.model)
             await self._refuse(internal_error(error), scope, receive, send)
 
     async def _sample(self, route: ModelRoute, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
-        payload = self._request.payload(route.adapter)
+        busy = self._sampler.in_flight >= BUSY_CALLS
+        payload = self._request.payload(route.adapter, STREAM_BLOCK_TOKENS if busy else None)
         try:
             await self._send_on(payload, call, sampled, send)
         except ApiError as error:
@@ -126,8 +131,8 @@ class ChatExchange(Response):
     async def _whole(self, reply: Reply, call: OpenCall | None, sampled: Sampled, send: Send) -> None:
         if reply.status != 200:
             raise _refusal(reply.status, reply.content)
-        answer = _object(reply.content)
-        _understood(sampled.add_answer, answer)
+        answer = json_object(reply.content)
+        understood(sampled.add_answer, answer)
         sampled.check()
         if call is not None:
             kept = await self._recorder.keep(call, sampled)
@@ -138,15 +143,22 @@ class ChatExchange(Response):
     async def _relay(
         self, response: aiohttp.ClientResponse, call: OpenCall | None, sampled: Sampled, send: Send
     ) -> None:
-        """Pass chunks on as they come; those that finish a choice wait until the call is durable."""
+        """Pass chunks on as they arrive. Chunks that finish a choice wait until the call is durable."""
         held: list[Answer] = []
-        stream = _events(response, sampled.limits.bytes)
-        while (events := await _next(stream, TAIL_SECONDS if sampled.finished() else None)) is not None:
-            ready: list[Answer] = []
+        relay = ChunkRelay(self._request, sampled)
+        stream = EventStream(response, sampled.limits.bytes)
+        while (events := await stream.next(TAIL_SECONDS if sampled.finished() else None)) is not None:
+            ready: list[bytes] = []
             try:
-                await self._take(events, call, sampled, held, ready)
-            finally:  # what came before an error is shown before it
-                await self._send_chunks(ready, call, send)
+                for raw in events:
+                    if (event := relay.event(raw)) is not None:
+                        ready.append(event)
+                        continue
+                    chunk = json_object(raw)
+                    ready += map(_event, await self._take(chunk, call, sampled, held))
+                    relay.learn(raw, chunk)
+            finally:  # chunks that arrived before an error are sent before it
+                await self._send_events(ready, call, send)
         if not sampled.finished():
             raise WrongAnswer(
                 f"the sampler's stream ended after {len(sampled.choices)} choices of {self._request.choices}, "
@@ -154,29 +166,25 @@ class ChatExchange(Response):
             )
         await self._end(_DONE, send)
 
-    async def _take(
-        self, events: list[bytes], call: OpenCall | None, sampled: Sampled, held: list[Answer], ready: list[Answer]
-    ) -> None:
-        """Record chunks that arrived together. `ready` receives what may be sent, `held` what waits for the record."""
-        for chunk in map(_object, events):
-            if "error" in chunk:
-                raise _engine_error(chunk)
-            _understood(sampled.add_chunk, chunk)
-            if call is None or call.settled:
-                ready.append(self._shown(chunk))
-                continue
-            going_on, finishing = split(chunk)
-            if going_on is not None:
-                ready.append(self._shown(going_on))
-            if finishing is not None:
-                held.append(finishing)
-            if sampled.finished():
-                sampled.check()
-                kept = await self._recorder.keep(call, sampled)
-                ready.extend(shown(item, self._request, kept) for item in held)
+    async def _take(self, chunk: Answer, call: OpenCall | None, sampled: Sampled, held: list[Answer]) -> list[Answer]:
+        """Record a chunk. Returns what to send of it and of `held`, which waits for the record."""
+        if "error" in chunk:
+            raise _engine_error(chunk)
+        understood(sampled.add_chunk, chunk)
+        if call is None or call.settled:
+            return [self._shown(chunk)]
+        going_on, finishing = split(chunk)
+        if finishing is not None:
+            held.append(finishing)
+        ready = [] if going_on is None else [self._shown(going_on)]
+        if sampled.finished():
+            sampled.check()
+            kept = await self._recorder.keep(call, sampled)
+            ready += [shown(item, self._request, kept) for item in held]
+        return ready
 
     def _shown(self, answer: Answer) -> Answer:
-        """An answer that bears no call's mark."""
+        """The response or chunk for the client, without the mark of a call."""
         return shown(answer, self._request, None)
 
     async def _replay(self, call: Call, send: Send) -> None:
@@ -184,7 +192,7 @@ class ChatExchange(Response):
             await self._send_json(replayed(call, self._request), call, send)
             return
         again = OpenCall(self._request, call.trajectory_id, call.model, call.step, call.id)
-        await self._send_chunks(list(replayed_chunks(call, self._request)), again, send)
+        await self._send_events(list(map(_event, replayed_chunks(call, self._request))), again, send)
         await self._end(_DONE, send)
 
     async def _send_json(self, answer: Answer, call: Call | None, send: Send) -> None:
@@ -197,12 +205,12 @@ class ChatExchange(Response):
         await self._end(body, send)
 
     async def _end(self, body: bytes, send: Send) -> None:
-        # The last byte looks like a disconnect to whoever watches the connection.
+        # After the last byte, `receive` reports a disconnect, which must not cancel the task.
         self._over = True
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _send_chunks(self, chunks: list[Answer], call: OpenCall | None, send: Send) -> None:
-        if not chunks:
+    async def _send_events(self, events: list[bytes], call: OpenCall | None, send: Send) -> None:
+        if not events:
             return
         if not self._started:
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -210,12 +218,11 @@ class ChatExchange(Response):
                 headers += _call_headers(call.id, call.trajectory_id)
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-        body = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks)
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if error.status >= 500:
-            log.error("chat completion for %r failed: %s", self._request.model, error)
+            logger.error("chat completion for %r failed: %s", self._request.model, error)
         self._over = True
         if not self._started:
             await error.response()(scope, receive, send)
@@ -238,60 +245,14 @@ def _call_headers(call_id: str, trajectory_id: str) -> list[tuple[bytes, bytes]]
     return [(CALL_HEADER.encode(), call_id.encode()), (TRAJECTORY_HEADER.encode(), name.encode())]
 
 
-async def _until_gone(receive: Receive) -> None:
-    """Returns when the client has closed the connection."""
+async def _until_disconnected(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         continue
 
 
-async def _events(response: aiohttp.ClientResponse, limit: int) -> AsyncGenerator[list[bytes]]:
-    """The events of a stream, those that arrived together as one list. Ends at [DONE]. Raises WrongAnswer for a stream
-    of more than `limit` bytes."""
-    rest: list[bytes] = []  # of a line that has not ended
-    size = 0
-    async for piece in response.content.iter_any():
-        size += len(piece)
-        if size > limit:
-            raise too_large(limit)
-        rest.append(piece)
-        if b"\n" not in piece:
-            continue
-        *lines, last = b"".join(rest).split(b"\n")
-        rest = [last]
-        events = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-        if b"[DONE]" in events:
-            yield [event for event in events[: events.index(b"[DONE]")] if event]
-            return
-        yield [event for event in events if event]
-
-
-async def _next(stream: AsyncGenerator[list[bytes]], seconds: float | None) -> list[bytes] | None:
-    """The next events; None at the end, and where a stream whose choices are all finished says nothing for `seconds`."""
-    try:
-        return await asyncio.wait_for(anext(stream), seconds)
-    except StopAsyncIteration:
-        return None
-    except TimeoutError:
-        log.warning("The sampler kept a stream open for %.0f s after its last choice; it is ended here", seconds)
-        return None
-
-
-def _object(raw: bytes) -> Answer:
-    try:
-        answer = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise WrongAnswer(f"the sampler answered what is not JSON: {raw[:200]!r}") from error
-    if not isinstance(answer, dict):
-        raise WrongAnswer(f"the sampler answered what is no object: {raw[:200]!r}")
-    return cast(Answer, answer)
-
-
-def _understood(take: Callable[[Answer], R], answer: Answer) -> R:
-    try:
-        return take(answer)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        shape = f"{type(error).__name__}: {error}"
-        raise WrongAnswer(f"the sampler's answer is not of vLLM's dialect ({shape}): {shortened(answer)}") from error
+def _event(chunk: Answer) -> bytes:
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
 def _refusal(status: int, raw: bytes) -> ApiError | EngineError:
@@ -305,7 +266,7 @@ def _refusal(status: int, raw: bytes) -> ApiError | EngineError:
 
 
 def _engine_error(answer: Answer, status: int | None = None) -> ApiError | EngineError:
-    """The sampler's own error: the client's fault stays the client's (400, 413, 422, 429), all else is the engine's."""
+    """Convert the sampler's error: 400, 413, 422 and 429 stay the client's errors, all others become EngineError."""
     content = answer["error"]
     error = cast(dict[str, Json], content) if isinstance(content, dict) else {"message": str(content)}
     message, code = str(error.get("message")), error.get("code")

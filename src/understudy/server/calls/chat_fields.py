@@ -1,6 +1,7 @@
-"""The fields of a chat completion request: OpenAI's and vLLM's, their types, and what we do with each.
+"""The fields of a chat completion request, OpenAI's and vLLM's, with their types and their treatment.
 
-Checked strictly, never coerced; what the sampler is sent is the client's own JSON, so that no key moves.
+Types are checked strictly, without coercion. The sampler is sent the client's own JSON, so the order of keys does not
+change.
 """
 
 from __future__ import annotations
@@ -21,21 +22,29 @@ class _Checked(BaseModel):
 
 
 class FunctionCall(_Checked):
+    """The function and arguments of a tool call."""
+
     name: str = Field(min_length=1)
     arguments: str | Object | None = None
 
 
 class MessageToolCall(_Checked):
+    """A tool call in an assistant message."""
+
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class ContentPart(_Checked):
+    """A part of a message's content; its other fields are passed on unchecked."""
+
     type: str
 
 
 class ChatMessage(_Checked):
+    """A message of the conversation."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[str | ContentPart] | None = None
     name: str | None = None
@@ -44,6 +53,8 @@ class ChatMessage(_Checked):
 
 
 class ToolFunction(_Checked):
+    """The name, description and JSON schema of a tool."""
+
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: Object | None = None
@@ -51,36 +62,48 @@ class ToolFunction(_Checked):
 
 
 class ChatTool(_Checked):
+    """A tool offered to the model."""
+
     type: Literal["function"]
     function: ToolFunction
 
 
 class NamedFunction(_Checked):
+    """A function by name."""
+
     name: str = Field(min_length=1)
 
 
 class NamedTool(_Checked):
+    """A tool choice that forces one tool."""
+
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
 class AllowedTools(_Checked):
+    """The tools that a call may use, and whether it must use one."""
+
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1)
 
 
 class AllowedToolChoice(_Checked):
-    """OpenAI's way to offer only some of `tools` in a call."""
+    """A tool choice that offers only some of `tools`."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
 class ResponseFormat(_Checked):
+    """The format of the answer; its schema is passed on unchecked."""
+
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
 
 
 class StreamOptions(BaseModel):
+    """Options of a stream."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     include_usage: bool | None = None
@@ -89,7 +112,7 @@ class StreamOptions(BaseModel):
 
 
 class Named(BaseModel):
-    """The body field `understudy` (or `art`): the trajectory that the call belongs to."""
+    """The body field `understudy` (or `art`), which names the call's trajectory."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -97,7 +120,7 @@ class Named(BaseModel):
 
 
 class ChatFields(BaseModel):
-    """A request's fields by type. Every field of OpenAI's or vLLM's that we accept is here; others are refused."""
+    """A chat completion request. Fields of OpenAI's or vLLM's API that are not listed here are rejected."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -183,7 +206,7 @@ class ChatFields(BaseModel):
 
 
 OURS = frozenset({"understudy", "art"})
-"""Read here, not sent on."""
+"""Fields that the gateway reads and does not send to the sampler."""
 
 GUIDED = {
     "guided_json": "json",
@@ -191,7 +214,7 @@ GUIDED = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-"""Fields of earlier versions of vLLM, which today's passes over in silence -> their names in `structured_outputs`."""
+"""Fields of earlier vLLM versions, which the current one silently ignores -> their names in `structured_outputs`."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -209,7 +232,7 @@ WITHOUT_EFFECT = frozenset(
         "modalities",
     }
 )
-"""OpenAI's fields about its own service: accepted, and not sent on."""
+"""Fields that concern OpenAI's own service: accepted, but not sent to the sampler."""
 
 REFUSED = {
     "functions": "functions were replaced by `tools`",
@@ -236,4 +259,4 @@ CONSTRAINTS = {
     "use_beam_search": (False,),
     "vllm_xargs": (),
 }
-"""Fields under which the recorded logprobs are not those of the plain policy, with the values that do nothing."""
+"""Fields that make the recorded logprobs differ from the policy's, with the values that have no effect."""

@@ -1,4 +1,4 @@
-"""One chat completion request: checked, its trajectory found, and the sampler's payload made of it."""
+"""Parses a chat completion request, determines its trajectory, and builds the sampler's payload."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ V = TypeVar("V")
 LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})
 _MAX_KEY = 300
 _SHALLOW = 200
-"""Braces and brackets that cannot be nested too deeply."""
+"""A body with at most this many braces and brackets cannot be nested too deeply."""
 MAX_MESSAGES = 20_000
 MAX_SHAPE_BYTES = 2**20
-"""Of the JSON of `tools`, and of each field that becomes a grammar."""
+"""Limit for the JSON of `tools`, and for every field that becomes a grammar."""
 _SHAPES = (
     "tools",
     "response_format",
@@ -42,8 +42,11 @@ _SHAPES = (
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A request that may be sampled. `trajectory_id=None`: answered, not recorded. `fit`: see `LENGTH_HEADER`.
-    A `tool_choice` of allowed tools is resolved: `tools` are those, and `tool_choice` is its mode."""
+    """A validated request.
+
+    With `trajectory_id=None` it is answered but not recorded. `fit`: see `LENGTH_HEADER`. A `tool_choice` of allowed tools
+    is resolved: `tools` has only those, and `tool_choice` is its mode.
+    """
 
     body: dict[str, Json]
     fields: ChatFields
@@ -58,7 +61,7 @@ class ChatRequest:
     def parse(
         cls, raw: bytes, headers: Mapping[str, str], url_trajectory: str | None = None, quirks: Quirks | None = None
     ) -> ChatRequest:
-        """Read body, headers and base URL. Raises ApiError 400 naming the field."""
+        """Parse body, headers and base URL. Raises ApiError 400 or 413, naming the field."""
         body = _json_object(raw)
         _known(body)
         _bounded(body, len(raw))
@@ -79,37 +82,42 @@ class ChatRequest:
 
     @property
     def model(self) -> str:
-        """The name that the client asked for."""
+        """The model name in the request."""
         return self.fields.model
 
     @property
     def stream(self) -> bool:
+        """Whether the client requested a stream."""
         return bool(self.fields.stream)
 
     @property
     def choices(self) -> int:
+        """The number of requested choices, `n`."""
         return self.fields.n or 1
 
     @property
     def recorded(self) -> bool:
+        """Whether the call is recorded."""
         return self.trajectory_id is not None
 
     @property
     def wants_logprobs(self) -> bool:
+        """Whether the client requested logprobs."""
         return bool(self.fields.logprobs)
 
     @property
     def wants_token_ids(self) -> bool:
+        """Whether the client requested token ids."""
         return bool(self.fields.return_token_ids)
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
+        """Whether the client requested a final chunk with the usage."""
         return bool(self.fields.stream_options and self.fields.stream_options.include_usage)
 
     @cached_property
     def limits(self) -> AnswerLimits:
-        """What the answer may be."""
+        """The limits that the sampler's answer must keep."""
         fields = self.fields
         lengths = [length for length in (fields.max_tokens, fields.max_completion_tokens) if length is not None]
         return AnswerLimits.of(
@@ -122,17 +130,21 @@ class ChatRequest:
 
     @property
     def messages(self) -> tuple[Message, ...]:
+        """The messages as sent."""
         return tuple(self.body["messages"])
 
     @property
     def tools(self) -> tuple[Tool, ...] | None:
+        """The offered tools as sent; None without the field."""
         tools = self.body.get("tools")
         return None if tools is None else tuple(tools)
 
     @cached_property
     def sampling(self) -> Sampling:
-        """The settings as sent, a temperature that engines take as greedy as 0; what was left out is off, whatever the base
-        model's generation_config says."""
+        """The sampling settings as sent. A temperature that engines treat as greedy is 0.
+
+        Settings that the request leaves out are off, regardless of the base model's generation_config.
+        """
         fields = self.fields
         temperature = _or(fields.temperature, 1.0)
         return Sampling(
@@ -144,7 +156,7 @@ class ChatRequest:
 
     @cached_property
     def constrained(self) -> str | None:
-        """Why recorded logprobs are unusable, or None."""
+        """The fields that make recorded logprobs unusable, as text; None if they are usable."""
         fields, reasons = self.fields, list[str]()
         if fields.tool_choice is not None and fields.tool_choice not in ("none", "auto"):
             reasons.append("tool_choice")
@@ -161,8 +173,12 @@ class ChatRequest:
                 reasons.append(name)
         return ", ".join(reasons) or None
 
-    def payload(self, adapter: str) -> dict[str, Json]:
-        """What the sampler is sent: the client's own JSON, the adapter's name, every sampling default spelled out."""
+    def payload(self, adapter: str, block: int | None = None) -> dict[str, Json]:
+        """The sampler's request: the client's JSON with the adapter's name and explicit sampling defaults.
+
+        With `block`, a stream without tools gets so many tokens in a chunk, if the engine can do so. With tools it does not:
+        vLLM's tool parsers do not all find the same calls then.
+        """
         sent = {name: value for name, value in self.body.items() if name not in OURS and name not in WITHOUT_EFFECT}
         sent |= {"model": adapter, "repetition_penalty": _or(self.fields.repetition_penalty, 1.0)}
         sent |= dict(self.sampling)
@@ -172,7 +188,7 @@ class ChatRequest:
         if self.quirks.no_seed:
             sent.pop("seed", None)
         if self.fields.stream_options is not None:
-            # Obfuscation is a matter of OpenAI's own wire.
+            # Only OpenAI's own service supports obfuscation.
             sent["stream_options"] = self.fields.stream_options.model_dump(
                 exclude={"include_obfuscation"}, exclude_none=True
             )
@@ -181,6 +197,8 @@ class ChatRequest:
             sent |= {"return_token_ids": True, "logprobs": True, "top_logprobs": top}
             if self.quirks.flat_logprobs and not self.wants_logprobs:
                 sent["vllm_xargs"] = {**(self.fields.vllm_xargs or {}), FLAT_LOGPROBS: 1}
+        if block is not None and self.stream and self.quirks.stream_blocks and not self.tools:
+            sent["stream_interval"] = block
         return sent
 
 
@@ -192,7 +210,7 @@ def _json_object(raw: bytes) -> dict[str, Json]:
     if raw.count(b"{") + raw.count(b"[") > _SHALLOW:
         try:
             orjson.dumps(body)
-        except orjson.JSONEncodeError as error:  # it is sent on by the same means
+        except orjson.JSONEncodeError as error:  # the payload for the sampler is encoded the same way
             raise ApiError(
                 400, "the body is nested too deeply: 254 levels are the limit", None, "invalid_json"
             ) from error
@@ -211,7 +229,7 @@ def _known(body: dict[str, Json]) -> None:
 
 
 def _bounded(body: dict[str, Json], size: int) -> None:
-    """Refuse what would occupy server and engine for longer than anyone waits."""
+    """Reject requests that would block server and engine for too long. Raises ApiError 413."""
     messages = body.get("messages")
     if isinstance(messages, list) and len(cast(list[Json], messages)) > MAX_MESSAGES:
         count = len(cast(list[Json], messages))
@@ -226,8 +244,11 @@ def _bounded(body: dict[str, Json], size: int) -> None:
 
 
 def _narrowed(body: dict[str, Json], fields: ChatFields) -> tuple[dict[str, Json], ChatFields]:
-    """A request in which only the allowed tools are offered: no engine knows `allowed_tools`, and the policy shall not
-    see what it may not call. Raises ApiError for a name that is not among the tools."""
+    """Resolve `allowed_tools`: offer only the allowed tools, and use the choice's mode.
+
+    Engines do not support `allowed_tools`, and the policy must not see tools that it may not call. Raises ApiError for a
+    name that is not among the tools.
+    """
     choice = fields.tool_choice
     if not isinstance(choice, AllowedToolChoice):
         return body, fields
@@ -244,7 +265,7 @@ def _narrowed(body: dict[str, Json], fields: ChatFields) -> tuple[dict[str, Json
 def _trajectory(
     fields: ChatFields, headers: Mapping[str, str], url_trajectory: str | None, key: str | None
 ) -> str | None:
-    """The trajectory that header, body and base URL name, or one of the call's own, or None."""
+    """The trajectory that header, body or base URL names; else a new one if recording was requested; else None."""
 
     def of(named: Named | None) -> str | None:
         return named.trajectory_id if named is not None else None
@@ -255,11 +276,11 @@ def _trajectory(
         "field art.trajectory_id": of(fields.art),
         "base URL": url_trajectory,
     }
-    found = {place: trajectory for place, trajectory in named.items() if trajectory is not None}
-    if len(set(found.values())) > 1:
-        places = ", ".join(f"{place} {trajectory!r}" for place, trajectory in found.items())
+    by_place = {place: trajectory for place, trajectory in named.items() if trajectory is not None}
+    if len(set(by_place.values())) > 1:
+        places = ", ".join(f"{place} {trajectory!r}" for place, trajectory in by_place.items())
         raise ApiError(400, f"the call names several trajectories: {places}", TRAJECTORY_HEADER, "two_trajectories")
-    for trajectory in found.values():
+    for trajectory in by_place.values():
         if len(trajectory) > 200 or not trajectory.isprintable():
             shown = shortened(trajectory)
             raise ApiError(400, f"a trajectory id has 1 to 200 printable characters, got {shown}", TRAJECTORY_HEADER)

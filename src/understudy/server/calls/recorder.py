@@ -1,4 +1,4 @@
-"""The one recorder: a sampler's answer becomes a Call, and the answer may leave once the Call is durable."""
+"""Records calls: a sampler's answer becomes a Call, and is sent to the client once the Call is durable."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from ..records.store import Store
 from .chat_request import ChatRequest
 from .sampled_answer import Sampled, status_of
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass
 class OpenCall:
-    """A call that is being sampled: who asks, for which trajectory, from which policy. `settled`: its answer has been
-    handed to the store, and nothing else may be recorded for it."""
+    """A call that is being sampled, with its request, trajectory, model and step.
+
+    `settled` means that its answer was passed to the store, so nothing else may be recorded for it.
+    """
 
     request: ChatRequest
     trajectory_id: str
@@ -37,8 +39,10 @@ class OpenCall:
 
 
 class Recorder:
-    """Writes calls, and lets only one call of an idempotency key run at a time. `mark_ids`: the base's tokens that are
-    one of CALL_MARKS."""
+    """Writes calls to the store, and serialises calls with the same idempotency key.
+
+    `mark_ids` are the base's special tokens that equal one of CALL_MARKS.
+    """
 
     def __init__(self, store: Store, mark_ids: Set[int] = frozenset()) -> None:
         self._store = store
@@ -46,26 +50,30 @@ class Recorder:
         self._turns: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.wrong_answers = 0
-        """Answers of the sampler, since the start, that did not fit their request."""
+        """Number of the sampler's answers since the start that did not match their request."""
         self.in_flight: Counter[str] = Counter()
-        """Trajectories with calls that are being sampled, and how many."""
+        """Number of calls being sampled, by trajectory."""
 
     async def keep(self, call: OpenCall, sampled: Sampled) -> Call:
-        """Record an answer that came whole; returns once it is durable. Raises StoreError."""
+        """Record a complete answer. Returns once it is durable. Raises StoreError."""
         return await self._write(call, sampled, CallStatus.FAILED, None)
 
     async def keep_failed(self, call: OpenCall, sampled: Sampled, reason: str) -> None:
-        """Record a call that the engine did not finish, as far as it came. A store that cannot is logged: the client
-        already gets an error."""
+        """Record a call that the engine did not finish, with the tokens so far.
+
+        A store failure is only logged, since the client already gets an error.
+        """
         await self._write_or_log(call, sampled, CallStatus.FAILED, reason)
 
     async def keep_cancelled(self, call: OpenCall, sampled: Sampled) -> None:
-        """Record a call whose client went away, as far as it came. A store that cannot is logged: nobody listens."""
+        """Record a call whose client disconnected, with the tokens so far. A store failure is only logged."""
         await self._write_or_log(call, sampled, CallStatus.CANCELLED, "the client went away")
 
     async def earlier(self, request: ChatRequest) -> Call | None:
-        """The call that was recorded with the request's idempotency key. Raises ApiError 409 where it asked for
-        something else."""
+        """The call that was recorded with the request's idempotency key; None if there is none.
+
+        Raises ApiError 409 if that call had other messages or tools.
+        """
         if request.trajectory_id is None or request.idempotency_key is None:
             return None
         call = await self._store.call_with_key(request.trajectory_id, request.idempotency_key)
@@ -81,7 +89,7 @@ class Recorder:
 
     @contextmanager
     def sampling(self, call: OpenCall | None) -> Generator[None]:
-        """The call's trajectory is in flight: nothing of it expires."""
+        """Count the call's trajectory as in flight inside the block, so that its calls do not expire."""
         if call is None:
             yield
             return
@@ -95,7 +103,7 @@ class Recorder:
 
     @asynccontextmanager
     async def turn(self, request: ChatRequest) -> AsyncGenerator[None]:
-        """Wait until no other call with the request's idempotency key is running."""
+        """Wait until no other call with the request's idempotency key runs, and exclude others inside the block."""
         if request.trajectory_id is None or request.idempotency_key is None:
             yield
             return
@@ -113,15 +121,17 @@ class Recorder:
                 del self._turns[key]
 
     def run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run the serving of a call as a task that outlives its client; `drain` waits for it."""
+        """Run the handling of a call as a task that outlives the connection. `drain` waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def drain(self, deadline: float = 10.0) -> None:
-        """Wait for the calls that are being served; those that run after `deadline` seconds are cancelled, which
-        records them. Call it before the store closes."""
+        """Wait for running calls; cancel those that still run after `deadline` seconds, which records them.
+
+        Call it before closing the store.
+        """
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=deadline)
         running = tuple(self._tasks)
@@ -158,8 +168,8 @@ class Recorder:
         try:
             try:
                 await self._write(call, sampled, status, reason)
-            except ValidationError as error:  # the answer is of no shape that can be kept: that it failed can
-                log.error("call %s: what the sampler answered cannot be recorded: %s", call.id, error)
+            except ValidationError as error:  # the answer cannot be stored, so record the failure without it
+                logger.error("call %s: what the sampler answered cannot be recorded: %s", call.id, error)
                 await self._write(call, Sampled(), status, reason)
         except StoreError as error:
-            log.error("call %s of trajectory %r is not recorded: %s", call.id, call.trajectory_id, error)
+            logger.error("call %s of trajectory %r is not recorded: %s", call.id, call.trajectory_id, error)

@@ -1,4 +1,4 @@
-"""What the sampler answered, as it is recorded: exact ids, a logprob or NaN for each, the message as it was parsed."""
+"""Collects the sampler's answer for recording: token ids, a logprob (or NaN) per token, and the parsed message."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..sampler.answer_limits import LOGPROB_ABOVE, MAX_FINISH_REASON, MAX_TOOL_C
 from .call_marks import looks_like_call
 
 COMPLETE_REASONS = frozenset({"stop", "tool_calls", "function_call"})
-_IDS = 2**31
-"""Token ids are smaller: they are recorded as int32."""
+TOKEN_IDS = 2**31
+"""Exclusive upper bound of token ids, which are recorded as int32."""
 
 
 @dataclass
 class SampledChoice:
-    """One choice as it grows, whole or from a stream's deltas."""
+    """One choice, taken at once or accumulated from a stream's deltas."""
 
     index: int
     token_ids: list[int] = field(default_factory=list[int])
@@ -30,7 +30,7 @@ class SampledChoice:
     ids_seen: bool = False
 
     def add_tokens(self, choice: dict[str, Json]) -> None:
-        """Take `token_ids` and `logprobs` of a choice or chunk; a chunk's lists belong together."""
+        """Append `token_ids` and `logprobs` of a choice or chunk. Raises WrongAnswer, TypeError."""
         ids = choice.get("token_ids")
         if ids is None:
             return
@@ -46,7 +46,7 @@ class SampledChoice:
         self.logprobs.extend(known)
 
     def add_message(self, message: dict[str, Json]) -> None:
-        """Take a whole answer's message."""
+        """Set the message of a complete answer. Raises TypeError for a malformed tool call."""
         self.message = {name: value for name, value in message.items() if value not in (None, [])}
         self.message.setdefault("content", None)
         for call in self.message.get("tool_calls", ()):
@@ -55,7 +55,7 @@ class SampledChoice:
                 raise TypeError("the name and the arguments of a tool call are strings")
 
     def finish(self, reason: object) -> None:
-        """Take a finish reason; None leaves the choice open."""
+        """Set the finish reason; None leaves the choice unfinished. Raises TypeError."""
         if reason is None:
             return
         if not isinstance(reason, str) or len(reason) > MAX_FINISH_REASON:
@@ -63,7 +63,7 @@ class SampledChoice:
         self.finish_reason = reason
 
     def add_delta(self, delta: dict[str, Json]) -> None:
-        """Append a streamed delta to the message: text is joined, tool calls by their index."""
+        """Append a streamed delta to the message. Text is concatenated, tool calls are merged by index."""
         for name, value in delta.items():
             if name == "tool_calls":
                 for part in value or ():
@@ -76,7 +76,7 @@ class SampledChoice:
                 self.message[name] = value
 
     def output(self, unfinished: CallStatus, mark_ids: Set[int] | None) -> CallOutput:
-        """As recorded; `unfinished` is the status of a choice that has no finish reason. See `Sampled.outputs`."""
+        """The choice for the record. `unfinished` is the status without a finish reason. `mark_ids`: see `Sampled.outputs`."""
         if self.finish_reason is None:
             status = unfinished
         elif self.finish_reason == CUT_OFF:
@@ -94,7 +94,7 @@ class SampledChoice:
         )
 
     def _parse_failure(self, mark_ids: Set[int] | None) -> bool:
-        """The engine's own word, else what the text looks like."""
+        """Whether a tool call could not be parsed: as the engine reports it, else judged by the text."""
         if self.parse_failure is not None:
             return self.parse_failure
         if mark_ids is None or self.message.get("tool_calls"):
@@ -103,14 +103,14 @@ class SampledChoice:
 
     def _add_tool_call(self, part: dict[str, Json]) -> None:
         calls = cast(list[dict[str, Json]], self.message.setdefault("tool_calls", []))
-        at = part.get("index") or 0
-        if type(at) is not int or not 0 <= at < MAX_TOOL_CALLS:
+        index = part.get("index") or 0
+        if type(index) is not int or not 0 <= index < MAX_TOOL_CALLS:
             raise WrongAnswer(
-                f"the sampler gave a tool call the index {str(at)[:40]}, of at most {MAX_TOOL_CALLS} calls"
+                f"the sampler gave a tool call the index {str(index)[:40]}, of at most {MAX_TOOL_CALLS} calls"
             )
-        while len(calls) <= at:
+        while len(calls) <= index:
             calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
-        call = calls[at]
+        call = calls[index]
         for name in ("id", "type"):
             call[name] = part.get(name) or call[name]
         function = cast(dict[str, Json], part.get("function") or {})
@@ -120,14 +120,14 @@ class SampledChoice:
 
 @dataclass
 class Sampled:
-    """An answer of the sampler as far as it came, held to what its request allows."""
+    """The sampler's answer so far, checked against the limits of its request."""
 
     limits: AnswerLimits = field(default_factory=AnswerLimits)
     prompt_ids: list[int] | None = None
     choices: dict[int, SampledChoice] = field(default_factory=dict[int, SampledChoice])
 
     def add_answer(self, answer: dict[str, Json]) -> None:
-        """Take a whole answer."""
+        """Add a complete answer. Raises WrongAnswer, TypeError, KeyError."""
         self._add_prompt(answer)
         for item in answer["choices"]:
             index = self.limits.check_index(item["index"])
@@ -139,7 +139,7 @@ class Sampled:
             choice.parse_failure = item.get("parse_failure")
 
     def add_chunk(self, chunk: dict[str, Json]) -> None:
-        """Take one chunk of a stream."""
+        """Add one chunk of a stream. Raises WrongAnswer, TypeError, KeyError."""
         self._add_prompt(chunk)
         for item in chunk.get("choices") or ():
             index = self.limits.check_index(item["index"])
@@ -158,7 +158,7 @@ class Sampled:
             self.prompt_ids = ids
 
     def _add_tokens(self, index: int, item: dict[str, Json]) -> SampledChoice:
-        """The choice of this index, made where it is new, with the item's tokens."""
+        """Add the item's tokens to the choice of this index, which is created if it is new."""
         choice = self.choices.get(index)
         if choice is None:
             choice = self.choices[index] = SampledChoice(index)
@@ -167,11 +167,13 @@ class Sampled:
         return choice
 
     def finished(self) -> bool:
-        """Whether every choice that was asked for has its finish reason."""
-        return sum(choice.finish_reason is not None for choice in self.choices.values()) >= self.limits.choices
+        """Whether all requested choices have a finish reason."""
+        if len(self.choices) < self.limits.choices:
+            return False
+        return all(choice.finish_reason is not None for choice in self.choices.values())
 
     def check(self) -> None:
-        """Raises WrongAnswer where the whole answer is not what was asked for, naming the field."""
+        """Raise WrongAnswer, naming the field, if the complete answer does not match the request."""
         limits = self.limits
         if limits.recorded and not self.prompt_ids:
             raise WrongAnswer(_lacks("prompt_token_ids"))
@@ -184,21 +186,26 @@ class Sampled:
                 raise WrongAnswer(f"the sampler gave choice {choice.index} no finish_reason")
 
     def outputs(self, unfinished: CallStatus, mark_ids: Set[int] | None = None) -> tuple[CallOutput, ...]:
-        """The choices in order of index. `mark_ids`: tokens that begin a tool call, for an engine that does not say
-        whether it read them all; None: no tools were offered."""
+        """The choices for the record, by index.
+
+        `mark_ids` are tokens that begin a tool call, for an engine that does not report parse failures; None means that no
+        tools were offered.
+        """
         return tuple(self.choices[index].output(unfinished, mark_ids) for index in sorted(self.choices))
 
 
 def _check_ids(ids: object) -> None:
     known = cast(list[int], ids) if isinstance(ids, list) else None
-    # By sets and extremes, which C computes: prompts are long, and every call's are checked.
-    if known is None or (known and (set(map(type, known)) != {int} or min(known) < 0 or max(known) >= _IDS)):
+    # `set`, `min` and `max` run in C: prompts are long, and every call is checked.
+    if known is None or (known and (set(map(type, known)) != {int} or min(known) < 0 or max(known) >= TOKEN_IDS)):
         raise TypeError("token ids are integers of 0 to 2^31 - 1")
 
 
 def aligned(index: int, ids: Sequence[int], values: Sequence[float | None]) -> list[float]:
-    """One logprob for each id of choice `index`, NaN where the engine gave none. Raises WrongAnswer for logprobs of
-    another number than the ids, and for those of no probability."""
+    """One logprob per token id of choice `index`; NaN where the engine returned none.
+
+    Raises WrongAnswer if the numbers of logprobs and ids differ, or a logprob is above 0.
+    """
     if not values:
         return [math.nan] * len(ids)
     if len(values) != len(ids):
@@ -210,7 +217,7 @@ def aligned(index: int, ids: Sequence[int], values: Sequence[float | None]) -> l
 
 
 def status_of(outputs: Sequence[CallOutput]) -> CallStatus:
-    """The call's status: the worst of its choices'."""
+    """The call's status: the worst of its choices' statuses."""
     statuses = {output.status for output in outputs}
     for status in (CallStatus.CANCELLED, CallStatus.FAILED, CallStatus.TRUNCATED):
         if status in statuses:

@@ -1,1 +1,1 @@
-"""The server's routes: OpenAI's API, trajectories, training, and who may call them."""
+"""The server's HTTP API: OpenAI's endpoints, trajectories, training, and access control."""

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, who may call, how large a body may be, and one shape for every error."""
+"""The HTTP application: routes, access control, body size limits, and one format for all errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from contextlib import suppress
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,13 +29,13 @@ from .openapi import add_openapi
 from .sign_in import LARGEST_FORM, add_sign_in, is_page, to_sign_in
 
 DISCARD_SECONDS = 10.0
-"""How long the rest of a body that is too large is read and thrown away."""
+"""How long the rest of a body that is too large is read and discarded."""
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def build(services: Services, guard: Guard) -> FastAPI:
-    """The application over services that are open; whoever opened them closes them."""
+    """Build the application on open services. The caller closes them."""
     app = FastAPI(title="Understudy", version=understudy.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.services = services
     routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router, resampling.router)
@@ -47,17 +46,17 @@ def build(services: Services, guard: Guard) -> FastAPI:
     add_sign_in(app, guard)
     add_openapi(app)
     add_error_answers(app)
-    app.add_middleware(openai_api.Chats, services=services)
+    app.add_middleware(openai_api.ChatCompletions, services=services)
     origins = services.options.allow_origin
-    app.add_middleware(Gate, guard=guard, max_body=services.options.max_body, origins=frozenset(origins))
+    app.add_middleware(AccessChecks, guard=guard, max_body=services.options.max_body, origins=frozenset(origins))
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(LastResort)
+    app.add_middleware(UnexpectedErrors)
     return app
 
 
 def add_error_answers(app: FastAPI) -> None:
-    """One shape for every error."""
+    """Register handlers that convert every error to OpenAI's error format."""
     app.add_exception_handler(UnderstudyError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_body)
     app.add_exception_handler(HTTPException, _refuse_route)
@@ -65,7 +64,7 @@ def add_error_answers(app: FastAPI) -> None:
 
 
 async def health(services: ServicesDep) -> Health:
-    """`ok` once the sampler answers; `detail` says why not."""
+    """The server's state: `ok` once the sampler answers, else `detail` says why not."""
     state = services.sampler.state
     status = "ok" if state == "ok" else "starting" if state == "starting" else "failed"
     return Health(
@@ -84,7 +83,7 @@ async def health(services: ServicesDep) -> Health:
 
 
 def engine_state(services: Services) -> EngineState:
-    """What the dashboard says of the running engine."""
+    """The state of the running engine, for the dashboard."""
     learner = services.learner
     facts = [learner.state, *(f"{name} {value}" for name, value in learner.facts.items())] if learner else ["off"]
     return EngineState(
@@ -97,11 +96,11 @@ def engine_state(services: Services) -> EngineState:
     )
 
 
-class LastResort:
-    """Answers for a defect of ours; the traceback is in the log, its kind in the answer.
+class UnexpectedErrors:
+    """ASGI middleware that answers 500 to an unexpected exception, and logs its traceback.
 
-    Starlette's own handler for any exception raises it again after its answer, whereupon uvicorn closes the connection
-    under the client's next request. Only half an answer is left to that: nothing else tells that it is not whole.
+    Starlette's own handler re-raises the exception after its response, so uvicorn closes the connection during the client's
+    next request. Only a response that has begun is left to that: a closed connection tells the client that it is incomplete.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -110,26 +109,26 @@ class LastResort:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        begun, whole = False, False
+        started, complete = False, False
 
-        async def noted(message: Message) -> None:
-            nonlocal begun, whole
-            begun = True
-            whole = message["type"] == "http.response.body" and not message.get("more_body")
+        async def tracked_send(message: Message) -> None:
+            nonlocal started, complete
+            started = True
+            complete = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, tracked_send)
         except Exception as error:
-            if begun and not whole:
+            if started and not complete:
                 raise
-            log.exception("%s %s failed", scope["method"], scope["path"])
-            if not begun:
+            logger.exception("%s %s failed", scope["method"], scope["path"])
+            if not started:
                 await internal_error(error).response()(scope, receive, send)
 
 
-class Gate:
-    """Before any route: the key or the Host header, the page that a browser acts for, and the body's size."""
+class AccessChecks:
+    """ASGI middleware that checks the key or Host header, cross-site requests and the body's size before any route."""
 
     def __init__(self, app: ASGIApp, guard: Guard, max_body: int, origins: frozenset[str]) -> None:
         self._app = app
@@ -140,7 +139,8 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        headers = Headers(scope=scope)
+        # Starlette's Headers scan the whole list at every access. Of a repeated header, the first one counts there and here.
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         path, method = scope["path"], scope["method"]
         decided = self._guard.decide(path, headers, method)
         form = path in (SIGN_IN, SIGN_OUT)
@@ -161,36 +161,36 @@ class Gate:
         return await self._bounded(scope, receive, send, largest)
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send, largest: int) -> None:
-        """Count the body as it comes; past the limit the refusal is the answer, whatever the route makes of it."""
-        seen, answering, sending = 0, False, True
+        """Count the body's bytes as they arrive. Beyond the limit, answer 413 whatever the route returns or raises."""
+        received, responding, client_sending = 0, False, True
 
-        async def counted() -> Message:
-            nonlocal seen, sending
+        async def counted_receive() -> Message:
+            nonlocal received, client_sending
             message = await receive()
-            sending = bool(message.get("more_body"))
-            seen += len(message.get("body", b"")) if message["type"] == "http.request" else 0
-            if seen > largest:
+            client_sending = bool(message.get("more_body"))
+            received += len(message.get("body", b"")) if message["type"] == "http.request" else 0
+            if received > largest:
                 raise _too_large(largest)
             return message
 
-        async def answer(message: Message) -> None:
-            nonlocal answering
-            if answering or seen <= largest:
-                answering = True
+        async def checked_send(message: Message) -> None:
+            nonlocal responding
+            if responding or received <= largest:
+                responding = True
                 await send(message)
 
         try:
-            await self._app(scope, counted, answer)
-        except Exception:  # what a route makes of a body that is cut off is of no interest
-            if answering or seen <= largest:
+            await self._app(scope, counted_receive, checked_send)
+        except Exception:  # the route's reaction to a truncated body does not matter
+            if responding or received <= largest:
                 raise
-        if not answering and seen > largest:
-            await self._refuse_large(scope, receive, send, largest, sending=sending)
+        if not responding and received > largest:
+            await self._refuse_large(scope, receive, send, largest, sending=client_sending)
 
     async def _refuse_large(
         self, scope: Scope, receive: Receive, send: Send, largest: int, *, sending: bool = True
     ) -> None:
-        """Reads on for a while first: a client that is still sending would see a reset connection, not the refusal."""
+        """Answer 413 after reading on for a while: a client that is still sending would only see a reset connection."""
         left = 4 * largest if sending else 0
         with suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_SECONDS):
@@ -218,11 +218,11 @@ async def _refuse_body(request: Request, error: Exception) -> Response:
     lines: list[str] = []
     params: list[str] = []
     for fault in error.errors():
-        place = [str(part) for part in fault["loc"]]
-        field = ".".join(place[1:] if place[0] in ("body", "query", "path") else place) or "body"
+        location = [str(part) for part in fault["loc"]]
+        field = ".".join(location[1:] if location[0] in ("body", "query", "path") else location) or "body"
         params.append(field)
         if fault["type"] == "json_invalid":
-            lines.append(f"The body is no JSON: {fault.get('ctx', {}).get('error', fault['msg'])}")
+            lines.append(f"The body is not JSON: {fault.get('ctx', {}).get('error', fault['msg'])}")
         else:
             lines.append(f"{field}: {fault['msg']} (got {shortened(fault.get('input'))})")
     return ApiError(400, "\n".join(lines), params[0], "invalid_value").response()
@@ -243,7 +243,7 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
 
 async def _refuse_disk(request: Request, error: Exception) -> Response:
     assert isinstance(error, OSError)
-    log.error("%s %s: %s", request.method, request.url.path, error)
+    logger.error("%s %s: %s", request.method, request.url.path, error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ApiError(507, f"No space left on the server's disk: {error}", code="disk_full").response()
     return ApiError(500, f"The server could not read or write a file: {error}", code="file_error").response()

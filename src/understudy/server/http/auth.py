@@ -1,4 +1,4 @@
-"""Who may call: a key, or a session that one opened, beyond loopback; the Host header on loopback."""
+"""Access control: a key or a session opened with one; on loopback without a key, the Host header."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from .key_file import KeyFile
 from .sessions import CSRF_HEADER, Access, Sessions
 
 OPEN_PATHS = frozenset({"/health"})
-"""Answered without a key, so that load balancers and starters can ask."""
+"""Paths that need no key, for load balancers and for whoever starts the server."""
 SIGN_IN = "/sign-in"
 SIGN_OUT = "/sign-out"
 STATIC = "/pages/static/"
 PAGE_ACTIONS = "/pages/"
-"""What a page may change: below this, every request that changes something carries the page's CSRF token."""
+"""Prefix of requests by the dashboard's pages. Below it, every request that changes something needs the CSRF token."""
 
 Refusal = tuple[int, str, str]
-"""Status, code and message."""
+"""HTTP status, error code and message of a rejected request."""
 
 
 def same(sent: str, known: str) -> bool:
-    """Whether two secrets are equal, in a time that tells nothing of them."""
+    """Whether two secrets are equal, compared in constant time."""
     return secrets.compare_digest(sent.encode(), known.encode())
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name can only be reached from this machine."""
+    """Whether an address or host name is only reachable from this machine."""
     name = host.strip("[]").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -46,19 +46,23 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Key:
-    """The key in force. `made`: just now, so that it must be shown once; `kept`: the file that holds it."""
+    """The server's key. `kept` is the file that stores it; `is_new` means generated just now, so it must be shown once."""
 
     text: str
     kept: Path | None = None
-    made: bool = False
+    is_new: bool = False
 
 
-def key_for(host: str, given: str | None, folder: Path) -> Key | None:
-    """The given key; beyond loopback the kept one, made if there is none (0600); else None. Raises ConfigError."""
-    if given is not None:
-        if not given.strip() or not given.isascii() or not given.isprintable():
+def key_for(host: str, configured: str | None, folder: Path) -> Key | None:
+    """The key that the server requires; None on loopback without a configured key.
+
+    Beyond loopback without a configured key, it is read from `folder`, or generated and stored there with mode 0600. Raises
+    ConfigError for a key that no header can carry.
+    """
+    if configured is not None:
+        if not configured.strip() or not configured.isascii() or not configured.isprintable():
             raise ConfigError("--api-key: must be printable ASCII and not empty")
-        return Key(given)
+        return Key(configured)
     return None if is_loopback(host) else _kept_key(folder)
 
 
@@ -76,26 +80,29 @@ def _kept_key(folder: Path) -> Key:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(key + "\n")
-    return Key(key, path, made=True)
+    return Key(key, path, is_new=True)
 
 
 class Guard:
-    """Decides about one request from its method, path and headers (lower-case names). `viewer_keys` may only read."""
+    """Decides whether a request may pass, from its method, path and headers (lower-case names).
+
+    Holders of `viewer_keys` may only read.
+    """
 
     def __init__(self, key: str | None, viewer_keys: Sequence[str] = (), file: KeyFile | None = None) -> None:
-        """`file`: where keys are kept that can change; else `key` is the only one."""
+        """`file` holds keys that can change while the server runs; without it, `key` is the only one."""
         only = frozenset({key.encode()} if key is not None else ())
         owners = file.keys if file is not None else lambda: only
         self.sessions = Sessions(owners, viewer_keys) if key is not None else None
         self._local = Access("owner", secrets.token_urlsafe(24))
 
     def refusal(self, path: str, headers: Mapping[str, str], method: str = "GET") -> Refusal | None:
-        """None when the request may pass, else (status, code, message)."""
+        """The rejection of a request; None if it may pass."""
         decided = self.decide(path, headers, method)
         return decided if isinstance(decided, tuple) else None
 
     def decide(self, path: str, headers: Mapping[str, str], method: str) -> Refusal | Access | None:
-        """What the request may do; None where the path is open to everybody; else why it is refused."""
+        """The access that a request has; None for a path that is open to everybody; or its rejection."""
         if self.sessions is None:
             return self._host_refusal(headers.get("host", "")) or self._checked(self._local, path, headers, method)
         if path in OPEN_PATHS or path == SIGN_IN or path.startswith(STATIC):
@@ -143,7 +150,7 @@ class Guard:
 
 
 def _sent_key(authorization: str) -> bytes | None:
-    """The key of `Bearer <key>`, or the password of `Basic` (what a browser sends)."""
+    """The key in `Bearer <key>`, or the password in `Basic` credentials, which browsers send."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip().encode()

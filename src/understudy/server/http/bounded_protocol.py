@@ -1,7 +1,8 @@
-"""uvicorn's HTTP protocol with bounds: what a stranger may send before the application has said who it is.
+"""uvicorn's HTTP protocol with limits on clients that have not been authenticated yet.
 
-uvicorn reads headers of any size and number for any time, and keeps slow bodies open for ever. Here a head and a body
-have a size and a time, and connections that no request has admitted yet are counted by peer.
+uvicorn itself reads headers of any size and number for any time, and keeps slow bodies open forever. This protocol limits
+the size and time of headers and bodies, and the number of unadmitted connections per peer. A connection is admitted when
+the application accepts its first request.
 """
 
 from __future__ import annotations
@@ -17,18 +18,22 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ..errors import ApiError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 ADMIT = "understudy.admit"
-"""Key of the ASGI scope: a function to call once a request may pass."""
+"""Key of the ASGI scope. Its value is a function that the application calls once a request may pass."""
 _IDLE, _HEAD, _BODY = range(3)
 _CHUNK_OVERHEAD = 8
-"""Bytes of framing that a chunked body may take for each of its own."""
+"""The most bytes of framing per byte of a chunked body."""
 
 
 @dataclass(frozen=True)
-class DoorLimits:
-    """Sizes in bytes, times in seconds. `strangers`: connections of one peer that no request has admitted."""
+class ConnectionLimits:
+    """Limits of connections: sizes in bytes, times in seconds, `body_rate` in bytes per second.
+
+    `connections` is for the whole server. `unadmitted` is the number of unadmitted connections per peer. `discarded` is how
+    much of a body is read after its response. `linger_seconds` is how long that may take.
+    """
 
     head_bytes: int = 64 * 1024
     headers: int = 200
@@ -38,72 +43,70 @@ class DoorLimits:
     discarded: int = 2**20
     linger_seconds: float = 2.0
     connections: int = 16_384
-    strangers: int = 1024
+    unadmitted: int = 1024
 
 
-class Door:
-    """The connections of one server."""
+class ConnectionLimiter:
+    """Counts the open connections of one server, and the unadmitted ones by peer."""
 
-    def __init__(self, limits: DoorLimits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.open = 0
-        self._strangers: Counter[str] = Counter()
+        self._unadmitted: Counter[str] = Counter()
 
     def enter(self, peer: str) -> str | None:
-        """Count a connection; why it may not stay, or None."""
+        """Count a new connection. Returns why it must be closed; None if it may stay."""
         self.open += 1
-        self._strangers[peer] += 1
+        self._unadmitted[peer] += 1
         if self.open > self.limits.connections:
             return f"the server has {self.limits.connections} connections open, which is its limit"
-        if self._strangers[peer] > self.limits.strangers:
-            return f"{self.limits.strangers} connections of {peer} have not asked for anything that they may have"
+        if self._unadmitted[peer] > self.limits.unadmitted:
+            return f"{self.limits.unadmitted} connections of {peer} have not asked for anything that they may have"
         return None
 
     def admit(self, peer: str) -> None:
-        """A connection is no stranger any more."""
-        self._strangers[peer] -= 1
-        if not self._strangers[peer]:
-            del self._strangers[peer]
+        """Count a connection of this peer as admitted."""
+        self._unadmitted[peer] -= 1
+        if not self._unadmitted[peer]:
+            del self._unadmitted[peer]
 
     def leave(self, peer: str, *, admitted: bool) -> None:
-        """A connection has ended."""
+        """Count a connection as closed."""
         self.open -= 1
         if not admitted:
             self.admit(peer)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Bounds are checked after each piece that arrives, so that they hold within one read of the socket.
+    """One connection. The limits are checked after every read of the socket.
 
-    A whole request that arrives in one piece costs a few comparisons; timers are set only for one that does not.
+    A request that arrives in one piece costs a few comparisons. Timers are set only for a request in several pieces.
     """
 
-    def __init__(self, *args: Any, door: Door, **fields: Any) -> None:
+    def __init__(self, *args: Any, limiter: ConnectionLimiter, **fields: Any) -> None:
         super().__init__(*args, **fields)
-        self._door = door
-        self._limits = door.limits
+        self._limiter = limiter
+        self._limits = limiter.limits
         self._peer = ""
         self._admitted = False
         self._phase = _IDLE
-        self._fed = 0  # bytes of this head or body that came in pieces of their own
-        self._delivered = 0  # bytes of this body, without its framing
-        self._delivered_before = 0  # at the last check of its rate
+        self._fed = 0  # raw bytes of this head or body, from reads after its beginning
+        self._delivered = 0  # bytes of this body without framing
+        self._delivered_before = 0  # the value at the last rate check
         self._discarded = 0
         self._timer: asyncio.TimerHandle | None = None
-
-    # ---- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self._peer = self.client[0] if self.client else ""
-        if (why := self._door.enter(self._peer)) is not None:
+        if (why := self._limiter.enter(self._peer)) is not None:
             self._refuse(503, "too_many_connections", why)
         else:
             self._watch(self._limits.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
-        self._door.leave(self._peer, admitted=self._admitted)
+        self._limiter.leave(self._peer, admitted=self._admitted)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -115,24 +118,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._phase:
             if self._timer is not None:
                 self._unwatch()
-                if self.cycle.response_complete:  # it was answered before its body had ended
+                if self.cycle.response_complete:  # the response was complete before the body had ended
                     self._watch(self.timeout_keep_alive)
         elif not self.transport.is_closing():
             self._check_size()
 
     def send_400_response(self, msg: str) -> None:
+        """Answer 400 in the API's error format."""
         self._refuse(400, "invalid_http", msg)
-
-    # ---- the parser's callbacks
 
     def on_message_begin(self) -> None:
         self._phase, self._fed = _HEAD, 0
         super().on_message_begin()
         if not self._admitted:
-            self.scope[ADMIT] = self._admit  # type: ignore[typeddict-unknown-key]  # a key of ours
+            self.scope[ADMIT] = self._admit  # type: ignore[typeddict-unknown-key]  # our own key
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase == _HEAD:  # trailers are read by nobody
+        if self._phase == _HEAD:  # trailers are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -150,7 +152,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._delivered += len(body)
-        if self.cycle.response_complete:  # answered without being read: the rest is of no use
+        if self.cycle.response_complete:  # answered without reading the body: discard the rest
             self._discarded += len(body)
             if self._discarded > self._limits.discarded:
                 self.transport.close()
@@ -167,15 +169,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unset_keepalive_if_required()
             self._watch(self._limits.linger_seconds)
 
-    # ---- inside
-
     def _admit(self) -> None:
         if not self._admitted:
             self._admitted = True
-            self._door.admit(self._peer)
+            self._limiter.admit(self._peer)
 
     def _check_size(self) -> None:
-        """Of a head or body that is not whole yet."""
+        """Check a head or body that is not complete yet, and start its timer."""
         if self._phase == _HEAD and self._fed > self._limits.head_bytes:
             self._refuse_head()
         elif self._fed - self._delivered > self._limits.head_bytes + _CHUNK_OVERHEAD * self._delivered:
@@ -193,7 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _late(self) -> None:
-        """The time of a head, of a stretch of a body, or of the rest of a refused one is over."""
+        """The timer of a head, of a part of a body, or of the rest of a rejected body has expired."""
         self._timer = None
         limits = self._limits
         if self.transport.is_closing():
@@ -218,12 +218,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(431, "header_too_large", f"the request's header is larger than {self._limits.head_bytes} bytes")
 
     def _refuse(self, status: int, code: str, why: str) -> None:
-        """Answer, unless an answer has begun, and close. The application sees a client that went away."""
+        """Send an error response, unless a response has begun, and close. The application sees a disconnected client."""
         if self.transport.is_closing():
             return
-        log.debug("%s refused: %s", self._peer, why)
-        begun = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]  # None at first
-        if not begun:
+        logger.debug("%s refused: %s", self._peer, why)
+        started = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]  # None at first
+        if not started:
             body = json.dumps(ApiError(status, why, code=code).body()).encode()
             fields = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + fields + body)

@@ -1,21 +1,23 @@
-"""What a web page of another site may not do: change something here through the browser of whoever reads it."""
+"""Protection against cross-site requests: another site's page must not change anything through a visitor's browser."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing; what they answer, a browser keeps from the pages of other sites."""
+"""Methods that change nothing. Browsers hide their responses from other sites' pages."""
 
 
 def refusal(
     method: str, headers: Mapping[str, str], allowed: Collection[str], *, form: bool = False
 ) -> tuple[int, str, str] | None:
-    """None when the request may pass, else (status, code, message). Header names are in lower case; `allowed` are origins
-    (`https://name:port`) whose pages may do everything.
+    """Return the rejection of a request as (status, code, message); None if it may pass.
 
-    Browsers say where a request comes from by `Origin` and `Sec-Fetch-Site`; other clients send neither, and pass. A form
-    of another site can send no JSON content type without asking first, so bodies must have one. `form`: the route takes a page's own form, which has none.
+    Header names are lower-case. `allowed` has the origins (`https://name:port`) whose pages may do everything. `form` means
+    that the route accepts a form of our own pages, which is not JSON.
+
+    Browsers name the source of a request in `Origin` and `Sec-Fetch-Site`. Other clients send neither, and pass. Bodies must
+    have the JSON content type, which another site's form cannot send without a CORS preflight.
     """
     if method in READING:
         return None
@@ -26,7 +28,7 @@ def refusal(
             403,
             "origin_not_allowed",
             f"A web page at {origin or 'another site'} may not change anything here; start the server with "
-            "--allow-origin and the page's origin if it shall",
+            "--allow-origin and the page's origin to allow it",
         )
     if form:
         return None

@@ -1,4 +1,4 @@
-"""JSON bodies of the API's routes: what JSON allows and text does not is refused before anything is made of it."""
+"""JSON bodies of the API's routes: size limits, and rejection of strings that are not valid UTF-8."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ...types import Json
 from ..errors import ApiError
 
 MAX_BYTES = {"/api/train": 8 * 2**20, "/api/trajectories": 16 * 2**20}
-"""Of bodies that name many things: they are read on the event loop, where all others wait."""
+"""Limits for routes with large bodies. Bodies are parsed on the event loop, which blocks all other requests."""
 MAX_OTHER_BYTES = 2 * 2**20
-"""Of all other bodies, such as a user's state."""
+"""Limit for all other routes, such as a user's state."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def check_size(path: str, body: bytes) -> None:
-    """Raises ApiError 413 for a body that would keep all others waiting."""
+    """Raise ApiError 413 for a body above the route's limit: parsing it would block all other requests."""
     limit = MAX_BYTES.get(path, MAX_OTHER_BYTES)
     if len(body) > limit:
         raise ApiError(413, f"the body has {len(body)} bytes; {path} takes at most {limit}", None, "body_too_large")
 
 
 class JsonRequest(Request):
-    """A request whose strings can be written to files and databases."""
+    """A request whose JSON strings can be encoded as UTF-8, so that files and databases accept them."""
 
     async def json(self) -> Json:
-        """The body. Raises json.JSONDecodeError, also for half a surrogate pair: it has no place in UTF-8."""
+        """The parsed body. Raises json.JSONDecodeError, also for a lone surrogate, which UTF-8 cannot encode."""
         value: Json = await super().json()
         raw = await self.body()
         if _SURROGATE.search(raw):
@@ -47,6 +47,7 @@ class JsonRoute(APIRoute):
     """A route whose body is read by JsonRequest."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[None, None, Response]]:
+        """Wrap FastAPI's handler: check the body's size and read it as a JsonRequest."""
         handle = super().get_route_handler()
 
         async def handled(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The kept keys, read again when their file changes: a new key is added, clients move to it, the old line is removed."""
+"""Keys from a file that is read again when it changes, for key rotation: add a new key, move clients, remove the old."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import os
 import time
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 
 
 class KeyFile:
-    """One key on each line; empty lines and those that begin with # are passed over. Checked once in LOOK_SECONDS."""
+    """A file with one key per line. Empty lines and lines that begin with # are ignored.
+
+    The file is checked for changes at most once per LOOK_SECONDS.
+    """
 
     def __init__(self, path: Path, first: str) -> None:
-        """`first` is in force until the file can be read."""
+        """`first` is the valid key until the file can be read."""
         self._path = path
         self._keys = frozenset({first.encode()})
         self._seen: tuple[int, int] | None = None
         self._next = 0.0
 
     def keys(self) -> frozenset[bytes]:
-        """The keys in force. A file that is gone or empty leaves those of before in force, and is named in the log."""
+        """The valid keys. While the file is missing or empty, the previous keys stay valid and an error is logged."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + LOOK_SECONDS
@@ -39,13 +42,13 @@ class KeyFile:
             lines = [line.strip() for line in self._path.read_text("ascii").splitlines()]
         except (OSError, ValueError) as error:
             if self._seen != (0, 0):
-                log.error("The keys of %s stay as they were, the file cannot be read: %s", self._path, error)
+                logger.error("The keys of %s stay as they were, the file cannot be read: %s", self._path, error)
             self._seen = (0, 0)
             return
         keys = frozenset(line.encode() for line in lines if line and not line.startswith("#"))
         if not keys:
-            log.error("The keys of %s stay as they were: no key is in the file", self._path)
+            logger.error("The keys of %s stay as they were: no key is in the file", self._path)
         elif keys != self._keys:
-            log.info("%d keys of %s are in force", len(keys), self._path)
+            logger.info("%d keys of %s are in force", len(keys), self._path)
             self._keys = keys
         self._seen = seen

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints: chat completions and models, plain and below `/t/{trajectory id}`."""
+"""OpenAI's endpoints for chat completions and models, also below `/t/{trajectory id}`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..calls.chat_request import ChatRequest
 from ..errors import ApiError, refused
 from ..services import Services, ServicesDep
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 router = APIRouter()
 
@@ -25,7 +25,7 @@ _CHATS = re.compile(r"(/t/(?P<trajectory>[^/]+))?/v1/chat/completions/?")
 
 
 class ModelCard(BaseModel):
-    """One name that calls may use. The names of steps come and go, so none has a date of its own."""
+    """A model name that calls may use. `created` is 0: the names of steps appear and disappear."""
 
     id: str
     object: Literal["model"] = "model"
@@ -34,30 +34,31 @@ class ModelCard(BaseModel):
 
 
 class ModelCards(BaseModel):
+    """The list of model names."""
+
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
-class Chats:
-    """Chat completions: sampled, recorded, answered (see ChatExchange). They are taken out before the application's own
-    routing, which reads nothing more of them, and for which each call would pay."""
+class ChatCompletions:
+    """ASGI middleware for chat completions (see ChatExchange). Handled before FastAPI's router to avoid its per-call cost."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        place = _CHATS.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        if place is None:
+        match = _CHATS.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if match is None:
             return await self._app(scope, receive, send)
         what = f"{scope['method']} {scope['path']}"
         try:
             if scope["method"] == "POST":
-                answer = await self._exchange(Request(scope, receive), place["trajectory"])
+                answer = await self._exchange(Request(scope, receive), match["trajectory"])
             else:
                 answer = ApiError(405, f"{what}: only POST is allowed here").response({"allow": "POST"})
-        except ClientDisconnect:  # within its body: nobody waits for an answer
-            log.debug("%s: the client went away before it had asked", what)
+        except ClientDisconnect:  # the client disconnected while sending its body
+            logger.debug("%s: the client disconnected before its request was complete", what)
             return
         except UnderstudyError as error:
             answer = refused(error, what)
@@ -65,7 +66,7 @@ class Chats:
 
     async def _exchange(self, request: Request, trajectory_id: str | None) -> ChatExchange:
         services = self._services
-        headers = dict(request.headers)  # read once: each look into them goes through all
+        headers = dict(request.headers)  # Starlette's Headers scan the whole list at every access
         chat = ChatRequest.parse(await request.body(), headers, trajectory_id, services.engine.quirks)
         services.models.registry.resolve(chat.model)
         return ChatExchange(chat, services.models.leases, services.sampler.calls, services.recorder)
@@ -74,13 +75,13 @@ class Chats:
 @router.get("/v1/models")
 @router.get("/t/{trajectory_id}/v1/models")
 async def list_models(services: ServicesDep) -> ModelCards:
-    """Every model, `name@step` for every step that can be called, and the base model."""
+    """All model names that calls may use: every model, `name@step` for every callable step, and the base model."""
     return ModelCards(data=[ModelCard(id=name) for name in services.models.registry.names()])
 
 
 @router.get("/v1/models/{name:path}")
 @router.get("/t/{trajectory_id}/v1/models/{name:path}")
 async def one_model(name: str, services: ServicesDep) -> ModelCard:
-    """One name, if a call may use it."""
+    """One model name. 404 if calls cannot use it."""
     services.models.registry.resolve(name)
     return ModelCard(id=name)

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the API as OpenAPI 3.1, made of the types that the handlers validate with and answer with."""
+"""`GET /openapi.json`: the API as OpenAPI 3.1, generated from the types that the handlers use."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..calls.chat_fields import ChatFields
 
 OPENAPI = "/openapi.json"
 PROGRAMS = ("/v1/", "/t/", "/api/", "/health")
-"""What is described: pages are for people, and what they ask for in the background is theirs alone."""
+"""Path prefixes of the documented routes. Pages and the requests that they send are left out."""
 REFERENCE = "#/components/schemas/{model}"
 Object = dict[str, Json]
 
 
 class ErrorFacts(BaseModel):
-    """Why a request was refused, in OpenAI's shape."""
+    """Why a request was rejected, in OpenAI's format."""
 
     message: str
     type: str
@@ -35,7 +35,7 @@ class ErrorFacts(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """What every refusal and every failure is answered with."""
+    """The body of every error response."""
 
     error: ErrorFacts
 
@@ -51,7 +51,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """A whole chat completion, OpenAI's shape."""
+    """A chat completion that is not streamed, in OpenAI's format."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -63,11 +63,11 @@ class ChatCompletion(BaseModel):
 
 
 READ_BY_HAND = (FinishRequest, TrainEvent, ChatFields, ChatCompletion, ErrorAnswer)
-"""Types of bodies that FastAPI does not read or write itself."""
+"""Types of bodies that are parsed or written without FastAPI."""
 
 
 def add_openapi(app: FastAPI) -> None:
-    """Serve the description of the application's routes; the Gate asks for the key as everywhere."""
+    """Serve the OpenAPI document of the application's routes. It needs the key, like every route."""
 
     @cache
     def described() -> Object:
@@ -80,19 +80,19 @@ def add_openapi(app: FastAPI) -> None:
 
 
 def description(routes: list[APIRoute]) -> Object:
-    """The OpenAPI document of those of the routes that programs use, and of chat completions, which have none."""
-    told = [route for route in routes if route.path_format.startswith(PROGRAMS)]
-    found: Object = get_openapi(
-        title="Understudy", version=understudy.__version__, routes=told, separate_input_output_schemas=False
+    """Build the OpenAPI document of the routes for programs, and of chat completions, which are no FastAPI route."""
+    described = [route for route in routes if route.path_format.startswith(PROGRAMS)]
+    document: Object = get_openapi(
+        title="Understudy", version=understudy.__version__, routes=described, separate_input_output_schemas=False
     )
     _, definitions = models_json_schema([(model, "validation") for model in READ_BY_HAND], ref_template=REFERENCE)
-    schemas = cast(Object, found.setdefault("components", {}).setdefault("schemas", {}))
+    schemas = cast(Object, document.setdefault("components", {}).setdefault("schemas", {}))
     schemas |= cast(Object, definitions["$defs"])
     for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)  # refusals have one shape, and it is another
-    found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    found["security"] = [{"key": []}, {}]
-    paths = cast(dict[str, dict[str, Object]], found["paths"])
+        schemas.pop(name, None)  # all errors use ErrorAnswer instead
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}, {}]
+    paths = cast(dict[str, dict[str, Object]], document["paths"])
     paths["/v1/chat/completions"] = {"post": _chat([])}
     paths["/t/{trajectory_id}/v1/chat/completions"] = {"post": _chat([_PLACE])}
     paths["/api/trajectories"]["post"]["requestBody"] = _body(FinishRequest)
@@ -100,7 +100,7 @@ def description(routes: list[APIRoute]) -> Object:
         for operation in operations.values():
             operation["responses"].pop("422", None)
             operation["responses"]["default"] = _answer("Refused, or failed", "application/json", ErrorAnswer)
-    return found
+    return document
 
 
 _PLACE = {

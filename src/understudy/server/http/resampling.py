@@ -1,4 +1,4 @@
-"""`POST /pages/resample`: a recorded prompt answered by another step, for a rollout's page. Nothing is recorded of it."""
+"""`POST /pages/resample`: answers a recorded prompt with another step, for a rollout's page. It is not recorded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..services import ServicesDep
 router = APIRouter()
 
 LEAST_TOKENS = 256
-"""An answer may be so long, or twice as long as the recorded one."""
+"""An answer may have this many tokens, or twice as many as the recorded one."""
 
 
 class ResampleRequest(BaseModel):
-    """Which recorded call, and which step of its model shall answer."""
+    """A recorded call, and the step of its model that should answer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,9 +32,9 @@ class ResampleRequest(BaseModel):
 
 @router.post("/pages/resample")
 async def resample(body: ResampleRequest, services: ServicesDep) -> ChatExchange:
-    """A chat completion of the step, under the call's sampling settings. Raises ApiError 404."""
-    found = await services.store.trajectory(body.trajectory)
-    call = next((call for call in found.calls if call.id == body.call), None) if found is not None else None
+    """Answer with the step under the call's sampling settings. Raises ApiError 404 for an unknown call."""
+    trajectory = await services.store.trajectory(body.trajectory)
+    call = next((call for call in trajectory.calls if call.id == body.call), None) if trajectory is not None else None
     if call is None:
         raise ApiError(
             404, f"There is no call {body.call!r} in the rollout {body.trajectory!r}", "call", "unknown_call"

@@ -1,4 +1,4 @@
-"""Signed-in browsers: one-time links, session cookies that need no table, and CSRF tokens."""
+"""Browser sessions: one-time links, signed session cookies without server-side state, and CSRF tokens."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Literal
 
 Role = Literal["owner", "viewer"]
-"""A viewer reads pages and GET APIs; the owner may do everything."""
+"""A viewer may read pages and GET routes; the owner may do everything."""
 
 COOKIE = "understudy_session"
 CSRF_HEADER = "x-understudy-csrf"
 SESSION_SECONDS = 7 * 86_400
 LINK_SECONDS = 900
-"""How long a one-time link can be used."""
+"""How long a one-time link is valid."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """What a request may do. `csrf`: what it must carry to change anything from a page. `session`: by a cookie, whose
-    browser can sign out."""
+    """The access that a request has.
+
+    `csrf` is the token that a page's request must send to change anything. `session` means that a session cookie gave the
+    access, so the browser can sign out.
+    """
 
     role: Role
     csrf: str
@@ -32,13 +35,12 @@ class Access:
 
 
 class Sessions:
-    """Sessions of the holders of keys. A cookie is signed with the key that opened it: it ends with that key, and outlives a
-    restart of the server."""
+    """Sessions opened with keys. A cookie is signed with its key, so it survives a restart and ends with the key."""
 
     def __init__(self, owner_keys: Callable[[], Collection[bytes]], viewer_keys: Sequence[str] = ()) -> None:
-        """`owner_keys` are those in force, at least one; they may change."""
+        """`owner_keys` returns the valid keys, at least one; they may change."""
         self._owner_keys = owner_keys
-        self._viewer_keys = [each.encode() for each in viewer_keys]
+        self._viewer_keys = [key.encode() for key in viewer_keys]
         self._links: dict[str, float] = {}
 
     def _keys(self) -> list[tuple[bytes, Role]]:
@@ -47,29 +49,29 @@ class Sessions:
         return keys + viewers
 
     def role_of_key(self, sent: bytes) -> Role | None:
-        """Whose key it is; every key is compared, so that the time tells nothing."""
+        """The role of a key; None for a wrong one. All keys are compared, so that the time reveals nothing."""
         matches: list[Role] = [role for key, role in self._keys() if hmac.compare_digest(sent, key)]
         return matches[0] if matches else None
 
     def one_time_link(self) -> str:
-        """The path of a link that signs one browser in as the owner."""
+        """Create a link that signs one browser in as the owner; returns its path."""
         token = secrets.token_urlsafe(24)
         self._links[token] = time.monotonic() + LINK_SECONDS
         return f"/sign-in?once={token}"
 
     def open_by_link(self, token: str) -> str | None:
-        """A new session's cookie for a one-time link, which is used up; None for one that is unknown, used or too old."""
-        until = self._links.pop(token, 0.0)
-        return self._signed(self._keys()[0][0]) if until > time.monotonic() else None
+        """A new session's cookie for a one-time link; None if the link is unknown, used or expired."""
+        valid_until = self._links.pop(token, 0.0)
+        return self._signed(self._keys()[0][0]) if valid_until > time.monotonic() else None
 
     def open_by_key(self, sent: str) -> str | None:
         """A new session's cookie for a key; None for a wrong one."""
         encoded = sent.strip().encode()
-        found = [key for key, _ in self._keys() if hmac.compare_digest(encoded, key)]
-        return self._signed(found[0]) if found else None
+        matches = [key for key, _ in self._keys() if hmac.compare_digest(encoded, key)]
+        return self._signed(matches[0]) if matches else None
 
     def access(self, cookie_header: str) -> Access | None:
-        """What the session of a Cookie header may do; None without a valid one."""
+        """The access of the session in a Cookie header; None without a valid session."""
         value = cookie_of(cookie_header, COOKIE)
         expires, _, rest = value.partition(".")
         nonce, _, signature = rest.partition(".")
@@ -86,12 +88,12 @@ class Sessions:
 
 
 def cookie_of(header: str, name: str) -> str:
-    """The value of a cookie; "" where there is none."""
+    """The value of a cookie; "" if there is none."""
     try:
-        found = SimpleCookie(header).get(name)
+        cookie = SimpleCookie(header).get(name)
     except CookieError:
         return ""
-    return found.value if found is not None else ""
+    return cookie.value if cookie is not None else ""
 
 
 def _hmac(key: bytes, text: str) -> str:

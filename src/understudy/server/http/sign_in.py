@@ -1,4 +1,4 @@
-"""The sign-in page: the only page that is open without a key, and how a session begins and ends."""
+"""Sign-in and sign-out of browsers. The sign-in page is the only page that needs no key."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .cross_site import READING
 from .sessions import COOKIE, SESSION_SECONDS, Access, Sessions
 
 _PROGRAMS = ("/v1", "/api", "/t/", "/health", PAGE_ACTIONS)
-"""Where programs ask: they get an error as JSON and no page to sign in on."""
+"""Path prefixes of programs' requests: they get a JSON error instead of the sign-in page."""
 LARGEST_FORM = 10_000
 
 
 def is_page(method: str, path: str, headers: Mapping[str, str]) -> bool:
-    """Whether a request is a browser's for a page."""
+    """Whether a request is a browser's request for a page."""
     wants = headers.get("accept", "")
     return (
         method in READING and not path.startswith(_PROGRAMS) and ("text/html" in wants or "*/*" in wants or not wants)
@@ -28,14 +28,14 @@ def is_page(method: str, path: str, headers: Mapping[str, str]) -> bool:
 
 
 def to_sign_in(scope: Scope) -> Response:
-    """On to the sign-in page, and from there back to the page that was asked for."""
+    """Redirect to the sign-in page, which returns to the requested page."""
     query = scope["query_string"].decode("latin-1")
     wanted = quote(scope["path"]) + (f"?{query}" if query else "")
     return RedirectResponse(SIGN_IN + ("" if wanted == "/" else f"?next={quote(wanted, safe='')}"), 303)
 
 
 def add_sign_in(app: FastAPI, guard: Guard) -> None:
-    """The routes of signing in and out; without a key there are none."""
+    """Add the routes for signing in and out. A server without a key has none."""
     if guard.sessions is not None:
         app.include_router(_routes(guard.sessions))
 
@@ -49,7 +49,7 @@ def _routes(sessions: Sessions) -> APIRouter:
 
     @router.post(SIGN_IN)
     async def sign_in(request: Request) -> Response:
-        """By the token of a one-time link, or by a key."""
+        """Sign in with the token of a one-time link, or with a key."""
         form = await _form(request)
         once = form.get("once", "")
         cookie = sessions.open_by_link(once) if once else sessions.open_by_key(form.get("key", ""))
@@ -95,7 +95,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _inside(path: str) -> str:
-    """A path of this server; anything else is its first page."""
+    """The path if it belongs to this server, else "/" (protects against open redirects)."""
     parts = urlsplit(path)
     plain = path.startswith("/") and not path.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
     return path if plain and path.isprintable() else "/"

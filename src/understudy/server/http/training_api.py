@@ -32,58 +32,63 @@ from ..training.feed import TrainFeed
 from .json_body import JsonRoute
 
 HEARTBEAT_SECONDS = 10.0
-"""A comment line is sent after so much silence, so that proxies and clients see that the stream lives."""
+"""After this time without an event a comment line is sent, so that proxies and clients keep the stream open."""
 
 router = APIRouter(prefix="/api", route_class=JsonRoute)
 
 
 class TarResponse(FileResponse):
-    """A whole archive, or the range of it that is asked for."""
+    """A tar archive, or the requested range of it."""
 
     media_type = "application/x-tar"
 
 
 class TrainEvents(StreamingResponse):
-    """Server-sent events, each a TrainEvent."""
+    """A stream of server-sent events; every event is a TrainEvent."""
 
     media_type = "text/event-stream"
 
 
 @router.get("/models")
 async def list_models(services: ServicesDep) -> list[ModelState]:
+    """All registered models."""
     return [model.state() for model in services.models.registry.models()]
 
 
 @router.post("/models")
 async def register_model(services: ServicesDep, body: RegisterRequest) -> ModelState:
+    """Register a trainable model, or return the existing one of the same name, base and LoRA shape."""
     return services.models.registration.register(body, in_training=services.training.concerns(body.name))
 
 
 @router.get("/models/{name}")
 async def get_model(services: ServicesDep, name: str) -> ModelState:
+    """One registered model with its newest step."""
     return services.models.registry.model(name).state()
 
 
 @router.post("/models/{name}/fork")
 async def fork_model(services: ServicesDep, name: str, body: ForkRequest) -> ModelState:
+    """Create a model that starts from a step of this one."""
     return await services.models.registration.fork(name, body)
 
 
 @router.post("/models/{name}/log")
 async def add_log(services: ServicesDep, name: Name, body: LogRequest) -> dict[str, str]:
-    """Of any model, also one that is only compared with and was never registered."""
+    """Store metrics under a model name, also of a model that was never registered."""
     await services.store.add_log(name, body)
     return {}
 
 
 @router.get("/models/{name}/log")
 async def list_logs(services: ServicesDep, name: Name) -> list[LogRequest]:
+    """All metrics stored under a model name, oldest first."""
     return await services.store.logs(name)
 
 
 @router.get("/models/{name}/state", responses={200: {"model": UserState}})
 async def get_state(services: ServicesDep, name: str) -> Response:
-    """The UserState as it was written, which FastAPI would take apart and put together again for a second."""
+    """The user's JSON object stored with the model. Returned as stored, since FastAPI would take seconds to re-serialise it."""
     path = _state_file(services, name)
     text = await asyncio.to_thread(path.read_text, "utf-8") if path.exists() else UserState().model_dump_json()
     return Response(text, media_type="application/json")
@@ -91,6 +96,7 @@ async def get_state(services: ServicesDep, name: str) -> Response:
 
 @router.put("/models/{name}/state", responses={200: {"model": UserState}})
 async def put_state(services: ServicesDep, name: str, body: UserState) -> Response:
+    """Replace the user's JSON object stored with the model."""
     text = body.model_dump_json()
     await asyncio.to_thread(write_text, _state_file(services, name), text)
     return Response(text, media_type="application/json")
@@ -102,52 +108,59 @@ def _state_file(services: Services, name: str) -> Path:
 
 @router.get("/models/{name}/checkpoints")
 async def list_checkpoints(services: ServicesDep, name: str) -> list[CheckpointState]:
+    """The model's checkpoints by step."""
     checkpoints = services.models.registry.model(name).checkpoints
     return [state_of(checkpoints[step]) for step in sorted(checkpoints)]
 
 
 @router.delete("/models/{name}/checkpoints/{step}")
 async def delete_checkpoint(services: ServicesDep, name: str, step: int) -> dict[str, str]:
+    """Delete a checkpoint. The newest cannot be deleted."""
     await services.models.swaps.delete(name, step)
     return {}
 
 
 @router.post("/models/{name}/checkpoints/{step}/export")
 async def export_checkpoint(services: ServicesDep, name: str, step: int, body: ExportRequest) -> ExportResult:
+    """Export a checkpoint to a new folder on the server's machine."""
     return await exports.export(services, name, step, body)
 
 
 @router.post("/models/{name}/checkpoints/{step}/archive")
 async def archive_checkpoint(services: ServicesDep, name: str, step: int, body: ArchiveRequest) -> ArchiveState:
-    """Make an export for clients elsewhere; the same request again finds it, or makes the same bytes."""
+    """Create a downloadable archive of an export. The same request returns the same archive, or one with equal bytes."""
     return await exports.archive(services, name, step, body)
 
 
 @router.get("/exports/{archive_id}", response_class=TarResponse)
 async def download(services: ServicesDep, archive_id: str) -> TarResponse:
+    """Download an archive; supports ranges. The ETag is its SHA-256."""
     path, state = services.archives.get(archive_id)
     return TarResponse(path, headers={"etag": f'"{state.sha256}"'})
 
 
 @router.delete("/exports/{archive_id}")
 async def delete_archive(services: ServicesDep, archive_id: str) -> dict[str, str]:
+    """Delete an archive."""
     services.archives.remove(archive_id)
     return {}
 
 
 @router.post("/train", response_class=TrainEvents)
 async def train(services: ServicesDep, body: TrainRequest) -> TrainEvents:
+    """Apply a train request and stream its events. A request with a known id is not applied again."""
     feed = await services.training.submit(body)
     return TrainEvents(_server_sent(feed), headers={"cache-control": "no-cache"})
 
 
 @router.get("/train/{request_id:path}")
 async def train_status(services: ServicesDep, request_id: str) -> TrainStatus:
+    """The state of a train request."""
     return await services.train_history.status(request_id)
 
 
 async def _server_sent(feed: TrainFeed) -> AsyncIterator[bytes]:
-    """The feed as server-sent events. A listener that goes away leaves the request running."""
+    """The feed as server-sent events. The train request continues when the listener disconnects."""
     events = feed.listen()
     waiting: asyncio.Task[TrainEvent] | None = None
     try:

@@ -1,4 +1,4 @@
-"""Trajectories over HTTP: finish them, list them, look at one."""
+"""Routes of trajectories: finish, list and read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ traces = APIRouter(prefix="/api/traces")
 
 @router.post("", response_model_exclude_defaults=True)
 async def finish(request: Request, services: ServicesDep) -> FinishResult:
-    """Seal trajectories and claim their calls, all or none."""
+    """Finish trajectories and claim their calls, atomically."""
     raw = await request.body()
     check_size("/api/trajectories", raw)
     try:
@@ -32,14 +32,14 @@ async def finish(request: Request, services: ServicesDep) -> FinishResult:
 
 @router.get("", responses={200: {"model": TrajectoryPage}})
 async def listed(query: Annotated[TrajectoryQuery, Query()], services: ServicesDep) -> Response:
-    """A page of the finished trajectories that fit every filter."""
+    """A page of the finished trajectories that match every filter."""
     page = await services.store.trajectories(query)
     return Response(page.model_dump_json(), media_type="application/json")
 
 
 @traces.get("", responses={200: {"model": TracePage}})
 async def listed_traces(query: Annotated[TrajectoryQuery, Query()], services: ServicesDep) -> Response:
-    """A page of the finished trajectories that fit every filter, with their calls but without token arrays."""
+    """A page of the finished trajectories that match every filter, with their calls but without token arrays."""
     page = await services.store.traces(query)
     return Response(page.model_dump_json(), media_type="application/json")
 

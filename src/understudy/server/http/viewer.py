@@ -1,4 +1,4 @@
-"""The dashboard alone, over records that are only read: no model calls, no training, no lock of the directory."""
+"""The dashboard on read-only records, for `understudy ui`: no model calls, no training, no lock on the directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...errors import ConfigError
 from ..pages.site import add_pages
 from ..pages.source import DashboardSource
 from ..records.read_only import ReadOnlyRecords
-from .app import Gate, LastResort, add_error_answers
+from .app import AccessChecks, UnexpectedErrors, add_error_answers
 from .auth import Guard
 from .sign_in import add_sign_in
 
@@ -20,18 +20,18 @@ MAX_BODY = 100_000
 
 
 def build_viewer(source: DashboardSource, guard: Guard) -> FastAPI:
-    """The application over records that are open; whoever opened them closes them."""
+    """Build the application on open records. The caller closes them."""
     app = FastAPI(title="Understudy", version=understudy.__version__, docs_url=None, redoc_url=None, openapi_url=None)
     add_pages(app, source)
     add_sign_in(app, guard)
     add_error_answers(app)
-    app.add_middleware(Gate, guard=guard, max_body=MAX_BODY, origins=frozenset())
-    app.add_middleware(LastResort)
+    app.add_middleware(AccessChecks, guard=guard, max_body=MAX_BODY, origins=frozenset())
+    app.add_middleware(UnexpectedErrors)
     return app
 
 
 def open_records(folder: Path, store_url: str | None = None) -> ReadOnlyRecords:
-    """The records of a server's directory. Raises ConfigError for a folder that is none, StoreError."""
+    """Open the records of a server's directory. Raises ConfigError if the folder has none, StoreError."""
     if store_url is not None:
         return ReadOnlyRecords.open(store_url)
     file = folder / "records.db"

@@ -1,1 +1,1 @@
-"""Registered models, their checkpoints, and the base model."""
+"""Registered models, their checkpoints and adapters, and the base model."""

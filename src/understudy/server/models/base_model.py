@@ -1,4 +1,4 @@
-"""Which folder holds the base model: `tiny`, a folder, or a Hugging Face name."""
+"""Finds the folder of a base model, which is a bundled policy, a local folder or a Hugging Face name."""
 
 from __future__ import annotations
 
@@ -14,62 +14,85 @@ from ...errors import ConfigError
 from ...types import Json
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
+_THOUGHTS = re.compile(r"think|thought|reason|<\|channel", re.IGNORECASE)
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model", "tokenizer*"]
 
 
 @dataclass(frozen=True)
 class BaseModelPath:
-    """`name` is what the user wrote, `path` where it lies, `reference` what a PEFT folder names as its base."""
+    """A base model on this machine.
+
+    `name` is what the user wrote, `path` its folder. `reference` is the value of `base_model_name_or_path` in the
+    configuration of exported adapters.
+    """
 
     name: str
     path: Path
     reference: str
 
     def is_called(self, name: str) -> bool:
-        """Whether `name` means this base: the same word, or the same folder."""
-        if name in (self.name, "tiny"):
+        """Whether `name` means this base: it is equal, or a path of the same folder."""
+        if name == self.name or name in tiny.FOLDERS:
             return name == self.name
         try:
             return Path(name).exists() and Path(name).resolve() == self.path
-        except (OSError, ValueError):  # longer than a path may be, or with a NUL in it
+        except (OSError, ValueError):  # too long for a path, or with a NUL character
             return False
 
     def special_tokens(self, texts: Sequence[str]) -> frozenset[int]:
-        """The ids of those texts that are special tokens by the tokenizer's file."""
+        """The ids of those `texts` that tokenizer.json lists as added tokens; empty without that file."""
         try:
             tokenizer = json.loads((self.path / "tokenizer.json").read_text("utf-8"))
         except (OSError, ValueError):
-            return frozenset()  # a slow tokenizer has no such file: text alone is looked at then
+            return frozenset()  # a slow tokenizer has no such file; callers then search the text only
         added = cast(list[dict[str, Json]], tokenizer.get("added_tokens", []))
         return frozenset(int(token["id"]) for token in added if token.get("content") in texts)
 
+    def answers_plainly(self) -> bool:
+        """Whether the chat templates are here and none mentions thoughts: no reasoning parser reads the model's answers."""
+        files = (*self.path.glob("*.jinja"), *self.path.glob("additional_chat_templates/*.jinja"))
+        try:
+            texts = [file.read_text("utf-8") for file in files]
+            config = json.loads((self.path / "tokenizer_config.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return False
+        if config.get("chat_template") is not None:
+            texts.append(json.dumps(config["chat_template"]))
+        return bool(texts) and not _THOUGHTS.search("\n".join(texts))
+
 
 def reference(name: str) -> str:
-    """What a PEFT folder names as its base when the base is called `name`; the base need not be here."""
-    if name == "tiny":
-        return str(tiny.path())
+    """The `base_model_name_or_path` of an adapter whose base is `name`: an absolute path, or the Hugging Face name.
+
+    The base need not exist here:
+
+    >>> reference("Qwen/Qwen2.5-0.5B-Instruct")
+    'Qwen/Qwen2.5-0.5B-Instruct'
+    """
+    if name in tiny.FOLDERS:
+        return str(tiny.path(name))
     folder = Path(name).expanduser()
     return str(folder.resolve()) if folder.exists() else name
 
 
 def find(name: str) -> BaseModelPath:
-    """The base model called `name`, downloaded from the hub when it is not here. Raises ConfigError."""
-    if name == "tiny":
-        return BaseModelPath(name, _checked(tiny.path(), name), reference(name))
+    """Find the base model `name`; download it from the Hugging Face hub if necessary. Raises ConfigError."""
+    if name in tiny.FOLDERS:
+        return BaseModelPath(name, _checked(tiny.path(name), name), reference(name))
     folder = Path(name).expanduser()
     if folder.exists():
         return BaseModelPath(name, _checked(folder.resolve(), name), reference(name))
     if not _HUB_NAME.match(name):
         raise ConfigError(
-            f"--model {name}: there is no such folder, and it is no Hugging Face name. "
-            "Give `tiny`, a folder with config.json and weights, or a name such as Qwen/Qwen2.5-0.5B-Instruct"
+            f"--model {name}: there is no such folder, and it is not a Hugging Face name. "
+            "Use `tiny`, a folder with config.json and weights, or a name such as Qwen/Qwen2.5-0.5B-Instruct"
         )
     return BaseModelPath(name, _checked(_from_hub(name), name), reference(name))
 
 
 def _checked(folder: Path, name: str) -> Path:
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"--model {name}: {folder} has no config.json, so it is no model folder")
+        raise ConfigError(f"--model {name}: {folder} has no config.json, so it is not a model folder")
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"--model {name}: {folder} has no *.safetensors weights")
     return folder
@@ -77,7 +100,7 @@ def _checked(folder: Path, name: str) -> Path:
 
 def _from_hub(name: str) -> Path:
     try:
-        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # untyped in part; a download tool that only this path needs
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # partly untyped; only a download needs it
         from huggingface_hub.errors import LocalEntryNotFoundError
     except ImportError as error:
         raise ConfigError(
@@ -86,14 +109,16 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except LocalEntryNotFoundError as error:
-        raise ConfigError(_not_found(name, "the hub cannot be reached and it is not in the local cache")) from error
-    except Exception as error:  # the hub's client raises many kinds; each means that there is no model
+        raise ConfigError(
+            _not_found(name, "the hub cannot be reached, and the model is not in the local cache")
+        ) from error
+    except Exception as error:  # the hub's client raises many types; all mean that the model cannot be downloaded
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(_not_found(name, first)) from error
 
 
 def _not_found(name: str, why: str) -> str:
     return (
-        f"--model {name}: no folder {Path(name).absolute()}, and https://huggingface.co/{name} gave nothing ({why}). "
+        f"--model {name}: no folder {Path(name).absolute()}, and no download from https://huggingface.co/{name} ({why}). "
         "Check the name, download it while online, or give the folder's path; `--model tiny` needs no download"
     )

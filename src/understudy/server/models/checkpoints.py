@@ -1,4 +1,7 @@
-"""Models and checkpoints on disk: `{dir}/{project}/models/{name}/checkpoints/{n:04d}/`. The folders are the truth."""
+"""Models and checkpoints on disk: `{dir}/{project}/models/{name}/checkpoints/{n:04d}/`.
+
+The folders are authoritative: the server reads them at start, and no database repeats them.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,15 @@ from ...types import Json
 from ...wire import CheckpointState
 from .lost_facts import base_name, has_checkpoints, newest_note
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FACTS = "model.json"
+"""File with a model's ModelFacts."""
 _DELETING = ".deleting-"
 
 
 class ModelFacts(BaseModel):
-    """`model.json`: what is fixed when a model is registered."""
+    """The content of `model.json`: what is fixed when a model is registered."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -38,15 +42,18 @@ class ModelFacts(BaseModel):
 
 
 def scan(folder: Path) -> dict[int, Checkpoint]:
-    """The whole checkpoints of a model by step. Scratch folders are ignored, leftovers of a deletion removed, damaged
-    checkpoints put aside and named in the log. Reads every byte of the newest one."""
+    """The whole checkpoints in a model's checkpoint folder, by step.
+
+    Ignores unfinished ones, completes interrupted deletions, and renames damaged checkpoints, with a line in the log.
+    Verifies all bytes of the newest checkpoint only.
+    """
     for leftover in folder.glob(f"{_DELETING}*"):
-        shutil.rmtree(leftover, ignore_errors=True)  # a deletion that a crash cut short; tried again next time
+        shutil.rmtree(leftover, ignore_errors=True)  # the next start retries what fails here
     return {checkpoint.step: checkpoint for checkpoint in checkpoint_files.whole(folder, _put_aside)}
 
 
 def state_of(checkpoint: Checkpoint) -> CheckpointState:
-    """A checkpoint as clients see it; metrics that are not finite stay in its file."""
+    """A checkpoint as clients see it, without metrics that are not finite, since JSON cannot carry them."""
     note = checkpoint.note
     return CheckpointState(
         step=checkpoint.step,
@@ -58,14 +65,19 @@ def state_of(checkpoint: Checkpoint) -> CheckpointState:
 
 
 def _put_aside(path: Path, error: EngineError) -> None:
-    aside = checkpoint_files.put_aside(path)
-    log.error("Put aside as %s, and passed over: %s. The model goes on from its newest whole step", aside, error)
+    renamed = checkpoint_files.put_aside(path)
+    logger.error(
+        "A damaged checkpoint is put aside as %s: %s. The model continues from its newest whole step", renamed, error
+    )
 
 
 def scan_models(root: Path, *, mend: bool = False) -> list[tuple[Path, ModelFacts]]:
-    """Every model under `{dir}`. One whose model.json is lost or cut is known by its checkpoints, with a line in the log,
-    and where `mend` is set the file is written anew; without checkpoints it is only named in the log."""
-    found: list[tuple[Path, ModelFacts]] = []
+    """The folder and the facts of every model under `root`, a server's directory.
+
+    If model.json is missing or damaged, its content comes from the newest checkpoint, with a line in the log; `mend`
+    also writes the file again. A model without model.json and whole checkpoints is left out and logged.
+    """
+    models: list[tuple[Path, ModelFacts]] = []
     for folder in sorted(path for path in root.glob("*/models/*") if path.is_dir()):
         if folder.name.startswith("."):
             continue
@@ -74,17 +86,17 @@ def scan_models(root: Path, *, mend: bool = False) -> list[tuple[Path, ModelFact
         except (OSError, ValueError) as error:
             facts = _mended(folder, error, mend=mend)
         if facts is not None:
-            found.append((folder, facts))
-    return found
+            models.append((folder, facts))
+    return models
 
 
 def read_facts(folder: Path) -> ModelFacts:
-    """`model.json` of a model's folder. Raises OSError, ValueError."""
+    """Read `model.json` of a model's folder. Raises OSError, and ValueError for a damaged file."""
     return ModelFacts.model_validate(json.loads((folder / FACTS).read_text("utf-8")))
 
 
 def recovered_facts(folder: Path) -> ModelFacts | None:
-    """The facts that the newest whole checkpoint tells; None where there is none."""
+    """The facts according to the newest whole checkpoint; None if there is none."""
     note = newest_note(folder)
     if note is None:
         return None
@@ -93,7 +105,7 @@ def recovered_facts(folder: Path) -> ModelFacts | None:
             name=folder.name, project=folder.parent.parent.name, base_model=base_name(note), lora=note.lora
         )
     except ValidationError:
-        return None  # no folder that a server made
+        return None  # not a folder that a server created
 
 
 def _mended(folder: Path, error: OSError | ValueError, *, mend: bool) -> ModelFacts | None:
@@ -101,9 +113,17 @@ def _mended(folder: Path, error: OSError | ValueError, *, mend: bool) -> ModelFa
     facts = recovered_facts(folder)
     if facts is None:
         if has_checkpoints(folder) or (folder / FACTS).exists():
-            log.error("The model at %s is ignored, its %s cannot be read: %s", folder, FACTS, reason)
+            logger.error(
+                "Ignoring the model at %s: its %s cannot be read, and no checkpoint is whole: %s", folder, FACTS, reason
+            )
         return None
-    log.error("%s of the model at %s cannot be read (%s); its checkpoints tell: %s", FACTS, folder, reason, facts)
+    logger.error(
+        "%s of the model at %s cannot be read (%s); using what its newest checkpoint says: %s",
+        FACTS,
+        folder,
+        reason,
+        facts,
+    )
     if mend:
         if (folder / FACTS).exists():
             checkpoint_files.put_aside(folder / FACTS)
@@ -118,7 +138,7 @@ def write_facts(folder: Path, facts: ModelFacts) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file, whole or not at all, also for several writers at once: the last one's text stays. Raises OSError."""
+    """Replace a file atomically and durably. Of several writers at once, the last one's text stays. Raises OSError."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         with scratch.open("x", encoding="utf-8") as file:
@@ -132,10 +152,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> None:
-    """Make a model's folder whose only checkpoint is a copy of `start`; appears whole or not at all. Raises OSError."""
+    """Create a model's folder atomically, with a copy of `start` as its only checkpoint (None: at step 0).
+
+    The copy's note names the new model and, as `forked_from`, the old one. Raises OSError.
+    """
     make_folder(folder.parent)
     scratch = folder.with_name(f".fork-{folder.name}")
-    shutil.rmtree(scratch, ignore_errors=True)  # of a fork that a crash cut short
+    shutil.rmtree(scratch, ignore_errors=True)  # of an interrupted fork
     try:
         write_facts(scratch, facts)
         if start is not None:
@@ -143,8 +166,8 @@ def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> Non
             shutil.copytree(start.path, copy, copy_function=_copy_synced)
             note: dict[str, Json] = json.loads((copy / NOTE).read_text("utf-8"))
             origin = {"model": note["model"], "step": start.step}
-            made: dict[str, Json] = note.get("result") or {}
-            result = made | {"model": facts.name, "request_id": ""}
+            stored: dict[str, Json] = note.get("result") or {}
+            result = stored | {"model": facts.name, "request_id": ""}
             note |= {"model": facts.name, "request_id": None, "result": result, "forked_from": origin}
             write_text(copy / NOTE, json.dumps(note, indent=2) + "\n")
             sync(copy.parent)
@@ -157,15 +180,21 @@ def copy_model(folder: Path, facts: ModelFacts, start: Checkpoint | None) -> Non
 
 
 def delete(checkpoint: Checkpoint) -> None:
-    """Remove a checkpoint's folder: gone from its name at once. Raises OSError."""
-    doomed = checkpoint.path.with_name(f"{_DELETING}{checkpoint.path.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    checkpoint.path.rename(doomed)
-    shutil.rmtree(doomed)
+    """Delete a checkpoint's folder.
+
+    It is renamed first, so that a crash leaves no partial checkpoint. Raises OSError.
+    """
+    leftover = checkpoint.path.with_name(f"{_DELETING}{checkpoint.path.name}")
+    shutil.rmtree(leftover, ignore_errors=True)
+    checkpoint.path.rename(leftover)
+    shutil.rmtree(leftover)
 
 
 def export_adapter(checkpoint: Checkpoint, output: Path, reference: str) -> None:
-    """Copy the PEFT files to a new folder, with the base that `AutoPeftModel` shall load. Raises OSError."""
+    """Copy a checkpoint's PEFT files to the new folder `output`, atomically. Raises OSError.
+
+    `reference` becomes its `base_model_name_or_path`, the base that `AutoPeftModel` loads.
+    """
     scratch = output.with_name(f".{output.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     try:

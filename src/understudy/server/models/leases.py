@@ -1,4 +1,4 @@
-"""Which adapters calls are using: loaded when a call needs one, unloaded when nobody does."""
+"""Loads adapters that calls need, and unloads those that no call uses."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..sampler.sampler import SamplerAdapters
 from .model import ModelRoute
 from .registry import ModelRegistry
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 KEPT_LOADED = 4
-"""Adapters of older steps that stay loaded while nobody calls them."""
+"""Adapters of older steps that stay loaded although no call uses them."""
 
 
 class AdapterLeases:
-    """Counts the calls that use each adapter."""
+    """Counts the calls that use each adapter. An adapter in use is neither unloaded nor deleted."""
 
     def __init__(self, registry: ModelRegistry, adapters: SamplerAdapters) -> None:
         self._registry = registry
@@ -35,7 +35,10 @@ class AdapterLeases:
 
     @asynccontextmanager
     async def lease(self, name: str) -> AsyncGenerator[ModelRoute]:
-        """The route of one call: its checkpoint is loaded, and neither unloaded nor deleted until the call ends."""
+        """The route of one call to the model `name`. Its adapter stays loaded inside the block.
+
+        Raises ApiError for an unknown name, and EngineError if the adapter cannot be loaded.
+        """
         route = self._registry.resolve(name)
         self._in_use[route.adapter] += 1
         try:
@@ -47,7 +50,7 @@ class AdapterLeases:
                 self._returned.notify_all()
 
     async def load(self, adapter: str, checkpoint: Checkpoint) -> None:
-        """Load an adapter, and unload others beyond what is kept. Raises EngineError."""
+        """Load an adapter, and unload the least recently used ones beyond the limit. Raises EngineError."""
         async with self._loading[adapter]:
             await self._adapters.load(adapter, checkpoint.path)
             self._last_used[adapter] = time.monotonic()
@@ -55,7 +58,10 @@ class AdapterLeases:
 
     @asynccontextmanager
     async def withdrawn(self, adapter: str) -> AsyncGenerator[None]:
-        """Wait for the calls of an adapter and unload it; it cannot be loaded during the block. Raises EngineError."""
+        """Wait until no call uses an adapter, unload it, and prevent loading it inside the block.
+
+        Raises EngineError.
+        """
         async with self._returned:
             await self._returned.wait_for(lambda: not self._in_use[adapter])
         async with self._loading[adapter]:
@@ -63,6 +69,7 @@ class AdapterLeases:
             yield
 
     async def _ensure_loaded(self, route: ModelRoute) -> None:
+        """Load the adapter of a route if necessary. Raises ApiError 404 if its checkpoint was deleted, EngineError."""
         if route.step == 0:
             return
         self._last_used[route.adapter] = time.monotonic()
@@ -70,11 +77,11 @@ class AdapterLeases:
             return
         checkpoint = self._registry.model(route.model).checkpoints.get(route.step)
         if checkpoint is None:
-            raise ApiError(404, f"Step {route.step} of {route.model!r} was deleted", "model", "model_not_found")
+            raise ApiError(404, f"Step {route.step} of model {route.model!r} was deleted", "model", "model_not_found")
         await self.load(route.adapter, checkpoint)
 
     async def _trim(self) -> None:
-        """Unload the adapters that were called longest ago, beyond the newest of each model and a few others."""
+        """Unload the least recently used idle adapters. The newest of each model and KEPT_LOADED others stay."""
         newest = {model.adapter(model.step) for model in self._registry.models()}
         idle = [name for name in self._adapters.loaded if name not in newest and not self._in_use[name]]
         idle.sort(key=lambda name: self._last_used.get(name, 0.0), reverse=True)
@@ -85,4 +92,4 @@ class AdapterLeases:
                 try:
                     await self._adapters.unload(adapter)
                 except EngineError as error:
-                    log.warning("%s", error)
+                    logger.warning("%s", error)

@@ -1,33 +1,38 @@
-"""A model whose `model.json` is lost or cut: its facts as its newest whole checkpoint tells them."""
+"""Recovers the facts of a model whose `model.json` is missing or damaged from its newest whole checkpoint."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from ... import tiny
 from ...engine import checkpoint_files
 from ...errors import EngineError
 
-TINY = ("tiny", "policy")
-"""Where the bundled policy lies in any installation: checkpoints name its folder."""
+BUNDLED: dict[tuple[str, ...], str] = {("tiny", folder): name for name, folder in tiny.FOLDERS.items()}
+"""Name of a bundled policy by the last two parts of its path. Checkpoints name the folder of their base."""
 
 
 def newest_note(folder: Path) -> checkpoint_files.CheckpointNote | None:
-    """The note of a model folder's newest checkpoint that is whole but for its contents, which are not read."""
+    """The note of the newest checkpoint whose files are complete by name and size; None if there is none."""
     checkpoints = folder / "checkpoints"
     for step in checkpoint_files.steps(checkpoints):
         try:
             return checkpoint_files.read(checkpoint_files.path_of(checkpoints, step), contents=False).note
         except EngineError:
-            continue  # whoever reads the checkpoints names it
+            continue  # `scan` reports it
     return None
 
 
 def base_name(note: checkpoint_files.CheckpointNote) -> str:
-    """What the model's base was called when it was registered."""
-    return "tiny" if Path(note.base_model).parts[-2:] == TINY else note.base_model
+    """The `base_model` with which the checkpoint's model was registered.
+
+    The note of a bundled policy has a path like /usr/lib/python3/site-packages/understudy/tiny/policy; its name is
+    "tiny".
+    """
+    return BUNDLED.get(Path(note.base_model).parts[-2:], note.base_model)
 
 
 def has_checkpoints(folder: Path) -> bool:
-    """Whether there are checkpoints, whole or damaged."""
+    """Whether a model's folder has checkpoints, whole or damaged."""
     checkpoints = folder / "checkpoints"
     return checkpoints.is_dir() and any(path.name[:1].isdigit() for path in checkpoints.iterdir())

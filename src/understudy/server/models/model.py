@@ -1,4 +1,4 @@
-"""One model that this server serves, and what a name of it means."""
+"""One model that this server serves, and the routes of calls to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .checkpoints import ModelFacts
 
 @dataclass(frozen=True)
 class ModelRoute:
-    """What a name means now. `adapter` is the model name to send to the sampler."""
+    """Where a call is sent: step `step` of `model`. `adapter` is its model name in the sampler."""
 
     model: str
     step: int
@@ -25,7 +25,11 @@ class ModelRoute:
 
 @dataclass
 class ServedModel:
-    """One registered model. `checkpoints` holds what may be called: by step, complete, not being deleted."""
+    """A registered model.
+
+    `checkpoints` are those that calls may use, by step. One that is not swapped in yet, or is being deleted, is not
+    in it.
+    """
 
     folder: Path
     facts: ModelFacts
@@ -33,18 +37,20 @@ class ServedModel:
 
     @property
     def step(self) -> int:
+        """The newest step that calls may use; 0 is the base model."""
         return max(self.checkpoints, default=0)
 
     @property
     def checkpoint_folder(self) -> Path:
+        """The folder with one folder per checkpoint."""
         return self.folder / "checkpoints"
 
     def adapter(self, step: int) -> str:
-        """The name of a step's LoRA in the sampler."""
+        """The name of a step's adapter in the sampler: `name@step`."""
         return name_at(self.facts.name, step)
 
     def route(self, step: int | None = None) -> ModelRoute:
-        """Where calls to a step, or to the newest, are sent. Raises ApiError 404, which lists the steps."""
+        """The route of calls to a step (None: the newest). Raises ApiError 404, which lists the steps."""
         name, step = self.facts.name, self.step if step is None else step
         if step == 0:
             return ModelRoute(name, 0, SERVED_NAME)
@@ -54,7 +60,7 @@ class ServedModel:
         return ModelRoute(name, step, self.adapter(step))
 
     def applied(self, request_id: str) -> Checkpoint | None:
-        """The checkpoint that a train request made, also when it is saved and not yet in use."""
+        """The checkpoint that a train request created, also before it is swapped in; None if there is none."""
         for checkpoint in self.checkpoints.values():
             if checkpoint.note.request_id == request_id:
                 return checkpoint
@@ -62,10 +68,11 @@ class ServedModel:
             path = checkpoint_files.path_of(self.checkpoint_folder, self.step + 1)
             newest = checkpoint_files.read(path, contents=False)
         except EngineError:
-            return None  # nothing there: the usual answer
+            return None  # the usual case: there is no newer checkpoint
         return newest if newest.note.request_id == request_id else None
 
     def state(self) -> ModelState:
+        """The model as clients see it."""
         newest = self.checkpoints.get(self.step)
         return ModelState(
             name=self.facts.name,

@@ -1,4 +1,4 @@
-"""Everything that a server does with models, opened over one directory."""
+"""The services for the models of one directory."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from .swaps import CheckpointSwaps
 
 @dataclass(frozen=True)
 class ModelServices:
+    """The services for models, which share one registry."""
+
     registry: ModelRegistry
     leases: AdapterLeases
     swaps: CheckpointSwaps
@@ -28,8 +30,12 @@ class ModelServices:
 def open_models(
     root: Path, base: BaseModelPath, default: str, project: str, adapters: SamplerAdapters, max_rank: int = MAX_RANK
 ) -> ModelServices:
-    """Read the directory, and register the model `default`, unless one of that very name is on another base here.
-    Raises ConfigError."""
+    """Read the models in the directory `root`, and register the model `default` in `project`.
+
+    `max_rank`: largest LoRA rank that the sampler accepts. If `default` is the default of --name, and the directory
+    has that model with another base, no model is registered. Raises ConfigError if `default` cannot be registered, or
+    if two models have the same name.
+    """
     registry = ModelRegistry.read(root, base, default)
     leases = AdapterLeases(registry, adapters)
     registration = ModelRegistration(root, registry, leases, max_rank)
@@ -37,5 +43,5 @@ def open_models(
         try:
             registration.register(RegisterRequest(name=default, project=project, base_model=base.name))
         except ApiError as error:
-            raise ConfigError(f"--name {default}: {error} Give another --name or another --dir") from error
+            raise ConfigError(f"--name {default}: {error} Use another --name or another --dir") from error
     return ModelServices(registry, leases, CheckpointSwaps(registry, leases), registration)

@@ -1,4 +1,4 @@
-"""New models: registered from the base, or forked from a step of another."""
+"""Creates models: registered at step 0, or forked from a step of another model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from .model import ServedModel
 from .registry import ModelRegistry
 
 MAX_RANK = 512
-"""Of LoraOptions; vLLM has a limit of its own."""
+"""The upper bound of `LoraOptions.r`. vLLM's own limit is lower."""
 RESERVED_PROJECTS = frozenset({"exports", "jobs", "key", "logs", "records.db", "server.json", "server.lock"})
+"""Names of the server's own files and folders, which lie beside the projects' folders."""
 
 
 class ModelRegistration:
-    """Makes models under `root`; adapters have at most `max_rank`."""
+    """Creates models under `root`. The rank of their adapters is at most `max_rank`."""
 
     def __init__(self, root: Path, registry: ModelRegistry, leases: AdapterLeases, max_rank: int = MAX_RANK) -> None:
         self._root = root
@@ -30,8 +31,11 @@ class ModelRegistration:
         self._max_rank = max_rank
 
     def register(self, request: RegisterRequest, in_training: bool = False) -> ModelState:
-        """Make a model, or find it. Raises ApiError 409 on another base model or project, and, once a step is made or
-        `in_training`, on another LoRA shape."""
+        """Create a model, or return the existing one of that name.
+
+        A new LoRA shape replaces the old one until the model is `in_training` or has a step. Raises ApiError 409 for
+        another base model, project or (later) LoRA shape, and 400 for a LoRA rank above the limit.
+        """
         self._check_base(request)
         if request.lora is not None:
             self._check_rank(request.lora)
@@ -52,20 +56,26 @@ class ModelRegistration:
                 raise ApiError(
                     409,
                     f"Model {request.name!r} has the LoRA {known.facts.lora.model_dump()}, not {request.lora.model_dump()}: "
-                    "it is fixed by the first step; register another name.",
+                    "the first train request fixes it; register the model under another name.",
                     "lora",
                     "model_conflict",
                 )
-            known.facts = known.facts.model_copy(update={"lora": request.lora})  # mends a slip in target_modules
+            known.facts = known.facts.model_copy(update={"lora": request.lora})  # such as a corrected target_modules
             checkpoints.write_facts(known.folder, known.facts)
         return known.state()
 
     async def fork(self, source: str, request: ForkRequest) -> ModelState:
-        """Make a model that starts as a copy of a step of another. Raises ApiError 404, 409."""
+        """Create a model as a copy of the step `request.from_step` of the model `source` (None: its newest step).
+
+        Raises ApiError 404 for an unknown model or step, 409 if the new name exists, and OSError.
+        """
         origin = self._registry.model(source)
         if self._registry.get(request.name) is not None or self._registry.on_other_base(request.name) is not None:
             raise ApiError(
-                409, f"There is a model {request.name!r} already; fork under another name.", "name", "model_conflict"
+                409,
+                f"A model {request.name!r} exists already; use another name for the fork.",
+                "name",
+                "model_conflict",
             )
         name = source if request.from_step is None else origin.adapter(request.from_step)
         async with self._leases.lease(name) as route:
@@ -89,8 +99,8 @@ class ModelRegistration:
         if has_checkpoints(model.folder):
             raise ApiError(
                 409,
-                f"The folder {model.folder} holds checkpoints and no {checkpoints.FACTS}, and none of them is whole: a new "
-                "model there would begin at step 0. Restore it from a backup, or move the folder elsewhere",
+                f"The folder {model.folder} has checkpoints, but none is whole and there is no {checkpoints.FACTS}: a new model "
+                "there would start at step 0. Restore the folder from a backup, or move it elsewhere",
                 "name",
                 "model_damaged",
             )
@@ -103,7 +113,7 @@ class ModelRegistration:
             raise ApiError(
                 400,
                 f"lora.r {lora.r} is above this server's --max-lora-rank {self._max_rank}: start it with --max-lora-rank "
-                f"{lora.r}, or take a smaller r",
+                f"{lora.r}, or use a smaller r",
                 "lora.r",
                 "invalid_value",
             )
@@ -113,7 +123,8 @@ class ModelRegistration:
         if other is not None:
             raise ApiError(
                 409,
-                f"Model {request.name!r} exists in this directory on base model {other.base_model!r}.",
+                f"Model {request.name!r} exists in this directory with the base model {other.base_model!r}: use another "
+                "name, or a server with that --model.",
                 "base_model",
                 "model_conflict",
             )
@@ -121,7 +132,7 @@ class ModelRegistration:
             raise ApiError(
                 409,
                 f"This server's base model is {base.name!r}, not {shortened(request.base_model)}: register with that one, "
-                "or start a server with that --model.",
+                "or start a server with --model and that base.",
                 "base_model",
                 "model_conflict",
             )
@@ -129,6 +140,8 @@ class ModelRegistration:
     def _new_folder(self, facts: ModelFacts) -> Path:
         if facts.project in RESERVED_PROJECTS:
             raise ApiError(
-                400, f"A project cannot be called {facts.project!r}: the server keeps a file there.", "project"
+                400,
+                f"A project cannot be called {facts.project!r}: the server uses this name for its own files. Use another name.",
+                "project",
             )
         return self._root / facts.project / "models" / facts.name

@@ -1,4 +1,4 @@
-"""Which names mean which step of which model."""
+"""Resolves the model names of calls to a step of a model."""
 
 from __future__ import annotations
 
@@ -13,34 +13,38 @@ from .base_model import BaseModelPath
 from .checkpoints import ModelFacts
 from .model import ModelRoute, ServedModel
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LATEST = "lora:latest"
+"""Name for the newest step of the only model beside the default one; without such a model, of the default one."""
 
 
 class ModelRegistry:
-    """All models of one directory by name. Those built on another base are known, and refused by name."""
+    """All models of one directory by name. Models of another base are known but not served: calls to them get a 404."""
 
     def __init__(self, base: BaseModelPath, default: str) -> None:
+        """`default`: name of the model that the server registers at start."""
         self.base = base
         self._default = default
         self._models: dict[str, ServedModel] = {}
-        self._elsewhere: dict[str, ModelFacts] = {}
+        self._on_other_base: dict[str, ModelFacts] = {}
 
     @classmethod
     def read(cls, root: Path, base: BaseModelPath, default: str) -> ModelRegistry:
-        """The models of a directory. Raises ConfigError when two have one name."""
+        """Read the models of the directory `root`. Raises ConfigError if two of them have one name."""
         registry = cls(base, default)
         for folder, facts in checkpoints.scan_models(root, mend=True):
             if not base.is_called(facts.base_model):
-                registry._elsewhere[facts.name] = facts
+                registry._on_other_base[facts.name] = facts
             elif facts.name in registry._models:
                 other = registry._models[facts.name].folder
-                raise ConfigError(f"Two models are called {facts.name!r}: {other} and {folder}. Move one elsewhere")
+                raise ConfigError(
+                    f"Two models are called {facts.name!r}: {other} and {folder}. Move one of the folders elsewhere"
+                )
             else:
                 registry.add(ServedModel(folder, facts, checkpoints.scan(folder / "checkpoints")))
-        for facts in registry._elsewhere.values():
-            log.warning("Model %s is built on %s and is not served by this server", facts.name, facts.base_model)
+        for facts in registry._on_other_base.values():
+            logger.warning("Model %s is not served: its base model is %s", facts.name, facts.base_model)
         return registry
 
     def add(self, model: ServedModel) -> None:
@@ -48,19 +52,23 @@ class ModelRegistry:
         self._models[model.facts.name] = model
 
     def get(self, name: str) -> ServedModel | None:
+        """The served model of this name, or None."""
         return self._models.get(name)
 
     def on_other_base(self, name: str) -> ModelFacts | None:
-        """A model of this directory that is built on another base, and not served."""
-        return self._elsewhere.get(name)
+        """The facts of a model of this directory that is not served because it has another base; else None."""
+        return self._on_other_base.get(name)
 
     def models(self) -> list[ServedModel]:
-        """Every served model, by name."""
+        """All served models, sorted by name."""
         return [self._models[name] for name in sorted(self._models)]
 
     def names(self) -> list[str]:
-        """What `/v1/models` lists: each model, `name@step` for the base and for every checkpoint; last, the base's own
-        name, unless a model has it."""
+        """The names that `/v1/models` lists, for instance `agent`, `agent@0`, `agent@1`, `tiny`.
+
+        For each model its own name, `name@0` and `name@step` of every checkpoint. The base's name comes last, unless a
+        model has that name.
+        """
         names = [
             name
             for model in self.models()
@@ -69,45 +77,49 @@ class ModelRegistry:
         return [*names, self.base.name] if self._is_base(self.base.name) else names
 
     def model(self, name: str) -> ServedModel:
-        """A model by its own name. Raises ApiError 404, which lists the names."""
+        """The served model of this name. Raises ApiError 404, which lists the names."""
         model = self._models.get(name)
         if model is not None:
             return model
-        if name in self._elsewhere:
-            other = self._elsewhere[name].base_model
+        if name in self._on_other_base:
+            other = self._on_other_base[name].base_model
             raise ApiError(
                 404,
-                f"Model {name!r} is built on {other!r}; this server serves {self.base.name!r}: start one with --model {other}",
+                f"Model {name!r} has the base model {other!r}; this server serves {self.base.name!r}. "
+                f"Start one with --model {other}",
                 "model",
                 "model_not_found",
             )
         known = ", ".join(sorted(self._models))
-        base = f"; its base model {self.base.name!r} can be called, and is never trained"
+        base = f". The base model {self.base.name!r} can be called, but is never trained"
         raise ApiError(404, f"There is no model {name!r} here. Registered: {known}{base}", "model", "model_not_found")
 
     def resolve(self, name: str) -> ModelRoute:
-        """What a call's `model` means now. The base's own name means the base, as in vLLM, and belongs to no model: what
-        is recorded of such calls trains none. Raises ApiError: 404 unknown, 400 ambiguous; both list the names."""
+        """The route of a call by its `model`: a model, `name@step`, "lora:latest" or the base's own name.
+
+        The base's name means the base without an adapter, as in vLLM. Calls to it train no model. Raises ApiError 404
+        for an unknown name and 400 for an ambiguous one; both list the names.
+        """
         if name == LATEST:
             return self._latest().route()
         if self._is_base(name):
             return ModelRoute(name, 0, SERVED_NAME)
-        plain, at, number = name.partition("@")
-        model = self.model(plain)
-        if not at:
+        model_name, separator, number = name.partition("@")
+        model = self.model(model_name)
+        if not separator:
             return model.route()
         if not number.isdecimal():
             raise ApiError(
                 404,
-                f"{name!r}: after @ comes a step's number, such as {model.adapter(model.step)}",
+                f"{name!r}: a step number must follow the @, as in {model.adapter(model.step)}",
                 "model",
                 "model_not_found",
             )
         return model.route(int(number))
 
     def _is_base(self, name: str) -> bool:
-        """Whether a name is the base's own; a model of that name takes precedence."""
-        return name == self.base.name and name not in self._models and name not in self._elsewhere
+        """Whether the name means the base. A model of the same name takes precedence."""
+        return name == self.base.name and name not in self._models and name not in self._on_other_base
 
     def _latest(self) -> ServedModel:
         others = [model for name, model in sorted(self._models.items()) if name != self._default]
@@ -115,7 +127,7 @@ class ModelRegistry:
             names = ", ".join(model.facts.name for model in others)
             raise ApiError(
                 400,
-                f"{LATEST!r} is ambiguous: several models are registered ({names}); name one",
+                f"{LATEST!r} is ambiguous: several models are registered ({names}). Name one of them",
                 "model",
                 "ambiguous_model",
             )

@@ -1,4 +1,4 @@
-"""Checkpoints that come into use, and those that go."""
+"""Takes new checkpoints into use, and deletes old ones, while calls run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from . import checkpoints
 from .leases import AdapterLeases
 from .registry import ModelRegistry
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class CheckpointSwaps:
-    """Changes what a model's name means, while calls go on."""
+    """Changes which checkpoints the calls to a model can use."""
 
     def __init__(self, registry: ModelRegistry, leases: AdapterLeases) -> None:
         self._registry = registry
         self._leases = leases
 
     async def advance(self, name: str, step: int) -> str | None:
-        """Take the learner's new checkpoint into use: loaded first, then `name` means it. A sampler that cannot load
-        it now is asked again by the next call; returns its reason. Raises EngineError for a checkpoint that is broken."""
+        """Load the learner's new checkpoint in the sampler, then route calls to `name` to it.
+
+        If the sampler cannot load it now, returns the reason; the next call tries again. Returns None otherwise. Raises
+        EngineError for a damaged checkpoint.
+        """
         model = self._registry.model(name)
         try:
             checkpoint = checkpoint_files.read(checkpoint_files.path_of(model.checkpoint_folder, step), contents=False)
@@ -35,17 +38,23 @@ class CheckpointSwaps:
             await self._leases.load(model.adapter(step), checkpoint)
         except EngineError as error:
             problem = str(error)
-            log.error("Step %d of %s was saved, but is not loaded yet: %s", step, name, error)
+            logger.error("Step %d of %s is saved, but not loaded yet: %s", step, name, error)
         model.checkpoints[step] = checkpoint
         return problem
 
     async def delete(self, name: str, step: int) -> None:
-        """Remove from routing, wait for its calls, unload, delete. Raises ApiError: 404, and 409 for the newest."""
+        """Delete a checkpoint: stop routing calls to it, wait for its calls, unload it, delete its folder.
+
+        Raises ApiError 404 for an unknown model or step, and 409 for the newest step and for step 0.
+        """
         model = self._registry.model(name)
         route = model.route(step)
         if step == model.step:
             raise ApiError(
-                409, f"Step {step} is the newest of {name!r} and is never deleted.", "step", "newest_checkpoint"
+                409,
+                f"Step {step} is the newest of {name!r}, and the newest step cannot be deleted.",
+                "step",
+                "newest_checkpoint",
             )
         if step == 0:
             raise ApiError(409, "Step 0 is the base model; it has no checkpoint to delete.", "step", "no_checkpoint")

@@ -1,1 +1,1 @@
-"""The dashboard: pages rendered on the server over the records, for people who read what a run did."""
+"""The dashboard: HTML pages about runs, steps, groups and rollouts, rendered on the server from the records."""

@@ -1,4 +1,4 @@
-"""The calls of a rollout as a conversation: threads of calls that go on from each other, each with what is new to it."""
+"""Groups the calls of a rollout into threads. In a thread, the prompt of each call continues the previous call."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...types import Call, CallOutput, Json, Message
 
 EMPTY: Mapping[str, str] = {}
 _ONE_LINE = 60
-"""Characters of JSON that stay on one line."""
+"""Most characters of JSON on one line; longer JSON is indented."""
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """A tool call of a message. `arguments` are laid out where they are JSON."""
+    """A tool call of a message. `arguments` are indented if they are JSON."""
 
     name: str
     arguments: str
@@ -25,7 +25,7 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class ShownMessage:
-    """A message as people read it. `name`: the tool that answered, or the speaker's."""
+    """A message as text. `name` is the name of the tool that answered, or of the author."""
 
     role: str
     text: str
@@ -36,16 +36,15 @@ class ShownMessage:
 
 @dataclass(frozen=True)
 class CallTurn:
-    """A call in order of start. `context` are the messages that its thread had not shown; `changed` says how many earlier
-    messages came back other than they were. `branch` is 0 in the rollout's first thread."""
+    """A call, and how its prompt differs from the messages that its thread has already."""
 
-    number: int
+    number: int  # 1, 2, ... in order of start
     call: Call
-    branch: int
-    label: str  # of the branch: agent or node
-    context: tuple[ShownMessage, ...]
-    kept: int  # messages that the thread had shown
-    changed: int
+    branch: int  # number of the thread; 0 is the rollout's first
+    label: str  # agent or node of the thread
+    context: tuple[ShownMessage, ...]  # messages that are new in the thread
+    kept: int  # messages that the prompt repeats unchanged
+    changed: int  # messages of the thread that the prompt changes or leaves out
     outputs: tuple[CallOutput, ...]
 
 
@@ -57,29 +56,35 @@ class _Thread:
 
 
 def turns(calls: Sequence[Call]) -> tuple[CallTurn, ...]:
-    """The calls as turns of threads. A call goes on in the thread with which it shares most messages, at least up to the
-    first that is no system message; else it opens a thread of its own, as a sub-agent does."""
+    """Assign each call, in order, to a thread.
+
+    A call continues the thread with which it shares the most first messages. It must share more than the system messages;
+    otherwise it starts a new thread, as a sub-agent's first call does.
+    """
     threads: list[_Thread] = []
-    found: list[CallTurn] = []
+    result: list[CallTurn] = []
     for number, call in enumerate(calls, 1):
         messages = list(call.messages)
-        best = max(threads, key=lambda thread: _shared(thread.messages, messages), default=None)
-        shared = _shared(best.messages, messages) if best is not None else 0
-        if best is None or shared <= _opening(messages):
-            best, shared = _Thread(len(threads), [], _label(call)), 0
-            threads.append(best)
-        changed = len(best.messages) - shared
+        thread = max(threads, key=lambda thread: _repeated(thread.messages, messages), default=None)
+        kept = _repeated(thread.messages, messages) if thread is not None else 0
+        if thread is None or kept <= _instructions(messages):
+            thread, kept = _Thread(len(threads), [], _label(call)), 0
+            threads.append(thread)
+        changed = len(thread.messages) - kept
         names = _tool_names(messages)
-        context = tuple(shown(message, names) for message in messages[shared:])
-        found.append(CallTurn(number, call, best.number, best.label, context, shared, changed, call.outputs))
+        context = tuple(shown(message, names) for message in messages[kept:])
+        result.append(CallTurn(number, call, thread.number, thread.label, context, kept, changed, call.outputs))
         answer = [call.outputs[0].message] if call.outputs else []
-        best.messages = [*messages, *answer]
-    return tuple(found)
+        thread.messages = [*messages, *answer]
+    return tuple(result)
 
 
 def shown(message: Message, names: Mapping[str, str] = EMPTY) -> ShownMessage:
-    """A message in OpenAI's shape as people read it; content that is no text is shown as JSON. `names`: of tools, by the
-    id of their call."""
+    """Convert a message in OpenAI's format. Content other than text becomes JSON. `names`: tool call id -> tool's name.
+
+    >>> shown({"role": "tool", "content": "42", "tool_call_id": "c1"}, {"c1": "search"})
+    ShownMessage(role='tool', text='42', name='search', reasoning='', tools=())
+    """
     calls: list[Json] = message.get("tool_calls") or []
     return ShownMessage(
         role=str(message.get("role", "?")),
@@ -91,7 +96,11 @@ def shown(message: Message, names: Mapping[str, str] = EMPTY) -> ShownMessage:
 
 
 def indented(text: str) -> str:
-    """JSON on one line where it fits, else indented; other text as it is."""
+    """Format JSON objects and lists: on one line if short, otherwise indented. Other text is returned unchanged.
+
+    >>> indented('{"city":"Berlin"}')
+    '{"city": "Berlin"}'
+    """
     if text[:1] not in "{[" or not text:
         return text
     try:
@@ -130,20 +139,20 @@ def _text(content: Json) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-def _shared(known: Sequence[Message], messages: Sequence[Message]) -> int:
-    """How many first messages say the same."""
-    size = min(len(known), len(messages))
-    return next((i for i in range(size) if _said(known[i]) != _said(messages[i])), size)
+def _repeated(earlier: Sequence[Message], messages: Sequence[Message]) -> int:
+    """Number of first messages with equal content."""
+    size = min(len(earlier), len(messages))
+    return next((i for i in range(size) if _content_of(earlier[i]) != _content_of(messages[i])), size)
 
 
-def _said(message: Message) -> tuple[str, str, str]:
-    """What a message says, whatever ids and empty fields it carries."""
+def _content_of(message: Message) -> tuple[str, str, str]:
+    """Role, text and tool calls of a message, without ids and empty fields."""
     tools = [(use.name, use.arguments) for use in shown(message).tools]
     return str(message.get("role")), _text(message.get("content")).strip(), repr(tools)
 
 
-def _opening(messages: Sequence[Message]) -> int:
-    """How many first messages are instructions, which agents of one app may share."""
+def _instructions(messages: Sequence[Message]) -> int:
+    """Number of system messages at the beginning, which several agents of an app can have in common."""
     return next((i for i, message in enumerate(messages) if message.get("role") not in ("system", "developer")), 0)
 
 

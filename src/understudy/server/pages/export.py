@@ -1,4 +1,7 @@
-"""A rollout or a group as one HTML file: style and script inside, allowed by their hashes, and no network."""
+"""Exports a rollout or a group as one HTML file, with styles and scripts inside, that needs no network.
+
+Its content security policy allows only these styles and scripts, by their hashes.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,16 @@ from .token_view import Colour
 router = APIRouter()
 
 DOCUMENT_HEADERS = HEADERS | {"content-security-policy": "default-src 'none'; sandbox"}
-"""Where a browser shows the answer in spite of its disposition, nothing in it runs with the server's rights."""
+"""If a browser displays the download instead of saving it, nothing in it runs with the server's origin."""
 
 
 def rollout_document(view: RolloutView) -> str:
-    """A rollout with its token view."""
+    """The HTML file of a rollout, with its token view."""
     return _document("rollout.html", view.name, crumbs_of(view), rollout_context(view), ("tokens.js",))
 
 
 def group_document(view: GroupView) -> str:
-    """A group with its tree and its rollouts beside each other."""
+    """The HTML file of a group, with its token tree and its rollouts side by side."""
     return _document("group.html", title_of(view), crumbs_of_group(view), group_context(view), ())
 
 
@@ -41,13 +44,15 @@ def group_document(view: GroupView) -> str:
 async def export_rollout(
     trajectory_id: str, source: SourceDep, colour: Annotated[Colour | None, Query()] = None
 ) -> Response:
+    """Download a rollout. `colour` selects the colouring of its tokens."""
     view = await known_rollout(source, trajectory_id, colour)
     return _download(rollout_document(view), f"rollout-{view.id}")
 
 
 @router.get("/runs/{run}/steps/{step}/groups/{group}/export")
 async def export_group(run: str, step: str, group: str, source: SourceDep) -> Response:
-    del step  # for people; a group is of one step
+    """Download a group. `step` is only part of the address."""
+    del step
     view = await known_group(source, run, group)
     return _download(group_document(view), f"group-{view.group}")
 
@@ -61,15 +66,15 @@ def _download(text: str, name: str) -> Response:
 def _document(
     template: str, title: str, crumbs: tuple[Crumb, ...], context: Mapping[str, object], scripts: tuple[str, ...]
 ) -> str:
-    style = "".join(_own(name) for name in ("app.css", "rollout.css"))
-    script = "".join(_own(name) for name in scripts)
+    style = "".join(_static_text(name) for name in ("app.css", "rollout.css"))
+    script = "".join(_static_text(name) for name in scripts)
     shown = {
         **context,
         "standalone": True,
         "title": title,
         "crumbs": crumbs,
         "version": understudy.__version__,
-        "style": Markup(style),  # files of this package
+        "style": Markup(style),  # safe: files of this package
         "script": Markup(script),
         "policy": _policy(style, script),
     }
@@ -77,7 +82,7 @@ def _document(
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing may be loaded, and nothing but our own style and script applies."""
+    """A content security policy that loads nothing and allows only this style and script."""
     scripts = f"script-src '{_hash(script)}'; " if script else ""
     return (
         f"default-src 'none'; style-src '{_hash(style)}'; {scripts}base-uri 'none'; form-action 'none'; "
@@ -89,5 +94,5 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _own(name: str) -> str:
+def _static_text(name: str) -> str:
     return (STATIC / name).read_text("utf-8")

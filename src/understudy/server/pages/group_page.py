@@ -1,4 +1,4 @@
-"""`GET /runs/{run}/steps/{step}/groups/{group}`: rollouts of one scenario, beside each other."""
+"""`GET /runs/{run}/steps/{step}/groups/{group}`: the rollouts of a group, side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter()
 
 
 async def known_group(source: DashboardSource, run: str, group: str) -> GroupView:
-    """The group of two segments of an address. Raises UnknownPage."""
+    """The group that two path segments name. Raises UnknownPage if there is none."""
     name = name_of(group)
     view = await group_view(source, name_of(run), name) if name is not None else None
     if view is None:
@@ -26,7 +26,7 @@ async def known_group(source: DashboardSource, run: str, group: str) -> GroupVie
 
 @router.get("/runs/{run}/steps/{step}/groups/{group}")
 async def group_page(request: Request, run: str, step: str, group: str, source: SourceDep) -> HTMLResponse:
-    """`step` is part of the address for people; a group is of one step."""
+    """The page of a group. `step` is only part of the address."""
     del step
     view = await known_group(source, run, group)
     context = group_context(view) | {"standalone": False}
@@ -34,17 +34,18 @@ async def group_page(request: Request, run: str, step: str, group: str, source: 
 
 
 def group_context(view: GroupView) -> dict[str, object]:
-    """What the template of a group shows."""
+    """The variables of a group's template."""
     best_first = sorted(view.sides, key=lambda side: (side.row.reward is None, -(side.row.reward or 0.0), side.number))
     return {"view": view, "diverging": diverging, "beside": best_first[:SIDES]}
 
 
 def title_of(view: GroupView) -> str:
+    """The title of a group: its scenario, or its id without one."""
     return view.scenario or view.group
 
 
 def crumbs_of_group(view: GroupView) -> tuple[Crumb, ...]:
-    """The way to a group: its run and step."""
+    """The breadcrumbs of a group: run, step, group."""
     return (
         Crumb("Runs", "/"),
         Crumb(run_name(view.run), run_url(view.run)),

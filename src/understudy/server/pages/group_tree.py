@@ -1,4 +1,4 @@
-"""The token tree of a group, from its recorded calls: which tokens its rollouts share, and where they part."""
+"""Builds the token tree of a group from its recorded calls: which tokens its rollouts share, and where they diverge."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ...types import Call
 Kind = Literal["prompt", "sampled", "context"]
 
 MOST_TOKENS = 3_000_000
-"""Of all calls of a group; larger ones have no picture."""
+"""Most tokens of all calls of a group; a larger group gets no tree."""
 
 
 @dataclass(frozen=True)
 class TreeCall:
-    """A choice of a call: `rollout` is the number of its rollout in the group, `number` its own in the rollout."""
+    """A choice of a call, with the numbers of its prompt tokens and sampled tokens."""
 
-    rollout: int
-    number: int
+    rollout: int  # number of the rollout in the group
+    number: int  # number of the call in the rollout
     call_id: str
     index: int
     prompt: int
@@ -33,12 +33,13 @@ class TreeCall:
 
     @property
     def end(self) -> int:
+        """Number of tokens of prompt and answer."""
         return self.prompt + self.tokens
 
 
 @dataclass(frozen=True)
 class BranchPart:
-    """Tokens of one kind inside a branch."""
+    """Consecutive tokens of one kind in a branch."""
 
     kind: Kind
     tokens: int
@@ -46,24 +47,28 @@ class BranchPart:
 
 @dataclass(frozen=True)
 class Branch:
-    """A run of tokens without a fork. `parent` and `children` are numbers of branches; `calls` pass through it, `ending`
-    have their last token in it."""
+    """Consecutive tokens without a fork."""
 
-    parent: int
-    children: tuple[int, ...]
+    parent: int  # number of the branch before; -1 at a root
+    children: tuple[int, ...]  # numbers of the branches after
     tokens: int
     parts: tuple[BranchPart, ...]
-    calls: tuple[TreeCall, ...]
-    ending: tuple[TreeCall, ...]
+    calls: tuple[TreeCall, ...]  # calls that contain these tokens
+    ending: tuple[TreeCall, ...]  # calls whose last token is in this branch
 
     @property
     def rollouts(self) -> tuple[int, ...]:
+        """Numbers of the rollouts whose calls contain these tokens."""
         return tuple(sorted({call.rollout for call in self.calls}))
 
 
 @dataclass(frozen=True)
 class GroupTree:
-    """The branches in depth-first order. `once`: tokens of the tree; `rows`: tokens of one row per call."""
+    """The branches of a group in depth-first order.
+
+    `once` is the number of tokens in the tree, where shared tokens count once. `rows` is the number of tokens without
+    sharing, in one row per call.
+    """
 
     branches: tuple[Branch, ...]
     once: int
@@ -71,14 +76,16 @@ class GroupTree:
 
     @property
     def roots(self) -> tuple[int, ...]:
+        """Numbers of the branches without a parent."""
         return tuple(number for number, branch in enumerate(self.branches) if branch.parent < 0)
 
     @property
     def leaves(self) -> tuple[int, ...]:
+        """Numbers of the branches without children."""
         return tuple(number for number, branch in enumerate(self.branches) if not branch.children)
 
     def depth(self, number: int) -> int:
-        """Tokens above a branch."""
+        """Number of tokens before a branch."""
         above, parent = 0, self.branches[number].parent
         while parent >= 0:
             above += self.branches[parent].tokens
@@ -86,16 +93,19 @@ class GroupTree:
         return above
 
     def shared(self, rollout: int) -> int:
-        """Tokens of a rollout's branches that other rollouts pass through too."""
+        """Number of a rollout's tokens that other rollouts of the group have too."""
         return sum(b.tokens for b in self.branches if rollout in b.rollouts and len(b.rollouts) > 1)
 
     def own(self, rollout: int) -> int:
-        """Tokens that no other rollout of the group has."""
+        """Number of a rollout's tokens that no other rollout of the group has."""
         return sum(b.tokens for b in self.branches if b.rollouts == (rollout,))
 
 
 def group_tree(rollouts: Mapping[int, Sequence[Call]]) -> GroupTree | None:
-    """The tree of the usable calls of a group's rollouts; None without any, or where they are too many tokens."""
+    """The tree of the usable calls of a group; None without such calls, or with more than `MOST_TOKENS` tokens.
+
+    `rollouts`: number of the rollout -> its calls.
+    """
     calls: list[TreeCall] = []
     samples: list[Sample] = []
     for rollout, of_rollout in rollouts.items():
@@ -112,10 +122,10 @@ def group_tree(rollouts: Mapping[int, Sequence[Call]]) -> GroupTree | None:
         return None
     ordered = numbered(samples)
     tree = build_tree(ordered)
-    runs = tree.segments()
-    last = [tree.target_node[sample.offset + len(sample.completion_ids) - 1] for sample in ordered]
-    ends: list[int] = (np.searchsorted(runs.start, last, "right") - 1).tolist()
-    parents: list[int] = runs.parent.tolist()
+    segments = tree.segments()
+    last_nodes = [tree.target_node[sample.offset + len(sample.completion_ids) - 1] for sample in ordered]
+    ends: list[int] = (np.searchsorted(segments.start, last_nodes, "right") - 1).tolist()
+    parents: list[int] = segments.parent.tolist()
     passing: dict[int, list[TreeCall]] = defaultdict(list)
     ending: dict[int, list[TreeCall]] = defaultdict(list)
     for call, end in zip(calls, ends, strict=True):
@@ -135,13 +145,18 @@ def group_tree(rollouts: Mapping[int, Sequence[Call]]) -> GroupTree | None:
             calls=tuple(passing[number]),
             ending=tuple(ending[number]),
         )
-        for number, (depth, size) in enumerate(zip(runs.depth.tolist(), (runs.end - runs.start).tolist(), strict=True))
+        for number, (depth, size) in enumerate(
+            zip(segments.depth.tolist(), (segments.end - segments.start).tolist(), strict=True)
+        )
     )
     return GroupTree(branches, len(tree), rows)
 
 
 def _parts(depth: int, size: int, calls: Sequence[TreeCall]) -> tuple[BranchPart, ...]:
-    """The tokens `depth` to `depth + size` by kind: sampled by any of the calls, before all sampling, or between."""
+    """Split the tokens `depth` to `depth + size` by kind.
+
+    Tokens that any call sampled are "sampled", those before every sampled token "prompt", all others "context".
+    """
     end = depth + size
     first = min(call.prompt for call in calls)
     edges = {depth, end} | {edge for call in calls for edge in (call.prompt, call.end) if depth < edge < end}

@@ -1,4 +1,4 @@
-"""A group as its page and its exported file show it: its rollouts beside each other, what they share, and its tree."""
+"""Collects what the page and the exported file of a group show: its rollouts, what they share, and its token tree."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from .tree_picture import SLIM, WIDE, Picture, TreeRollout, picture
 from .updates import TrainUpdate
 
 SIDES = 16
-"""Rollouts that stand side by side; the table has all."""
+"""Most rollouts that are shown side by side. The table lists all."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A rollout of the group. `messages` are those after what all have in common; `value` is its advantage, or, where no
-    token file tells of it, its reward above the group's mean."""
+    """A rollout of the group."""
 
     number: int
     row: RolloutRow
     advantage: str
-    value: float | None
+    value: float | None  # its advantage; without a token file, its reward minus the group's mean
     calls: int
-    tokens: int
-    shared: int
-    own: int
-    stopped: str
+    tokens: int  # sampled
+    shared: int  # tokens that other rollouts have too
+    own: int  # tokens that no other rollout has
+    stopped: str  # finish reason or exception
     explanations: tuple[str, ...]
-    messages: tuple[ShownMessage, ...]
+    messages: tuple[ShownMessage, ...]  # after those that all rollouts have in common
 
     @property
     def label(self) -> str:
+        """A short name, such as R1."""
         return f"R{self.number}"
 
 
 @dataclass(frozen=True)
 class ForkCount:
-    """Forks of one cause among the calls of the group's rollouts, and whose."""
+    """The labels of the rollouts that have forks of one cause, once per fork."""
 
     cause: str
     rollouts: tuple[str, ...]
@@ -62,8 +62,11 @@ class ForkCount:
 
 @dataclass(frozen=True)
 class GroupView:
-    """`common`: the messages with which every rollout begins. `trained`: whether a token file tells of the group; `why`
-    says why none does."""
+    """A group of rollouts.
+
+    `common` are the messages at the beginning of every rollout. `wide` and `slim` are drawings of the tree for large and
+    small screens. `trained` says whether a token file contains the group; if not, `why` is the reason.
+    """
 
     run: str | None
     step: int | None
@@ -81,15 +84,17 @@ class GroupView:
 
     @property
     def rewards(self) -> list[float]:
+        """The rewards of the scored rollouts."""
         return [side.row.reward for side in self.sides if side.row.reward is not None and not side.row.failed]
 
     @property
     def mean(self) -> float | None:
+        """The mean of `rewards`; None without any."""
         return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
     @property
     def spread(self) -> float | None:
-        """The population's standard deviation of the scored rewards."""
+        """The population standard deviation of `rewards`; None without any."""
         mean = self.mean
         if mean is None:
             return None
@@ -97,12 +102,12 @@ class GroupView:
 
     @property
     def task(self) -> str:
-        """What the user asks, where all rollouts are asked the same."""
+        """The last user message that all rollouts have in common; empty without one."""
         return next((message.text for message in reversed(self.common) if message.role == "user"), "")
 
 
 async def group_view(source: DashboardSource, run: str | None, group: str) -> GroupView | None:
-    """A group of a run; None where no rollout names it."""
+    """A group of a run; None if it has no rollouts."""
     rows = await source.group(run, group)
     if not rows:
         return None
@@ -125,12 +130,12 @@ def _joined(
     calls: Mapping[str, tuple[Call, ...]],
     update: TrainUpdate | None,
 ) -> GroupView:
-    numbers = {(row.index if row.index is not None else at) + 1: row for at, row in enumerate(rows)}
+    numbers = {(row.index if row.index is not None else position) + 1: row for position, row in enumerate(rows)}
     tree = group_tree({number: calls[row.id] for number, row in numbers.items()})
     heads = _heads(source, rows, update)
     advantages = {row.id: [call.advantage for head in heads for call in head.calls_of(row.id)] for row in rows}
     texts = {row.id: _messages(calls[row.id]) for row in rows}
-    same = _common([texts[row.id] for row in rows if texts[row.id]])
+    common = _common([texts[row.id] for row in rows if texts[row.id]])
     scored = [row.reward for row in rows if row.reward is not None and not row.failed]
     mean = sum(scored) / len(scored) if scored else None
     sides = tuple(
@@ -145,11 +150,11 @@ def _joined(
             own=tree.own(number) if tree is not None else 0,
             stopped=_stopped(row, calls[row.id]),
             explanations=explanations(records.get(row.id)),
-            messages=texts[row.id][len(same) :],
+            messages=texts[row.id][len(common) :],
         )
         for number, row in numbers.items()
     )
-    named = {s.number: TreeRollout(s.label, trajectory_url(s.row.id), s.row.reward, s.value) for s in sides}
+    tree_rollouts = {s.number: TreeRollout(s.label, trajectory_url(s.row.id), s.row.reward, s.value) for s in sides}
     trained = any(advantages.values())
     return GroupView(
         run=run,
@@ -157,10 +162,10 @@ def _joined(
         group=group,
         scenario=rows[0].scenario,
         sides=sides,
-        common=same,
+        common=common,
         tree=tree,
-        wide=picture(tree, named, WIDE) if tree is not None else None,
-        slim=picture(tree, named, SLIM) if tree is not None else None,
+        wide=picture(tree, tree_rollouts, WIDE) if tree is not None else None,
+        slim=picture(tree, tree_rollouts, SLIM) if tree is not None else None,
         forks=_forks(heads, sides),
         update=update,
         trained=trained,
@@ -169,15 +174,15 @@ def _joined(
 
 
 def _heads(source: DashboardSource, rows: Sequence[RolloutRow], update: TrainUpdate | None) -> list[TokenHead]:
-    """The newest token file of each model that tells of the group."""
-    found: list[TokenHead] = []
+    """The header of the newest token file with the group, for each of its models."""
+    newest: list[TokenHead] = []
     ids = {row.id for row in rows}
     for model in dict.fromkeys([*((update.model,) if update is not None else ()), *(row.model for row in rows)]):
         folder = source.model_folder(model)
         heads = source.token_files.heads(folder[0]) if folder is not None else ()
         head = next((head for _, head in heads if any(call.trajectory in ids for call in head.calls)), None)
-        found += [head] if head is not None else []
-    return found
+        newest += [head] if head is not None else []
+    return newest
 
 
 def _value(row: RolloutRow, advantages: Sequence[float], mean: float | None) -> float | None:
@@ -187,19 +192,19 @@ def _value(row: RolloutRow, advantages: Sequence[float], mean: float | None) -> 
 
 
 def _messages(calls: Sequence[Call]) -> tuple[ShownMessage, ...]:
-    """A rollout as one list: what is new to each call, then its first answer."""
-    found: list[ShownMessage] = []
+    """The messages of a rollout: for each call, what is new in its prompt, then its first answer."""
+    messages: list[ShownMessage] = []
     for turn in turns(calls):
-        found += turn.context
-        found += [shown({"role": "assistant"} | output.message) for output in turn.outputs[:1]]
-    return tuple(found)
+        messages += turn.context
+        messages += [shown({"role": "assistant"} | output.message) for output in turn.outputs[:1]]
+    return tuple(messages)
 
 
 def _common(texts: Sequence[tuple[ShownMessage, ...]]) -> tuple[ShownMessage, ...]:
-    """The first messages that all have in common; nothing of a rollout that stands alone."""
+    """The first messages that all rollouts have in common; empty for a single rollout."""
     if len(texts) < 2:
         return ()
-    return tuple(same[0] for same in takewhile(lambda each: len(set(each)) == 1, zip(*texts, strict=False)))
+    return tuple(same[0] for same in takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False)))
 
 
 def _stopped(row: RolloutRow, calls: Sequence[Call]) -> str:
@@ -210,7 +215,7 @@ def _stopped(row: RolloutRow, calls: Sequence[Call]) -> str:
 
 
 def _forks(heads: Sequence[TokenHead], sides: Sequence[Side]) -> tuple[ForkCount, ...]:
-    """Within rollouts, by cause, as the learner saw them."""
+    """Forks inside rollouts by cause, as the learner recorded them."""
     labels = {side.row.id: side.label for side in sides}
     by_cause: dict[str, list[str]] = {}
     for head in heads:
@@ -230,6 +235,8 @@ def _why(
     if len(scored) >= 2 and min(scored) == max(scored):
         return f"All {len(scored)} scored rollouts have the reward {scored[0]:g}: there is nothing to compare, so the group trains nothing."
     if len(scored) < 2:
-        return f"{len(scored)} of {len(rows)} rollouts have a reward: a group needs two to be compared, so it trains nothing."
+        return (
+            f"{len(scored)} of {len(rows)} rollouts have a reward. A group needs two to compare, so it trains nothing."
+        )
     head = heads[0] if heads else None
     return why_none(update, head, scored=True, failed=False, running=source.engine is not None)

@@ -1,4 +1,4 @@
-"""Numbers, times and durations as pages show them. `None` is shown as a dash."""
+"""Formats numbers, times and durations for pages. None and values that are not finite become a dash."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with `digits` significant digits, or whole where it is; thousands are separated from 10,000 on.
-    What is smaller than 1e-9 is noise of the arithmetic and shown as 0."""
+    """A number with `digits` significant digits; whole numbers have no decimals, and large ones have separators.
+
+    Values below 1e-9 are rounding errors and shown as 0.
+
+    >>> number(0.123456), number(2.0), number(12345)
+    ('0.123', '2', '12,345')
+    """
     if value is None or not math.isfinite(value):
         return DASH
     if value == int(value) and abs(value) < 1e15:
@@ -28,12 +33,16 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def fixed(value: float | None, places: int = 2) -> str:
-    """A number with so many places."""
+    """A number with this many decimals."""
     return DASH if value is None or not math.isfinite(value) else _minus(f"{value:.{places}f}")
 
 
 def signed(value: float | None, places: int = 2) -> str:
-    """A number that always shows its sign; what rounds to zero has none."""
+    """A number with its sign. A number that rounds to zero has none.
+
+    >>> signed(0.25), signed(0.001)
+    ('+0.25', '0.00')
+    """
     if value is None or not math.isfinite(value):
         return DASH
     text = f"{abs(value):.{places}f}"
@@ -43,11 +52,20 @@ def signed(value: float | None, places: int = 2) -> str:
 
 
 def percent(share: float | None, places: int = 0) -> str:
+    """A share as a percentage.
+
+    >>> percent(0.125, 1)
+    '12.5 %'
+    """
     return DASH if share is None or not math.isfinite(share) else _minus(f"{100 * share:.{places}f} %")
 
 
 def seconds(value: float | None) -> str:
-    """A duration: `340 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`."""
+    """A duration.
+
+    >>> seconds(0.34), seconds(4.2), seconds(200), seconds(7500)
+    ('340 ms', '4.2 s', '3 min 20 s', '2 h 5 min')
+    """
     if value is None or not math.isfinite(value):
         return DASH
     if value < 1:
@@ -61,17 +79,25 @@ def seconds(value: float | None) -> str:
 
 
 def moment(value: float | None) -> str:
-    """Unix seconds as UTC, to the second."""
+    """Unix seconds as date and time in UTC.
+
+    >>> moment(0)
+    '1970-01-01 00:00:00 UTC'
+    """
     return DASH if value is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(value))
 
 
 def machine_moment(value: float) -> str:
-    """Unix seconds for the `datetime` attribute of `<time>`."""
+    """Unix seconds in the format of the `datetime` attribute of `<time>`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
 
 
 def ago(value: float, now: float | None = None) -> str:
-    """How long ago a moment was: `just now`, `5 min ago`, `3 days ago`."""
+    """The time since a moment in unix seconds. `now` defaults to the current time.
+
+    >>> ago(0, now=30), ago(0, now=300), ago(0, now=259_200)
+    ('just now', '5 min ago', '3 days ago')
+    """
     passed = (time.time() if now is None else now) - value
     if passed < 60:
         return "just now"

@@ -1,4 +1,4 @@
-"""Templates to answers: Jinja2 with autoescape, and the headers that keep a page from running anything but its own files."""
+"""Renders templates with Jinja2, with automatic escaping and headers that allow only the package's own scripts and styles."""
 
 from __future__ import annotations
 
@@ -27,29 +27,28 @@ SAFE = {
     "cross-origin-opener-policy": "same-origin",
 }
 HEADERS = SAFE | {"content-security-policy": POLICY, "cache-control": "no-store"}
-"""Of every page. No inline script or style, and no text of a rollout becomes markup by a slip."""
+"""The headers of every page. They forbid inline scripts and styles, so text of a rollout cannot run even if unescaped."""
 
 THEME = "understudy_theme"
-"""The cookie that says `light` or `dark`; without it the system's theme is used."""
-
+"""The cookie with the theme, `light` or `dark`. Without it, pages use the system's theme."""
 
 FILTERS = (
     *(numbers.number, numbers.fixed, numbers.signed, numbers.percent, numbers.seconds),
     *(numbers.moment, numbers.machine_moment, numbers.ago),
 )
-"""What templates may apply to a value, by their names."""
+"""The filters of templates, by their names."""
 
 
 @dataclass(frozen=True)
 class Crumb:
-    """A step on the way to a page; the last one has no address."""
+    """A breadcrumb. The last one, the page itself, has no address."""
 
     text: str
     url: str | None = None
 
 
 class UnknownPage(Exception):
-    """There is nothing at this address; `message` says what there is."""
+    """There is no page at this address: a 404 page with this title and message."""
 
     def __init__(self, title: str, message: str) -> None:
         super().__init__(message)
@@ -63,13 +62,13 @@ def static(name: str) -> str:
 
 
 FUNCTIONS = (links.run_url, links.step_url, links.group_url, links.trajectory_url, links.search_url, static)
-"""What templates may call, by their names."""
+"""The functions that templates can call, by their names."""
 
 
 @cache
 def environment() -> jinja2.Environment:
-    """The templates. Undefined names are errors; everything is escaped."""
-    made = jinja2.Environment(
+    """The templates. They escape all values, and an undefined name is an error."""
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -77,10 +76,10 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    untyped: Any = made  # jinja2 leaves the types of these two open
-    untyped.filters.update({each.__name__: each for each in FILTERS})
-    untyped.globals.update({each.__name__: each for each in FUNCTIONS})
-    return made
+    untyped: Any = templates  # jinja2 does not type filters and globals
+    untyped.filters.update({function.__name__: function for function in FILTERS})
+    untyped.globals.update({function.__name__: function for function in FUNCTIONS})
+    return templates
 
 
 def page(
@@ -91,7 +90,7 @@ def page(
     context: Mapping[str, Json],
     status: int = 200,
 ) -> HTMLResponse:
-    """A whole page. `title` is its heading; `context` goes to the template beside what every page has."""
+    """Render a page. `title` is its heading, `context` the template's own variables."""
     theme = request.cookies.get(THEME, "")
     shown = {
         **context,

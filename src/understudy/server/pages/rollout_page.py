@@ -1,4 +1,4 @@
-"""`GET /trajectories/{id}`: a rollout, with what the learner made of its tokens."""
+"""`GET /trajectories/{id}`: a rollout, with the learner's numbers for its tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ router = APIRouter()
 
 
 async def known_rollout(source: DashboardSource, part: str, colour: str | None = None) -> RolloutView:
-    """The rollout of a segment of an address. Raises UnknownPage."""
+    """The rollout that a path segment names. Raises UnknownPage if there is none."""
     trajectory_id = name_of(part) or ""
     view = await rollout_view(source, trajectory_id, colour)
     if view is None:
@@ -36,17 +36,18 @@ async def rollout_page(
     source: SourceDep,
     colour: Annotated[Colour | None, Query()] = None,
 ) -> HTMLResponse:
+    """The page of a rollout. Owners can resample its calls while an engine runs. `colour`: see `Colour`."""
     view = await known_rollout(source, trajectory_id, colour)
     access = getattr(request.state, "access", None)
-    may_ask = source.engine is not None and access is not None and access.role == "owner"
-    steps = await asyncio.to_thread(_steps, source, view) if may_ask else {}
+    may_resample = source.engine is not None and access is not None and access.role == "owner"
+    steps = await asyncio.to_thread(_steps, source, view) if may_resample else {}
     context = rollout_context(view) | {"steps": steps, "standalone": False}
     return page(request, "rollout.html", view.name, crumbs_of(view), context)
 
 
 def rollout_context(view: RolloutView) -> dict[str, object]:
-    """What the template of a rollout shows."""
-    number = {call.id: at for at, call in enumerate(view.calls, 1)}
+    """The variables of a rollout's template."""
+    numbers = {call.id: number for number, call in enumerate(view.calls, 1)}
     answers = list(view.tokens.answers.values())
     return {
         "view": view,
@@ -54,34 +55,34 @@ def rollout_context(view: RolloutView) -> dict[str, object]:
         "tokens": view.tokens,
         "colours": COLOURS,
         "advantage": advantage_words(view.tokens.advantages),
-        "answer_numbers": {(answer.call_id, answer.index): at for at, answer in enumerate(answers)},
-        "token_data": [answer.columns | {"call": number[answer.call_id], "why": answer.why} for answer in answers],
+        "answer_numbers": {(answer.call_id, answer.index): number for number, answer in enumerate(answers)},
+        "token_data": [answer.columns | {"call": numbers[answer.call_id], "why": answer.why} for answer in answers],
         "chips": [chip for line in group_lines(view.siblings) for chip in line.chips],
         "steps": {},
     }
 
 
 def _steps(source: DashboardSource, view: RolloutView) -> dict[str, list[int]]:
-    """By model of the rollout: the steps whose checkpoints are there, newest first, and the base."""
-    found = {model: source.model_folder(model) for model in {call.model for call in view.calls}}
+    """For each model of the rollout, the steps with a checkpoint, newest first, and 0 for the base."""
+    folders = {model: source.model_folder(model) for model in {call.model for call in view.calls}}
     return {
         model: [*checkpoint_files.steps(folder[0] / "checkpoints"), 0]
-        for model, folder in found.items()
+        for model, folder in folders.items()
         if folder is not None
     }
 
 
 def crumbs_of(view: RolloutView) -> tuple[Crumb, ...]:
-    """The way to a rollout: run, step and group where it has them."""
+    """The breadcrumbs of a rollout: run, step and group, as far as it has them."""
     place = view.record.place if view.record is not None else None
     if place is None or place.run is None:
         return Crumb("Runs", "/"), Crumb(view.name)
     step = "No step" if place.step is None else f"Step {place.step}"
-    way = [
+    crumbs = [
         Crumb("Runs", "/"),
         Crumb(run_name(place.run), run_url(place.run)),
         Crumb(step, step_url(place.run, place.step)),
     ]
     if place.group is not None:
-        way.append(Crumb(place.scenario or "Group", group_url(place.run, place.step, place.group)))
-    return *way, Crumb(view.name)
+        crumbs.append(Crumb(place.scenario or "Group", group_url(place.run, place.step, place.group)))
+    return *crumbs, Crumb(view.name)

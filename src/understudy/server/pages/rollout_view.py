@@ -1,4 +1,4 @@
-"""A rollout as its page and its exported file show it: its record, its turns, its tokens and its siblings."""
+"""Collects what the page and the exported file of a rollout show: its record, turns, tokens, forks and group."""
 
 from __future__ import annotations
 
@@ -23,69 +23,71 @@ from .token_view import TokenView, token_view
 from .updates import TrainUpdate
 
 CAUSES = {
-    "template": "only white space or hidden reasoning came back other than it was sampled",
-    "tools": "a sampled tool call came back as other text with the same meaning, or not at all",
-    "history_edited": "the answer came back in other words, or an earlier message changed",
-    "retokenised": "the same text came back as other tokens",
-    "truncated": "the answer was cut off, and came back as other text",
-    "retried": "the same prompt, sampled again",
-    "other_prompt": "a new conversation, or other tools",
-    "": "the cause is known where a token file tells of the rollout",
+    "template": "the prompt repeats the answer with different white space or without its reasoning",
+    "tools": "the prompt repeats a sampled tool call as different text with the same meaning, or leaves it out",
+    "history_edited": "the prompt repeats the answer in different words, or an earlier message was changed",
+    "retokenised": "the prompt repeats the same text as different tokens",
+    "truncated": "the answer was cut off, and the prompt repeats it as different text",
+    "retried": "the same prompt was sampled again",
+    "other_prompt": "a new conversation, or different tools",
+    "": "the cause is unknown, because no token file contains the rollout",
 }
+"""Cause of a fork -> its explanation."""
 _AROUND = 12
-"""Tokens shown of each side of a fork."""
+"""Tokens shown before and after a fork."""
 
 
 @dataclass(frozen=True)
 class ForkNote:
-    """A prompt that leaves an earlier call (its number in the rollout) at token `position`: what stood there, and what came
-    instead."""
+    """A fork: the place where a prompt differs from the tokens of an earlier call."""
 
-    earlier: int
-    position: int
+    earlier: int  # number of the earlier call in the rollout
+    position: int  # first token that differs
     cause: str
-    before: str
-    was: str
-    now: str
+    before: str  # text before the fork, equal in both
+    was: str  # text after the fork in the earlier call
+    now: str  # text after the fork in the prompt
 
     @property
     def words(self) -> str:
+        """The explanation of the cause."""
         return CAUSES.get(self.cause, self.cause)
 
 
 @dataclass(frozen=True)
 class RolloutView:
-    """`record` is None for a rollout that is not finished; `why` says why no token file tells of it. `siblings`: of its
-    group. `forks`: by number of the call."""
+    """A rollout."""
 
     id: str
-    record: TrajectoryRecord | None
+    record: TrajectoryRecord | None  # None if the rollout is not finished
     calls: tuple[Call, ...]
     turns: tuple[CallTurn, ...]
     tokens: TokenView
-    forks: dict[int, ForkNote]
-    siblings: tuple[RolloutRow, ...]
+    forks: dict[int, ForkNote]  # by number of the call
+    siblings: tuple[RolloutRow, ...]  # all rollouts of its group
     update: TrainUpdate | None
-    why: str
-    prompts: dict[int, str]  # by number of the call: what is new in its prompt, as the model saw it
+    why: str  # why no token file contains the rollout; "" if one does
+    prompts: dict[int, str]  # by number of the call: the new text of its prompt, with the chat template's markup
 
     @property
     def name(self) -> str:
+        """A short name, such as Rollout 1."""
         place = self.record.place if self.record is not None else None
         return f"Rollout {place.index + 1}" if place is not None and place.index is not None else "Rollout"
 
     @property
     def model(self) -> str:
+        """The model it was finished for; for an unfinished rollout, that of its first call."""
         return self.record.model if self.record is not None else self.calls[0].model if self.calls else ""
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps that sampled its calls."""
+        """The policy steps that sampled its calls."""
         return tuple(sorted({call.step for call in self.calls}))
 
     @property
     def stopped(self) -> str:
-        """How it ended: by its last call's finish reason, or its exception."""
+        """The type of its exception, or else the finish reason of its last answer."""
         if self.record is not None and self.record.exception is not None:
             return self.record.exception.type
         reasons = [output.finish_reason for call in self.calls for output in call.outputs]
@@ -93,44 +95,48 @@ class RolloutView:
 
     @property
     def group_mean(self) -> float | None:
-        """The mean reward of its group's scored rollouts."""
+        """The mean reward of the scored rollouts of its group; None without any."""
         rewards = [row.reward for row in self.siblings if row.reward is not None and not row.failed]
         return sum(rewards) / len(rewards) if rewards else None
 
     @property
     def tool_calls(self) -> int:
+        """Number of sampled tool calls."""
         return sum(len(o.message.get("tool_calls") or ()) for call in self.calls for o in call.outputs)
 
     @property
     def parts(self) -> dict[str, float]:
-        """What its reward was built from."""
+        """The parts of its reward, by name."""
         metrics = self.record.metrics if self.record is not None else {}
         return {name.removeprefix("part/"): value for name, value in metrics.items() if name.startswith("part/")}
 
     @property
     def other_metrics(self) -> dict[str, float]:
+        """Its metrics except the parts of the reward."""
         metrics = self.record.metrics if self.record is not None else {}
         return {name: value for name, value in metrics.items() if not name.startswith("part/")}
 
     @property
     def explanations(self) -> tuple[str, ...]:
-        """What a judge said of it."""
+        """The explanations that judges logged."""
         return explanations(self.record)
 
 
 async def rollout_view(source: DashboardSource, trajectory_id: str, colour: str | None = None) -> RolloutView | None:
-    """A rollout, finished or not; None where nothing is known of it."""
-    found = await source.trajectory(trajectory_id)
-    if found is None:
+    """A rollout, finished or not; None if it is unknown. `colour` selects the colouring of its tokens."""
+    trajectory = await source.trajectory(trajectory_id)
+    if trajectory is None:
         return None
-    record, place = found.trajectory, found.trajectory.place if found.trajectory is not None else None
+    record, place = trajectory.trajectory, trajectory.trajectory.place if trajectory.trajectory is not None else None
     siblings: list[RolloutRow] = []
     update = None
     if place is not None:
         update = await source.update_of(place.run, trajectory_id)
         if place.group is not None:
             siblings = await source.group(place.run, place.group)
-    return await asyncio.to_thread(_joined, source, trajectory_id, record, found.calls, tuple(siblings), update, colour)
+    return await asyncio.to_thread(
+        _joined, source, trajectory_id, record, trajectory.calls, tuple(siblings), update, colour
+    )
 
 
 def _joined(
@@ -176,7 +182,7 @@ def _joined(
 def _forks(
     calls: Sequence[Call], files: dict[str, TokenFile], pieces: dict[str, TokenPieces | None]
 ) -> tuple[dict[int, ForkNote], dict[int, str]]:
-    """Where prompts leave earlier calls, and what is new in each prompt."""
+    """The forks and the new text of each prompt, by number of the call."""
     causes = {fork.later[0]: fork.cause for file in files.values() for fork in file.head.forks}
     sequences = [
         (number, call.model, _ids(call, output.token_ids))
@@ -187,27 +193,39 @@ def _forks(
     prompts: dict[int, str] = {}
     for number, call in enumerate(calls, 1):
         prompt = np.asarray(call.prompt_ids, np.int32)
-        known = pieces.get(call.model)
+        token_pieces = pieces.get(call.model)
         earlier = [(n, ids) for n, model, ids in sequences if n < number and model == call.model]
         shared = 0
         if earlier:
             best, ids = max(earlier, key=lambda item: common_prefix(item[1], prompt))
             shared = common_prefix(ids, prompt)
             if shared < len(ids):
-                notes[number] = _note(best, ids, prompt, shared, causes.get(call.id, ""), known)
-        if known is not None and len(prompt):
-            prompts[number] = known.text(prompt[shared:].tolist())
+                notes[number] = _note(best, ids, prompt, shared, causes.get(call.id, ""), token_pieces)
+        if token_pieces is not None and len(prompt):
+            prompts[number] = token_pieces.text(prompt[shared:].tolist())
     return notes, prompts
 
 
 def _note(
-    earlier: int, ids: NDArray[np.int32], prompt: NDArray[np.int32], at: int, cause: str, known: TokenPieces | None
+    earlier: int,
+    ids: NDArray[np.int32],
+    prompt: NDArray[np.int32],
+    position: int,
+    cause: str,
+    pieces: TokenPieces | None,
 ) -> ForkNote:
     def text(part: NDArray[np.int32]) -> str:
-        return known.text(part.tolist()) if known is not None else " ".join(map(str, part.tolist()))
+        return pieces.text(part.tolist()) if pieces is not None else " ".join(map(str, part.tolist()))
 
-    end = at + _AROUND
-    return ForkNote(earlier, at, cause, text(ids[max(0, at - _AROUND) : at]), text(ids[at:end]), text(prompt[at:end]))
+    end = position + _AROUND
+    return ForkNote(
+        earlier,
+        position,
+        cause,
+        text(ids[max(0, position - _AROUND) : position]),
+        text(ids[position:end]),
+        text(prompt[position:end]),
+    )
 
 
 def _ids(call: Call, completion: Sequence[int]) -> NDArray[np.int32]:
@@ -215,6 +233,6 @@ def _ids(call: Call, completion: Sequence[int]) -> NDArray[np.int32]:
 
 
 def explanations(record: TrajectoryRecord | None) -> tuple[str, ...]:
-    """The explanations of judges among a rollout's logs."""
+    """The explanations of judges in a rollout's logs."""
     logs = record.logs if record is not None else ()
     return tuple(line.partition("explanation: ")[2] for line in logs if "explanation: " in line[:60])

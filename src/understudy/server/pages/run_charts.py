@@ -1,4 +1,4 @@
-"""The charts of a run: which metrics they show, and their values by step and by time."""
+"""The charts of a run: their metrics, and the values by step and by time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from .source import RunOverview
 from .updates import LoggedEvaluation, TrainUpdate
 
 Value = Callable[[TrainUpdate], float | None]
+"""Reads a value from an update; None if it has none."""
 UPDATES = "updates"
+"""Name of the x axis of values per update."""
 COST = "costs/"
+"""Prefix of metrics of cost."""
 
 
 @dataclass(frozen=True)
 class ChartLine:
-    """A line of a chart: its name, and its value of an update. `spread`: half the height of a band around it."""
+    """A line of a chart. `value` reads its y value from an update, `spread` half the height of a band around the line."""
 
     label: str
     value: Value
@@ -26,7 +29,7 @@ class ChartLine:
 
 @dataclass(frozen=True)
 class Chart:
-    """`unit` and `note` are shown under the title."""
+    """A chart of one or more lines. `unit` and `note` are shown under its title."""
 
     key: str
     title: str
@@ -36,12 +39,12 @@ class Chart:
 
 
 def metric(name: str) -> Value:
-    """A metric of an update by its name."""
+    """Reads a metric by its name."""
     return lambda update: update.metrics.get(name)
 
 
 def ratio(above: str, below: str) -> Value:
-    """One metric over another."""
+    """Reads the ratio of two metrics; None if one is missing or the divisor is 0."""
 
     def value(update: TrainUpdate) -> float | None:
         top, bottom = update.metrics.get(above), update.metrics.get(below)
@@ -51,7 +54,7 @@ def ratio(above: str, below: str) -> Value:
 
 
 def saved_by_tree(update: TrainUpdate) -> float | None:
-    """The share of the tokens of plain rows that the tree did not compute."""
+    """The share of tokens that the token tree did not have to compute, compared with one row per call."""
     share = ratio("tokens/computed", "tokens/plain_rows")(update)
     return None if share is None else 1 - share
 
@@ -95,10 +98,14 @@ CHARTS = (
 )
 
 
-def chart_json(found: RunOverview) -> dict[str, Json]:
-    """What the browser draws: `x` has the values of each axis by source, `charts` the lines over one of these sources."""
-    began = found.first.started_at
-    updates = [update for update in found.updates if update.result_step is not None]
+def chart_json(overview: RunOverview) -> dict[str, Json]:
+    """The charts as JSON for the browser.
+
+    `x` has the x values by name of the axis, each by step and in minutes since the run began. `charts` has the charts that
+    have values; each line names its axis.
+    """
+    began = overview.first.started_at
+    updates = [update for update in overview.updates if update.result_step is not None]
     axes: dict[str, Json] = {
         UPDATES: {
             "step": [update.result_step for update in updates],
@@ -106,13 +113,13 @@ def chart_json(found: RunOverview) -> dict[str, Json]:
         }
     }
     charts = [_chart(chart, updates) for chart in CHARTS]
-    for split, entries in evaluations_by_split(found.evaluations).items():
+    for split, entries in evaluations_by_split(overview.evaluations).items():
         axes[split] = {
             "step": [entry.step for entry in entries],
             "minutes": [_minutes(entry.created_at, began) for entry in entries],
         }
-    charts.insert(1, _evaluation_chart(found.evaluations))
-    spent = [entry for entry in found.evaluations if any(name.startswith(COST) for name in entry.metrics)]
+    charts.insert(1, _evaluation_chart(overview.evaluations))
+    spent = [entry for entry in overview.evaluations if any(name.startswith(COST) for name in entry.metrics)]
     axes[COST] = {
         "step": [entry.step for entry in spent],
         "minutes": [_minutes(entry.created_at, began) for entry in spent],
@@ -122,16 +129,16 @@ def chart_json(found: RunOverview) -> dict[str, Json]:
 
 
 def evaluations_by_split(entries: Iterable[LoggedEvaluation]) -> dict[str, list[LoggedEvaluation]]:
-    """The evaluations that have a step and a score, by split, in order of their steps."""
-    found: dict[str, list[LoggedEvaluation]] = {}
+    """The evaluations with a step and a score, by split, sorted by step."""
+    by_split: dict[str, list[LoggedEvaluation]] = {}
     for entry in entries:
         if entry.step is not None and score(entry) is not None:
-            found.setdefault(entry.split, []).append(entry)
-    return {split: sorted(each, key=lambda entry: entry.step or 0) for split, each in found.items()}
+            by_split.setdefault(entry.split, []).append(entry)
+    return {split: sorted(group, key=lambda entry: entry.step or 0) for split, group in by_split.items()}
 
 
 def score(entry: LoggedEvaluation) -> float | None:
-    """Success where the reward reports it, else the mean reward."""
+    """The success rate of an evaluation if it has one, otherwise its mean reward."""
     success = entry.value("success")
     return success if success is not None else entry.value("reward")
 
@@ -152,13 +159,16 @@ def _chart(chart: Chart, updates: Sequence[TrainUpdate]) -> dict[str, Json]:
 def _evaluation_chart(entries: Iterable[LoggedEvaluation]) -> dict[str, Json]:
     by_split = evaluations_by_split(entries)
     success = any(entry.value("success") is not None for entry in chain.from_iterable(by_split.values()))
-    parts = [{"label": split, "x": split, "y": [score(entry) for entry in each]} for split, each in by_split.items()]
+    parts = [
+        {"label": split, "x": split, "y": [score(entry) for entry in evaluations]}
+        for split, evaluations in by_split.items()
+    ]
     title = "Held-out success" if success else "Held-out reward"
     return {"key": "evaluation", "title": title, "unit": "mean over scenarios", "note": "", "parts": parts}
 
 
 def _cost_chart(entries: Sequence[LoggedEvaluation]) -> dict[str, Json]:
-    """What a trainer logged of other LLMs, such as a judge."""
+    """The cost of other LLMs, such as a judge, that a trainer logged."""
     names = sorted({name for entry in entries for name in entry.metrics if name.startswith(COST)})
     parts = [
         {"label": name.removeprefix(COST), "x": COST, "y": [entry.metrics.get(name) for entry in entries]}
@@ -167,5 +177,5 @@ def _cost_chart(entries: Sequence[LoggedEvaluation]) -> dict[str, Json]:
     return {"key": "cost", "title": "Cost of other LLMs", "unit": "USD of the step", "note": "", "parts": parts}
 
 
-def _minutes(at: float, began: float) -> float:
-    return round(max(0.0, at - began) / 60, 3)
+def _minutes(moment: float, began: float) -> float:
+    return round(max(0.0, moment - began) / 60, 3)

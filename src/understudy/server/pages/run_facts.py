@@ -1,4 +1,4 @@
-"""The facts and warnings at the top of a run's page."""
+"""Computes the facts and warnings at the top of a run's page."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .run_charts import evaluations_by_split, saved_by_tree, score
 from .source import RunOverview
 
 _LOOKED_BACK = 10
-"""Warnings of so many last updates are shown."""
+"""Number of last updates whose warnings are shown."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """`note` is shown small under the value."""
+    """A named value. `note` is shown in small print under it."""
 
     name: str
     value: str
@@ -26,29 +26,28 @@ class Fact:
 
 @dataclass(frozen=True)
 class RunWarning:
-    """What goes wrong, and at which step of the model. The same warning of several steps
-    is shown once, with the last of them."""
+    """A warning of an update. A warning that several updates have in common is shown once, for the last of them."""
 
-    step: int | None
-    from_step: int | None
+    step: int | None  # step of the model after the update
+    from_step: int | None  # step that sampled the rollouts
     text: str
-    times: int = 1
+    times: int = 1  # number of updates with this warning
 
 
-def facts_of(found: RunOverview) -> list[Fact]:
-    """Step, reward, evaluation, entropy, clipped tokens, lag, what the tree saves, time of a step."""
-    done = [update for update in found.updates if update.state == "done"]
+def facts_of(overview: RunOverview) -> list[Fact]:
+    """Step, reward, evaluation, entropy, clipped tokens, sampler lag, tokens saved by the tree, and seconds per step."""
+    done = [update for update in overview.updates if update.state == "done"]
     metrics = done[-1].metrics if done else {}
     rewards = [update.metrics["reward/mean"] for update in done if "reward/mean" in update.metrics]
     steps = [update.result_step for update in done if update.result_step is not None]
-    scored = [entries[-1] for split, entries in evaluations_by_split(found.evaluations).items() if split == "val"]
+    scored = [entries[-1] for split, entries in evaluations_by_split(overview.evaluations).items() if split == "val"]
     if not scored:
-        scored = [entries[-1] for entries in evaluations_by_split(found.evaluations).values()]
+        scored = [entries[-1] for entries in evaluations_by_split(overview.evaluations).values()]
     times = [later.created_at - earlier.created_at for earlier, later in pairwise(done[-6:])]
     saved = saved_by_tree(done[-1]) if done else None
     return [
         Fact("Step", number(max(steps)) if steps else "0", f"{len(done)} updates"),
-        Fact("Reward", fixed(rewards[-1], 3) if rewards else fixed(found.last.reward, 3), _change(rewards)),
+        Fact("Reward", fixed(rewards[-1], 3) if rewards else fixed(overview.last.reward, 3), _change(rewards)),
         Fact(
             "Evaluation", fixed(score(scored[0]), 3) if scored else DASH, _where(scored[0].step) if scored else "none"
         ),
@@ -60,30 +59,34 @@ def facts_of(found: RunOverview) -> list[Fact]:
     ]
 
 
-def warnings_of(found: RunOverview, limits: AlertLimits | None = None) -> list[RunWarning]:
-    """Alerts and warnings of the last updates, the newest first, and the error that ended the last one."""
-    updates = found.updates[-_LOOKED_BACK:]
-    history = [update.metrics for update in found.updates]
-    warned: list[RunWarning] = []
-    for at, update in enumerate(updates, start=len(found.updates) - len(updates)):
-        texts = [sign.message for sign in signs(history[: at + 1], limits or AlertLimits())] if update.metrics else []
+def warnings_of(overview: RunOverview, limits: AlertLimits | None = None) -> list[RunWarning]:
+    """Alerts, warnings and errors of the last updates, newest first. `limits` defaults to those of the alerts."""
+    updates = overview.updates[-_LOOKED_BACK:]
+    history = [update.metrics for update in overview.updates]
+    warnings: list[RunWarning] = []
+    for index, update in enumerate(updates, start=len(overview.updates) - len(updates)):
+        texts = (
+            [sign.message for sign in signs(history[: index + 1], limits or AlertLimits())] if update.metrics else []
+        )
         texts += update.warnings
-        if update.state == "failed" or (update.state == "interrupted" and update is found.updates[-1]):
+        if update.state == "failed" or (update.state == "interrupted" and update is overview.updates[-1]):
             texts.append(f"train request {update.state}: {update.why}")
         elif update.state == "done" and not update.applied:
             texts.append(f"nothing was learned: {update.why}")
-        warned += [RunWarning(update.result_step, update.step, text) for text in texts]
-    return _once(list(reversed(warned)))
+        warnings += [RunWarning(update.result_step, update.step, text) for text in texts]
+    return _once(list(reversed(warnings)))
 
 
-def _once(warned: Sequence[RunWarning]) -> list[RunWarning]:
-    """Each text once, the newest kept; numbers in it may differ."""
-    kept: dict[str, RunWarning] = {}
-    for each in warned:
-        kind = "".join(letter for letter in each.text if not letter.isdigit())
-        first = kept.get(kind)
-        kept[kind] = each if first is None else RunWarning(first.step, first.from_step, first.text, first.times + 1)
-    return list(kept.values())
+def _once(warnings: Sequence[RunWarning]) -> list[RunWarning]:
+    """Keep the first warning of each text. Texts that differ only in digits count as equal."""
+    unique: dict[str, RunWarning] = {}
+    for warning in warnings:
+        kind = "".join(letter for letter in warning.text if not letter.isdigit())
+        first = unique.get(kind)
+        unique[kind] = (
+            warning if first is None else RunWarning(first.step, first.from_step, first.text, first.times + 1)
+        )
+    return list(unique.values())
 
 
 def _change(rewards: Sequence[float]) -> str:

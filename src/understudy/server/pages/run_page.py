@@ -1,4 +1,4 @@
-"""`GET /runs/{run}`: facts, warnings, charts and steps of a run; `/compare` the charts of several."""
+"""`GET /runs/{run}`: facts, warnings, charts and steps of a run. `GET /compare`: the charts of several runs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from .updates import TrainUpdate
 router = APIRouter()
 
 HEADINGS = ("Reward", "Spread", "Groups trained", "Trained tokens", "Tree saves", "Clipped", "Entropy", "KL", "Seconds")
-"""Of the cells of a StepLine."""
+"""The headings of the cells of a StepLine."""
 STEPS_SHOWN = 50
+"""Steps on one page of the table."""
 MOST_COMPARED = 6
+"""Most runs on one page of comparison."""
 
 
 @dataclass(frozen=True)
 class StepLine:
-    """An update as the table of steps shows it, its numbers as text. `url` leads to the rollouts that it learned from."""
+    """A row of the table of steps: an update with its numbers as text. `url` is the page of the step that it learned from."""
 
     step: str
     url: str
@@ -38,94 +40,98 @@ class StepLine:
 
 
 def run_name(run: str | None) -> str:
-    """What a run is called on pages."""
+    """The title of a run."""
     return "Rollouts without a run" if run is None else run
 
 
 async def known_run(source: DashboardSource, part: str) -> RunOverview:
-    """The run of a segment of an address. Raises UnknownPage, which names the nearest."""
+    """The run that a path segment names. Raises UnknownPage, with a similar name as a hint."""
     run = name_of(part)
-    found = await source.run(run)
-    if found is None:
+    overview = await source.run(run)
+    if overview is None:
         names = [row.run for row in await source.runs() if row.run is not None]
         nearest = get_close_matches(run or "", names, n=1)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
         raise UnknownPage("Unknown run", f"There is no run {run!r} here.{hint}")
-    return found
+    return overview
 
 
 @router.get("/runs/{run}")
 async def run_page(
-    request: Request, run: str, source: SourceDep, at: Annotated[int, Query(ge=1, le=100_000)] = 1
+    request: Request, run: str, source: SourceDep, page_number: Annotated[int, Query(alias="at", ge=1, le=100_000)] = 1
 ) -> HTMLResponse:
-    """`at`: which page of the table of steps."""
-    found = await known_run(source, run)
-    lines = step_lines(found)
-    evaluated = [row for row in await source.steps(found.run) if row.split != "train"]
+    """The page of a run. The query parameter `at` selects a page of the table of steps."""
+    overview = await known_run(source, run)
+    lines = step_lines(overview)
+    evaluated = [row for row in await source.steps(overview.run) if row.split != "train"]
     context = {
-        "run": found,
-        "status": status_of(found, source.engine),
-        "facts": facts_of(found),
-        "warnings": warnings_of(found),
+        "run": overview,
+        "status": status_of(overview, source.engine),
+        "facts": facts_of(overview),
+        "warnings": warnings_of(overview),
         "headings": HEADINGS,
-        "lines": lines[(at - 1) * STEPS_SHOWN : at * STEPS_SHOWN],
-        "at": at,
+        "lines": lines[(page_number - 1) * STEPS_SHOWN : page_number * STEPS_SHOWN],
+        "page_number": page_number,
         "pages": max(1, -(-len(lines) // STEPS_SHOWN)),
         "evaluated": evaluated[:STEPS_SHOWN],
-        "data": [data_of(found, source)],
-        "config": found.updates[-1].config if found.updates else {},
+        "data": [data_of(overview, source)],
+        "config": overview.updates[-1].config if overview.updates else {},
     }
-    return page(request, "run.html", run_name(found.run), (Crumb("Runs", "/"), Crumb(run_name(found.run))), context)
+    return page(
+        request, "run.html", run_name(overview.run), (Crumb("Runs", "/"), Crumb(run_name(overview.run))), context
+    )
 
 
 @router.get("/compare")
 async def compare_page(
     request: Request, source: SourceDep, run: Annotated[tuple[str, ...], Query(max_length=50)] = ()
 ) -> HTMLResponse:
-    """The charts of several runs, one above the other."""
+    """The charts of several runs in the same axes. The query parameter `run` is repeated for each run."""
     chosen = list(dict.fromkeys(run))[:MOST_COMPARED]
-    found = [each for name in chosen if (each := await source.run(name)) is not None]
-    missing = [name for name in chosen if name not in {each.run for each in found}]
-    if not found:
+    overviews = [overview for name in chosen if (overview := await source.run(name)) is not None]
+    missing = [name for name in chosen if name not in {overview.run for overview in overviews}]
+    if not overviews:
         named = ", ".join(repr(name) for name in chosen) or "none"
-        raise UnknownPage("Nothing to compare", f"None of these runs is here: {named}. Tick some on the page of runs.")
+        raise UnknownPage(
+            "Nothing to compare", f"There is none of these runs: {named}. Tick runs on the page of all runs."
+        )
     context = {
-        "runs": [(each, status_of(each, source.engine), facts_of(each)) for each in found],
+        "runs": [(overview, status_of(overview, source.engine), facts_of(overview)) for overview in overviews],
         "missing": missing,
         "left_out": max(0, len(set(run)) - MOST_COMPARED),
-        "data": [data_of(each, source) for each in found],
+        "data": [data_of(overview, source) for overview in overviews],
     }
     return page(request, "compare.html", "Compare runs", (Crumb("Runs", "/"), Crumb("Compare")), context)
 
 
 @router.get("/pages/data/runs/{run}")
 async def run_data(run: str, source: SourceDep) -> JSONResponse:
-    """What a page of a run that goes on asks for again and again."""
-    found = await known_run(source, run)
+    """The new state of a run, as JSON. The page of an active run fetches it repeatedly."""
+    overview = await known_run(source, run)
     live = {
-        "facts": [asdict(fact) for fact in facts_of(found)],
-        "warnings": [asdict(warned) for warned in warnings_of(found)],
-        "lines": [asdict(line) for line in step_lines(found)[:STEPS_SHOWN]],
-        "status": asdict(status_of(found, source.engine)),
+        "facts": [asdict(fact) for fact in facts_of(overview)],
+        "warnings": [asdict(warned) for warned in warnings_of(overview)],
+        "lines": [asdict(line) for line in step_lines(overview)[:STEPS_SHOWN]],
+        "status": asdict(status_of(overview, source.engine)),
     }
-    return JSONResponse(data_of(found, source) | live, headers=SAFE | {"cache-control": "no-store"})
+    return JSONResponse(data_of(overview, source) | live, headers=SAFE | {"cache-control": "no-store"})
 
 
-def data_of(found: RunOverview, source: DashboardSource) -> dict[str, Json]:
-    """The charts of a run; `version` changes when there is something new."""
+def data_of(overview: RunOverview, source: DashboardSource) -> dict[str, Json]:
+    """The charts of a run as JSON. `version` changes when there are new rollouts, updates or evaluations."""
     return {
-        "run": run_name(found.run),
-        "url": run_url(found.run),
-        "active": status_of(found, source.engine).kind == "active",
+        "run": run_name(overview.run),
+        "url": run_url(overview.run),
+        "active": status_of(overview, source.engine).kind == "active",
         "live": source.engine is not None,
-        "version": f"{found.row.last}-{len(found.updates)}-{len(found.evaluations)}",
-        **chart_json(found),
+        "version": f"{overview.row.last}-{len(overview.updates)}-{len(overview.evaluations)}",
+        **chart_json(overview),
     }
 
 
-def step_lines(found: RunOverview) -> list[StepLine]:
-    """A line for each update, the newest first."""
-    return [_line(found.run, update) for update in reversed(found.updates)]
+def step_lines(overview: RunOverview) -> list[StepLine]:
+    """One row per update, newest first."""
+    return [_line(overview.run, update) for update in reversed(overview.updates)]
 
 
 def _line(run: str | None, update: TrainUpdate) -> StepLine:

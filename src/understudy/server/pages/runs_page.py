@@ -1,4 +1,4 @@
-"""`GET /`: every run, the one that was active last first."""
+"""`GET /`: all runs, most recently active first."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from .sparkline import points
 router = APIRouter()
 
 RUNS_SHOWN = 25
-_TREND = 60
+"""Runs on one page of the list."""
+_TREND = 60  # rewards in a sparkline
 
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run as the table shows it. `trend`: points of a line over the last rewards, for SVG; "" where there is none."""
+    """A row of the table of runs. `trend` has the points of an SVG polyline of the last rewards."""
 
     run: str | None
     status: RunStatus
@@ -40,16 +41,16 @@ class RunLine:
 
 @router.get("/")
 async def runs_page(
-    request: Request, source: SourceDep, at: Annotated[int, Query(ge=1, le=100_000)] = 1
+    request: Request, source: SourceDep, page_number: Annotated[int, Query(alias="at", ge=1, le=100_000)] = 1
 ) -> HTMLResponse:
-    """`at`: which page of the list."""
+    """The page of all runs. The query parameter `at` selects a page of the list."""
     rows = await source.runs()
-    chosen = rows[(at - 1) * RUNS_SHOWN : at * RUNS_SHOWN]
-    lines = [line_of(found, source) for found in await source.overviews(chosen)]
+    chosen = rows[(page_number - 1) * RUNS_SHOWN : page_number * RUNS_SHOWN]
+    lines = [line_of(overview, source) for overview in await source.overviews(chosen)]
     context = {
         "lines": lines,
         "total": len(rows),
-        "at": at,
+        "page_number": page_number,
         "pages": max(1, -(-len(rows) // RUNS_SHOWN)),
         "engine": source.engine,
         "folder": "/".join(source.folder.parts[-2:]),
@@ -57,28 +58,28 @@ async def runs_page(
     return page(request, "runs.html", "Runs", (Crumb("Runs"),), context)
 
 
-def line_of(found: RunOverview, source: DashboardSource) -> RunLine:
-    """A run as a line of the table."""
-    rewards = [update.metrics["reward/mean"] for update in found.updates if "reward/mean" in update.metrics]
-    last = next((each for each in reversed(found.evaluations) if score(each) is not None), None)
-    steps = [update.result_step for update in found.updates if update.result_step is not None]
+def line_of(overview: RunOverview, source: DashboardSource) -> RunLine:
+    """The row of a run."""
+    rewards = [update.metrics["reward/mean"] for update in overview.updates if "reward/mean" in update.metrics]
+    last = next((evaluation for evaluation in reversed(overview.evaluations) if score(evaluation) is not None), None)
+    steps = [update.result_step for update in overview.updates if update.result_step is not None]
     return RunLine(
-        run=found.run,
-        status=status_of(found, source.engine),
-        models=", ".join(found.models),
-        step=max(steps) if steps else found.last.step,
-        rollouts=found.row.rollouts,
-        reward=rewards[-1] if rewards else found.last.reward,
+        run=overview.run,
+        status=status_of(overview, source.engine),
+        models=", ".join(overview.models),
+        step=max(steps) if steps else overview.last.step,
+        rollouts=overview.row.rollouts,
+        reward=rewards[-1] if rewards else overview.last.reward,
         change=_change(rewards),
         trend=points(rewards[-_TREND:], 96, 24),
         evaluation=score(last) if last is not None else None,
         evaluated_at=last.step if last is not None else None,
-        began=found.first.started_at,
+        began=overview.first.started_at,
     )
 
 
 def _change(rewards: Sequence[float]) -> float | None:
-    """The mean of the last five rewards, compared with the five before."""
+    """The mean of the last five rewards minus the mean of the five before; fewer if there are fewer than ten."""
     if len(rewards) < 2:
         return None
     size = min(5, len(rewards) // 2)

@@ -1,4 +1,4 @@
-"""`GET /search`: rollouts by run, model, step, reward, exception, tool and text; the whole query is in the address."""
+"""`GET /search`: rollouts by run, model, step, reward, exception, tool and text. The address contains the whole query."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from .source import SourceDep
 
 router = APIRouter()
 
-FOUND_SHOWN = 50
+RESULTS_SHOWN = 50
+"""Most results on one page."""
 
 
 class SearchForm(BaseModel):
-    """The form as a browser sends it: everything is text, what was left empty is empty."""
+    """The form as a browser sends it. All fields are text, and "" where nothing was entered."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -36,11 +37,11 @@ class SearchForm(BaseModel):
     tool: str = ""
 
     def wanted(self) -> tuple[RolloutFilter, list[str]]:
-        """The filters, and what is wrong with those that are left out."""
+        """The filters, and messages about invalid fields, which are left out of them."""
         faults: list[str] = []
         step = _number(self.step, "step", faults)
         if step is not None and (step != int(step) or not 0 <= step < 2**31):
-            faults.append(f"step {self.step!r} is no whole number of at least 0")
+            faults.append(f"step {self.step!r} is not a whole number of at least 0")
             step = None
         wanted = RolloutFilter(
             run=self.run or None,
@@ -62,7 +63,7 @@ class SearchForm(BaseModel):
 async def search_page(
     request: Request, source: SourceDep, after: Annotated[str, Query(pattern="^[0-9]{0,18}$")] = ""
 ) -> HTMLResponse:
-    """`after`: where the page before ended."""
+    """The form and its results. `after` continues the results of an earlier page."""
     sent = {name: value[:500] for name, value in request.query_params.items() if name in SearchForm.model_fields}
     try:
         form = SearchForm.model_validate(sent)
@@ -70,14 +71,14 @@ async def search_page(
         form = SearchForm.model_validate(sent | {"outcome": ""})
     wanted, faults = form.wanted()
     start = int(after) if after else None
-    found = await source.read(lambda connection: search(connection, wanted, start, FOUND_SHOWN))
+    results = await source.read(lambda connection: search(connection, wanted, start, RESULTS_SHOWN))
     runs = [row.run for row in (await source.runs())[:200] if row.run is not None]
     context = {
         "form": form,
         "faults": faults,
-        "found": found,
+        "results": results,
         "start": start,
-        "next_url": search_url({**form.model_dump(), "after": found.next}) if found.next is not None else None,
+        "next_url": search_url({**form.model_dump(), "after": results.next}) if results.next is not None else None,
         "first_url": search_url(form.model_dump()),
         "runs": runs,
         "models": sorted({facts.name for facts in source.models()}),
@@ -91,9 +92,9 @@ def _number(text: str, name: str, faults: list[str]) -> float | None:
     try:
         value = float(text)
     except ValueError:
-        faults.append(f"{name} {text!r} is no number")
+        faults.append(f"{name} {text!r} is not a number")
         return None
     if value != value:
-        faults.append(f"{name} {text!r} is no number")
+        faults.append(f"{name} {text!r} is not a number")
         return None
     return value

@@ -1,4 +1,4 @@
-"""Which sampled tokens of a rollout are targets of other calls too, with which advantages."""
+"""Finds the sampled tokens of a rollout that are targets of several calls, and the advantages of these."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .numbers import TIMES, signed
 
 @dataclass(frozen=True)
 class SharedRun:
-    """Tokens `start` to `end` of an answer are targets of several calls; `text` lists their advantages."""
+    """Tokens `start` to `end` (exclusive) of an answer that are targets of several calls. `text` lists their advantages."""
 
     start: int
     end: int
@@ -23,7 +23,7 @@ class SharedRun:
 
 
 def shared_runs(file: TokenFile, trajectory: str) -> dict[tuple[str, int], tuple[SharedRun, ...]]:
-    """By call and choice of a trajectory: the runs of its tokens that lie on nodes of the tree with other targets."""
+    """The shared runs of tokens of a trajectory, by call id and choice."""
     calls = file.head.calls
     passing: dict[int, list[TrainedCall]] = defaultdict(list)
     paths = {id(call): file.path(call.leaf) for call in calls}
@@ -39,7 +39,7 @@ def shared_runs(file: TokenFile, trajectory: str) -> dict[tuple[str, int], tuple
 def _runs(
     file: TokenFile, call: TrainedCall, path: Sequence[int], passing: dict[int, list[TrainedCall]]
 ) -> list[SharedRun]:
-    found: list[SharedRun] = []
+    shared: list[SharedRun] = []
     lengths = file.segment_length[list(path)]
     ends = np.cumsum(lengths)
     first, last = call.prompt, call.prompt + call.tokens
@@ -55,11 +55,11 @@ def _runs(
         for start, stop in pairwise(edges):
             targets = [other for other in others if other.prompt <= start < other.prompt + other.tokens]
             if len(targets) > 1:
-                found.append(SharedRun(start - first, stop - first, _listed(targets)))
-    return found
+                shared.append(SharedRun(start - first, stop - first, _listed(targets)))
+    return shared
 
 
 def _listed(targets: Sequence[TrainedCall]) -> str:
-    """Each advantage, and how many targets have it."""
+    """The advantages, each with the number of targets that have it."""
     counts = Counter(signed(target.advantage) for target in targets)
     return ", ".join(f"{advantage} {TIMES}{count}" for advantage, count in counts.items())

@@ -1,4 +1,4 @@
-"""The pages as routes of an application: add new pages to ROUTERS."""
+"""Adds the pages to an application. A new page must be added to ROUTERS."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ ROUTERS = (
 
 
 class StaticFilesOfPages(StaticFiles):
-    """Scripts, styles and the icon; browsers ask each time whether they changed."""
+    """Scripts, styles and the icon. Browsers revalidate them each time."""
 
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
     ) -> Response:
+        """Add the headers of every page to a file's response."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(SAFE | {"cache-control": "no-cache"})
         return response
 
 
 def add_pages(app: FastAPI, source: DashboardSource) -> None:
-    """Serve the dashboard from this application."""
+    """Add the dashboard's routes to an application."""
     app.state.dashboard = source
     for router in ROUTERS:
         app.include_router(router)

@@ -1,4 +1,4 @@
-"""What pages read: the records of runs and steps, and the checkpoints beside them, with or without a running engine."""
+"""Reads what pages show from the records and the model folders, with or without a running engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class EngineState:
-    """What a running server says of itself. `training`: the id of the train request that is being applied."""
+    """The state of a running server. `training` is the id of the train request that is being applied."""
 
     version: str
     base_model: str
@@ -38,7 +38,7 @@ class EngineState:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """A run with the first and last of its rollouts, and the train requests that learned from them, oldest first."""
+    """A run with its first and last rollout, its train requests and its evaluations, the latter two oldest first."""
 
     row: RunRow
     first: RolloutRow
@@ -48,19 +48,21 @@ class RunOverview:
 
     @property
     def run(self) -> str | None:
+        """The name of the run."""
         return self.row.run
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Every model that was trained on it or finished for it."""
+        """The models of its train requests and of its first and last rollout."""
         names = {update.model for update in self.updates} | {self.first.model, self.last.model}
         return tuple(sorted(names))
 
 
 class DashboardSource:
-    """`engine` is None where no engine runs, as in `understudy ui`. Raises StoreError where records cannot be read."""
+    """Reads records and model folders. Its methods raise StoreError if the records cannot be read."""
 
     def __init__(self, records: Readable, folder: Path, engine: Callable[[], EngineState] | None = None) -> None:
+        """`folder` is the server's directory. `engine` is None if no engine runs, as in `understudy ui`."""
         self.folder = folder
         self._records = records
         self._engine = engine
@@ -70,20 +72,19 @@ class DashboardSource:
 
     @property
     def engine(self) -> EngineState | None:
+        """The state of the running engine; None if none runs."""
         return self._engine() if self._engine is not None else None
 
     async def read(self, read: Callable[[Connection], R]) -> R:
-        """What `read` makes of a connection to the records."""
+        """Call `read` with a connection to the records, and return its result."""
         return await self._records.read(read)
 
-    # ---- runs and steps
-
     async def runs(self) -> list[RunRow]:
-        """Every run, the one that was active last first."""
+        """All runs, most recently active first."""
         return await self.read(overview.run_rows)
 
     async def overviews(self, rows: list[RunRow]) -> list[RunOverview]:
-        """These runs, with what was trained on them."""
+        """These runs with their train requests and evaluations."""
 
         def read(connection: Connection) -> list[RunOverview]:
             self._updates.refresh(connection)
@@ -103,20 +104,20 @@ class DashboardSource:
         return await self.read(read)
 
     async def run(self, run: str | None) -> RunOverview | None:
-        """One run; None where no rollout names it."""
+        """One run; None if it has no rollouts."""
         row = await self.read(lambda connection: overview.run_row(connection, run))
         return (await self.overviews([row]))[0] if row is not None else None
 
     async def steps(self, run: str | None) -> list[StepRollouts]:
-        """The steps and splits of a run, the newest step first."""
+        """The steps and splits of a run, newest step first."""
         return await self.read(lambda connection: overview.step_rows(connection, run))
 
     async def updates_of_step(self, run: str | None, step: int | None) -> tuple[TrainUpdate, ...]:
-        """The train requests that learned from rollouts of this policy step, oldest first."""
+        """The train requests whose rollouts this policy step sampled, oldest first."""
         return tuple(update for update in await self._of_run(run) if update.step == step)
 
     async def update_of(self, run: str | None, trajectory_id: str) -> TrainUpdate | None:
-        """The last train request that names a trajectory of the run."""
+        """The last train request with this trajectory of the run; None if there is none."""
         named = [update for update in await self._of_run(run) if trajectory_id in update.positions]
         return named[-1] if named else None
 
@@ -127,18 +128,16 @@ class DashboardSource:
 
         return await self.read(read)
 
-    # ---- rollouts
-
     async def rollouts(self, run: str | None, step: int | None) -> list[RolloutRow]:
-        """The rollouts of a step in order of finishing, all splits."""
+        """The rollouts of a step, of all splits, in order of finishing."""
         return await self.read(lambda connection: overview.rollouts_of_step(connection, run, step))
 
     async def group(self, run: str | None, group: str) -> list[RolloutRow]:
-        """The rollouts of a group, by their index in it."""
+        """The rollouts of a group, sorted by their index in the group."""
         return await self.read(lambda connection: overview.rollouts_of_group(connection, run, group))
 
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls | None:
-        """A trajectory with its calls and their tokens, finished or not; None where nothing is known of it."""
+        """A trajectory, finished or not, with its calls and their tokens; None if it is unknown."""
 
         def read(connection: Connection) -> TrajectoryWithCalls | None:
             record = finished(connection, [trajectory_id]).get(trajectory_id)
@@ -147,20 +146,18 @@ class DashboardSource:
 
         return await self.read(read)
 
-    # ---- folders
-
     def models(self) -> list[ModelFacts]:
-        """Every model of the directory."""
+        """All models of the directory."""
         return [facts for _, facts in scan_models(self.folder)]
 
     def model_folder(self, model: str) -> tuple[Path, ModelFacts] | None:
-        """A model's folder and facts, read from the disk."""
+        """A model's folder and facts; None if there is no such model."""
         return next(((folder, facts) for folder, facts in scan_models(self.folder) if facts.name == model), None)
 
     def checkpoint_folder(self, model: str, step: int) -> Path | None:
-        """Where checkpoint `step` of a model lies; None where it was deleted or never made."""
-        found = self.model_folder(model)
-        path = checkpoint_files.path_of(found[0] / "checkpoints", step) if found is not None else None
+        """The folder of a model's checkpoint; None if it does not exist."""
+        model_folder = self.model_folder(model)
+        path = checkpoint_files.path_of(model_folder[0] / "checkpoints", step) if model_folder is not None else None
         return path if path is not None and path.is_dir() else None
 
 

@@ -1,4 +1,4 @@
-"""The groups of a step: their rewards, and what could be learned from each."""
+"""Summarises the groups of a step: their rewards, and whether the learner can train on them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from ..records.overview import RolloutRow
 
 MIN_GROUP_SIZE = 2
-_EDGES = (0.1, 0.75, 1.5)
+"""Fewest scored rollouts in a group that is trained, unless the train request has another minimum."""
+_EDGES = (0.1, 0.75, 1.5)  # of the tints, in standard deviations
 
 
 @dataclass(frozen=True)
 class RewardChip:
-    """A rollout in its group. `tint`: `p1` to `p3` above the group's mean, `n1` to `n3` below, "" at it; `z` in standard
-    deviations of the group."""
+    """A rollout in its group. `z` is its reward minus the group's mean, in standard deviations; `tint`: see `tint`."""
 
     rollout: RolloutRow
     tint: str
@@ -24,8 +24,7 @@ class RewardChip:
 
 @dataclass(frozen=True)
 class GroupLine:
-    """`spread` is the population's standard deviation of the scored rewards; `why` says what kept the group from being
-    learned from, "" where nothing did."""
+    """A group. `spread` is the population standard deviation of its rewards. `why` says why it cannot be trained, or ""."""
 
     group: str | None
     scenario: str | None
@@ -38,11 +37,12 @@ class GroupLine:
 
     @property
     def learned(self) -> bool:
+        """Whether the learner can train on the group."""
         return not self.why
 
 
 def group_lines(rollouts: Iterable[RolloutRow], min_group_size: int = MIN_GROUP_SIZE) -> list[GroupLine]:
-    """The groups, those with the widest spread of rewards first, then those with failures."""
+    """The groups of these rollouts, sorted by the spread of their rewards, then by failures, both descending."""
     groups: dict[str | None, list[RolloutRow]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.group, []).append(rollout)
@@ -51,7 +51,11 @@ def group_lines(rollouts: Iterable[RolloutRow], min_group_size: int = MIN_GROUP_
 
 
 def tint(z: float | None) -> str:
-    """The bin of a deviation."""
+    """The CSS class of a deviation: `p1` to `p3` above the mean, `n1` to `n3` below, "" near it.
+
+    >>> [tint(z) for z in (-2.0, 0.0, 0.5, 1.0)]
+    ['n3', '', 'p1', 'p2']
+    """
     if z is None or abs(z) < _EDGES[0]:
         return ""
     return ("p" if z > 0 else "n") + str(1 + (abs(z) >= _EDGES[1]) + (abs(z) >= _EDGES[2]))

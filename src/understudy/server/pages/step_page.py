@@ -1,4 +1,4 @@
-"""`GET /runs/{run}/steps/{step}`: the groups of a step, sorted by what was learned, and its timeline."""
+"""`GET /runs/{run}/steps/{step}`: the groups of a step, those with the widest spread of rewards first, and its timeline."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from .updates import TrainUpdate
 router = APIRouter()
 
 GROUPS_SHOWN = 100
+"""Groups on one page."""
 
 
 @router.get("/runs/{run}/steps/{step}")
@@ -33,32 +34,36 @@ async def step_page(
     step: str,
     source: SourceDep,
     split: Annotated[str | None, Query(max_length=500)] = None,
-    at: Annotated[int, Query(ge=1, le=100_000)] = 1,
+    page_number: Annotated[int, Query(alias="at", ge=1, le=100_000)] = 1,
 ) -> HTMLResponse:
-    """`split`: which rollouts; those that were trained where there are any. `at`: which page of groups."""
-    found = await known_run(source, run)
-    number_, every = await _rollouts(found, step, source)
-    splits = list(dict.fromkeys(rollout.split or "" for rollout in every))
+    """The page of a step. `split` selects rollouts, by default "train" if there are any; `at` a page of the groups."""
+    run_overview = await known_run(source, run)
+    step_number, all_rollouts = await _rollouts(run_overview, step, source)
+    splits = list(dict.fromkeys(rollout.split or "" for rollout in all_rollouts))
     chosen = split if split in splits else "train" if "train" in splits else splits[0]
-    rollouts = [rollout for rollout in every if (rollout.split or "") == chosen]
+    rollouts = [rollout for rollout in all_rollouts if (rollout.split or "") == chosen]
     ids = {rollout.id for rollout in rollouts}
-    updates = [update for update in found.updates if not ids.isdisjoint(update.positions)]
+    updates = [update for update in run_overview.updates if not ids.isdisjoint(update.positions)]
     smallest = int(updates[-1].config.get("min_group_size", MIN_GROUP_SIZE)) if updates else MIN_GROUP_SIZE
     lines = group_lines(rollouts, smallest)
 
     def read(connection: Connection) -> tuple[list[CallTimes], tuple[int | None, int | None]]:
         calls = overview.call_times(connection, [rollout.id for rollout in rollouts])
-        around = overview.steps_around(connection, found.run, number_) if number_ is not None else (None, None)
+        around = (
+            overview.steps_around(connection, run_overview.run, step_number)
+            if step_number is not None
+            else (None, None)
+        )
         return calls, around
 
     calls, (before, after) = await source.read(read)
     shown = timeline(rollouts, calls, updates, [trajectory_url(rollout.id) for rollout in rollouts])
     context = {
-        "run": found.run,
-        "step": number_,
+        "run": run_overview.run,
+        "step": step_number,
         "splits": splits,
         "split": chosen,
-        "lines": lines[(at - 1) * GROUPS_SHOWN : at * GROUPS_SHOWN],
+        "lines": lines[(page_number - 1) * GROUPS_SHOWN : page_number * GROUPS_SHOWN],
         "groups": len(lines),
         "learned": sum(line.learned for line in lines),
         "facts": facts_of_step(rollouts, lines, updates, shown, sum(call.tokens for call in calls)),
@@ -66,30 +71,32 @@ async def step_page(
         "timeline": shown,
         "before": before,
         "after": after,
-        "at": at,
+        "page_number": page_number,
         "pages": max(1, -(-len(lines) // GROUPS_SHOWN)),
     }
-    title = step_name(number_)
-    crumbs = (Crumb("Runs", "/"), Crumb(run_name(found.run), run_url(found.run)), Crumb(title))
+    title = step_name(step_number)
+    crumbs = (Crumb("Runs", "/"), Crumb(run_name(run_overview.run), run_url(run_overview.run)), Crumb(title))
     return page(request, "step.html", title, crumbs, context)
 
 
 def step_name(step: int | None) -> str:
-    """What a step is called on pages."""
+    """The title of a step."""
     return "Rollouts without a step" if step is None else f"Step {step}"
 
 
-async def _rollouts(found: RunOverview, part: str, source: SourceDep) -> tuple[int | None, list[RolloutRow]]:
-    """The step of a segment of an address, and its rollouts. Raises UnknownPage."""
+async def _rollouts(run_overview: RunOverview, part: str, source: SourceDep) -> tuple[int | None, list[RolloutRow]]:
+    """The step that a path segment names, and its rollouts. Raises UnknownPage if there are none."""
     try:
         step = number_of(part)
     except ValueError:
-        raise UnknownPage("Unknown step", f"{part!r} is no step: a step is a number.") from None
-    rollouts = await source.rollouts(found.run, step) if step is None or 0 <= step < 2**31 else []
+        raise UnknownPage("Unknown step", f"{part!r} is not a step: a step is a number.") from None
+    rollouts = await source.rollouts(run_overview.run, step) if step is None or 0 <= step < 2**31 else []
     if not rollouts:
-        known = sorted({row.step for row in await source.steps(found.run) if row.step is not None})
+        known = sorted({row.step for row in await source.steps(run_overview.run) if row.step is not None})
         span = f" It has steps {known[0]} to {known[-1]}." if known else ""
-        raise UnknownPage("Unknown step", f"The run {run_name(found.run)!r} has no rollouts of step {part}.{span}")
+        raise UnknownPage(
+            "Unknown step", f"The run {run_name(run_overview.run)!r} has no rollouts of step {part}.{span}"
+        )
     return step, rollouts
 
 
@@ -100,8 +107,7 @@ def facts_of_step(
     shown: Timeline | None,
     tokens: int,
 ) -> list[Fact]:
-    """Rollouts, reward, groups, what the update did, and where the time went. The reward is the learner's own where it
-    trained on all of these rollouts."""
+    """Rollouts, reward, trained groups, sampled tokens, times of the phases, and the result of the update."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None and not rollout.failed]
     mean = sum(rewards) / len(rewards) if rewards else None
     spread = (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5 if mean is not None else None
@@ -123,9 +129,9 @@ def facts_of_step(
             facts.append(Fact("Tools", percent(tools), "of the rollouts' time"))
     if updates:
         last = updates[-1]
-        made = number(last.result_step) if last.applied else DASH
-        told = "made from it" if last.applied else "nothing learned" if last.state == "done" else last.state
-        facts.append(Fact("Next step", made, told))
+        next_step = number(last.result_step) if last.applied else DASH
+        note = "made from it" if last.applied else "nothing learned" if last.state == "done" else last.state
+        facts.append(Fact("Next step", next_step, note))
         facts.append(Fact("Training took", seconds(last.metrics.get("seconds/total")), _tokens(last)))
     return facts
 

@@ -1,4 +1,4 @@
-"""The timeline of a step: rollouts, training and swap as bars on one axis of seconds. Pure: times in, boxes out."""
+"""Lays out the timeline of a step: rollouts, training and swap as bars on one axis of seconds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from .updates import TrainUpdate
 
 Kind = Literal["waiting", "sampling", "tool", "own", "training", "swap"]
 PHASES = ("plan", "old_logprobs", "base_logprobs", "update", "save")
+"""The phases of training, in order. Their times are the metrics `seconds/<phase>`."""
 WIDTH = 1000.0
-"""Of the drawing, in its own units."""
-_MOST_ROWS = 400
+"""Width of the drawing, in SVG units."""
+_MOST_ROWS = 400  # rollouts that are drawn
 
 
 class Span(NamedTuple):
-    """A stretch of time in seconds since the step began."""
+    """An interval, in seconds since the step began."""
 
     kind: Kind
     start: float
@@ -29,27 +30,30 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """Its length."""
         return max(0.0, self.end - self.start)
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A rollout, or what the server did afterwards."""
+    """The intervals of a rollout, of training, or of a swap. `url` is the page of a rollout."""
 
     name: str
     url: str | None
     spans: tuple[Span, ...]
 
     def seconds(self, kind: Kind) -> float:
+        """The total length of its intervals of one kind."""
         return sum(span.seconds for span in self.spans if span.kind == kind)
 
     @property
     def end(self) -> float:
+        """Its end, in seconds since the step began."""
         return max((span.end for span in self.spans), default=0.0)
 
 
 class Box(NamedTuple):
-    """A bar of the drawing."""
+    """A bar of the drawing, in SVG units."""
 
     kind: Kind
     x: float
@@ -62,18 +66,20 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Tick:
+    """A mark on the axis of seconds."""
+
     x: float
     text: str
 
     @property
     def anchor(self) -> Literal["start", "end"]:
-        """The last ones stand left of their line, inside the drawing."""
+        """The text's anchor. Near the right edge the text ends at the mark, to stay inside the drawing."""
         return "start" if self.x < WIDTH - 40 else "end"
 
 
 @dataclass(frozen=True)
 class LaneLabel:
-    """The name of a lane, before its first bar or, where there is no room, after its last."""
+    """The name of a lane, placed before its first bar, or after its last bar if there is no room before."""
 
     x: float
     y: float
@@ -83,7 +89,11 @@ class LaneLabel:
 
 @dataclass(frozen=True)
 class Timeline:
-    """`lanes` are the rollouts in order of start, `after` training and swap; `left_out`: rollouts that are not drawn."""
+    """The timeline of a step, and its drawing.
+
+    `lanes` are the rollouts in order of start, `after` training and swaps. `left_out` is the number of rollouts that are not
+    drawn.
+    """
 
     lanes: tuple[Lane, ...]
     after: tuple[Lane, ...]
@@ -95,19 +105,20 @@ class Timeline:
     left_out: int
 
     def svg(self) -> Markup:
-        """The bars. Put together here: a template would take longer than all the rest of the page."""
+        """The bars as SVG. Not a template, which would take longer than the rest of the page."""
         return Markup("\n".join(_rect(box) for box in self.boxes))
 
     def slowest(self, count: int) -> list[Lane]:
-        """The rollouts that ended last."""
+        """The last rollouts to end, latest first."""
         return sorted(self.lanes, key=lambda lane: -lane.end)[:count]
 
     @property
     def rollouts_end(self) -> float:
+        """The end of the last rollout, in seconds since the step began."""
         return max((lane.end for lane in self.lanes), default=0.0)
 
     def share(self, kind: Kind) -> float | None:
-        """Of the rollouts' time from the first start to each end, how much was spent so."""
+        """The share of one kind in the rollouts' total time, which counts from the step's begin to each rollout's end."""
         total = sum(lane.end for lane in self.lanes)
         return sum(lane.seconds(kind) for lane in self.lanes) / total if total else None
 
@@ -115,7 +126,10 @@ class Timeline:
 def timeline(
     rollouts: Sequence[RolloutRow], calls: Sequence[CallTimes], updates: Sequence[TrainUpdate], urls: Sequence[str]
 ) -> Timeline | None:
-    """The timeline of a step's rollouts (`urls` are their pages) and the updates that learned from them; None without any."""
+    """The timeline of a step's rollouts and of the updates that learned from them; None without rollouts.
+
+    `urls` are the pages of the rollouts, in the same order.
+    """
     if not rollouts:
         return None
     began = min(rollout.started_at for rollout in rollouts)
@@ -132,13 +146,15 @@ def timeline(
 
 
 def rollout_spans(rollout: RolloutRow, calls: Sequence[CallTimes], began: float) -> tuple[Span, ...]:
-    """What a rollout did: it waited to begin, then sampled, ran tools, and between them its own code ran. A call hides what
-    ran beside it, a tool what is no call."""
+    """Split a rollout's time by kind: waiting to start, sampling, tools, and its own code in the rest.
+
+    If a call and a tool overlap, the time counts as sampling. `began` is the step's start in unix seconds.
+    """
     start, end = rollout.started_at - began, max(rollout.ended_at, rollout.started_at) - began
     busy = [Span("sampling", call.started_at - began, call.ended_at - began, f"{call.tokens} tokens") for call in calls]
     busy += [Span("tool", tool.started_at - began, tool.ended_at - began, tool.name) for tool in rollout.tools]
     spans = [Span("waiting", 0.0, start)] if start > 0 else []
-    edges = sorted({start, end, *(min(max(at, start), end) for span in busy for at in (span.start, span.end))})
+    edges = sorted({start, end, *(min(max(edge, start), end) for span in busy for edge in (span.start, span.end))})
     for left, right in pairwise(edges):
         middle = (left + right) / 2
         inside = [span for span in busy if span.start <= middle <= span.end]
@@ -153,30 +169,32 @@ def rollout_spans(rollout: RolloutRow, calls: Sequence[CallTimes], began: float)
 
 
 def _update_lanes(update: TrainUpdate, began: float) -> list[Lane]:
-    """Training by its phases, and the swap after it. They begin when the request was accepted: a queue before it is not
-    known."""
-    at = update.created_at - began
+    """The lanes of training, by phase, and of the swap.
+
+    They start when the request was accepted: its time in the queue is not recorded.
+    """
+    now = update.created_at - began
     spans: list[Span] = []
     for phase in PHASES:
         took = update.metrics.get(f"seconds/{phase}", 0.0)
         if took > 0:
-            spans.append(Span("training", at, at + took, phase.replace("_", " ")))
-            at += took
+            spans.append(Span("training", now, now + took, phase.replace("_", " ")))
+            now += took
     rest = update.metrics.get("seconds/total", 0.0) - sum(span.seconds for span in spans)
     if rest > 0:
-        spans.append(Span("training", at, at + rest, "other"))
-        at += rest
+        spans.append(Span("training", now, now + rest, "other"))
+        now += rest
     lanes = [Lane("Training", None, tuple(spans))] if spans else []
     swap = update.metrics.get("sampler/swap_seconds")
     if swap is not None:
-        lanes.append(Lane("Swap", None, (Span("swap", at, at + swap, "the sampler loads the new step"),)))
+        lanes.append(Lane("Swap", None, (Span("swap", now, now + swap, "the sampler loads the new step"),)))
     return lanes
 
 
 def _drawn(lanes: tuple[Lane, ...], after: tuple[Lane, ...], seconds: float) -> Timeline:
-    """Training and swap stand above the rollouts, where they are seen however many rollouts follow."""
-    drawn = lanes[:_MOST_ROWS]
-    row = 14.0 if len(drawn) <= 48 else 8.0 if len(drawn) <= 128 else 4.0
+    """Draw training and swap above the rollouts, so that many rollouts do not move them out of sight."""
+    shown = lanes[:_MOST_ROWS]
+    row = 14.0 if len(shown) <= 48 else 8.0 if len(shown) <= 128 else 4.0
     boxes: list[Box] = []
     labels: list[LaneLabel] = []
     y = 22.0
@@ -185,14 +203,14 @@ def _drawn(lanes: tuple[Lane, ...], after: tuple[Lane, ...], seconds: float) -> 
         labels.append(_label(lane, y + 12.5, seconds))
         y += 20
     y += 6 if after else 0
-    for lane in drawn:
+    for lane in shown:
         boxes += _boxes(lane, y, row - max(1.0, row / 7), seconds)
         y += row
-    return Timeline(lanes, after, seconds, tuple(boxes), _ticks(seconds), tuple(labels), y + 4, len(lanes) - len(drawn))
+    return Timeline(lanes, after, seconds, tuple(boxes), _ticks(seconds), tuple(labels), y + 4, len(lanes) - len(shown))
 
 
 def _rect(box: Box) -> str:
-    """A bar as escaped markup; `Markup.format` would take most of the page's time."""
+    """A bar as escaped SVG. Not with `Markup.format`, which is too slow for thousands of bars."""
     thin = box.kind == "waiting"
     y, height = (box.y + box.height / 2 - 0.5, 1.0) if thin else (box.y, box.height)
     fill = ' fill="url(#hatch)"' if box.kind == "tool" else ""
@@ -219,14 +237,14 @@ def _boxes(lane: Lane, y: float, height: float, seconds: float) -> list[Box]:
             y,
             round(max(0.6, span.seconds * scale), 1),
             height,
-            f"{lane.name}: {_WORDS[span.kind]}{f' ({span.text})' if span.text else ''}, {span.seconds:.2f} s",
+            f"{lane.name}: {_KIND_NAMES[span.kind]}{f' ({span.text})' if span.text else ''}, {span.seconds:.2f} s",
             lane.url,
         )
         for span in lane.spans
     ]
 
 
-_WORDS: dict[Kind, str] = {
+_KIND_NAMES: dict[Kind, str] = {
     "waiting": "waiting to begin",
     "sampling": "sampling",
     "tool": "tool",
@@ -247,7 +265,7 @@ def _ticks(seconds: float) -> tuple[Tick, ...]:
         seconds,
     )
     return tuple(
-        Tick(round(at * step / seconds * WIDTH, 1), f"{at * step:g} s") for at in range(int(seconds / step) + 1)
+        Tick(round(tick * step / seconds * WIDTH, 1), f"{tick * step:g} s") for tick in range(int(seconds / step) + 1)
     )
 
 

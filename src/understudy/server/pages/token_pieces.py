@@ -1,5 +1,7 @@
-"""The text of single tokens, by the base's tokenizer.json and without torch. Bytes that are no whole character are shown as
-bytes: a token is what the model sampled, not what its neighbours make of it."""
+"""Converts single tokens to text with the base's tokenizer.json, without torch.
+
+Bytes of an incomplete character are shown as bytes, because a token is shown as it was sampled, apart from its neighbours.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tokenizers import Tokenizer
 from ... import tiny
 from ...types import Json
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's space
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -26,32 +28,31 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True)
 class TokenPiece:
-    """One token. `special`: markup of the tokenizer, such as the end of a turn. `part_of`: the character whose bytes this
-    and neighbouring tokens hold, "" where the token is text by itself."""
+    """The text of one token."""
 
     text: str
-    special: bool = False
-    part_of: str = ""
+    special: bool = False  # markup of the tokenizer, such as the end of a turn
+    part_of: str = ""  # the character that this token and its neighbours form; "" if the token is complete
 
 
 class TokenPieces:
-    """Pieces of one tokenizer."""
+    """Converts the tokens of one tokenizer."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads tokenizer.json of a model folder. Raises OSError, ValueError where there is none that can be read."""
+        """Read the tokenizer.json of a model folder. Raises OSError or ValueError if it is missing or invalid."""
         text = (folder / "tokenizer.json").read_text("utf-8")
-        described = cast(dict[str, Json], json.loads(text))
+        contents = cast(dict[str, Json], json.loads(text))
         try:
             self._tokenizer = Tokenizer.from_str(text)
-        except Exception as error:  # the library raises bare exceptions
+        except Exception as error:  # the library raises plain Exception
             raise ValueError(f"{folder / 'tokenizer.json'}: {error}") from error
-        self._byte_level = "ByteLevel" in json.dumps([described.get("decoder"), described.get("pre_tokenizer")])
-        added = cast(list[dict[str, Json]], described.get("added_tokens") or [])
+        self._byte_level = "ByteLevel" in json.dumps([contents.get("decoder"), contents.get("pre_tokenizer")])
+        added = cast(list[dict[str, Json]], contents.get("added_tokens") or [])
         self._added = {int(token["id"]): str(token["content"]) for token in added}
         self._known: dict[int, bytes | None] = {}
 
     def pieces(self, ids: Sequence[int]) -> list[TokenPiece]:
-        """A piece for each id, in order."""
+        """The pieces of these tokens, one per id."""
         raw = [self._bytes(token) for token in ids]
         whole = _characters(
             [b"" if token in self._added or piece is None else piece for token, piece in zip(ids, raw, strict=True)]
@@ -68,7 +69,7 @@ class TokenPieces:
         ]
 
     def text(self, ids: Sequence[int]) -> str:
-        """The ids as one text, markup included; bytes that are no character are shown as bytes."""
+        """The text of these tokens, with markup. Bytes that are not UTF-8 are shown as bytes."""
         parts: list[bytes] = []
         for token in ids:
             known = self._added.get(token)
@@ -76,7 +77,7 @@ class TokenPieces:
         return shown_bytes(b"".join(parts))
 
     def _bytes(self, token: int) -> bytes | None:
-        """The bytes of a token; None for an id that the tokenizer does not have."""
+        """The bytes of a token; None for an unknown id."""
         if token not in self._known:
             text = self._tokenizer.id_to_token(token)
             self._known[token] = None if text is None else self._encoded(text)
@@ -88,13 +89,17 @@ class TokenPieces:
             if all(character in alphabet for character in text):
                 return bytes(alphabet[character] for character in text)
             return text.encode()
-        if found := _BYTE.fullmatch(text):
-            return bytes([int(found[1], 16)])
+        if byte := _BYTE.fullmatch(text):
+            return bytes([int(byte[1], 16)])
         return text.replace(_SPACE, " ").encode()
 
 
 def shown_bytes(raw: bytes) -> str:
-    """UTF-8 as text; bytes that are none as `⟨E2 82⟩`."""
+    """Decode UTF-8, and show other bytes in hexadecimal.
+
+    >>> shown_bytes(b"1 " + "€".encode()[:2])
+    '1 ⟨E2 82⟩'
+    """
     parts: list[str] = []
     while raw:
         try:
@@ -111,8 +116,8 @@ def shown_bytes(raw: bytes) -> str:
 
 
 def _characters(raw: Sequence[bytes]) -> list[str]:
-    """For each piece of bytes, the character that it shares with its neighbours; "" where it holds whole ones."""
-    found = [""] * len(raw)
+    """For each piece, the character that it and its neighbours form; "" for a piece of complete characters."""
+    characters = [""] * len(raw)
     start, pending = 0, b""
     for i, piece in enumerate(raw):
         if not pending:
@@ -128,9 +133,9 @@ def _characters(raw: Sequence[bytes]) -> list[str]:
         if i > start:
             shared = next((c for c in text if len(c.encode()) > 1), "")
             for k in range(start, i + 1):
-                found[k] = shared if not _is_text(raw[k]) else ""
+                characters[k] = shared if not _is_text(raw[k]) else ""
         pending = b""
-    return found
+    return characters
 
 
 def _is_text(raw: bytes) -> bool:
@@ -143,7 +148,7 @@ def _is_text(raw: bytes) -> bool:
 
 @lru_cache(maxsize=1)
 def _alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: character -> byte."""
+    """The printable characters that stand for bytes in GPT-2's vocabulary: character -> byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -152,30 +157,30 @@ def _alphabet() -> dict[str, int]:
 
 @lru_cache(maxsize=4)
 def _loaded(folder: Path, changed: int) -> TokenPieces | None:
-    del changed  # part of the cache's key
+    del changed  # only a key of the cache
     try:
         return TokenPieces(folder)
     except (OSError, ValueError) as error:
-        log.warning("Tokens are shown as ids: %s", error)
+        logger.warning("Showing tokens as ids, because the tokenizer cannot be read: %s", error)
         return None
 
 
 def folder_of_base(name: str) -> Path | None:
-    """Where a base model's tokenizer lies on this machine; nothing is downloaded. None where it is not here."""
-    if name == "tiny":
-        return tiny.path()
+    """The local folder of a base model's tokenizer; None if this machine has none. Downloads nothing."""
+    if name in tiny.FOLDERS:
+        return tiny.path(name)
     folder = Path(name).expanduser()
     if (folder / "tokenizer.json").is_file():
         return folder
     try:
         cached = try_to_load_from_cache(name, "tokenizer.json")
-    except ValueError:  # no name of a repository
+    except ValueError:  # not a valid repository name
         return None
     return Path(cached).parent if isinstance(cached, str) else None
 
 
 def pieces_of(folder: Path | None) -> TokenPieces | None:
-    """The pieces of a base model's folder; None where it has no tokenizer.json that can be read."""
+    """The converter for a base model's folder; None without a readable tokenizer.json."""
     path = folder / "tokenizer.json" if folder is not None else None
     if folder is None or path is None or not path.is_file():
         return None

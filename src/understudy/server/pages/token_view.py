@@ -1,6 +1,6 @@
-"""The sampled tokens of a rollout as the page shows them: their text, their colours, and the numbers behind them.
+"""Collects text, colours and numbers of a rollout's sampled tokens.
 
-A sampled token that was trained takes its numbers from the token file; any other has what the sampler recorded.
+The numbers of a trained token come from the token file. Other tokens have only what the sampler recorded.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ Colour = Literal["advantage", "ratio", "logprob", "entropy", "none"]
 COLOURS: tuple[Colour, ...] = get_args(Colour)
 Floats = NDArray[np.float64]
 
-ADVANTAGE_EDGES = (0.1, 0.75, 1.5)
+# Lower edges of the three tints of each colour.
+ADVANTAGE_EDGES = (0.1, 0.75, 1.5)  # of |advantage|
 RATIO_EDGES = (0.03, 0.1, 0.2)  # of |ln ratio|
 LOGPROB_EDGES = (-math.log(0.9), -math.log(0.5), -math.log(0.1))  # of -logprob
-ENTROPY_EDGES = (0.2, 0.7, 1.5)
+ENTROPY_EDGES = (0.2, 0.7, 1.5)  # in nats
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One token: its text, and the class of its tint and cue."""
+    """The text and CSS classes of a token."""
 
     text: str
     css: str
@@ -40,34 +41,35 @@ class Cell:
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """The tokens of one choice of a call. `trained`: its line in the token file; `why` says why it has none."""
+    """The sampled tokens of one choice of a call."""
 
     call_id: str
     index: int
     cells: tuple[Cell, ...]
-    columns: dict[str, Json]
-    trained: TrainedCall | None
-    why: str
+    columns: dict[str, Json]  # the numbers of each token, by name
+    trained: TrainedCall | None  # its entry in the token file
+    why: str  # why it has no entry; "" if it has one
     tokens: int
 
 
 @dataclass(frozen=True)
 class TokenView:
-    """All sampled tokens of a rollout. `advantages`: those of its trained calls, each once; `files`: whether any token
-    file tells of it."""
+    """All sampled tokens of a rollout."""
 
-    answers: dict[tuple[str, int], SampledTokens]
+    answers: dict[tuple[str, int], SampledTokens]  # by call id and choice
     colour: Colour
-    advantages: tuple[float, ...]
-    files: bool
-    moved: bool
+    advantages: tuple[float, ...]  # the distinct advantages of its trained calls
+    files: bool  # whether a token file contains the rollout
+    moved: bool  # whether the ratios between the step's updates are known
 
     @property
     def trained_tokens(self) -> int:
+        """Number of tokens in trained choices."""
         return sum(answer.tokens for answer in self.answers.values() if answer.trained is not None)
 
     @property
     def sampled_tokens(self) -> int:
+        """Number of tokens in all choices."""
         return sum(answer.tokens for answer in self.answers.values())
 
 
@@ -76,32 +78,34 @@ def token_view(
     record: TrajectoryRecord | None,
     files: Mapping[str, TokenFile],
     pieces: Mapping[str, TokenPieces | None],
-    wanted: str | None,
+    requested: str | None,
 ) -> TokenView:
-    """`files` and `pieces`: by model. `wanted` is a colour, or None for the one that shows something."""
-    lines = {
+    """Build the view. `files` and `pieces` are by model. `requested` is a colour, or None for a default."""
+    trained = {
         (call.call_id, call.index): (file, call)
         for file in files.values()
         for call in (file.head.calls_of(record.id) if record is not None else ())
     }
-    advantages = tuple(dict.fromkeys(line.advantage for _, line in lines.values()))
-    colour = wanted if wanted in COLOURS else _telling(lines, advantages)
+    advantages = tuple(dict.fromkeys(line.advantage for _, line in trained.values()))
+    colour = requested if requested in COLOURS else _default_colour(trained, advantages)
     shared = {model: shared_runs(file, record.id) for model, file in files.items()} if record is not None else {}
     answers: dict[tuple[str, int], SampledTokens] = {}
     for call in calls:
         for output in call.outputs:
             key = (call.id, output.index)
             runs = shared.get(call.model, {}).get(key, ())
-            answers[key] = _answer(call, output, record, lines.get(key), pieces.get(call.model), colour, runs)
+            answers[key] = _answer(call, output, record, trained.get(key), pieces.get(call.model), colour, runs)
     moved = any(file.last_logprobs is not None for file in files.values())
-    return TokenView(answers, colour, advantages, bool(lines), moved)
+    return TokenView(answers, colour, advantages, bool(trained), moved)
 
 
-def _telling(lines: Mapping[tuple[str, int], tuple[TokenFile, TrainedCall]], advantages: Sequence[float]) -> Colour:
-    """One advantage for all tokens is one flat tint: then the ratio is opened, or the logprob where no ratio has a tint."""
+def _default_colour(
+    trained: Mapping[tuple[str, int], tuple[TokenFile, TrainedCall]], advantages: Sequence[float]
+) -> Colour:
+    """The advantage if it differs between calls, else the ratio if it tints any token, else the logprob."""
     if len(advantages) > 1:
         return "advantage"
-    tinted = any(set(_tints(_learned(file, call), "ratio")) - {"", "ctx"} for file, call in lines.values())
+    tinted = any(set(_tints(_learned(file, call), "ratio")) - {"", "ctx"} for file, call in trained.values())
     return "ratio" if tinted else "logprob"
 
 
@@ -172,14 +176,15 @@ def _tints(columns: Mapping[str, Json], colour: Colour) -> list[str]:
     if colour == "entropy":
         return _rising(columns["entropy"], ENTROPY_EDGES)
     if colour == "ratio":
-        moved = columns["moved"]  # what the clip bounds; with one update all 1, and the sampler's ratio says more
+        # `moved` is the ratio that is clipped. With one update it is 1 and not stored: show the ratio to the sampler.
+        moved = columns["moved"]
         return _diverging(np.log(columns["ratio"] if moved is None else moved), RATIO_EDGES)
     advantages = np.where(np.array(columns["kept"]), float(columns["advantage"]), np.nan)
     return _diverging(advantages, ADVANTAGE_EDGES)
 
 
 def _diverging(values: Floats, edges: tuple[float, float, float]) -> list[str]:
-    """`p1` to `p3` above, `n1` to `n3` below, "" near zero; `ctx` where there is no number."""
+    """CSS classes: `p1` to `p3` above zero, `n1` to `n3` below, "" near it, `ctx` for NaN."""
     return [
         "ctx"
         if math.isnan(value)
@@ -191,7 +196,7 @@ def _diverging(values: Floats, edges: tuple[float, float, float]) -> list[str]:
 
 
 def _rising(values: Floats, edges: tuple[float, float, float]) -> list[str]:
-    """`s1` to `s3` by size; `ctx` where there is no number."""
+    """CSS classes: `s1` to `s3` by size, "" below the first edge, `ctx` for NaN."""
     return [
         "ctx" if math.isnan(value) else "" if value < edges[0] else f"s{_bin(value, edges)}"
         for value in values.tolist()
@@ -199,7 +204,11 @@ def _rising(values: Floats, edges: tuple[float, float, float]) -> list[str]:
 
 
 def diverging(value: float | None) -> str:
-    """The class of an advantage."""
+    """The CSS class of an advantage.
+
+    >>> diverging(0.8), diverging(-0.2), diverging(None)
+    ('p2', 'n1', '')
+    """
     return "" if value is None else _diverging(np.array([value]), ADVANTAGE_EDGES)[0]
 
 
@@ -216,7 +225,7 @@ def _marks(piece: TokenPiece) -> str:
 
 
 def _plain(column: Json) -> Json:
-    """As JSON, null for what is no number. Float32 values keep every digit."""
+    """A column as JSON. NaN becomes null; nine digits preserve float32 values exactly."""
     if not isinstance(column, np.ndarray):
         return column
     values = cast(NDArray[np.float64], column)
@@ -224,9 +233,9 @@ def _plain(column: Json) -> Json:
 
 
 def not_trained(call: Call, output: CallOutput, record: TrajectoryRecord | None) -> str:
-    """Why a choice is no target, as far as its record says; "" where it could be one."""
+    """Why a choice is not trained, according to its record; "" if the record does not exclude it."""
     if call.late:
-        return "late: recorded after the rollout had ended"
+        return "late: the call was recorded after the rollout ended"
     if not call.status.usable or not output.status.usable:
         return f"{call.status if not call.status.usable else output.status}: never trained"
     if record is not None and record.weights.get(call.id, 1.0) == 0:
@@ -237,7 +246,11 @@ def not_trained(call: Call, output: CallOutput, record: TrajectoryRecord | None)
 
 
 def advantage_words(advantages: Sequence[float]) -> str:
-    """The advantages of a rollout's calls, said once."""
+    """The advantage, or the range of advantages, of a rollout's calls; "" without any.
+
+    >>> advantage_words([0.5]), advantage_words([0.5, -0.25])
+    ('+0.50', '−0.25 to +0.50')
+    """
     if not advantages:
         return ""
     if len(advantages) == 1:

@@ -1,4 +1,4 @@
-"""A group's token tree as shapes of an SVG: x is tokens, a bar per branch, a leaf per end."""
+"""Draws the token tree of a group as SVG shapes. The x axis counts tokens; branches are bars, ends of calls are labels."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .group_tree import Branch, BranchPart, GroupTree
 from .numbers import TIMES, fixed, signed
 
 MOST_LEAVES = 200
-"""More than that are a table only."""
+"""A tree with more leaves is not drawn; the table has its numbers."""
 
 
 @dataclass(frozen=True)
 class TreeRollout:
-    """A rollout of the group as its tree names it. `value`: its advantage, or its reward above the group's mean."""
+    """A rollout of the group. `value` is its advantage, or else its reward minus the group's mean."""
 
     label: str
     url: str
@@ -24,7 +24,7 @@ class TreeRollout:
 
 @dataclass(frozen=True)
 class TreeBar:
-    """A rectangle with its title for pointers, and a label where there is room."""
+    """A bar with its tooltip (`title`), and a label if there is room."""
 
     x: float
     y: float
@@ -36,7 +36,7 @@ class TreeBar:
 
 @dataclass(frozen=True)
 class TreeLeaf:
-    """A link at the end of a branch, to the first `rollout` that ends there."""
+    """A link at the end of a branch, to the first rollout that ends there."""
 
     x: float
     y: float
@@ -47,7 +47,7 @@ class TreeLeaf:
 
 @dataclass(frozen=True)
 class Picture:
-    """Shapes in a box of `width` times `height`; `edges` are paths."""
+    """The shapes of a drawing. `edges` are SVG paths, each with whether it belongs to the marked rollout."""
 
     width: int
     height: int
@@ -61,8 +61,8 @@ class _Scale:
     width: int
     row: int
     gap: int
-    label: int  # room for the text of a leaf
-    prompt: int  # a prompt's bar is never longer
+    label: int  # space for the text of a leaf
+    prompt: int  # greatest width of a prompt's bar
 
 
 WIDE = _Scale(width=1180, row=30, gap=18, label=190, prompt=200)
@@ -70,9 +70,9 @@ SLIM = _Scale(width=350, row=30, gap=7, label=84, prompt=26)
 
 
 def picture(
-    tree: GroupTree, rollouts: Mapping[int, TreeRollout], scale: _Scale, here: int | None = None
+    tree: GroupTree, rollouts: Mapping[int, TreeRollout], scale: _Scale, marked_rollout: int | None = None
 ) -> Picture | None:
-    """The tree drawn; `here` is the rollout whose way is marked. None where it has too many leaves."""
+    """Draw a tree; None if it has too many leaves. `marked_rollout` is the number of a rollout to highlight."""
     leaves = tree.leaves
     if len(leaves) > MOST_LEAVES:
         return None
@@ -84,7 +84,7 @@ def picture(
     ends: list[TreeLeaf] = []
     for number, branch in enumerate(tree.branches):
         left = x[branch.parent] + scale.gap if branch.parent >= 0 else 3.0
-        marked = here is not None and here in branch.rollouts
+        marked = marked_rollout is not None and marked_rollout in branch.rollouts
         if branch.parent >= 0:
             edges.append((_edge(x[branch.parent], y[branch.parent], left, y[number], scale.gap), marked))
         for part in branch.parts:
@@ -93,12 +93,12 @@ def picture(
             left += width
         x[number] = left
         if not branch.children:
-            ends.append(_leaf(branch, rollouts, left + 6, y[number], here, slim=scale is SLIM))
+            ends.append(_leaf(branch, rollouts, left + 6, y[number], marked_rollout, slim=scale is SLIM))
     return Picture(scale.width, len(leaves) * scale.row + 12, tuple(bars), tuple(edges), tuple(ends))
 
 
 def _heights(tree: GroupTree, row: int) -> list[float]:
-    """The middle of each branch: leaves one below the other, a parent between its first and last child."""
+    """The y of each branch: leaves in rows, a parent in the middle of its first and last child."""
     y = [0.0] * len(tree.branches)
     for place, leaf in enumerate(tree.leaves):
         y[leaf] = 6 + row * (place + 0.5)
@@ -110,7 +110,7 @@ def _heights(tree: GroupTree, row: int) -> list[float]:
 
 
 def _per_token(tree: GroupTree, scale: _Scale) -> float:
-    """How wide a token is, so that the longest way fits."""
+    """The width of a token, so that the longest path from a root to a leaf fits."""
     room, longest = [0.0] * len(tree.branches), 1e9
     tokens = [0] * len(tree.branches)
     for number, branch in enumerate(tree.branches):
@@ -165,7 +165,7 @@ def _tint(values: Sequence[float | None]) -> str:
 
 
 def _listed(values: Sequence[float | None]) -> str:
-    """Each value, and how many have it: never a mean, which hides what cancels."""
+    """The values, each with its count. A mean would hide values that cancel each other."""
     counts: dict[str, int] = {}
     for value in values:
         if value is not None:
@@ -174,11 +174,11 @@ def _listed(values: Sequence[float | None]) -> str:
 
 
 def _leaf(
-    branch: Branch, rollouts: Mapping[int, TreeRollout], x: float, y: float, here: int | None, *, slim: bool
+    branch: Branch, rollouts: Mapping[int, TreeRollout], x: float, y: float, marked_rollout: int | None, *, slim: bool
 ) -> TreeLeaf:
     numbers = tuple(sorted({call.rollout for call in branch.ending}))
     one = rollouts[numbers[0]]
-    marked = here is not None and here in numbers
+    marked = marked_rollout is not None and marked_rollout in numbers
     names = ", ".join(rollouts[number].label for number in numbers)
     reward = fixed(one.reward) if len({rollouts[number].reward for number in numbers}) == 1 else "…"
     text = f"{names} {reward}" if slim else f"{names}, reward {reward}"

@@ -1,4 +1,4 @@
-"""Train requests and logged evaluations by the run whose rollouts they name; what is final is parsed once."""
+"""Indexes train requests and logged evaluations by the run of their rollouts. Final train requests are parsed once."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from ...wire import LogRequest, TrainStatus
 from ..records import overview
 from ..records.overview import TrainRow
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FINAL = frozenset({"done", "failed", "interrupted"})
-"""States that only change when the request is sent again."""
+"""States that change only if the request is sent again."""
 
 
 @dataclass(frozen=True)
 class TrainUpdate:
-    """A train request. `step` is the policy step of its first rollout, `result_step` the model's step afterwards; `metrics`
-    are the learner's. `positions`: trajectory id -> (group of the request, index in it)."""
+    """A train request with its result."""
 
     id: str
     model: str
     state: str
-    created_at: float
+    created_at: float  # unix seconds
     run: str | None
-    step: int | None
-    result_step: int | None
+    step: int | None  # policy step of its first rollout
+    result_step: int | None  # step of the model afterwards
     applied: bool
-    why: str  # nothing was applied, or the error
+    why: str  # why nothing was applied, or the error
     no_signal: str | None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     warnings: tuple[str, ...] = ()
     positions: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """Trajectory id -> (number of its group in the request, index in the group)."""
     config: dict[str, Json] = field(default_factory=dict[str, Json])
 
 
 @dataclass(frozen=True)
 class LoggedEvaluation:
-    """Metrics that were logged with a model, such as an evaluation's: `{split}/reward`."""
+    """Metrics that were logged for a model, such as `{split}/reward` of an evaluation."""
 
     model: str
     run: str | None
@@ -57,12 +57,12 @@ class LoggedEvaluation:
     rollouts: int
 
     def value(self, name: str) -> float | None:
-        """A metric by its name without the split."""
+        """A metric by its name without the split; None if it was not logged."""
         return self.metrics.get(f"{self.split}/{name}")
 
 
 class UpdateIndex:
-    """Every train request of the records. Used from several threads."""
+    """All train requests of the records, by run. Can be used from several threads."""
 
     def __init__(self) -> None:
         self._known: dict[str, TrainUpdate] = {}
@@ -74,7 +74,7 @@ class UpdateIndex:
         return self._by_run.get(run, ())
 
     def refresh(self, connection: Connection) -> None:
-        """Read the requests that are new or whose state has changed."""
+        """Read new requests, and those that are not final or changed their state."""
         with self._lock:
             states = overview.train_states(connection)
             wanted = [
@@ -93,7 +93,7 @@ class UpdateIndex:
 
 
 class EvaluationIndex:
-    """Every log entry of the records. Used from several threads."""
+    """All log entries of the records, by run. Can be used from several threads."""
 
     def __init__(self) -> None:
         self._newest = 0
@@ -101,11 +101,11 @@ class EvaluationIndex:
         self._lock = threading.Lock()
 
     def of_run(self, run: str | None) -> tuple[LoggedEvaluation, ...]:
-        """The entries whose rollouts belong to a run, oldest first, as of the last `refresh`."""
+        """The entries of a run, oldest first, as of the last `refresh`."""
         return self._by_run.get(run, ())
 
     def refresh(self, connection: Connection) -> None:
-        """Read the entries that are new."""
+        """Read new entries."""
         with self._lock:
             rows = overview.log_rows(connection, self._newest)
             if not rows:
@@ -127,12 +127,12 @@ def _parsed(connection: Connection, rows: Iterable[TrainRow]) -> dict[str, Train
     requests = [(row, orjson.loads(row.request or "{}")) for row in rows]
     firsts = [ids[0] for _, request in requests if (ids := _first_group(request))]
     rollouts = overview.rollouts_by_id(connection, firsts)
-    found: dict[str, TrainUpdate] = {}
+    updates: dict[str, TrainUpdate] = {}
     for row, request in requests:
         rollout = next((rollouts[id] for id in _first_group(request)[:1] if id in rollouts), None)
         status = _status(row)
         result = status.result
-        found[row.id] = TrainUpdate(
+        updates[row.id] = TrainUpdate(
             id=row.id,
             model=row.model,
             state=row.state,
@@ -148,15 +148,15 @@ def _parsed(connection: Connection, rows: Iterable[TrainRow]) -> dict[str, Train
             positions=_positions(request),
             config=request.get("config") or {},
         )
-    return found
+    return updates
 
 
 def _status(row: TrainRow) -> TrainStatus:
     try:
         return TrainStatus.model_validate_json(row.status)
     except ValidationError:
-        log.warning("Train request %s was stored in a shape that is no longer read", row.id)
-        return TrainStatus(id=row.id, model=row.model, state="failed", error="stored in a shape that is no longer read")
+        logger.warning("The stored status of train request %s is invalid; the dashboard shows it as failed", row.id)
+        return TrainStatus(id=row.id, model=row.model, state="failed", error="its stored status is invalid")
 
 
 def _first_group(request: dict[str, Json]) -> list[str]:

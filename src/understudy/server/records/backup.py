@@ -1,4 +1,4 @@
-"""A copy of the records beside them, made before a migration."""
+"""Copies a SQLite database before a migration changes it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from ...errors import StoreError
 from ..errors import StoreFullError
 from .writer import SQLITE_FULL
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def back_up(engine: Engine, where: str, schema: int) -> Path | None:
-    """Copy a SQLite database to `<file>.schema-<N>.bak`, over an older copy of that name; other databases are not copied
-    (None). Raises StoreError, StoreFullError: the records are as they were, and there is no half copy."""
+    """Copy a SQLite database to `<file>.schema-<N>.bak` and return that path.
+
+    An older copy of that name is replaced. For another database, logs a warning and returns None. Raises StoreError if the
+    copy fails, StoreFullError if the disk is full; the records are then unchanged, and no incomplete copy is left.
+    """
     if engine.dialect.name != "sqlite":
-        log.warning("Records at %s are migrated without a copy: %s has backups of its own", where, engine.dialect.name)
+        logger.warning("Migrating records at %s without a copy: use the backups of %s", where, engine.dialect.name)
         return None
     raw = engine.raw_connection()
     try:
@@ -32,14 +35,14 @@ def back_up(engine: Engine, where: str, schema: int) -> Path | None:
         assert isinstance(source, sqlite3.Connection), "the SQLite dialect of the standard library"
         (_, _, name), *_ = source.execute("PRAGMA database_list").fetchall()
         file, copy = Path(name), Path(f"{name}.schema-{schema}.bak")
-        log.info("Copying records (%d MiB) to %s before they are migrated", file.stat().st_size >> 20, copy)
+        logger.info("Copying records (%d MiB) to %s before their migration", file.stat().st_size >> 20, copy)
         _copy(source, file, copy)
     except (sqlite3.Error, OSError) as error:
         full = getattr(error, "sqlite_errorcode", 0) in SQLITE_FULL or getattr(error, "errno", 0) == errno.ENOSPC
-        message = f"could not copy the records at {where} before migrating them ({error}); nothing was changed"
+        message = f"could not copy the records at {where} before migrating them ({error}); the records are unchanged"
         if full:
             raise StoreFullError(
-                f"{message}: free space for a copy beside them, or move them to a larger disk"
+                f"{message}: free space for a copy in the same directory, or move the records to a larger disk"
             ) from error
         raise StoreError(message) from error
     finally:
@@ -48,7 +51,7 @@ def back_up(engine: Engine, where: str, schema: int) -> Path | None:
 
 
 def _copy(source: sqlite3.Connection, file: Path, copy: Path) -> None:
-    """What is committed, that in the write-ahead log included: written beside, synced, then renamed into place."""
+    """Copy all committed rows, including those in the write-ahead log. Write `<copy>.part`, sync it, and rename it."""
     part = Path(f"{copy}.part")
     _remove(part)
     part.touch(0o600)

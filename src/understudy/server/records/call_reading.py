@@ -1,4 +1,4 @@
-"""Reading calls: those of each trajectory with the choices that belong to it, whole or without their tokens."""
+"""Reads the calls of trajectories with the choices that belong to them, with or without token ids."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import sqlalchemy as sa
-from sqlalchemy import Connection, Row, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, func, or_, select
 
 from ...types import Call, Json
 from ...wire import CallTrace, RolloutTrace, TracePage, TrajectoryQuery
@@ -22,35 +21,42 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class CallForm(Generic[C]):
-    """What is read of a call, and what it becomes."""
+    """Which columns of a call and its choices are read, and the function that builds a call from these rows."""
 
-    call_columns: tuple[sa.ColumnElement[Json], ...]
-    output_columns: tuple[sa.ColumnElement[Json], ...]
+    call_columns: tuple[ColumnElement[Json], ...]
+    output_columns: tuple[ColumnElement[Json], ...]
     build: Callable[[Row[Json], Iterable[Row[Json]]], C]
 
 
 WHOLE = CallForm[Call](tuple(calls.c), tuple(outputs.c), call_of)
+"""All columns."""
 WITHOUT_TOKENS = CallForm[CallTrace](
-    (*(each for each in calls.c if each.name != "prompt_ids"), sa.func.length(calls.c.prompt_ids).label("prompt_bytes")),
-    (*(each for each in outputs.c if each.name != "token_ids"), sa.func.length(outputs.c.token_ids).label("token_bytes")),
+    (*(column for column in calls.c if column.name != "prompt_ids"), func.length(calls.c.prompt_ids).label("prompt_bytes")),
+    (*(column for column in outputs.c if column.name != "token_ids"), func.length(outputs.c.token_ids).label("token_bytes")),
     call_trace_of,
 )  # fmt: skip
+"""Numbers of tokens instead of token ids."""
 
 
 def trace_page(connection: Connection, query: TrajectoryQuery) -> TracePage:
-    """The trajectories that fit, with their calls."""
+    """A page of the finished trajectories that match the query, with their calls but without token ids."""
     listed = page(connection, query)
-    found = read_calls(connection, [record.id for record in listed.trajectories], WITHOUT_TOKENS)
-    rollouts = tuple(RolloutTrace(record=record, calls=found[record.id]) for record in listed.trajectories)
+    calls_of = read_calls(connection, [record.id for record in listed.trajectories], WITHOUT_TOKENS)
+    rollouts = tuple(RolloutTrace(record=record, calls=calls_of[record.id]) for record in listed.trajectories)
     return TracePage(rollouts=rollouts, next=listed.next)
 
 
 def read_calls(connection: Connection, ids: Sequence[str], form: CallForm[C]) -> dict[str, tuple[C, ...]]:
-    """The calls of each trajectory in order of start, with those of their choices that belong to it."""
-    found: dict[str, tuple[C, ...]] = {}
+    """The calls of each trajectory in order of start, each with only the choices that belong to the trajectory.
+
+    A claimed choice belongs to the trajectory that claims it. An unclaimed choice belongs to the trajectory that its call
+    named, unless that trajectory lists its calls itself; there only choices of late calls stay. A trajectory without
+    calls has an empty tuple.
+    """
+    calls_of: dict[str, tuple[C, ...]] = {}
     for chunk in chunks(list(dict.fromkeys(ids))):
-        found |= _of_chunk(connection, chunk, form)
-    return found
+        calls_of |= _of_chunk(connection, chunk, form)
+    return calls_of
 
 
 def _of_chunk(connection: Connection, ids: Sequence[str], form: CallForm[C]) -> dict[str, tuple[C, ...]]:
@@ -58,26 +64,26 @@ def _of_chunk(connection: Connection, ids: Sequence[str], form: CallForm[C]) -> 
         connection.scalars(select(trajectories.c.id).where(trajectories.c.id.in_(ids), trajectories.c.explicit))
     )
     claimed = select(outputs.c.call_id).where(outputs.c.claimed_by.in_(ids))
-    either = or_(calls.c.trajectory_id.in_(ids), calls.c.id.in_(claimed))
+    relevant = or_(calls.c.trajectory_id.in_(ids), calls.c.id.in_(claimed))
     rows = connection.execute(
-        select(*form.call_columns).where(either).order_by(calls.c.started_at, calls.c.ended_at, calls.c.id)
+        select(*form.call_columns).where(relevant).order_by(calls.c.started_at, calls.c.ended_at, calls.c.id)
     ).all()
     choices: dict[str, list[Row[Json]]] = defaultdict(list)
     for row in connection.execute(
-        select(*form.output_columns).join(calls, calls.c.id == outputs.c.call_id).where(either)
+        select(*form.output_columns).join(calls, calls.c.id == outputs.c.call_id).where(relevant)
     ):
         choices[row.call_id].append(row)
-    found: dict[str, list[C]] = {trajectory_id: [] for trajectory_id in ids}
+    calls_of: dict[str, list[C]] = {trajectory_id: [] for trajectory_id in ids}
     for row in rows:
-        mine: dict[str, list[Row[Json]]] = defaultdict(list)
+        by_trajectory: dict[str, list[Row[Json]]] = defaultdict(list)
         for choice in choices[row.id]:
-            mine[choice.claimed_by or row.trajectory_id].append(choice)
-        for trajectory_id in {row.trajectory_id, *mine} & found.keys():
-            taken = mine[trajectory_id]
+            by_trajectory[choice.claimed_by or row.trajectory_id].append(choice)
+        for trajectory_id in {row.trajectory_id, *by_trajectory} & calls_of.keys():
+            belonging = by_trajectory[trajectory_id]
             own = row.trajectory_id == trajectory_id
             if own and trajectory_id in explicit and not row.late:
-                taken = [choice for choice in taken if choice.claimed_by == trajectory_id]
-            # A call without any choice failed; it stays with the trajectory that it named.
-            if taken or (own and not choices[row.id] and trajectory_id not in explicit):
-                found[trajectory_id].append(form.build(row, taken))
-    return {trajectory_id: tuple(items) for trajectory_id, items in found.items()}
+                belonging = [choice for choice in belonging if choice.claimed_by == trajectory_id]
+            # A call without choices has failed. It stays with the trajectory that it named.
+            if belonging or (own and not choices[row.id] and trajectory_id not in explicit):
+                calls_of[trajectory_id].append(form.build(row, belonging))
+    return {trajectory_id: tuple(items) for trajectory_id, items in calls_of.items()}

@@ -1,4 +1,7 @@
-"""Calls as rows and back: int32 and float32 blobs for tokens, JSON text for what is nested."""
+"""Converts calls to database rows and back.
+
+Token ids are stored as int32 blobs, logprobs as float32 blobs, nested values as JSON text.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from ...wire import CallTrace, OutputTrace
 
 
 class CallRow(TypedDict):
+    """A row of the table `calls`, without `late`, which is determined when the row is inserted."""
+
     id: str
     trajectory_id: str
     idempotency_key: str | None
@@ -28,6 +33,8 @@ class CallRow(TypedDict):
 
 
 class OutputRow(TypedDict):
+    """A row of the table `outputs`: one choice of a call."""
+
     call_id: str
     choice: int
     claimed_by: str | None
@@ -39,7 +46,7 @@ class OutputRow(TypedDict):
 
 
 def call_row(call: Call, idempotency_key: str | None) -> CallRow:
-    """The call without its outputs; whether it is late the records know."""
+    """The row of a call. Its choices have rows of their own (`output_rows`)."""
     origin = call.origin.model_dump() if call.origin is not None else None
     body = {
         "sampling": call.sampling.model_dump(),
@@ -65,7 +72,7 @@ def call_row(call: Call, idempotency_key: str | None) -> CallRow:
 
 
 def output_rows(call: Call) -> list[OutputRow]:
-    """One row for each choice of the call."""
+    """One row per choice of the call, not claimed by any trajectory yet."""
     return [
         OutputRow(
             call_id=call.id,
@@ -82,9 +89,9 @@ def output_rows(call: Call) -> list[OutputRow]:
 
 
 def call_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> Call:
-    """The call of a `calls` row with those of its `outputs` rows, in order of index."""
+    """Build a call from its row and rows of its choices. The choices are sorted by index."""
     body = orjson.loads(row.body)
-    failures = frozenset[int](body.pop("parse_failures", ()))  # records of before have none
+    failures = frozenset[int](body.pop("parse_failures", ()))  # absent in records of older versions
     return Call(
         id=row.id,
         trajectory_id=row.trajectory_id,
@@ -105,6 +112,7 @@ def call_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> Call:
 
 
 def output_of(row: Row[Json], parse_failure: bool) -> CallOutput:
+    """Build a choice from its row. `parse_failure` is stored with the call."""
     return CallOutput(
         index=row.choice,
         token_ids=unpack_ids(row.token_ids),
@@ -117,7 +125,7 @@ def output_of(row: Row[Json], parse_failure: bool) -> CallOutput:
 
 
 def call_trace_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> CallTrace:
-    """The call without its tokens, of rows that have the bytes of the token columns instead of these."""
+    """Build a call without token ids. The rows have `prompt_bytes` and `token_bytes`, the lengths of the blobs."""
     body = orjson.loads(row.body)
     failures = frozenset[int](body.pop("parse_failures", ()))
     return CallTrace(
@@ -139,6 +147,7 @@ def call_trace_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> CallTrace:
 
 
 def output_trace_of(row: Row[Json], parse_failure: bool) -> OutputTrace:
+    """Build a choice without token ids. Mean and minimum leave out missing logprobs; without any they are None."""
     logprobs = [value for value in unpack_logprobs(row.logprobs) if not math.isnan(value)]
     return OutputTrace(
         index=row.choice,
@@ -152,20 +161,38 @@ def output_trace_of(row: Row[Json], parse_failure: bool) -> OutputTrace:
     )
 
 
-# struct rather than numpy: for the tokens of one call it is done sooner.
-
-
+# struct is faster than numpy for the tokens of one call.
 def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian int32.
+
+    >>> pack_ids([1, 258]).hex()
+    '0100000002010000'
+    """
     return struct.pack(f"<{len(ids)}i", *ids)
 
 
 def unpack_ids(blob: bytes) -> tuple[int, ...]:
+    """The inverse of `pack_ids`.
+
+    >>> unpack_ids(pack_ids([1, 258]))
+    (1, 258)
+    """
     return struct.unpack(f"<{len(blob) // 4}i", blob)
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
+    """Logprobs as little-endian float32. NaN marks a missing logprob.
+
+    >>> pack_logprobs([-0.5]).hex()
+    '000000bf'
+    """
     return struct.pack(f"<{len(logprobs)}f", *logprobs)
 
 
 def unpack_logprobs(blob: bytes) -> tuple[float, ...]:
+    """The inverse of `pack_logprobs`, with float32 precision.
+
+    >>> unpack_logprobs(pack_logprobs([-0.5, float("nan")]))
+    (-0.5, nan)
+    """
     return struct.unpack(f"<{len(blob) // 4}f", blob)

@@ -1,4 +1,4 @@
-"""Finishing trajectories: which recorded choices belong to which trajectory, decided in one transaction."""
+"""Finishes trajectories: decides in one transaction which recorded choices belong to which trajectory."""
 
 from __future__ import annotations
 
@@ -31,24 +31,28 @@ from .unnamed_choices import named_by_content
 K = TypeVar("K")
 
 CHUNK = 500
-_SHOWN = 10
+"""Most ids in one statement: databases limit its parameters."""
+_SHOWN = 10  # unknown calls that an error message lists
 
 Finish = tuple[TrajectoryRecord, ...]
+"""The trajectories of one request."""
 
 
 @dataclass(frozen=True)
-class _Owned:
-    """A recorded choice: the id it was recorded under, and the trajectory that claims it."""
+class _Owner:
+    """Whose a recorded choice is: the trajectory that its call named, and the one that claims it."""
 
     recorded_under: str
     claimed_by: str | None
 
 
 def finish(connection: Connection, batch: Sequence[Finish]) -> list[dict[str, int] | UnderstudyError]:
-    """Seal the trajectories of each request and claim their calls; recorded calls per trajectory id.
+    """Finish the trajectories of each request and claim their calls. The result is the number of calls per trajectory id.
 
-    Refused whole, before any write: calls that are unknown, or no call of the trajectory that names their weight or
-    marks them as unused (404), a choice in two trajectories, or one without a name that several calls could be (409).
+    A request with one of these faults writes nothing, and its result is the ApiError:
+
+    * 404: a claimed call is unknown, or `weights`, `call_rewards` or `unused` name a call of another trajectory.
+    * 409: two trajectories claim one choice, or several calls match a choice that does not name its call.
     """
     results: list[dict[str, int] | UnderstudyError] = []
     for records in batch:
@@ -65,10 +69,10 @@ def finish(connection: Connection, batch: Sequence[Finish]) -> list[dict[str, in
 
 
 def _checked(connection: Connection, records: Finish) -> dict[CallRef, str]:
-    claims = _wanted(records)
+    claims = _claims_of(records)
     ids = {record.id for record in records}
-    found = _owned(connection, sorted({ref.call_id for ref in claims}))
-    unknown = [ref for ref in claims if ref not in found]
+    owners = _owners(connection, sorted({ref.call_id for ref in claims}))
+    unknown = [ref for ref in claims if ref not in owners]
     if unknown:
         shown = ", ".join(f"{ref.call_id}[{ref.index}]" for ref in unknown[:_SHOWN])
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
@@ -80,19 +84,22 @@ def _checked(connection: Connection, records: Finish) -> dict[CallRef, str]:
             "unknown_call",
         )
     whole = {record.id for record in records if record.calls is None}
-    for ref, wanted_by in claims.items():
-        owner = found[ref].recorded_under if found[ref].recorded_under in whole else found[ref].claimed_by
-        if owner is not None and owner != wanted_by and (owner in whole or owner not in ids):
-            raise _claimed_twice(ref, owner, wanted_by)
-    for ref, owned in _claimed_elsewhere(connection, sorted(whole)):
-        if owned.claimed_by not in ids:
-            raise _claimed_twice(ref, owned.claimed_by or "", owned.recorded_under)
+    for ref, claimant in claims.items():
+        owner = owners[ref].recorded_under if owners[ref].recorded_under in whole else owners[ref].claimed_by
+        if owner is not None and owner != claimant and (owner in whole or owner not in ids):
+            raise _claimed_twice(ref, owner, claimant)
+    for ref, elsewhere in _claimed_elsewhere(connection, sorted(whole)):
+        if elsewhere.claimed_by not in ids:
+            raise _claimed_twice(ref, elsewhere.claimed_by or "", elsewhere.recorded_under)
     _check_named(connection, records)
     return claims
 
 
 def _check_named(connection: Connection, records: Finish) -> None:
-    """Check that `weights`, `call_rewards` and `unused` name calls of their trajectory; failed and late calls count."""
+    """Raise ApiError 404 if `weights`, `call_rewards` or `unused` name a call of another trajectory.
+
+    Failed and late calls belong to their trajectory too.
+    """
     named = {
         call_id
         for record in records
@@ -113,17 +120,20 @@ def _check_named(connection: Connection, records: Finish) -> None:
 
 
 def _not_a_call_of(record: TrajectoryRecord, field: str, call_id: str) -> ApiError:
-    calls_of_it = "recorded under its id" if record.calls is None else "in its list `calls`"
+    its_calls = "recorded under its id" if record.calls is None else "in its list `calls`"
     return ApiError(
         404,
-        f"trajectory {record.id!r}: {field} names call {call_id!r}, which is none of its calls: it is not {calls_of_it}",
+        f"trajectory {record.id!r}: {field} names call {call_id!r}, which is none of its calls: it is not {its_calls}",
         f"trajectories.{field}",
         "unknown_call",
     )
 
 
-def _wanted(records: Finish) -> dict[CallRef, str]:
-    """Who wants which choice. A trajectory's further histories may name a choice again; another trajectory may not."""
+def _claims_of(records: Finish) -> dict[CallRef, str]:
+    """The trajectory that claims each choice. It may name the choice in several histories; another trajectory may not.
+
+    Raises ApiError: 400 if a trajectory is in the request twice, 409 if two trajectories claim a choice.
+    """
     claims: dict[CallRef, str] = {}
     seen: set[str] = set()
     for record in records:
@@ -136,18 +146,18 @@ def _wanted(records: Finish) -> dict[CallRef, str]:
     return claims
 
 
-def _claimed_twice(ref: CallRef, owner: str, wanted_by: str) -> ApiError:
+def _claimed_twice(ref: CallRef, owner: str, claimant: str) -> ApiError:
     return ApiError(
         409,
-        f"choice {ref.index} of call {ref.call_id} belongs to trajectory {owner!r}, so {wanted_by!r} cannot have it: a "
+        f"choice {ref.index} of call {ref.call_id} belongs to trajectory {owner!r}, so {claimant!r} cannot have it: a "
         "sampled choice is trained in one trajectory (sample again, or use one trajectory with additional histories)",
         "trajectories.calls",
         "claimed_twice",
     )
 
 
-def _owned(connection: Connection, call_ids: Sequence[str]) -> dict[CallRef, _Owned]:
-    found: dict[CallRef, _Owned] = {}
+def _owners(connection: Connection, call_ids: Sequence[str]) -> dict[CallRef, _Owner]:
+    owners: dict[CallRef, _Owner] = {}
     for chunk in chunks(call_ids):
         rows = connection.execute(
             select(outputs.c.call_id, outputs.c.choice, outputs.c.claimed_by, calls.c.trajectory_id)
@@ -155,11 +165,11 @@ def _owned(connection: Connection, call_ids: Sequence[str]) -> dict[CallRef, _Ow
             .where(outputs.c.call_id.in_(chunk))
         )
         for call_id, index, claimed_by, under in rows:
-            found[CallRef(call_id=call_id, index=index)] = _Owned(under, claimed_by)
-    return found
+            owners[CallRef(call_id=call_id, index=index)] = _Owner(under, claimed_by)
+    return owners
 
 
-def _claimed_elsewhere(connection: Connection, ids: Sequence[str]) -> Iterator[tuple[CallRef, _Owned]]:
+def _claimed_elsewhere(connection: Connection, ids: Sequence[str]) -> Iterator[tuple[CallRef, _Owner]]:
     """Choices recorded under one of the ids that another trajectory claims."""
     for chunk in chunks(ids):
         rows = connection.execute(
@@ -168,7 +178,7 @@ def _claimed_elsewhere(connection: Connection, ids: Sequence[str]) -> Iterator[t
             .where(calls.c.trajectory_id.in_(chunk), outputs.c.claimed_by != calls.c.trajectory_id)
         )
         for call_id, index, claimed_by, under in rows:
-            yield CallRef(call_id=call_id, index=index), _Owned(under, claimed_by)
+            yield CallRef(call_id=call_id, index=index), _Owner(under, claimed_by)
 
 
 def _claim(connection: Connection, records: Finish, claims: dict[CallRef, str]) -> None:
@@ -188,7 +198,7 @@ def _claim(connection: Connection, records: Finish, claims: dict[CallRef, str]) 
 
 
 def _save(connection: Connection, records: Finish) -> None:
-    """Write the trajectories over what was known of them, each in its old place of lists."""
+    """Write the trajectories, replacing earlier versions. A replaced trajectory keeps its position in lists."""
     seqs: dict[str, int] = {}
     for chunk in chunks([record.id for record in records]):
         own = trajectories.c.id.in_(chunk)
@@ -204,8 +214,10 @@ def _save(connection: Connection, records: Finish) -> None:
 
 
 def _list_by_model(connection: Connection, records: Finish, seqs: dict[str, int]) -> None:
-    """List each trajectory under the model that it was finished for and those that it called. Both stay when it is
-    finished again, for another model of the same run say."""
+    """List each trajectory under the model that it was finished for and under those that it called.
+
+    Earlier entries stay if it is finished again, for example for another model of the same run.
+    """
     pairs = {(record.id, record.model) for record in records}
     listed: set[tuple[int, str]] = set()
     for chunk in chunks([record.id for record in records]):
@@ -218,8 +230,10 @@ def _list_by_model(connection: Connection, records: Finish, seqs: dict[str, int]
 
 
 def called(of: FromClause, ids: Sequence[str]) -> CompoundSelect[str, str, int]:
-    """(trajectory id, model, step) of what the calls of these trajectories of a table went to, each once. Late calls are
-    left out."""
+    """A query for the distinct (trajectory id, model, step) of the calls of these trajectories in the table `of`.
+
+    Late calls are left out.
+    """
     columns = (of.c.id, calls.c.model, calls.c.step)
     whole = select(*columns).join_from(of, calls, calls.c.trajectory_id == of.c.id)
     claimed = (
@@ -232,7 +246,7 @@ def called(of: FromClause, ids: Sequence[str]) -> CompoundSelect[str, str, int]:
 
 
 def trajectory_row(record: TrajectoryRecord, seq: int) -> dict[str, Json]:
-    """The columns of a finished trajectory."""
+    """The row of a finished trajectory. `seq` is its number in order of finishing."""
     return {
         "id": record.id,
         "seq": seq,
@@ -264,6 +278,10 @@ def _counts(connection: Connection, records: Finish) -> dict[str, int]:
 
 
 def chunks(ids: Sequence[K]) -> Iterator[Sequence[K]]:
-    """The ids in parts that fit into one statement."""
+    """Split ids into parts of at most `CHUNK`.
+
+    >>> [len(part) for part in chunks(range(1200))]
+    [500, 500, 200]
+    """
     for start in range(0, len(ids), CHUNK):
         yield ids[start : start + CHUNK]

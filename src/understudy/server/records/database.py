@@ -1,4 +1,4 @@
-"""The database behind the records: a SQLAlchemy engine for its URL, for writing or for reading only."""
+"""Creates SQLAlchemy engines for the records: one that reads and writes, and one that only reads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-import sqlalchemy as sa
-from sqlalchemy import Engine, event
+from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
@@ -17,8 +16,11 @@ from ...types import Json
 
 
 def engine_at(url: str, connections: int, *, durable: bool = False) -> tuple[Engine, str]:
-    """An engine that reads and writes, and its place as shown in messages. `durable`: SQLite syncs its log at every
-    commit; PostgreSQL does so by itself. Raises StoreError."""
+    """An engine that reads and writes, with at most `connections` pooled connections, and its location for messages.
+
+    With `durable`, SQLite syncs its log to disk at every commit; PostgreSQL always does. Raises StoreError if the URL is
+    invalid, its database is in memory, or its driver is not installed.
+    """
     parsed, where = _parsed(url)
     engine = _engine(parsed, where, connections)
     if parsed.get_backend_name() == "sqlite":
@@ -28,46 +30,48 @@ def engine_at(url: str, connections: int, *, durable: bool = False) -> tuple[Eng
 
 
 def read_only_engine_at(url: str, connections: int, *, immutable: bool = False) -> tuple[Engine, str]:
-    """The same for an engine that cannot write, also beside a server that does. `immutable`: an SQLite file on a disk
-    that takes no writes at all, not even SQLite's index of its log. Raises StoreError."""
+    """Like `engine_at`, for an engine that cannot write. A server may write to the same database meanwhile.
+
+    `immutable` is for a SQLite file on a read-only disk, where SQLite cannot even create the index of its log.
+    """
     parsed, where = _parsed(url)
     if parsed.get_backend_name() != "sqlite":
         engine = _engine(parsed, where, connections)
-        event.listen(engine, "connect", _refuse_postgres_writes)
+        event.listen(engine, "connect", _reject_postgres_writes)
         return engine, where
     mode = "immutable=1" if immutable else "mode=ro"
     uri = f"file:{quote(str(Path(where).absolute()))}?{mode}"
-    engine = sa.create_engine(
+    engine = create_engine(
         "sqlite://",
         creator=lambda: sqlite3.connect(uri, uri=True, check_same_thread=False),
         poolclass=QueuePool,
         pool_size=connections,
         pool_use_lifo=True,
     )
-    event.listen(engine, "connect", _refuse_sqlite_writes)
+    event.listen(engine, "connect", _reject_sqlite_writes)
     engine.dialect.do_begin = _begin_sqlite
     return engine, where
 
 
-def _parsed(url: str) -> tuple[sa.URL, str]:
+def _parsed(url: str) -> tuple[URL, str]:
     try:
-        parsed = sa.make_url(url)
+        parsed = make_url(url)
     except ArgumentError as error:
-        raise StoreError(f"store_url {url!r} is no SQLAlchemy URL, such as sqlite:////srv/records.db") from error
+        raise StoreError(f"store_url {url!r} is not a SQLAlchemy URL, such as sqlite:////srv/records.db") from error
     sqlite = parsed.get_backend_name() == "sqlite"
     where = (parsed.database or "") if sqlite else parsed.render_as_string(hide_password=True)
     if sqlite and where in ("", ":memory:"):
-        raise StoreError(f"store_url {url!r} keeps records in memory, where they would be lost: give a file")
+        raise StoreError(f"store_url {url!r} keeps records in memory, where they would be lost: name a file")
     return parsed, where
 
 
-def _engine(parsed: sa.URL, where: str, connections: int) -> Engine:
+def _engine(parsed: URL, where: str, connections: int) -> Engine:
     sqlite = parsed.get_backend_name() == "sqlite"
     try:
-        return sa.create_engine(parsed, pool_size=connections, pool_pre_ping=not sqlite, pool_use_lifo=True)
+        return create_engine(parsed, pool_size=connections, pool_pre_ping=not sqlite, pool_use_lifo=True)
     except ModuleNotFoundError as error:
         raise StoreError(
-            f"the driver of {where} is not installed ({error}): pip install it, such as "
+            f"the driver of {where} is not installed ({error}): install it with pip, for example "
             "`pip install 'psycopg[binary]'` for postgresql+psycopg://"
         ) from error
     except SQLAlchemyError as error:
@@ -75,21 +79,21 @@ def _engine(parsed: sa.URL, where: str, connections: int) -> Engine:
 
 
 def _configure_sqlite(synchronous: str, connection: Json, entry: ConnectionPoolEntry) -> None:
-    """WAL, and transactions that we begin ourselves: the driver's own begin too late for DDL and reads."""
+    """Set WAL mode and turn off the driver's own transactions, which do not cover DDL and reads."""
     del entry
     connection.isolation_level = None
     for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _refuse_sqlite_writes(connection: Json, entry: ConnectionPoolEntry) -> None:
+def _reject_sqlite_writes(connection: Json, entry: ConnectionPoolEntry) -> None:
     del entry
     connection.isolation_level = None
     for pragma in ("query_only=1", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _refuse_postgres_writes(connection: Json, entry: ConnectionPoolEntry) -> None:
+def _reject_postgres_writes(connection: Json, entry: ConnectionPoolEntry) -> None:
     del entry
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
@@ -97,5 +101,5 @@ def _refuse_postgres_writes(connection: Json, entry: ConnectionPoolEntry) -> Non
 
 
 def _begin_sqlite(dbapi_connection: PoolProxiedConnection) -> None:
-    """Not a listener for "begin": with one, SQLAlchemy goes through its events at every statement."""
+    """Replaces the dialect's `do_begin`. A listener for "begin" would slow down every statement in SQLAlchemy."""
     dbapi_connection.cursor().execute("BEGIN")

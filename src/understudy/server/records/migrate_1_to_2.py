@@ -1,7 +1,10 @@
-"""Schema 1 -> 2: trajectories know their place and are listed under every model that they called.
+"""Migrates schema 1 to 2, which stores the place of each trajectory and every model that it called.
 
-Works on rows and JSON as schema 1 had them, not on today's types. What can be known of old trajectories: models and steps
-from their calls; group, index and split from train requests; the split of the others from logs; the scenario from metadata.
+Reads rows and JSON as schema 1 wrote them, independently of today's types. The values of old trajectories come from:
+
+* models and step: their calls
+* group, index and split: train requests, or the split from logs
+* scenario: metadata
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from .claims import called, chunks
 from .tables import logs, trains, trajectories, trajectory_models
 
 Place = dict[str, Json]
-"""What is known of a rollout's place, by the names of RolloutPlace."""
+"""The known fields of a RolloutPlace."""
 
 _NAMES = ("run", "split", "step", "scenario", "group", "index")
 _LONGEST = 500  # characters of a scenario's id
@@ -31,7 +34,7 @@ _OLD = table(
 
 
 def migrate_1_to_2(connection: Connection) -> None:
-    """In the connection's transaction."""
+    """Migrate in the connection's transaction."""
     connection.execute(text("ALTER TABLE trajectories RENAME TO trajectories_1"))
     trajectories.create(connection)
     trajectory_models.create(connection)
@@ -45,53 +48,61 @@ def migrate_1_to_2(connection: Connection) -> None:
     for chunk in chunks(ids):
         rows = connection.execute(select(_OLD).where(_OLD.c.id.in_(chunk))).all()
         connection.execute(insert(trajectories), [_row(row, seqs[row.id], places[row.id]) for row in rows])
-        pairs = [{"seq": seqs[name], "model": model} for name in chunk for model in sorted(models[name])]
+        pairs = [
+            {"seq": seqs[trajectory_id], "model": model}
+            for trajectory_id in chunk
+            for model in sorted(models[trajectory_id])
+        ]
         connection.execute(insert(trajectory_models), pairs)
     connection.execute(text("DROP TABLE trajectories_1"))
 
 
 def _trained(connection: Connection) -> tuple[defaultdict[str, Place], defaultdict[str, set[str]]]:
-    """The places of the trajectories in train requests, by the first one that names them, and the models trained on each."""
+    """Places and trained models of the trajectories in train requests. The first request with a trajectory sets its place."""
     places = defaultdict[str, Place](dict)
     models = defaultdict[str, set[str]](set)
     for row in connection.execute(select(trains.c.id, trains.c.model, trains.c.request).order_by(trains.c.created_at)):
-        for at, group in enumerate(orjson.loads(row.request).get("groups", ())):
+        for group_index, group in enumerate(orjson.loads(row.request).get("groups", ())):
             scenario = _scenario(group.get("metadata", {}))
-            for index, name in enumerate(group["trajectory_ids"]):
-                models[name].add(row.model)
-                if name not in places:
-                    places[name] = {"split": "train", "group": f"{row.id}/{at}", "index": index} | scenario
+            for index, trajectory_id in enumerate(group["trajectory_ids"]):
+                models[trajectory_id].add(row.model)
+                if trajectory_id not in places:
+                    places[trajectory_id] = {
+                        "split": "train",
+                        "group": f"{row.id}/{group_index}",
+                        "index": index,
+                    } | scenario
     return places, models
 
 
 def _add_logged(connection: Connection, places: defaultdict[str, Place], models: defaultdict[str, set[str]]) -> None:
-    """Split and step of the trajectories that were logged and not trained."""
+    """Add split and step of trajectories that were logged but not trained."""
     for row in connection.execute(select(logs.c.model, logs.c.body).order_by(logs.c.id)):
         entry = orjson.loads(row.body)
-        for name in entry.get("trajectory_ids", ()):
-            models[name].add(row.model)
-            if "group" not in places[name]:
-                places[name] |= {"split": entry["split"], "step": entry.get("step")}
+        for trajectory_id in entry.get("trajectory_ids", ()):
+            models[trajectory_id].add(row.model)
+            if "group" not in places[trajectory_id]:
+                places[trajectory_id] |= {"split": entry["split"], "step": entry.get("step")}
 
 
 def _add_called(
     connection: Connection, ids: Sequence[str], places: defaultdict[str, Place], models: defaultdict[str, set[str]]
 ) -> None:
-    """The models that were called, and the step with which a trajectory began: the least that its own model's calls had."""
+    """Add the called models, and as a trajectory's step the smallest step of the calls to its own model."""
     own = dict(connection.execute(select(_OLD.c.id, _OLD.c.model).where(_OLD.c.id.in_(ids))).tuples().all())
     steps = defaultdict[str, list[int]](list)
-    for name, model, step in connection.execute(called(_OLD, ids)):
-        models[name].add(model)
-        if model == own[name]:
-            steps[name].append(step)
-    for name, model in own.items():
-        models[name].add(model)
-        if steps[name]:
-            places[name]["step"] = min(steps[name])
+    for trajectory_id, model, step in connection.execute(called(_OLD, ids)):
+        models[trajectory_id].add(model)
+        if model == own[trajectory_id]:
+            steps[trajectory_id].append(step)
+    for trajectory_id, model in own.items():
+        models[trajectory_id].add(model)
+        if steps[trajectory_id]:
+            places[trajectory_id]["step"] = min(steps[trajectory_id])
 
 
 def _share_steps(places: Mapping[str, Place]) -> None:
-    """A rollout without a call began with the others of its group."""
+    """Set the step of rollouts without calls to the smallest step of their group."""
     steps: dict[str, int] = {}
     for place in places.values():
         if "group" in place and "step" in place:
@@ -123,7 +134,7 @@ def _row(row: Row[Json], seq: int, known: Place) -> dict[str, Json]:
 
 
 def _scenario(metadata: Json) -> Place:
-    """The id that the trainer and the adapter keep in metadata; nothing where it is another's word."""
+    """The scenario's id that trainer and adapter wrote to metadata. Empty if the value cannot be such an id."""
     name = metadata.get("scenario_id")
     usable = isinstance(name, str) and 0 < len(name) <= _LONGEST and "\0" not in name
     return {"scenario": name} if usable else {}

@@ -1,6 +1,6 @@
-"""What overviews read: runs, their steps and rollouts, train requests and logged metrics, from indexes where they can.
+"""Reads runs, steps, rollouts, train requests and logged metrics for the dashboard, from indexes where possible.
 
-A run, step or group of None means the rollouts that name none.
+A run, step or group of None stands for the rollouts without one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import orjson
-import sqlalchemy as sa
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import ColumnElement, Connection, Row, case, func, select, union
 
 from ...types import Json
 from .claims import chunks
@@ -19,7 +18,7 @@ from .tables import calls, logs, outputs, trains, trajectories
 
 @dataclass(frozen=True)
 class RunRow:
-    """The rollouts that name a run: how many, and the first and last of them in order of finishing."""
+    """A run: its number of rollouts, and the `seq` of the first and the last finished one."""
 
     run: str | None
     rollouts: int
@@ -29,7 +28,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class StepRollouts:
-    """The rollouts of one split that a policy step sampled. `reward` is the mean of the scored, None where none is."""
+    """The rollouts of one step and split of a run. `reward` is the mean of the scored ones, None without any."""
 
     step: int | None
     split: str | None
@@ -42,7 +41,7 @@ class StepRollouts:
 
 @dataclass(frozen=True)
 class ToolTime:
-    """When a tool ran, by the client's clock."""
+    """A tool's run. Times are unix seconds by the client's clock."""
 
     name: str
     started_at: float
@@ -52,7 +51,7 @@ class ToolTime:
 
 @dataclass(frozen=True)
 class RolloutRow:
-    """A finished rollout as lists show it. `started_at` and `ended_at` in unix seconds."""
+    """The fields of a finished rollout that lists show. Times are unix seconds."""
 
     seq: int
     id: str
@@ -68,14 +67,14 @@ class RolloutRow:
     started_at: float
     ended_at: float
     metrics: dict[str, float]
-    exception: str | None  # its type
-    message: str  # of the exception
+    exception: str | None  # the exception's type
+    message: str  # the exception's text
     tools: tuple[ToolTime, ...] = ()
 
 
 @dataclass(frozen=True)
 class TrainRow:
-    """A train request as it is stored: JSON of TrainStatus and of TrainRequest."""
+    """A stored train request. `status` is the JSON of a TrainStatus, `request` that of a TrainRequest."""
 
     id: str
     model: str
@@ -87,7 +86,7 @@ class TrainRow:
 
 @dataclass(frozen=True)
 class LogRow:
-    """Metrics that were logged of a model: JSON of LogRequest."""
+    """A log entry of a model. `body` is the JSON of a LogRequest."""
 
     id: int
     model: str
@@ -97,7 +96,7 @@ class LogRow:
 
 @dataclass(frozen=True)
 class CallTimes:
-    """When a call of a trajectory ran, in unix seconds, and how many tokens it sampled."""
+    """Start and end of a trajectory's call in unix seconds, and its number of sampled tokens."""
 
     trajectory: str
     call: str
@@ -106,37 +105,37 @@ class CallTimes:
     tokens: int
 
 
-LISTED: tuple[sa.ColumnElement[Json], ...] = (
+LISTED: tuple[ColumnElement[Json], ...] = (
     *(trajectories.c.seq, trajectories.c.id, trajectories.c.model, trajectories.c.run, trajectories.c.split),
     *(trajectories.c.step, trajectories.c.scenario, trajectories.c.group_id, trajectories.c.group_index),
     *(trajectories.c.reward, trajectories.c.failed, trajectories.c.ended_at, trajectories.c.body),
 )
-"""What `rollout_row` reads."""
+"""The columns that `rollout_row` reads."""
 
 
 def run_rows(connection: Connection) -> list[RunRow]:
-    """Every run, the one that was active last first."""
+    """All runs, most recently active first."""
     seq, run = trajectories.c.seq, trajectories.c.run
     query = select(run, func.count(), func.min(seq), func.max(seq)).group_by(run).order_by(func.max(seq).desc())
     return [RunRow(*row) for row in connection.execute(query)]
 
 
 def run_row(connection: Connection, run: str | None) -> RunRow | None:
-    """One run; None where no rollout names it."""
+    """One run; None if it has no rollouts."""
     seq = trajectories.c.seq
-    row = connection.execute(select(func.count(), func.min(seq), func.max(seq)).where(_is(run))).one()
+    row = connection.execute(select(func.count(), func.min(seq), func.max(seq)).where(_of_run(run))).one()
     return RunRow(run, *row) if row[0] else None
 
 
 def step_rows(connection: Connection, run: str | None) -> list[StepRollouts]:
-    """The steps and splits of a run, the newest step first."""
-    columns, failed = trajectories.c, sa.case((trajectories.c.failed, 1), else_=0)
+    """The steps and splits of a run, newest step first."""
+    columns, failed = trajectories.c, case((trajectories.c.failed, 1), else_=0)
     query = (
         select(
             *(columns.step, columns.split, func.count(), func.count(columns.reward), func.sum(failed)),
             *(func.avg(columns.reward), func.max(columns.ended_at)),
         )
-        .where(_is(run))
+        .where(_of_run(run))
         .group_by(columns.step, columns.split)
         .order_by(columns.step.desc(), columns.split)
     )
@@ -144,42 +143,42 @@ def step_rows(connection: Connection, run: str | None) -> list[StepRollouts]:
 
 
 def steps_around(connection: Connection, run: str | None, step: int) -> tuple[int | None, int | None]:
-    """The run's steps before and after `step`; None where it is the first or the last."""
+    """The run's steps before and after `step`; None if there is no such step."""
     number = trajectories.c.step
-    before = connection.scalar(select(func.max(number)).where(_is(run), number < step))
-    after = connection.scalar(select(func.min(number)).where(_is(run), number > step))
+    before = connection.scalar(select(func.max(number)).where(_of_run(run), number < step))
+    after = connection.scalar(select(func.min(number)).where(_of_run(run), number > step))
     return before, after
 
 
 def rollouts_of_step(connection: Connection, run: str | None, step: int | None) -> list[RolloutRow]:
-    """The rollouts of a step in order of finishing, all splits."""
-    query = select(*LISTED).where(_is(run), trajectories.c.step == step).order_by(trajectories.c.seq)
+    """The rollouts of a step, of all splits, in order of finishing."""
+    query = select(*LISTED).where(_of_run(run), trajectories.c.step == step).order_by(trajectories.c.seq)
     return [rollout_row(row) for row in connection.execute(query)]
 
 
 def rollouts_of_group(connection: Connection, run: str | None, group: str) -> list[RolloutRow]:
-    """The rollouts of a group of a run, by their index in it."""
+    """The rollouts of a group of a run, sorted by their index in the group."""
     query = select(*LISTED).where(trajectories.c.group_id == group)
-    found = [rollout_row(row) for row in connection.execute(query) if row.run == run]
-    return sorted(found, key=lambda rollout: (rollout.index is None, rollout.index, rollout.seq))
+    rollouts = [rollout_row(row) for row in connection.execute(query) if row.run == run]
+    return sorted(rollouts, key=lambda rollout: (rollout.index is None, rollout.index, rollout.seq))
 
 
 def rollouts_at(connection: Connection, numbers: Iterable[int]) -> dict[int, RolloutRow]:
-    """Rollouts by their `seq`."""
-    found: dict[int, RolloutRow] = {}
+    """The rollouts with these numbers (`seq`), by number."""
+    rollouts: dict[int, RolloutRow] = {}
     for chunk in chunks(list(numbers)):
         rows = connection.execute(select(*LISTED).where(trajectories.c.seq.in_(chunk)))
-        found |= {row.seq: rollout_row(row) for row in rows}
-    return found
+        rollouts |= {row.seq: rollout_row(row) for row in rows}
+    return rollouts
 
 
 def rollouts_by_id(connection: Connection, ids: Sequence[str]) -> dict[str, RolloutRow]:
-    """Rollouts by their id; those that are not finished are missing."""
-    found: dict[str, RolloutRow] = {}
+    """Finished rollouts by id; unknown and unfinished ones are left out."""
+    rollouts: dict[str, RolloutRow] = {}
     for chunk in chunks(list(ids)):
         rows = connection.execute(select(*LISTED).where(trajectories.c.id.in_(chunk)))
-        found |= {row.id: rollout_row(row) for row in rows}
-    return found
+        rollouts |= {row.id: rollout_row(row) for row in rows}
+    return rollouts
 
 
 def train_states(connection: Connection) -> list[tuple[str, str]]:
@@ -189,30 +188,33 @@ def train_states(connection: Connection) -> list[tuple[str, str]]:
 
 
 def train_rows(connection: Connection, ids: Sequence[str]) -> dict[str, TrainRow]:
-    """Train requests by id."""
-    found: dict[str, TrainRow] = {}
+    """Train requests by id; unknown ones are left out."""
+    requests: dict[str, TrainRow] = {}
     for chunk in chunks(list(ids)):
         for row in connection.execute(select(trains).where(trains.c.id.in_(chunk))):
-            found[row.id] = TrainRow(row.id, row.model, row.state, row.created_at, row.status, row.request)
-    return found
+            requests[row.id] = TrainRow(row.id, row.model, row.state, row.created_at, row.status, row.request)
+    return requests
 
 
 def log_rows(connection: Connection, after: int) -> list[LogRow]:
-    """What was logged after the entry with this id, oldest first."""
+    """Log entries with a larger id than `after`, oldest first."""
     rows = connection.execute(select(logs).where(logs.c.id > after).order_by(logs.c.id))
     return [LogRow(row.id, row.model, row.created_at, row.body) for row in rows]
 
 
 def call_times(connection: Connection, ids: Sequence[str]) -> list[CallTimes]:
-    """The calls recorded under these trajectories, and those whose choices they claim, in order of start."""
-    found: list[CallTimes] = []
+    """The calls that named these trajectories or whose choices they claim, in order of start.
+
+    A call appears once per trajectory.
+    """
+    times: list[CallTimes] = []
     size = func.coalesce(func.sum(func.length(outputs.c.token_ids)), 0)
     for chunk in chunks(list(ids)):
         own = select(calls.c.trajectory_id.label("owner"), calls.c.id).where(calls.c.trajectory_id.in_(chunk))
         claimed = select(outputs.c.claimed_by.label("owner"), outputs.c.call_id.label("id")).where(
             outputs.c.claimed_by.in_(chunk)
         )
-        owned = sa.union(own, claimed).subquery()
+        owned = union(own, claimed).subquery()
         query = (
             select(owned.c.owner, calls.c.id, calls.c.started_at, calls.c.ended_at, size)
             .join(calls, calls.c.id == owned.c.id)
@@ -220,12 +222,12 @@ def call_times(connection: Connection, ids: Sequence[str]) -> list[CallTimes]:
             .group_by(owned.c.owner, calls.c.id, calls.c.started_at, calls.c.ended_at)
             .order_by(calls.c.started_at, calls.c.id)
         )
-        found += [CallTimes(*row[:4], tokens=row[4] // 4) for row in connection.execute(query)]
-    return found
+        times += [CallTimes(*row[:4], tokens=row[4] // 4) for row in connection.execute(query)]
+    return times
 
 
 def rollout_row(row: Row[Json]) -> RolloutRow:
-    """A row of `trajectories` as lists show it."""
+    """Build a RolloutRow from a row of the table `trajectories` with the columns `LISTED`."""
     body: dict[str, Json] = orjson.loads(row.body)
     error: dict[str, str] = body.get("exception") or {}
     return RolloutRow(
@@ -252,5 +254,5 @@ def rollout_row(row: Row[Json]) -> RolloutRow:
     )
 
 
-def _is(run: str | None) -> sa.ColumnElement[bool]:
+def _of_run(run: str | None) -> ColumnElement[bool]:
     return trajectories.c.run.is_(None) if run is None else trajectories.c.run == run

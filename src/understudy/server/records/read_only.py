@@ -1,4 +1,4 @@
-"""Records opened for reading only: of a directory on which no server runs, or beside the one that does."""
+"""Opens records for reading only, whether or not a server uses them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _READERS = 4
 
 
 class Readable(Protocol):
-    """Records that can be read: those of a server (Store), or ReadOnlyRecords."""
+    """Records that can be read: a server's Store, or ReadOnlyRecords."""
 
     async def read(self, read: Callable[[Connection], R]) -> R:
-        """What `read` makes of a connection, in another thread. Raises StoreError."""
+        """Call `read` with a connection in another thread, and return its result. Raises StoreError."""
         ...
 
 
 class ReadOnlyRecords:
-    """Takes no lock of the directory, migrates nothing, and cannot write."""
+    """Records without the directory's lock. They cannot be written or migrated."""
 
     def __init__(self, engine: Engine, where: str) -> None:
         self._engine = engine
@@ -39,12 +39,15 @@ class ReadOnlyRecords:
 
     @classmethod
     def open(cls, url: str) -> ReadOnlyRecords:
-        """Records at a SQLAlchemy URL. Raises StoreError: unreachable, not ours, or of another schema."""
+        """Open records at a SQLAlchemy URL.
+
+        Raises StoreError if there are none, the database is unreachable, belongs to another program, or has another schema.
+        """
         engine, where = read_only_engine_at(url, _READERS)
         sqlite = engine.dialect.name == "sqlite"
         if sqlite and not Path(where).is_file():
             engine.dispose()
-            raise StoreError(f"there are no records at {where}: no server has recorded anything there")
+            raise StoreError(f"there are no records at {where}: name the directory of a server that has run")
         try:
             try:
                 _check_schema(engine, where)
@@ -63,10 +66,11 @@ class ReadOnlyRecords:
         return cls(engine, where)
 
     async def read(self, read: Callable[[Connection], R]) -> R:
+        """Call `read` with a connection in a reader thread, and return its result. Raises StoreError."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._reading, read)
 
     def close(self) -> None:
-        """Let go of the database. Blocks."""
+        """Close all connections. Blocks until running reads have ended."""
         self._readers.shutdown()
         self._engine.dispose()
 
@@ -81,15 +85,15 @@ class ReadOnlyRecords:
 def _check_schema(engine: Engine, where: str) -> None:
     with engine.connect() as connection:
         if not inspect(connection).has_table("meta"):
-            raise StoreError(f"the database at {where} holds no records of Understudy")
+            raise StoreError(f"the database at {where} has no records of Understudy: check the path or URL")
         stored = connection.execute(select(meta.c.value).where(meta.c.key == "schema")).scalar()
     if stored is not None and int(stored) < SCHEMA:
         raise StoreError(
             f"the records at {where} have the older schema {stored}: start a server on them once "
-            f"(`understudy serve --dir {Path(where).parent}`), which brings them to schema {SCHEMA}"
+            f"(`understudy serve --dir {Path(where).parent}`) to migrate them to schema {SCHEMA}"
         )
     if stored is None or int(stored) > SCHEMA:
         raise StoreError(
-            f"the records at {where} have schema {stored!r}, and this version of understudy knows up to {SCHEMA}: "
+            f"the records at {where} have schema {stored!r}, but this version of understudy reads schemas up to {SCHEMA}: "
             "upgrade understudy"
         )

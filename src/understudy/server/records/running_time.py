@@ -1,4 +1,4 @@
-"""How long a server has run: ages count its running time, whatever the wall clock does meanwhile."""
+"""Measures how long a server has run. Ages of calls count this running time, not the wall clock."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 JUMP_SECONDS = 5.0
-"""By so much the wall clock may drift from the running time between two ticks."""
-_KEPT = 1_000
+"""Largest difference of wall clock and running time between two ticks that is not taken for a clock change."""
+_KEPT = 1_000  # intervals
 
 
 @dataclass
-class _Stretch:
-    """A time of running during which the wall clock went steadily, in unix seconds."""
+class _Interval:
+    """An interval of running without a clock change, in unix seconds."""
 
     start: float
     end: float
 
 
 class RunningTime:
-    """The stretches of this server's running, also those before a restart. A machine that slept, a clock that was set and
-    a server that was down end a stretch."""
+    """The intervals in which the server ran, including those before a restart.
+
+    An interval ends if the server stops, the machine sleeps, or the clock is set.
+    """
 
     def __init__(
         self,
@@ -30,17 +32,17 @@ class RunningTime:
         wall: Callable[[], float] = time.time,
         running: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stored`: what `text` gave before."""
+        """`stored` is an earlier result of `text`. `wall` and `running` are the clocks, in seconds."""
         self._wall, self._running = wall, running
         before: list[list[float]] = json.loads(stored) if stored else []
-        self._stretches = [_Stretch(start, end) for start, end in before]
+        self._intervals = [_Interval(start, end) for start, end in before]
         self._begin()
 
     def tick(self) -> None:
-        """Count the time since the last tick."""
+        """Add the time since the last tick."""
         wall, running = self._wall(), self._running()
         passed = running - self._ticked
-        now = self._stretches[-1]
+        now = self._intervals[-1]
         if abs(wall - now.end - passed) > JUMP_SECONDS:
             now.end += passed
             self._begin()
@@ -49,22 +51,29 @@ class RunningTime:
             self._ticked = running
 
     def ago(self, seconds: float) -> float:
-        """A wall time that lies at least so many seconds of running back: calls that ended earlier are older than that."""
-        earliest = self._stretches[-1].end
-        left = seconds
-        for stretch in reversed(self._stretches):
-            length = stretch.end - stretch.start
-            earliest = min(earliest, stretch.end - min(length, left))
-            left -= length
-            if left <= 0:
+        """A wall-clock time at least this many seconds of running ago. Calls that ended before it are older than that.
+
+        The server ran from 0 to 100 and from 500 to 550, and has just been started at 1000. 60 s of running before that
+        are the 50 s up to 550 and the 10 s up to 100:
+
+        >>> RunningTime("[[0, 100], [500, 550]]", wall=lambda: 1000.0, running=lambda: 0.0).ago(60.0)
+        90.0
+        """
+        earliest = self._intervals[-1].end
+        missing = seconds
+        for interval in reversed(self._intervals):
+            length = interval.end - interval.start
+            earliest = min(earliest, interval.end - min(length, missing))
+            missing -= length
+            if missing <= 0:
                 return earliest
-        return min(earliest, self._stretches[0].start) - left
+        return min(earliest, self._intervals[0].start) - missing
 
     def text(self) -> str:
-        """To be stored, JSON."""
-        return json.dumps([[stretch.start, stretch.end] for stretch in self._stretches])
+        """The intervals as JSON, to be stored."""
+        return json.dumps([[interval.start, interval.end] for interval in self._intervals])
 
     def _begin(self) -> None:
         wall = self._wall()
         self._ticked = self._running()
-        self._stretches = [*self._stretches[1 - _KEPT :], _Stretch(wall, wall)]
+        self._intervals = [*self._intervals[1 - _KEPT :], _Interval(wall, wall)]

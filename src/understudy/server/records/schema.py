@@ -1,4 +1,4 @@
-"""The schema that records have when they are opened: made, migrated, or refused as newer than this version."""
+"""Brings the schema of records up to date when they are opened. Newer schemas are rejected."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from .migrate_1_to_2 import migrate_1_to_2
 from .tables import SCHEMA, expired, meta, metadata, trajectories
 from .writer import store_error
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MIGRATIONS: dict[int, Callable[[Connection], None]] = {1: migrate_1_to_2}
-"""Schema -> what makes the next one of it."""
+"""Schema -> the function that migrates it to the next one."""
 
 
 def prepare(engine: Engine, where: str) -> None:
-    """Make the tables, or bring those of an older version to this schema. Raises StoreError, or SQLAlchemyError when the
-    database does not answer."""
+    """Create the tables, or migrate those of an older schema.
+
+    Raises StoreError if the schema is newer or a migration fails, SQLAlchemyError if the database does not respond.
+    """
     with engine.begin() as connection:
         if not inspect(connection).has_table("meta"):
             metadata.create_all(connection)
@@ -31,7 +33,7 @@ def prepare(engine: Engine, where: str) -> None:
         stored = connection.execute(select(meta.c.value).where(meta.c.key == "schema")).scalar()
     if stored is None or int(stored) > SCHEMA:
         raise StoreError(
-            f"the records at {where} have schema {stored!r}, and this version of understudy knows up to {SCHEMA}: "
+            f"the records at {where} have schema {stored!r}, but this version of understudy reads schemas up to {SCHEMA}: "
             "upgrade understudy, or keep records elsewhere (--dir or --store-url)"
         )
     if int(stored) < SCHEMA:
@@ -40,20 +42,20 @@ def prepare(engine: Engine, where: str) -> None:
 
 
 def _migrate(engine: Engine, where: str, schema: int) -> None:
-    """All or nothing, in one transaction, after a copy was made."""
+    """Copy the records, then migrate them in one transaction."""
     copy = back_up(engine, where, schema)
-    kept = f"a copy is at {copy}" if copy else "no copy was made"
+    backup = f"a copy is at {copy}" if copy else "no copy was made"
     try:
         with engine.begin() as connection:
-            for each in range(schema, SCHEMA):
-                MIGRATIONS[each](connection)
+            for version in range(schema, SCHEMA):
+                MIGRATIONS[version](connection)
             connection.execute(update(meta).where(meta.c.key == "schema").values(value=str(SCHEMA)))
             count = connection.scalar(select(func.count()).select_from(trajectories))
-    except Exception as error:  # the boundary of a migration: whatever stopped it, the records are as they were
-        fault = store_error(error, "migrate", where) if isinstance(error, SQLAlchemyError) else None
-        message = fault or f"could not migrate records at {where}: {type(error).__name__}: {error}"
-        kind = type(fault) if fault else StoreError
-        raise kind(f"{message}. Nothing was changed: they still have schema {schema}, and {kept}") from error
-    log.info(
-        "Records at %s were brought from schema %d to %d (%d trajectories); %s", where, schema, SCHEMA, count, kept
+    except Exception as error:  # any failure rolls the migration back, and the message says so
+        known_error = store_error(error, "migrate", where) if isinstance(error, SQLAlchemyError) else None
+        message = known_error or f"could not migrate records at {where}: {type(error).__name__}: {error}"
+        error_class = type(known_error) if known_error else StoreError
+        raise error_class(f"{message}. The records are unchanged, with schema {schema}; {backup}") from error
+    logger.info(
+        "Migrated records at %s from schema %d to %d (%d trajectories); %s", where, schema, SCHEMA, count, backup
     )

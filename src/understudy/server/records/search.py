@@ -1,4 +1,4 @@
-"""Searching finished trajectories: newest first, in slices, for a bounded time, from where the page before ended."""
+"""Searches finished trajectories, newest first, for a limited time per page."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import time
 from dataclasses import dataclass
 
 import orjson
-import sqlalchemy as sa
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
 
 from ...types import Json
 from .overview import LISTED, RolloutRow, rollout_row
 from .tables import calls, outputs, trajectories, trajectory_models
 
 SLICE = 500
-"""So many trajectories are looked through before the time is looked at."""
+"""Trajectories searched between two checks of the time."""
 
 
 @dataclass(frozen=True)
 class RolloutFilter:
-    """What to search for; None and "" leave a filter out. `text` is found, without regard to case of ASCII letters, in
-    answers, messages, metadata, logs and errors; `tool` is the name of a called one; `exception` a part of its type."""
+    """What to search for. None and "" turn a filter off.
+
+    * `lowest`, `highest`: bounds of the reward, inclusive.
+    * `text`: part of an answer, message, metadata, log or error, without regard to the case of ASCII letters.
+    * `tool`: the name of a called tool.
+    * `exception`: part of the type of the exception.
+    """
 
     run: str | None = None
     model: str | None = None
@@ -36,46 +40,52 @@ class RolloutFilter:
 
     @property
     def reads_text(self) -> bool:
-        """Whether rows have to be read, not only their index."""
+        """Whether a filter needs the contents of rows, not only an index."""
         return bool(self.exception or self.tool or self.text)
 
 
 @dataclass(frozen=True)
 class SearchPage:
-    """`next`: where the next page begins; None at the end. `looked`: how many trajectories were looked through, and
-    `hurried` whether the time ended before the page was full."""
+    """A page of search results.
+
+    `next` is the `after` of the next page, None at the end. `searched` of `total` trajectories were searched. `timed_out`
+    is true if the time ended before the page was full.
+    """
 
     rollouts: tuple[RolloutRow, ...]
     next: int | None
-    looked: int
+    searched: int
     total: int
-    hurried: bool
+    timed_out: bool
 
 
 def search(
     connection: Connection, wanted: RolloutFilter, after: int | None = None, limit: int = 50, seconds: float = 0.12
 ) -> SearchPage:
-    """The trajectories that fit, the last finished first, from `after` (exclusive) on."""
+    """A page of the trajectories that match, last finished first, beginning after the number `after` (`seq`).
+
+    The search stops after about `seconds`, or with `limit` results.
+    """
     began = time.monotonic()
     newest = connection.scalar(select(func.max(trajectories.c.seq))) or 0
     upper = newest if after is None else after - 1
-    found: list[RolloutRow] = []
-    looked, at, hurried = 0, upper, False
-    while at > 0 and len(found) < limit:
-        lower = max(0, at - SLICE) if wanted.reads_text else 0
-        query = _matching(connection, wanted).where(trajectories.c.seq <= at, trajectories.c.seq > lower)
-        rows = connection.execute(query.order_by(trajectories.c.seq.desc()).limit(limit - len(found))).all()
-        found += [rollout_row(row) for row in rows]
-        reached = rows[-1].seq - 1 if len(found) >= limit else lower
-        looked += at - reached
-        at = reached
-        if time.monotonic() - began > seconds and at > 0 and len(found) < limit:
-            hurried = True
+    rollouts: list[RolloutRow] = []
+    searched, position, timed_out = 0, upper, False
+    while position > 0 and len(rollouts) < limit:
+        lower = max(0, position - SLICE) if wanted.reads_text else 0
+        query = _matching(connection, wanted).where(trajectories.c.seq <= position, trajectories.c.seq > lower)
+        rows = connection.execute(query.order_by(trajectories.c.seq.desc()).limit(limit - len(rollouts))).all()
+        rollouts += [rollout_row(row) for row in rows]
+        reached = rows[-1].seq - 1 if len(rollouts) >= limit else lower
+        searched += position - reached
+        position = reached
+        if time.monotonic() - began > seconds and position > 0 and len(rollouts) < limit:
+            timed_out = True
             break
-    return SearchPage(tuple(found), at + 1 if at > 0 else None, looked, upper, hurried)
+    return SearchPage(tuple(rollouts), position + 1 if position > 0 else None, searched, upper, timed_out)
 
 
-def _matching(connection: Connection, wanted: RolloutFilter) -> sa.Select[Json]:
+def _matching(connection: Connection, wanted: RolloutFilter) -> Select[Json]:
     columns = trajectories.c
     query = select(*LISTED)
     plain = {
@@ -87,7 +97,7 @@ def _matching(connection: Connection, wanted: RolloutFilter) -> sa.Select[Json]:
     }
     query = query.where(*(column == value for column, value in plain.items() if value is not None))
     if wanted.model:
-        own = sa.and_(trajectory_models.c.seq == columns.seq, trajectory_models.c.model == wanted.model)
+        own = and_(trajectory_models.c.seq == columns.seq, trajectory_models.c.model == wanted.model)
         query = query.where(select(trajectory_models.c.seq).where(own).exists())
     if wanted.lowest is not None:
         query = query.where(columns.reward >= wanted.lowest)
@@ -110,8 +120,8 @@ def _matching(connection: Connection, wanted: RolloutFilter) -> sa.Select[Json]:
     return query
 
 
-def _recorded(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-    """A call that was recorded under the trajectory, or whose choice it claims, fits."""
+def _recorded(condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Whether the condition holds for a call that named the trajectory, or whose choice the trajectory claims."""
     under = (
         select(calls.c.id)
         .join(outputs, outputs.c.call_id == calls.c.id, isouter=True)
@@ -126,9 +136,12 @@ def _recorded(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
 
 
 def _has(
-    connection: Connection, column: sa.ColumnElement[str], before: str, text: str, *, raw: bool = False
-) -> sa.ColumnElement[bool]:
-    """The column contains the text as JSON writes it. LIKE has no regard to case in SQLite; PostgreSQL has ILIKE."""
+    connection: Connection, column: ColumnElement[str], before: str, text: str, *, raw: bool = False
+) -> ColumnElement[bool]:
+    """Whether the column contains `before` and then the text, escaped as in JSON unless `raw`.
+
+    SQLite's LIKE ignores the case of ASCII letters; PostgreSQL needs ILIKE.
+    """
     inner = text if raw else _json(text)[1:-1]
     escaped = inner.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     pattern = f"%{before}{escaped}%"

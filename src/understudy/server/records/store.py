@@ -1,7 +1,7 @@
-"""The records: calls, finished trajectories, train requests and logs, in SQLite (WAL) or PostgreSQL.
+"""The store of all records: calls, finished trajectories, train requests and logs, in SQLite (WAL) or PostgreSQL.
 
-The event loop awaits; one writer thread commits in groups, readers have connections of their own. A write that
-returned survives a killed process; power loss may cost the last commits unless they are durable.
+One writer thread commits writes in groups; reader threads have their own connections; the event loop never waits for the
+database. A completed write survives a killed process. A power loss can undo the last commits, unless the store is durable.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, Row, insert, select, update
+from sqlalchemy import Connection, Engine, Row, Select, bindparam, exists, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...errors import StoreError, UnderstudyError
@@ -40,21 +39,20 @@ from .sqlite_file import check_file, mark_file
 from .tables import calls, logs, outputs, trains, trajectories
 from .writer import Writer, store_error
 
+logger = logging.getLogger(__name__)
 R = TypeVar("R")
-
-log = logging.getLogger(__name__)
 
 _READERS = 4
 NewCall = tuple[Call, str | None]
 """A call and its idempotency key."""
 
-_ADD_CALLS = insert(calls).values(late=sa.exists().where(trajectories.c.id == sa.bindparam("under")))
+_ADD_CALLS = insert(calls).values(late=exists().where(trajectories.c.id == bindparam("under")))
 _ADD_OUTPUTS = insert(outputs)
-"""What every call executes is built once. A call `under` a trajectory that is sealed is late."""
+"""Built once, because every call needs them. A call is late if its trajectory (`under`) is finished already."""
 
 
 class Store:
-    """All records of one server. Raises StoreError where records cannot be read or written."""
+    """All records of one server. Every method raises StoreError if the database cannot be read or written."""
 
     def __init__(self, engine: Engine, where: str) -> None:
         self._engine = engine
@@ -64,8 +62,11 @@ class Store:
 
     @classmethod
     async def open(cls, url: str, *, durable: bool = False) -> Store:
-        """Open or make the records at a SQLAlchemy URL; `durable` as of `engine_at`. Records of an older version are migrated.
-        Raises StoreError: unreachable, not ours, newer than us, or not migrated."""
+        """Open or create records at a SQLAlchemy URL, and migrate those of an older version.
+
+        `durable`: see `engine_at`. Raises StoreError if the database is unreachable or belongs to another program, has a
+        newer schema, or cannot be migrated.
+        """
         return await asyncio.to_thread(cls._opened, url, durable)
 
     @classmethod
@@ -86,129 +87,124 @@ class Store:
         return cls(engine, where)
 
     async def close(self) -> None:
-        """Write what is queued, then let go of the database."""
+        """Complete queued writes, then close all connections."""
         await asyncio.to_thread(self._writer.close)
         await asyncio.to_thread(self._readers.shutdown)
         await asyncio.to_thread(self._engine.dispose)
 
     @property
     def where(self) -> str:
-        """The database, as shown in messages: a path, or a URL without its password."""
+        """The database's location for messages: a path, or a URL without its password."""
         return self._where
 
-    # ---- calls
-
     async def add_call(self, call: Call, idempotency_key: str | None = None) -> Call:
-        """Record a call, as late when its trajectory is sealed; returns it once it is durable.
+        """Record a call, and return it after the commit. A call whose trajectory is finished already is recorded as late.
 
-        With a key that its trajectory has already seen, nothing is written and the stored call is returned.
+        If a call of the trajectory has this idempotency key already, writes nothing and returns that call.
         """
         return await self._writer.write(_add_calls, (call, idempotency_key))
 
     async def call_with_key(self, trajectory_id: str, idempotency_key: str) -> Call | None:
-        """The call that was recorded under the trajectory with this idempotency key."""
+        """The trajectory's call with this idempotency key; None if there is none."""
         return await self.read(lambda connection: _with_key(connection, trajectory_id, idempotency_key))
 
     async def calls_of(self, trajectory_ids: Sequence[str]) -> dict[str, tuple[Call, ...]]:
-        """The calls of each trajectory in order of start, with those of their choices that belong to it.
+        """The calls of each trajectory in order of start, each with only the choices that belong to the trajectory.
 
-        Late calls are included and say so: they are never trained.
+        Late calls are included, with `late` set. They are never trained.
         """
         return await self.read(lambda connection: read_calls(connection, trajectory_ids, WHOLE))
 
     async def expire_unclaimed(self, before: float, in_flight: Collection[str] = ()) -> int:
-        """Delete the calls of unfinished trajectories whose newest call ended before this time (unix seconds) and of
-        which no trajectory claims a choice, but those of trajectories `in_flight`. Returns how many."""
+        """Delete calls that no trajectory claimed, and return their number.
+
+        A call expires if all calls of its trajectory id ended before this time (unix seconds), that trajectory is neither
+        finished nor `in_flight`, and no trajectory claims one of the call's choices.
+        """
         count = await self._writer.write(expire, (before, frozenset(in_flight)))
         if count:
-            log.warning("%d recorded calls that no trajectory claimed have expired (--unclaimed-ttl)", count)
+            logger.warning("Deleted %d recorded calls that no trajectory claimed in time (--unclaimed-ttl)", count)
         return count
 
     async def expired(self, ids: Sequence[str]) -> dict[str, int]:
-        """How many calls under each id have expired; ids without any are left out."""
+        """Number of expired calls per trajectory id; ids without expired calls are left out."""
         return await self.read(lambda connection: expired_of(connection, ids))
 
     async def running(self) -> str | None:
-        """What `save_running` kept."""
+        """The text that `save_running` stored; None before the first."""
         return await self.read(read_running)
 
     async def save_running(self, text: str) -> None:
-        """Keep how long the server has run (RunningTime)."""
+        """Store how long the server has run: the text of a RunningTime."""
         await self._writer.write(save_running, text)
 
-    # ---- trajectories
-
     async def finish(self, records: Sequence[TrajectoryRecord]) -> dict[str, int]:
-        """Seal trajectories and claim their calls; recorded calls per trajectory id. All or nothing.
+        """Finish trajectories and claim their calls in one transaction. Returns the number of calls per trajectory id.
 
-        Raises ApiError: 404 names unknown calls, 409 names the two trajectories that want one choice.
+        Raises ApiError, and writes nothing: 404 for unknown calls, 409 if two trajectories claim one choice.
         """
         return await self._writer.write(finish, tuple(records))
 
     async def finished(self, ids: Sequence[str]) -> dict[str, TrajectoryRecord]:
-        """Those of the trajectories that are finished."""
+        """The finished ones of these trajectories, by id."""
         return await self.read(lambda connection: finished(connection, ids))
 
     async def trajectories(self, query: TrajectoryQuery | None = None) -> TrajectoryPage:
-        """A page of the finished trajectories that fit a query, all of them by default."""
+        """A page of the finished trajectories that match a query; without a query, of all."""
         return await self.read(lambda connection: page(connection, query or TrajectoryQuery()))
 
     async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls | None:
-        """One trajectory with its calls; None where nothing is known of it."""
+        """One trajectory, finished or not, with its calls; None if there is neither a record nor a call."""
 
         def read(connection: Connection) -> TrajectoryWithCalls | None:
             record = finished(connection, [trajectory_id]).get(trajectory_id)
-            found = read_calls(connection, [trajectory_id], WHOLE)[trajectory_id]
-            return TrajectoryWithCalls(trajectory=record, calls=found) if record is not None or found else None
+            calls = read_calls(connection, [trajectory_id], WHOLE)[trajectory_id]
+            return TrajectoryWithCalls(trajectory=record, calls=calls) if record is not None or calls else None
 
         return await self.read(read)
 
     async def traces(self, query: TrajectoryQuery) -> TracePage:
-        """A page of the finished trajectories that fit a query, with their calls but without token arrays."""
+        """Like `trajectories`, with the calls of each trajectory but without token ids."""
         return await self.read(lambda connection: trace_page(connection, query))
 
-    # ---- train requests and logs
-
     async def save_train(self, status: TrainStatus, request_json: str) -> None:
-        """Write a train request's state over what was known of it."""
+        """Store a train request, replacing its earlier state."""
         await self._writer.write(_save_trains, (status, request_json))
 
     async def train(self, request_id: str) -> TrainStatus | None:
-        """The state of a train request."""
+        """The state of a train request; None if it is unknown."""
         rows = await self._rows(select(trains.c.status).where(trains.c.id == request_id))
         return TrainStatus.model_validate_json(rows[0].status) if rows else None
 
     async def train_request(self, request_id: str) -> str | None:
-        """The request as it was saved, JSON."""
+        """The JSON of a stored request; None if it is unknown."""
         rows = await self._rows(select(trains.c.request).where(trains.c.id == request_id))
         return rows[0].request if rows else None
 
     async def unfinished_trains(self) -> list[TrainStatus]:
-        """Requests that are queued or running, oldest first."""
+        """Queued and running requests, oldest first."""
         query = select(trains.c.status).where(trains.c.state.in_(["queued", "running"])).order_by(trains.c.created_at)
         return [TrainStatus.model_validate_json(row.status) for row in await self._rows(query)]
 
     async def done_trains(self, limit: int) -> list[TrainStatus]:
-        """The requests that were applied last, newest first."""
+        """The last `limit` requests that are done, newest first."""
         query = select(trains.c.status).where(trains.c.state == "done").order_by(trains.c.created_at.desc())
         return [TrainStatus.model_validate_json(row.status) for row in await self._rows(query.limit(limit))]
 
     async def add_log(self, model: str, entry: LogRequest) -> None:
-        """Keep metrics of the user's own."""
+        """Store metrics that the user logged for a model."""
         await self._writer.write(_add_logs, (model, entry))
 
     async def logs(self, model: str) -> list[LogRequest]:
-        """The user's metrics of a model, oldest first."""
+        """The metrics that the user logged for a model, oldest first."""
         rows = await self._rows(select(logs.c.body).where(logs.c.model == model).order_by(logs.c.id))
         return [LogRequest.model_validate_json(row.body) for row in rows]
 
-    # ---- reading
-
-    async def _rows(self, query: sa.Select[Json]) -> Sequence[Row[Json]]:
+    async def _rows(self, query: Select[Json]) -> Sequence[Row[Json]]:
         return await self.read(lambda connection: connection.execute(query).all())
 
     async def read(self, read: Callable[[Connection], R]) -> R:
-        """What `read` makes of a connection, in a thread of the readers. Raises StoreError."""
+        """Call `read` with a connection in a reader thread, and return its result. Raises StoreError."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._reading, read)
 
     def _reading(self, read: Callable[[Connection], R]) -> R:
@@ -219,14 +215,11 @@ class Store:
             raise store_error(error, "read", self._where) from error
 
 
-# ---- writes: each takes a batch, see writer.Apply
-
-
 def _add_calls(connection: Connection, batch: Sequence[NewCall]) -> list[Call | UnderstudyError]:
     known: dict[tuple[str, str], Call] = {}
     for call, key in batch:
-        if key is not None and (found := _with_key(connection, call.trajectory_id, key)) is not None:
-            known[call.trajectory_id, key] = found
+        if key is not None and (earlier := _with_key(connection, call.trajectory_id, key)) is not None:
+            known[call.trajectory_id, key] = earlier
     results: list[Call | UnderstudyError] = []
     new: list[NewCall] = []
     for call, key in batch:
@@ -262,9 +255,6 @@ def _add_logs(connection: Connection, batch: Sequence[tuple[str, LogRequest]]) -
     return [None] * len(batch)
 
 
-# ---- reads
-
-
 def _with_key(connection: Connection, trajectory_id: str, key: str) -> Call | None:
     query = select(calls).where(calls.c.trajectory_id == trajectory_id, calls.c.idempotency_key == key)
     row = connection.execute(query).first()
@@ -274,9 +264,9 @@ def _with_key(connection: Connection, trajectory_id: str, key: str) -> Call | No
 
 
 def finished(connection: Connection, ids: Sequence[str]) -> dict[str, TrajectoryRecord]:
-    """Those of the trajectories that are finished."""
-    found: dict[str, TrajectoryRecord] = {}
+    """The finished ones of these trajectories, by id."""
+    records: dict[str, TrajectoryRecord] = {}
     for chunk in chunks(ids):
         rows = connection.execute(select(trajectories.c.id, trajectories.c.body).where(trajectories.c.id.in_(chunk)))
-        found |= {row.id: TrajectoryRecord.model_validate_json(row.body) for row in rows}
-    return found
+        records |= {row.id: TrajectoryRecord.model_validate_json(row.body) for row in rows}
+    return records

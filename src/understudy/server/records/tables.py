@@ -1,6 +1,6 @@
-"""The tables of the records: portable types only, so that SQLite and PostgreSQL hold the same.
+"""The tables of the records. Their column types exist in SQLite and PostgreSQL alike.
 
-Tokens are little-endian int32 blobs, logprobs float32 blobs with NaN for a missing one, everything nested is JSON text.
+Token ids are little-endian int32 blobs. Logprobs are float32 blobs with NaN for a missing one. Nested values are JSON text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ calls = Table(
     Column("ended_at", Double, nullable=False),
     Column("prompt_ids", LargeBinary, nullable=False),
     Column("body", Text, nullable=False),  # sampling, constrained, messages, tools, origin, error, parse_failures
-    UniqueConstraint("trajectory_id", "idempotency_key", name="calls_idempotency"),  # finds those of a trajectory too
+    UniqueConstraint("trajectory_id", "idempotency_key", name="calls_idempotency"),  # also the index by trajectory
 )
 
 _CLAIMED = text("claimed_by IS NOT NULL")
@@ -50,7 +50,7 @@ outputs = Table(
     metadata,
     Column("call_id", String(200), primary_key=True),
     Column("choice", Integer, primary_key=True),
-    Column("claimed_by", String(200)),  # the finished trajectory that this choice belongs to
+    Column("claimed_by", String(200)),  # id of a finished trajectory
     Column("status", String(16), nullable=False),
     Column("finish_reason", String(64)),
     Column("token_ids", LargeBinary, nullable=False),
@@ -64,21 +64,21 @@ trajectories = Table(
     "trajectories",
     metadata,
     Column("id", String(200), primary_key=True),
-    Column("seq", BigInteger, nullable=False),  # 1, 2, ... in the order in which they were first finished
-    Column("model", String(200), nullable=False),  # the one that it was finished for last
-    Column("explicit", Boolean, nullable=False),  # it named its calls; else every call under its id is its own
+    Column("seq", BigInteger, nullable=False),  # 1, 2, ... in the order of first finishing
+    Column("model", String(200), nullable=False),  # the model of the last finishing
+    Column("explicit", Boolean, nullable=False),  # it lists its calls; otherwise all calls with its id are its own
     Column("reward", Double),
     Column("failed", Boolean, nullable=False),  # an exception ended it
     Column("ended_at", Double, nullable=False),
-    Column("run", Text),  # run ... group_index: its place; NULL where nobody knows
+    Column("run", Text),  # run ... group_index: RolloutPlace; NULL if unknown
     Column("split", Text),
     Column("step", Integer),
     Column("scenario", Text),
     Column("group_id", Text),
     Column("group_index", Integer),
-    Column("body", Text, nullable=False),  # the TrajectoryRecord; the last column, for lists that pass over rows
+    Column("body", Text, nullable=False),  # JSON of TrajectoryRecord; last, so that scans of other columns skip it
     Index("trajectories_seq", "seq", unique=True),
-    # What listing.DRIVING names: each gives its rows in the order of lists.
+    # The indexes of listing.DRIVING. Each returns rows in the order of lists.
     Index("trajectories_group", "group_id", "seq"),
     Index("trajectories_scenario", "scenario", "seq"),
     Index("trajectories_run_step", "run", "step", "seq"),
@@ -93,8 +93,8 @@ trajectories = Table(
 trajectory_models = Table(
     "trajectory_models",
     metadata,
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),  # the trajectory's
-    Column("model", String(200), primary_key=True),  # one that it called, or that it was finished for
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),  # of the trajectory
+    Column("model", String(200), primary_key=True),  # a model that it called or was finished for
     Index("trajectory_models_model", "model", "seq"),
     sqlite_with_rowid=False,
 )
@@ -110,11 +110,11 @@ trains = Table(
     Column("request", Text, nullable=False),
 )
 
-expired = Table(  # made where it lacks: older versions pass over it
+expired = Table(  # created without a new schema, because older versions ignore it
     "expired",
     metadata,
     Column("trajectory_id", String(200), primary_key=True),
-    Column("calls", Integer, nullable=False),  # recorded under the id, and deleted because nobody claimed them in time
+    Column("calls", Integer, nullable=False),  # number of deleted calls that nothing claimed in time
 )
 
 logs = Table(

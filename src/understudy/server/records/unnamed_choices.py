@@ -1,4 +1,4 @@
-"""Choices without the mark of their call, as converters of other libraries leave them: their calls by content."""
+"""Identifies the calls of choices by content. Message converters of other libraries drop the mark that names the call."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from ..errors import ApiError
 from .tables import calls, outputs
 
 CLOCK_SECONDS = 5.0
-"""How far the clocks of the client and the server may be apart."""
+"""Largest difference between the clocks of client and server."""
 TARGETS = ("complete", "truncated")
+"""Statuses of choices that can be trained."""
 
 Content = tuple[str, str, str]
-"""Model, conversation and answer of a call, as far as a client can know them."""
+"""Model, conversation and answer of a call, reduced to what clients keep."""
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A recorded choice that no other trajectory claims. `sample`: what training on it would read."""
+    """A recorded choice, the trajectory that claims it, and everything of it that training reads (`sample`)."""
 
     ref: CallRef
     owner: str | None
@@ -35,10 +36,10 @@ class _Recorded:
 
 
 def named_by_content(connection: Connection, records: Sequence[TrajectoryRecord]) -> tuple[TrajectoryRecord, ...]:
-    """The records, with each target of their histories that is a recorded choice named in `calls` instead.
+    """Move targets of histories that match a recorded choice to `calls`.
 
-    Only calls that belong to no capture are taken, each for one trajectory. A target without a recorded call stays in
-    its history and is rendered. Raises ApiError 409 where several calls fit and their tokens differ.
+    Only calls outside a capture are considered, and each is used for one trajectory. A target without a recorded call stays
+    in its history and is rendered for training. Raises ApiError 409 if several calls match and their tokens differ.
     """
     unnamed = [record for record in records if record.calls is not None and record.histories]
     if not unnamed:
@@ -53,24 +54,27 @@ def _named(record: TrajectoryRecord, recorded: dict[Content, list[_Recorded]], t
     refs: dict[Content, CallRef] = {}
     histories: list[RenderedHistory] = []
     for history in record.histories:
-        left: list[int] = []
+        remaining: list[int] = []
         for target in history.targets:
             content = _content(record.model, history.messages[:target], history.messages[target])
-            free = [choice for choice in recorded.get(content, ()) if choice.ref not in taken]
-            chosen = _chosen(record, [choice for choice in free if choice.owner in (None, record.id)])
+            unclaimed = [choice for choice in recorded.get(content, ()) if choice.ref not in taken]
+            chosen = _chosen(record, [choice for choice in unclaimed if choice.owner in (None, record.id)])
             if chosen is not None:
                 taken.add(chosen)
                 refs[content] = chosen
                 record = record.model_copy(update={"calls": (*(record.calls or ()), chosen)})
-            elif content not in refs:  # a further history may repeat a choice
-                left.append(target)
-        if left:
-            histories.append(history.model_copy(update={"targets": tuple(left)}))
+            elif content not in refs:  # several histories may contain the same choice
+                remaining.append(target)
+        if remaining:
+            histories.append(history.model_copy(update={"targets": tuple(remaining)}))
     return record.model_copy(update={"histories": tuple(histories)})
 
 
 def _chosen(record: TrajectoryRecord, candidates: Sequence[_Recorded]) -> CallRef | None:
-    """The call; of several, one that was made while the rollout ran. Equal samples are as good as one."""
+    """The matching call. Prefers calls that the trajectory claims already, then those during the rollout.
+
+    Several calls with equal samples are interchangeable: the first is chosen.
+    """
     own = [choice for choice in candidates if choice.owner == record.id]
     begun, ended = record.started_at - CLOCK_SECONDS, record.ended_at + CLOCK_SECONDS
     candidates = own or [choice for choice in candidates if begun <= choice.started_at <= ended] or candidates
@@ -78,8 +82,8 @@ def _chosen(record: TrajectoryRecord, candidates: Sequence[_Recorded]) -> CallRe
         names = ", ".join(choice.ref.call_id for choice in candidates[:5])
         raise ApiError(
             409,
-            f"trajectory {record.id!r}: a choice does not name its call, and {len(candidates)} recorded calls have its "
-            f"messages and its answer with other tokens or settings ({names}): append `completion.choices[0]` itself, which "
+            f"trajectory {record.id!r}: a choice does not name its call, and {len(candidates)} recorded calls with different "
+            f"tokens or settings match its messages and answer ({names}): append `completion.choices[0]` itself, which "
             "names its call (litellm's too), or make the calls inside capture_auto_trajectory",
             "trajectories.histories",
             "ambiguous_call",
@@ -88,14 +92,14 @@ def _chosen(record: TrajectoryRecord, candidates: Sequence[_Recorded]) -> CallRe
 
 
 def _recorded(connection: Connection, records: Sequence[TrajectoryRecord]) -> dict[Content, list[_Recorded]]:
-    """The recorded choices that could be targets, by content, in order of start."""
+    """The recorded choices that can match a target, by content, in order of start."""
     answers = {
         _answer(history.messages[target])
         for record in records
         for history in record.histories
         for target in history.targets
     }
-    mine: ColumnElement[bool] = outputs.c.claimed_by.in_([record.id for record in records])
+    claimed_here: ColumnElement[bool] = outputs.c.claimed_by.in_([record.id for record in records])
     query = (
         select(
             *(calls.c.id, calls.c.model, calls.c.step, calls.c.started_at, calls.c.prompt_ids, calls.c.body),
@@ -105,7 +109,7 @@ def _recorded(connection: Connection, records: Sequence[TrajectoryRecord]) -> di
         .where(
             calls.c.trajectory_id.startswith(f"{OPEN}-", autoescape=True),
             calls.c.model.in_([record.model for record in records]),
-            or_(outputs.c.claimed_by.is_(None), mine),
+            or_(outputs.c.claimed_by.is_(None), claimed_here),
             outputs.c.status.in_(TARGETS),
         )
         .order_by(calls.c.started_at, calls.c.id, outputs.c.choice)
@@ -129,7 +133,7 @@ def _content(model: str, messages: Sequence[Message], answer: Message) -> Conten
 
 
 def _answer(message: Message) -> str:
-    """Text and tool calls of a message: what every library keeps. Ids of tool calls and reasoning are often dropped."""
+    """Text and tool calls of a message, which every library keeps. Many drop reasoning and the ids of tool calls."""
     tools = [_tool_call(tool.get("function") or {}) for tool in message.get("tool_calls") or ()]
     return json.dumps(["".join(_texts(message.get("content"))), tools])
 

@@ -1,4 +1,4 @@
-"""One thread that owns all writes: whatever waits goes into one transaction, and is answered after its commit."""
+"""Writes to the database in one thread. All waiting writes are committed in one transaction."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from ..errors import StoreFullError
 A = TypeVar("A")
 R = TypeVar("R")
 Apply: TypeAlias = Callable[[Connection, Sequence[A]], Sequence[R | UnderstudyError]]
-"""Writes a batch of arguments and gives one result each; an error stands for a refusal that wrote nothing."""
+"""Writes a batch of arguments and returns one result per argument. An error as result means that nothing was written."""
 
-_BATCH = 512
-SQLITE_FULL = {13, 778}  # SQLITE_FULL; SQLITE_IOERR_WRITE: a quota, or a limit on a file's size
+_BATCH = 512  # most writes in one transaction
+SQLITE_FULL = {13, 778}
+"""Error codes: SQLITE_FULL, and SQLITE_IOERR_WRITE, which a quota or a limit on file sizes causes."""
 _POSTGRES_FULL = "53100"
 
 
@@ -35,7 +36,7 @@ class _Job:
 
 
 class Writer:
-    """Group commits on one thread. `where` names the database in errors."""
+    """The writer thread. `where` names the database in errors."""
 
     def __init__(self, engine: Engine, where: str) -> None:
         self._engine = engine
@@ -46,16 +47,19 @@ class Writer:
         self._thread.start()
 
     async def write(self, apply: Apply[A, R], argument: A) -> R:
-        """Queue a write; returns once it is committed. Jobs with the same `apply` that wait together are one batch."""
+        """Queue a write, and return its result after the commit. Waiting writes with the same `apply` form one batch.
+
+        Raises the result if it is an error, and StoreError if the write failed or the writer is closed.
+        """
         if self._closed:
-            raise StoreError(f"the records at {self._where} are closed")
+            raise StoreError(f"the records at {self._where} are closed: the server is shutting down")
         loop = asyncio.get_running_loop()
         job = _Job(apply, argument, loop.create_future(), loop)
         self._queue.put(job)
         return await job.answer
 
     def close(self) -> None:
-        """Finish what is queued, then end the thread. Blocks."""
+        """Complete queued writes, then end the thread. Blocks."""
         if not self._closed:
             self._closed = True
             self._queue.put(None)
@@ -78,7 +82,7 @@ class Writer:
     def _settle(self, jobs: list[_Job]) -> None:
         results = self._commit(jobs)
         if len(jobs) > 1 and isinstance(results, StoreError):
-            # One bad row, or one that no longer fits, must not take the others with it.
+            # Write one by one, so that a row that fails does not fail the others.
             for job in jobs:
                 self._settle([job])
             return
@@ -87,7 +91,7 @@ class Writer:
             pairs = list(group)
             try:
                 loop.call_soon_threadsafe(_answer, pairs)
-            except RuntimeError:  # that loop has ended: nobody waits, and the write is done
+            except RuntimeError:  # the loop is closed, so nothing waits for the result
                 continue
 
     def _commit(self, jobs: list[_Job]) -> list[Any] | StoreError:
@@ -99,7 +103,7 @@ class Writer:
                     results.extend(batch[0].apply(connection, [job.argument for job in batch]))
         except SQLAlchemyError as error:
             return store_error(error, "write", self._where)
-        except Exception as error:  # noqa: BLE001  # the thread outlives any fault; the caller gets it
+        except Exception as error:  # noqa: BLE001  # the caller gets the error, and the thread goes on
             failure = StoreError(f"could not write records to {self._where}: {type(error).__name__}: {error}")
             failure.__cause__ = error
             return failure
@@ -107,23 +111,21 @@ class Writer:
 
 
 def store_error(error: SQLAlchemyError, verb: str, where: str) -> StoreError:
-    """What a database error means, with the place and what to do."""
+    """Convert a database error. StoreFullError if the disk is full; `verb` and `where` are for the message."""
     cause = error.orig if isinstance(error, DBAPIError) else None
     if getattr(cause, "sqlite_errorcode", 0) in SQLITE_FULL or getattr(cause, "sqlstate", "") == _POSTGRES_FULL:
-        message = (
-            f"no space left to {verb} records at {where} ({cause}): free some, or use another --dir or --store-url"
-        )
-        found: StoreError = StoreFullError(message)
+        message = f"no space left to {verb} records at {where} ({cause}): free disk space, or use another --dir or --store-url"
+        result: StoreError = StoreFullError(message)
     else:
-        found = StoreError(f"could not {verb} records at {where}: {cause or error}")
-    found.__cause__ = error
-    return found
+        result = StoreError(f"could not {verb} records at {where}: {cause or error}")
+    result.__cause__ = error
+    return result
 
 
 def _answer(pairs: list[tuple[_Job, Any]]) -> None:
     for job, answer in pairs:
         if job.answer.done():
-            continue  # the caller was cancelled; the write stands
+            continue  # the caller was cancelled; the write is committed
         if isinstance(answer, UnderstudyError):
             job.answer.set_exception(answer)
         else:

@@ -1,1 +1,1 @@
-"""The client of the inference engine, and the engine's process."""
+"""The client of the inference engine, and the supervision of the engine's process."""

@@ -1,4 +1,4 @@
-"""Which engine samples and on what: `auto` resolved, and the options as the sampler takes them."""
+"""Which engine samples, on which GPUs, and with which command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import sys
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,69 +15,89 @@ from pathlib import Path
 from ...config import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
 from ...devices import Gpu, chosen, gpus
 from ...engine.protocol import SAMPLER_MODULES
-from ...errors import ConfigError
 from ...extras import install_command
 from ..models.registration import MAX_RANK
 from .child import ChildSampler
+from .gpu_sharing import FORCING, GpuSharing, share_gpu
 from .pool import SamplerPool
 from .quirks import Quirks
 from .running import RunningSampler, key
-from .sampler import Sampler
+from .sampler import Sampler, SamplerCalls
 from .transport import SERVED_NAME
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-KEPT_FREE = 1.5 * 2**30
-"""Bytes of a shared GPU that neither vLLM nor the sleeping learner holds: CUDA's own contexts and what nvidia-smi misses."""
-LEAST_SHARE = 0.1
+_VLLM_QUIRKS = Quirks(grammar_for_strict_tools=True, flat_logprobs=True, stream_blocks=True)
 MAX_STALENESS = 62
-"""Of TrainConfig; the embedded engine has no limit of its own."""
+"""The upper bound of `TrainConfig.max_staleness`. The embedded engine has no lower limit."""
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """What samples. `shares_gpu`: the learner uses the same GPU, so that vLLM sleeps during a step."""
+    """The inference engine of a server, with `auto` resolved.
+
+    `sharing`: how sampler and learner share one GPU; None if they do not share one. `quirks`: what the gateway must
+    compensate for.
+    """
 
     name: EngineName
     options: EngineOptions
-    shares_gpu: bool = False
+    sharing: GpuSharing | None = None
     quirks: Quirks = field(default_factory=Quirks)
 
     @property
     def max_rank(self) -> int:
-        """Of an adapter."""
+        """Largest rank of an adapter that the engine accepts. A running vLLM server checks ranks itself."""
         return self.options.max_lora_rank if self.name == "vllm" and not self.options.vllm_url else MAX_RANK
 
     @property
     def max_staleness(self) -> int:
-        """How many steps old calls may be without waiting for each other: vLLM holds so many adapters, and the newest two
-        are needed at each swap."""
+        """Largest `TrainConfig.max_staleness` at which calls never wait for an adapter to be loaded.
+
+        vLLM holds `max_loras` adapters, and two of them are needed for a swap.
+        """
         return self.options.max_loras - 2 if self.name == "vllm" else MAX_STALENESS
 
     def described(self) -> str:
-        """What samples and where, in a few words."""
+        """The engine, its GPUs and the memory layout, for people."""
         if self.options.vllm_url:
-            return f"vLLM, which runs already at {', '.join(self.options.vllm_url)}"
-        sampling, training = (
-            ",".join(map(str, each)) for each in (self.options.inference_gpus, self.options.train_gpus)
-        )
+            return f"vLLM, already running at {', '.join(self.options.vllm_url)}"
+        sampling = ",".join(map(str, self.options.inference_gpus))
+        training = ",".join(map(str, self.options.train_gpus))
         where = f" on GPU {sampling}" if sampling else ""
         apart = f", training on GPU {training}" if training and training != sampling else ""
-        shared = ", which sleeps while the learner uses the GPU" if self.shares_gpu else ""
+        shared = f", memory layout {self.sharing.layout}" if self.sharing else ""
         return f"{'vLLM' if self.name == 'vllm' else 'embedded'}{where}{apart}{shared}"
 
+    def free_gpu(self, calls: SamplerCalls) -> AbstractAsyncContextManager[None]:
+        """Inside the block, a train step has the GPU memory that the memory layout assigns to it.
+
+        `free_cache` and `offload` put vLLM to sleep. Otherwise this does nothing.
+        """
+        if self.name == "vllm" and self.sharing is not None and self.sharing.layout != "side_by_side":
+            return calls.asleep(keep_weights=self.sharing.layout == "free_cache")
+        return nullcontext()
+
+    def for_base(self, *, plain_answers: bool) -> EngineChoice:
+        """The choice for a base model whose answers are read without a reasoning parser, or (False) perhaps with one."""
+        blocks = self.quirks.stream_blocks and plain_answers
+        return replace(self, quirks=replace(self.quirks, stream_blocks=blocks))
+
     def command(self, base: Path, socket: Path) -> list[str]:
-        """What samples from `base` on `socket`. Raises ConfigError."""
+        """The command line of the sampler for the model folder `base` on a Unix socket.
+
+        Raises ConfigError if too little GPU memory is free.
+        """
         words = [sys.executable, "-m", SAMPLER_MODULES[self.name], "--model", str(base)]
         words += ["--served-model-name", SERVED_NAME, "--uds", str(socket), "--parent-pid", str(os.getpid())]
         return words + self._words()
 
     def _words(self) -> list[str]:
-        """The options beside model and address. A shared GPU's memory is measured."""
-        options = self.options
+        """The options other than model and address. On a shared GPU, the memory plan sets vLLM's share."""
+        options, sharing = self.options, self.sharing
         words = ["--device", options.device, "--dtype", options.dtype]
         values: dict[str, object] = {
-            "max-batch": options.max_batch,
+            "max-batch": options.max_batch or (None if sharing is None else sharing.decoded_calls),
             "max-model-len": options.max_model_len,
             "threads": options.threads,
         }
@@ -91,68 +112,78 @@ class EngineChoice:
                 "reasoning-parser": options.reasoning_parser,
                 "engine-args": json.dumps(options.engine_args) if options.engine_args else None,
             }
-            if self.shares_gpu:
-                words.append("--shares-gpu")
-                values["memory-share"] = f"{self._free_share():.3f}"
+            if sharing is not None:
+                words += ["--shares-gpu"] if sharing.layout != "side_by_side" else []
+                values["memory-share"] = sharing.memory_share(self._least_free() if sharing.plan is None else None)
         return words + [
             word for flag, value in values.items() if value is not None for word in (f"--{flag}", str(value))
         ]
 
     def sampler(self, base: Path, log_path: Path) -> Sampler:
-        """The sampler, not started."""
+        """Create the sampler for the model folder `base`; `start` starts it. Its output is appended to `log_path`."""
         if not self.options.vllm_url:
             return ChildSampler(partial(self.command, base), log_path)
         members = [RunningSampler(url) for url in self.options.vllm_url]
         return members[0] if len(members) == 1 else SamplerPool(members)
 
-    def _free_share(self) -> float:
-        """Of the GPU's memory: what is free now, with the learner's base on it. Raises ConfigError when that is too little."""
-        gpu = min(chosen(self.options.inference_gpus, gpus(), "inference-gpus"), key=lambda gpu: gpu.free)
-        share = (gpu.free - KEPT_FREE) / gpu.total
-        if share < LEAST_SHARE:
-            raise ConfigError(
-                f"GPU {gpu.index} ({gpu.name}) has {gpu.free / 2**30:.1f} of {gpu.total / 2**30:.1f} GiB free beside the "
-                "learner, which is too little to sample: take a smaller --model, --load-in-4bit, or another GPU with "
-                "--inference-gpus"
-            )
-        return share
+    def _least_free(self) -> Gpu | None:
+        """The sampling GPU that now has the least free memory; None without a GPU."""
+        return min(_sampling_gpus(self.options, gpus()), key=lambda gpu: gpu.free, default=None)
 
 
-def choose(options: EngineOptions, *, trains: bool) -> EngineChoice:
-    """The engine that the options mean on this machine. Raises ConfigError."""
+def choose(options: EngineOptions, model: str, *, trains: bool) -> EngineChoice:
+    """Resolve the engine options on this machine. `trains`: the server also has a learner.
+
+    If both share a GPU, this reads the config.json of the base `model` to plan the memory. Raises ConfigError for
+    GPUs that do not exist and for a plan that does not fit.
+    """
     if options.vllm_url:
-        key()  # one that cannot be sent is told at once
-        return EngineChoice("vllm", options, quirks=Quirks(grammar_for_strict_tools=True, flat_logprobs=True))
-    found = () if options.device == "cpu" else gpus()
+        key()  # raises now, not at the first call, for an unusable key
+        return EngineChoice("vllm", options, quirks=_VLLM_QUIRKS)
+    present = () if options.device == "cpu" else gpus()
     sampling = options.inference_gpus or options.train_gpus
     training = options.train_gpus or sampling[:1]
     for option, indices in (("inference-gpus", options.inference_gpus), ("train-gpus", options.train_gpus)):
         if indices:
-            chosen(indices, found, option)
-    name = options.engine if options.engine != "auto" else _automatic(found)
-    if name == "vllm" and found and not sampling and options.device in ("auto", "cuda"):
-        sampling = training = (found[0].index,)  # both sides name it: CUDA may number GPUs in another order
+            chosen(indices, present, option)
+    name = options.engine if options.engine != "auto" else _automatic(present)
+    if name == "vllm" and present and not sampling and options.device in ("auto", "cuda"):
+        sampling = training = (present[0].index,)  # explicit on both sides, since CUDA may order GPUs differently
     options = options.model_copy(update={"inference_gpus": sampling, "train_gpus": training})
+    sharing = None
+    if trains and set(training) <= set(sampling):
+        sharing = share_gpu(name, options, model, _sampling_gpus(options, present) if name == "vllm" else ())
+    elif unused := options.given(FORCING):
+        logger.warning("%s: ignored, since sampler and learner share no GPU here", ", ".join(unused))
     if name == "embedded":
         if unused := options.given(OF_VLLM):
-            log.warning("The embedded engine samples, and has no use for %s", ", ".join(unused))
-        return EngineChoice(name, options)
+            logger.warning("%s: ignored by the embedded engine; only vLLM uses it", ", ".join(unused))
+        return EngineChoice(name, options, sharing)
     if unused := options.given(OF_EMBEDDED):
-        log.warning("vLLM samples, and has no use for %s", ", ".join(unused))
-    if not found:
-        log.warning("vLLM on a CPU ends when many calls have a seed: seeds are left out")
-    shares = bool(found) and trains and set(training) <= set(sampling)
+        logger.warning("%s: ignored by vLLM; only the embedded engine uses it", ", ".join(unused))
+    if not present:
+        logger.warning("vLLM on a CPU crashes if many calls have a seed: seeds are not sent to it")
     return EngineChoice(
-        name, options, shares, Quirks(grammar_for_strict_tools=True, no_seed=not found, flat_logprobs=True)
+        name, options, sharing, replace(_VLLM_QUIRKS, no_seed=not present, stream_blocks=not options.reasoning_parser)
     )
 
 
-def _automatic(found: tuple[Gpu, ...]) -> EngineName:
-    if not found:
+def _sampling_gpus(options: EngineOptions, present: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """The GPUs of the sampler: the configured ones, or the one of `device`."""
+    if options.inference_gpus:
+        return chosen(options.inference_gpus, present, "inference-gpus")
+    index = int(options.device.partition(":")[2] or 0)
+    return present[index : index + 1]
+
+
+def _automatic(present: tuple[Gpu, ...]) -> EngineName:
+    """vLLM if it is installed and there is a GPU, else the embedded engine."""
+    if not present:
         return "embedded"
     if find_spec("vllm") is None:
-        log.warning(
-            "A GPU is here and vLLM is not: the embedded engine samples, which is slower. %s", install_command("vllm")
+        logger.warning(
+            "There is a GPU, but vLLM is not installed: using the embedded engine, which is slower. %s",
+            install_command("vllm"),
         )
         return "embedded"
     return "vllm"

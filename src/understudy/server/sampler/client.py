@@ -1,4 +1,4 @@
-"""Calls to one sampler, in vLLM's HTTP dialect."""
+"""Chat completions of one sampler, in vLLM's HTTP dialect."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .answer_limits import MAX_ANSWER
 from .link import SamplerLink
 from .transport import SERVED_NAME, CallClient, Reply, SamplerConnection, read, reason_of
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class SamplerClient:
-    """Chat completions of one sampler. A call is retried once when the sampler died under it."""
+    """Sends calls to one sampler. A call is retried once if the sampler dies while it runs."""
 
     def __init__(self, link: SamplerLink) -> None:
         self._link = link
@@ -34,9 +34,11 @@ class SamplerClient:
 
     @property
     def in_flight(self) -> int:
+        """Number of calls that have not been answered completely."""
         return self._in_flight
 
     async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
+        """Send a chat completion and return the whole answer; see `SamplerCalls.post`."""
         body = self._body(payload)
 
         async def whole(connection: SamplerConnection) -> Reply:
@@ -52,6 +54,7 @@ class SamplerClient:
 
     @asynccontextmanager
     async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Open a streamed chat completion; see `SamplerCalls.stream`."""
         body = self._body(payload)
 
         async def opened(connection: SamplerConnection) -> tuple[CallClient, aiohttp.ClientResponse]:
@@ -67,14 +70,15 @@ class SamplerClient:
                 client.done(response)
 
     @asynccontextmanager
-    async def asleep(self) -> AsyncGenerator[None]:
+    async def asleep(self, *, keep_weights: bool = False) -> AsyncGenerator[None]:
+        """Free the GPU inside the block; see `SamplerCalls.asleep`."""
         await self._link.ready()
         async with self._changed:
             self._awake = False
             await self._changed.wait_for(lambda: not self._in_flight)
         try:
-            await self._command("/sleep?level=1&mode=wait")
             try:
+                await self._sleep(keep_weights)
                 yield
             finally:
                 await self._wake()
@@ -84,23 +88,24 @@ class SamplerClient:
                 self._changed.notify_all()
 
     async def queue_seconds(self) -> float | None:
+        """Mean time in vLLM's queue since the last reading; see `SamplerCalls.queue_seconds`."""
         connection = self._link.connection
         if self._link.state != "ok" or connection is None:
             return None
         try:
             text = (await connection.control.get("/metrics", timeout=10.0)).text
-        except (httpx.HTTPError, RuntimeError) as error:  # it ended meanwhile
-            log.debug("no queue time: %s", error)
+        except (httpx.HTTPError, RuntimeError) as error:  # the sampler has died meanwhile
+            logger.debug("The sampler's queue time cannot be read: %s", error)
             return None
-        spent, calls = _counted(text, "sum"), _counted(text, "count")
-        before, self._queued = self._queued, (spent, calls)
+        seconds, calls = _queue_time(text, "sum"), _queue_time(text, "count")
+        before, self._queued = self._queued, (seconds, calls)
         if calls < before[1]:
-            before = (0.0, 0.0)  # it was restarted
-        return (spent - before[0]) / (calls - before[1]) if calls > before[1] else None
+            before = (0.0, 0.0)  # restarted since then: its counters began at 0
+        return (seconds - before[0]) / (calls - before[1]) if calls > before[1] else None
 
     @asynccontextmanager
     async def _turn(self) -> AsyncGenerator[None]:
-        """One call in flight, begun while the sampler is awake."""
+        """Count one call as in flight inside the block. Waits until the sampler is awake."""
         if not self._awake:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._awake)
@@ -113,12 +118,23 @@ class SamplerClient:
                 async with self._changed:
                     self._changed.notify_all()
 
+    async def _sleep(self, keep_weights: bool) -> None:
+        """Put vLLM to sleep. Level 1 moves the weights to host memory and drops the KV cache.
+
+        Level 0 only pauses the scheduler, which vLLM requires before it releases the KV cache.
+        """
+        if keep_weights:
+            await self._command("/sleep?level=0&mode=wait")
+            await self._command("/release_kv_cache_memory")
+        else:
+            await self._command("/sleep?level=1&mode=wait")
+
     async def _wake(self) -> None:
-        """What ran while it slept is done and must not fail now: a sampler that does not wake begins anew."""
+        """Wake the sampler, or restart it if it does not wake: the train step that is done must not fail now."""
         try:
             await self._command("/wake_up")
         except EngineError as error:
-            log.error("The sampler did not wake and is started again: %s", error)
+            logger.error("The sampler did not wake up; restarting it: %s", error)
             await self._link.restart()
 
     async def _command(self, path: str) -> None:
@@ -132,6 +148,6 @@ class SamplerClient:
         return orjson.dumps(payload)
 
 
-def _counted(text: str, what: Literal["sum", "count"]) -> float:
-    """The sum over all engines of vLLM's histogram of queue times."""
+def _queue_time(text: str, what: Literal["sum", "count"]) -> float:
+    """The sum (seconds) or the count of vLLM's histogram of queue times, over all of its engines."""
     return sum(float(value) for value in re.findall(rf"^vllm:request_queue_time_seconds_{what}\S* (\S+)$", text, re.M))

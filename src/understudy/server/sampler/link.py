@@ -1,4 +1,4 @@
-"""The way to one sampler that may die at any moment."""
+"""Requests to one sampler, with one retry if it dies."""
 
 from __future__ import annotations
 
@@ -13,43 +13,48 @@ from ...errors import EngineError
 from .sampler import SamplerState
 from .transport import BROKEN, SERVED_NAME, SamplerConnection
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 R = TypeVar("R")
+"""Type of an answer."""
 
 
 class SamplerLink(ABC):
-    """Requests wait until the sampler answers, and are sent once more when it died under them."""
+    """Sends requests to one sampler.
+
+    A request waits for the sampler and is sent again once if the connection breaks.
+    """
 
     served_name = SERVED_NAME
     """The sampler's own name for the base."""
     has_others = False
-    """Whether a request that this sampler cannot answer goes to another one, instead of waiting for it."""
+    """Set by a pool with other samplers: when this one is gone, requests fail at once, and the pool resends them."""
 
     def __init__(self) -> None:
         self.connection: SamplerConnection | None = None
 
     @property
     @abstractmethod
-    def state(self) -> SamplerState: ...
+    def state(self) -> SamplerState:
+        """The sampler's state. "ok": it answers."""
 
     @abstractmethod
     async def ready(self) -> None:
-        """Wait until the sampler answers. Raises EngineError with the reason when it cannot be had."""
+        """Wait until the sampler answers. Raises EngineError with the reason if it cannot be started or reached."""
 
     @abstractmethod
     async def explain(self, error: Exception) -> str:
-        """Why a connection broke, in words; returns once `state` is no longer "ok" if the sampler is gone."""
+        """Why a connection broke, in words. If the sampler is gone, `state` is no longer "ok" when this returns."""
 
     @abstractmethod
     async def restart(self) -> None:
-        """Make the sampler begin anew, where that is in this process's hands."""
+        """Restart the sampler if it is a child of this process; otherwise do nothing."""
 
     async def send(self, request: Callable[[SamplerConnection], Awaitable[R]]) -> R:
-        """The answer to a request. Raises EngineError when there is no sampler, or it died twice under the request."""
+        """The answer to a request. Raises EngineError if there is no sampler, or the connection breaks twice."""
         for attempt in (1, 2):
             await self.ready()
             connection = self.connection
-            assert connection is not None, "ready means that there is a connection"
+            assert connection is not None, "ready() connects"
             try:
                 return await request(connection)
             except (*BROKEN, RuntimeError) as error:
@@ -60,9 +65,9 @@ class SamplerLink(ABC):
                     raise EngineError(reason) from error
                 if attempt == 2:
                     raise EngineError(f"The call was tried twice: {reason}") from error
-                log.warning("A call is tried again: %s", reason)
+                logger.warning("Retrying a call: %s", reason)
         raise AssertionError("unreachable")
 
     async def command(self, path: str, body: Mapping[str, str] | None = None) -> httpx.Response:
-        """POST to one of the sampler's control routes; the response, whatever its status. Raises EngineError."""
+        """POST to a control route of the sampler. Returns the response, whatever its status. Raises EngineError."""
         return await self.send(lambda connection: connection.control.post(path, json=body))

@@ -1,4 +1,7 @@
-"""Several samplers as one: each call goes to the one with the fewest calls in flight, every adapter is loaded in all."""
+"""Several samplers that act as one.
+
+Each call goes to the sampler with the fewest calls in flight. Every adapter is loaded on all of them.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ from .transport import Reply
 
 
 class SamplerPool:
-    """A call that one member cannot answer goes to another."""
+    """A Sampler of several members. If a member fails, its calls are sent to another member."""
 
     def __init__(self, members: Sequence[SupervisedSampler]) -> None:
+        """`members` must not be started yet; `start` starts them."""
         self.members = members
         for member in members:
             member.has_others = True
@@ -29,15 +33,18 @@ class SamplerPool:
 
     @property
     def state(self) -> SamplerState:
+        """The best state of any member."""
         states = {member.state for member in self.members}
         return next(state for state in ("ok", "starting", "failed", "stopped") if state in states)
 
     @property
     def detail(self) -> str | None:
+        """The members' details, one per line; None if no member has any."""
         return "\n".join(member.detail for member in self.members if member.detail) or None
 
     @property
     def restarts(self) -> int:
+        """How often members were restarted."""
         return sum(member.restarts for member in self.members)
 
     def present(self) -> list[SupervisedSampler]:
@@ -45,11 +52,12 @@ class SamplerPool:
         return [member for member in self.members if member.state == "ok"]
 
     def start(self) -> None:
+        """Start all members in the background."""
         for member in self.members:
             member.start()
 
     async def ready(self) -> None:
-        """Wait until one answers calls. Raises EngineError with the reasons when none can be had."""
+        """Wait until one member answers calls. Raises EngineError with all reasons if every member failed."""
         waiting = {asyncio.create_task(member.ready()) for member in self.members}
         reasons: list[str] = []
         try:
@@ -66,66 +74,74 @@ class SamplerPool:
         raise EngineError("\n".join(reasons))
 
     async def stop(self, deadline: float = 10.0) -> None:
+        """Stop all members within `deadline` seconds."""
         await asyncio.gather(*(member.stop(deadline) for member in self.members))
 
     def kill(self) -> None:
+        """Kill the members that are children of this process."""
         for member in self.members:
             member.kill()
 
 
 class PoolCalls:
-    """Calls to a pool."""
+    """Chat completions of a pool. The methods are those of `SamplerCalls`."""
 
     def __init__(self, pool: SamplerPool) -> None:
         self._pool = pool
 
     @property
     def in_flight(self) -> int:
+        """Number of calls in flight on all members."""
         return sum(member.calls.in_flight for member in self._pool.members)
 
     async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
-        for others in range(len(self._pool.members) - 1, -1, -1):
+        """A whole chat completion from one member. A member that dies is replaced by another until none is left."""
+        for untried in range(len(self._pool.members) - 1, -1, -1):
             member = await self._next()
             try:
                 return await member.calls.post(payload, limit)
             except EngineError:
-                if member.state == "ok" or not others:
+                if member.state == "ok" or not untried:
                     raise
         raise AssertionError("unreachable")
 
     @asynccontextmanager
     async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[aiohttp.ClientResponse]:
-        for others in range(len(self._pool.members) - 1, -1, -1):
+        """A streamed chat completion from one member. Members are tried as in `post` until a stream opens."""
+        for untried in range(len(self._pool.members) - 1, -1, -1):
             member = await self._next()
             async with AsyncExitStack() as stack:
                 try:
                     response = await stack.enter_async_context(member.calls.stream(payload))
                 except EngineError:
-                    if member.state == "ok" or not others:
+                    if member.state == "ok" or not untried:
                         raise
                     continue
                 yield response
                 return
 
     @asynccontextmanager
-    async def asleep(self) -> AsyncGenerator[None]:
+    async def asleep(self, *, keep_weights: bool = False) -> AsyncGenerator[None]:
+        """All members sleep inside the block."""
         async with AsyncExitStack() as stack:
             for member in self._pool.members:
-                await stack.enter_async_context(member.calls.asleep())
+                await stack.enter_async_context(member.calls.asleep(keep_weights=keep_weights))
             yield
 
     async def queue_seconds(self) -> float | None:
+        """The mean over the members that report a queue time; None if none does."""
         answers = await asyncio.gather(*(member.calls.queue_seconds() for member in self._pool.present()))
         known = [answer for answer in answers if answer is not None]
         return sum(known) / len(known) if known else None
 
     async def _next(self) -> SupervisedSampler:
+        """The member with the fewest calls in flight."""
         await self._pool.ready()
         return min(self._pool.present() or self._pool.members, key=lambda member: member.calls.in_flight)
 
 
 class PoolAdapters:
-    """The adapters that every member of a pool has, or gets when it is there."""
+    """The adapters of a pool: loaded on every member, or scheduled for its next start."""
 
     def __init__(self, pool: SamplerPool) -> None:
         self._pool = pool
@@ -133,18 +149,19 @@ class PoolAdapters:
 
     @property
     def loaded(self) -> Collection[str]:
+        """The names of the adapters."""
         return self._folders
 
     async def load(self, adapter: str, folder: Path) -> None:
-        """Into each that is there; the others load it when they are. Raises EngineError."""
+        """Load an adapter on all members that answer; the others load it when they start. Raises EngineError."""
         await self._pool.ready()
         await asyncio.gather(*(member.adapters.load(adapter, folder) for member in self._pool.present()))
         for member in self._pool.members:
-            member.adapters.expect(adapter, folder)
+            member.adapters.remember(adapter, folder)
         self._folders[adapter] = folder
 
     async def unload(self, adapter: str) -> None:
-        """From each that is there; the others do not get it again. Raises EngineError."""
+        """Unload an adapter from all members that answer; the others no longer load it. Raises EngineError."""
         self._folders.pop(adapter, None)
         present = self._pool.present()
         for member in self._pool.members:

@@ -1,4 +1,4 @@
-"""What the server uses of a sampler, whether it is one process or several."""
+"""The interfaces of a sampler, which may be one process or a pool."""
 
 from __future__ import annotations
 
@@ -14,81 +14,104 @@ from .answer_limits import MAX_ANSWER
 from .transport import Reply
 
 SamplerState = Literal["starting", "ok", "failed", "stopped"]
+"""ok: calls are answered. starting: calls wait. failed: calls get the reason as an error; a later call starts it
+again."""
 
 
 class SamplerCalls(Protocol):
-    """Chat completions, and the pause that keeps them off the GPU."""
+    """Chat completions of a sampler, and its sleep mode, which frees the GPU for a train step."""
 
     @property
     def in_flight(self) -> int:
-        """Calls that are being answered."""
+        """Number of calls that have not been answered completely."""
         ...
 
     async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
-        """A whole chat completion of at most `limit` bytes, whatever its status. Raises EngineError."""
+        """Send a chat completion and return the whole answer, whatever its HTTP status.
+
+        Raises EngineError if the sampler cannot answer, and WrongAnswer for more than `limit` bytes.
+        """
         ...
 
     def stream(self, payload: Mapping[str, Json]) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """A streamed chat completion, open at its first bytes. Leaving the context cancels it. Raises EngineError."""
+        """Open a streamed chat completion.
+
+        Entered at the response's first bytes; leaving cancels it. Raises EngineError.
+        """
         ...
 
-    def asleep(self) -> AbstractAsyncContextManager[None]:
-        """The block has the GPU to itself: calls in flight end first, those that arrive wait. Raises EngineError."""
+    def asleep(self, *, keep_weights: bool = False) -> AbstractAsyncContextManager[None]:
+        """Free the sampler's GPU memory inside the block; with `keep_weights`, only its KV cache.
+
+        Entering waits for the calls in flight. Calls that arrive inside the block wait for its end. Raises EngineError.
+        """
         ...
 
     async def queue_seconds(self) -> float | None:
-        """How long a call waited for its turn in the engine, on average since the last question; None when none did, or
-        the engine does not count it."""
+        """Mean seconds that calls waited in the engine's queue since this was last called.
+
+        None if there was no call, or the engine does not measure it.
+        """
         ...
 
 
 class SamplerAdapters(Protocol):
-    """The LoRA adapters of a sampler, by the names under which calls ask for them."""
+    """The LoRA adapters of a sampler, by the model names that calls use for them."""
 
     @property
-    def loaded(self) -> Collection[str]: ...
+    def loaded(self) -> Collection[str]:
+        """The names of the adapters."""
+        ...
 
     async def load(self, adapter: str, folder: Path) -> None:
-        """Load a LoRA folder under a name; again is no fault. Raises EngineError."""
+        """Load a LoRA folder under the name `adapter`; a loaded name is left as it is. Raises EngineError."""
         ...
 
     async def unload(self, adapter: str) -> None:
-        """Forget an adapter; an unknown one is no fault. Raises EngineError."""
+        """Unload an adapter; an unknown name is ignored. Raises EngineError."""
         ...
 
 
 class Sampler(Protocol):
-    """A sampler's life, with the calls to it and its adapters beside it."""
+    """A sampler: its life cycle, its calls and its adapters."""
 
     @property
-    def calls(self) -> SamplerCalls: ...
+    def calls(self) -> SamplerCalls:
+        """Chat completions."""
+        ...
 
     @property
-    def adapters(self) -> SamplerAdapters: ...
+    def adapters(self) -> SamplerAdapters:
+        """LoRA adapters."""
+        ...
 
     @property
-    def state(self) -> SamplerState: ...
+    def state(self) -> SamplerState:
+        """Whether calls are answered now."""
+        ...
 
     @property
     def detail(self) -> str | None:
-        """Why it does not answer, or how far its start has come."""
+        """Why it failed, or the progress of its start; None if there is nothing to report."""
         ...
 
     @property
-    def restarts(self) -> int: ...
+    def restarts(self) -> int:
+        """How often it was started again, after a death or a failed start."""
+        ...
 
     def start(self) -> None:
-        """Begin in the background; `ready` waits for it."""
+        """Start in the background; `ready` waits for it."""
         ...
 
     async def ready(self) -> None:
-        """Wait until calls are answered. Raises EngineError with the reason when it cannot be had."""
+        """Wait until calls are answered. Raises EngineError with the reason if it cannot be started or reached."""
         ...
 
     async def stop(self, deadline: float = 10.0) -> None:
-        """End what this process began, within `deadline` seconds."""
+        """Stop the sampler within `deadline` seconds; a vLLM that this process did not start keeps running."""
         ...
 
     def kill(self) -> None:
-        """End it at once, without waiting, where it is a child of this process."""
+        """Kill the sampler without waiting if it is a child of this process."""
         ...

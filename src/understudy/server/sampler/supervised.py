@@ -1,4 +1,4 @@
-"""One sampler that is kept answering: brought up, watched, and brought up again with its adapters."""
+"""One sampler with a supervisor, which starts it, watches it, and starts it again with its adapters."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .adapters import LoadedAdapters
 from .client import SamplerClient
 from .link import SamplerLink
 from .sampler import SamplerState
-from .transport import SamplerConnection, broken
+from .transport import SamplerConnection, error_text
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 15.0
-"""After that many seconds a sampler that could not be reached is tried again, when a call needs it."""
+"""A call that arrives this long after a failed start triggers another start. Earlier calls get the error."""
 
 
 class SupervisedSampler(SamplerLink):
-    """Subclasses bring it up (`_launch`) and watch it (`_until_dead`): `child.py`, `running.py`."""
+    """A supervised sampler. Subclasses start it (`_launch`) and watch it (`_until_dead`): `child.py`, `running.py`."""
 
     max_starts = 3
-    """Starts in a row that may fail before waiting calls fail with the reason."""
+    """Failed starts in a row after which waiting calls get the error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,21 +41,26 @@ class SupervisedSampler(SamplerLink):
 
     @property
     def state(self) -> SamplerState:
+        """The state. `ready` waits while it is "starting"."""
         return self._state
 
     @property
     def detail(self) -> str | None:
+        """Why the sampler failed, or the progress of its start."""
         return self._detail
 
     @property
     def restarts(self) -> int:
+        """How often it was started again, after a death or a failed start."""
         return self._restarts
 
     def start(self) -> None:
+        """Start the supervisor, which starts the sampler. Needs a running event loop."""
         self._state = "starting"
         self._supervisor = asyncio.create_task(self._supervise(), name="sampler")
 
     async def ready(self) -> None:
+        """Wait until calls are answered. Raises EngineError with the reason of a failed start."""
         if self._state == "failed" and time.monotonic() - self._failed_at > RETRY_SECONDS:
             await self._become("starting")
             self._wanted.set()
@@ -63,9 +68,10 @@ class SupervisedSampler(SamplerLink):
             async with self._changed:
                 await self._changed.wait_for(lambda: self._state != "starting")
         if self._state != "ok":
-            raise EngineError(self._detail or "The sampler is stopped: the server is ending")
+            raise EngineError(self._detail or "The sampler is stopped: the server is shutting down")
 
     async def stop(self, deadline: float = 10.0) -> None:
+        """Stop the supervisor and close the connection; subclasses stop their process within `deadline` seconds."""
         if self._supervisor is not None:
             self._supervisor.cancel()
             with suppress(asyncio.CancelledError):
@@ -74,22 +80,21 @@ class SupervisedSampler(SamplerLink):
         await self._disconnect()
 
     def kill(self) -> None:
-        """A sampler that is no child of this process has nothing to end."""
+        """Kill the sampler if it is a child of this process; here, do nothing."""
 
     async def explain(self, error: Exception) -> str:
-        return f"the connection to the sampler broke: {broken(error)}"
+        """Why a call's connection broke. Subclasses also find out whether the sampler is gone."""
+        return f"the connection to the sampler broke: {error_text(error)}"
 
     async def restart(self) -> None:
-        """A sampler that is not in this process's hands stays as it is."""
-
-    # ---- for subclasses
+        """Restart the sampler if it is a child of this process; here, do nothing."""
 
     async def _launch(self) -> None:
-        """Make it answer, its adapters loaded. Raises EngineError."""
+        """Start or reach the sampler, and load its adapters. Raises EngineError."""
         raise NotImplementedError
 
     async def _until_dead(self) -> str:
-        """Returns when it answers no more, and says why."""
+        """Return the reason when the sampler no longer answers."""
         raise NotImplementedError
 
     def _connect(self, url: str, *, socket: Path | None = None, key: str | None = None) -> SamplerConnection:
@@ -105,19 +110,20 @@ class SupervisedSampler(SamplerLink):
             self._state = state
             self._changed.notify_all()
 
-    # ---- the supervisor
-
     async def _supervise(self) -> None:
+        """Keep the sampler answering until cancelled."""
         failures = 0
         while True:
             try:
                 await self._launch()
-            except Exception as error:  # whoever waits must hear of it; one that is not foreseen is logged whole
+            except (
+                Exception
+            ) as error:  # waiting calls must get an error; an unexpected one is logged with its traceback
                 known = isinstance(error, EngineError)
                 reason = str(error) if known else f"The sampler could not be started: {type(error).__name__}: {error}"
                 failures += 1
                 if self._restarts or not known:
-                    log.error("%s", reason, exc_info=None if known else error)
+                    logger.error("%s", reason, exc_info=None if known else error)
                 if failures < self.max_starts and self._restarts:
                     await asyncio.sleep(failures)
                     continue
@@ -130,10 +136,10 @@ class SupervisedSampler(SamplerLink):
             ending = await self._until_dead()
             await self._become("starting")
             self._restarts += 1
-            log.error("%s", ending)
+            logger.error("%s", ending)
 
     async def _give_up(self, reason: str) -> None:
-        """Fail waiting calls with the reason, until a later call asks for another try."""
+        """Let waiting calls fail with the reason. Returns when a later call triggers another start."""
         self._wanted.clear()
         self._failed_at = time.monotonic()
         self._detail = reason

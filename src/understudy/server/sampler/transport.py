@@ -1,4 +1,4 @@
-"""How a sampler is spoken to: one HTTP client for calls, one for questions, and the questions that every start asks."""
+"""HTTP connections to a sampler: one client for calls, one for control requests, and the check of every start."""
 
 from __future__ import annotations
 
@@ -16,38 +16,41 @@ from ...types import Json
 from .answer_limits import too_large
 
 SERVED_NAME = "base"
-"""The model name under which the gateway speaks of the base without an adapter."""
-CALLS, QUESTIONS = 2048, 16
-"""Connections; questions have their own, so that they never wait behind calls."""
+"""The model name of the base without an adapter."""
+CALLS, CONTROLS = 2048, 16
+"""Connections at most. Control requests have their own, so that they never wait for calls."""
 BROKEN = (aiohttp.ClientError, httpx.TransportError)
-"""What a connection that broke raises: of calls, of questions."""
+"""Exceptions of a broken connection: of the client for calls, of the client for control requests."""
 
 _CHAT = "v1/chat/completions"
 _IDLE_SECONDS = 3.0
-"""An idle connection is dropped here before the other side does so: uvicorn and vLLM wait five seconds."""
+"""Idle connections are closed on this side first: uvicorn and vLLM close them after five seconds."""
 _CONNECT_SECONDS = 10.0
-_QUESTION_SECONDS = 600.0
-"""Loading a large adapter from a slow disk takes minutes, and so does a first call."""
+_CONTROL_SECONDS = 600.0
+"""Limit for a control request. Loading a large adapter from a slow disk takes minutes, and so can the first call."""
 _WATCH_SECONDS = 1.0
+"""Interval of the search for responses whose connection was closed."""
+_CUT_OFF = "it closed in the middle of an answer"
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer of the sampler, whatever its status."""
+    """A complete response of the sampler, whatever its HTTP status."""
 
     status: int
     content: bytes
 
 
 class CallClient:
-    """The client of calls, without time limit for answers, through a Unix socket where one is given.
+    """The client for calls. Answers have no time limit.
 
-    It is aiohttp, which parses in C and computes much less for a call than httpx does. But it leaves whoever
-    reads a body waiting for ever when the connection is closed on this side, be it for an answer that is not HTTP: such
-    bodies are failed here.
+    It uses aiohttp, which parses in C and takes much less processor time per call than httpx. If aiohttp closes a
+    connection itself, for instance because the response is not HTTP, a reader of the body would wait for ever. A task
+    here finds such responses and makes their readers fail.
     """
 
     def __init__(self, url: str, *, socket: Path | None = None, key: str | None = None) -> None:
+        """`socket`: the Unix socket to connect to, instead of the host in `url`. `key`: sent as a bearer token."""
         connector = (
             aiohttp.TCPConnector(limit=CALLS, keepalive_timeout=_IDLE_SECONDS)
             if socket is None
@@ -58,57 +61,66 @@ class CallClient:
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
             headers={"content-type": "application/json", "accept-encoding": "identity"} | _authorization(key),
-            auto_decompress=False,  # a small answer could become a huge one
+            auto_decompress=False,  # a small compressed answer could become a huge one
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         self._open: set[aiohttp.ClientResponse] = set()
-        self._watch = asyncio.create_task(self._fail_cut_off(), name="sampler-connections")
+        self._watch = asyncio.create_task(self._fail_repeatedly(), name="sampler-connections")
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._session.closed
 
     async def open(self, body: bytes) -> aiohttp.ClientResponse:
-        """A chat completion, whole or streamed, at its first bytes; to be given back to `done`. Raises
-        aiohttp.ClientError, and EngineError for a redirect."""
-        # Plain bytes would be written in one piece, of which aiohttp warns where they are many.
+        """Send a chat completion. Returns the response at its first bytes; pass it to `done` afterwards.
+
+        Raises aiohttp.ClientError, and EngineError for a redirect or a compressed answer.
+        """
+        # BytesIO is written in pieces. aiohttp warns of large bodies of plain bytes.
         response = await self._session.post(_CHAT, data=io.BytesIO(body), allow_redirects=False)
         if 300 <= response.status < 400:
-            place = response.headers.get("location")
+            location = response.headers.get("location")
             response.close()
-            raise EngineError(f"the sampler answered with status {response.status}, a redirect to {place!r}")
+            raise EngineError(f"the sampler answered with status {response.status}, a redirect to {location!r}")
         if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
             response.close()
-            raise EngineError(f"the sampler answered in the encoding {encoding!r}, which it was not asked for")
+            raise EngineError(
+                f"the sampler answered with the content encoding {encoding!r} although the request allows identity only"
+            )
         self._open.add(response)
         return response
 
     def done(self, response: aiohttp.ClientResponse) -> None:
-        """Its connection is used again if it was read to its end, else closed, which cancels the call in the engine."""
+        """Release a response. Its connection is reused if the body was read to its end.
+
+        Otherwise it is closed, which cancels the call in the engine.
+        """
         self._open.discard(response)
         response.close()
 
     async def close(self) -> None:
-        """Fails what is being read."""
+        """Close all connections. Readers of open responses get aiohttp.ClientPayloadError."""
         self._watch.cancel()
         await self._session.close()
         self._fail()
 
-    async def _fail_cut_off(self) -> None:
+    async def _fail_repeatedly(self) -> None:
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             self._fail()
 
     def _fail(self) -> None:
+        """Make the readers of responses fail whose connection is closed."""
         for response in self._open:
             transport = response.connection.transport if response.connection is not None else None
             unfinished = not response.content.is_eof() and response.content.exception() is None
             if unfinished and (transport is None or transport.is_closing()):
-                response.content.set_exception(aiohttp.ClientPayloadError("it ended within an answer"))
+                response.content.set_exception(aiohttp.ClientPayloadError(_CUT_OFF))
 
 
 async def read(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """A whole body. Raises WrongAnswer for one of more than `limit` bytes, aiohttp.ClientError."""
+    """Read a whole body. Raises WrongAnswer for more than `limit` bytes, and aiohttp.ClientError."""
     if (response.content_length or 0) > limit:
         raise too_large(limit)
     pieces: list[bytes] = []
@@ -122,43 +134,48 @@ async def read(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 class SamplerConnection:
-    """Both clients of one sampler: calls, and `control` for everything else."""
+    """Both clients of one sampler: `calls` for chat completions, `control` for health, adapters, sleep and metrics."""
 
     def __init__(self, url: str, *, socket: Path | None = None, key: str | None = None) -> None:
+        """See `CallClient`. Needs a running event loop."""
         self.calls = CallClient(url, socket=socket, key=key)
         self.control = _control_client(url, socket=socket, key=key)
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self.calls.closed
 
     async def close(self) -> None:
-        """Fails what is being read."""
+        """Close both clients. Readers of open responses get an error."""
         await self.calls.close()
         await self.control.aclose()
 
 
 def _control_client(url: str, *, socket: Path | None, key: str | None) -> httpx.AsyncClient:
-    """The client of health, adapters and sleep."""
-    limits = httpx.Limits(max_connections=QUESTIONS, keepalive_expiry=_IDLE_SECONDS)
+    """The client for control requests."""
+    limits = httpx.Limits(max_connections=CONTROLS, keepalive_expiry=_IDLE_SECONDS)
     uds = None if socket is None else str(socket)
     return httpx.AsyncClient(
         base_url=url,
         transport=httpx.AsyncHTTPTransport(uds=uds, limits=limits, trust_env=False),
-        timeout=httpx.Timeout(connect=_CONNECT_SECONDS, read=_QUESTION_SECONDS, write=60.0, pool=None),
+        timeout=httpx.Timeout(connect=_CONNECT_SECONDS, read=_CONTROL_SECONDS, write=60.0, pool=None),
         headers=_authorization(key),
         trust_env=False,
     )
 
 
-async def checked(client: httpx.AsyncClient, model: str) -> None:
-    """Sample one token, the likeliest. Raises EngineError when ids are missing, or logprobs are not those of the
-    distribution that was sampled from (where only one token is left, its logprob is 0)."""
-    asked = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "top_k": 1}
-    asked |= {"temperature": 1.0, "logprobs": True, "return_token_ids": True}
-    response = await client.post("/" + _CHAT, json=asked)
+async def check_sampling(client: httpx.AsyncClient, model: str) -> None:
+    """Sample one token with top_k=1 to check what the engine returns.
+
+    Raises EngineError if token ids are missing, or if logprobs are not those of the distribution after top-k: its only
+    token has logprob 0 there.
+    """
+    request = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "top_k": 1}
+    request |= {"temperature": 1.0, "logprobs": True, "return_token_ids": True}
+    response = await client.post("/" + _CHAT, json=request)
     if response.is_error:
-        raise EngineError(f"it refused a plain call: {reason_of(response)}")
+        raise EngineError(f"it rejected a plain chat completion: {reason_of(response)}")
     try:
         answer: dict[str, Json] = response.json()
         choice = answer["choices"][0]
@@ -177,22 +194,28 @@ async def checked(client: httpx.AsyncClient, model: str) -> None:
 
 
 async def healthy(client: httpx.AsyncClient) -> bool:
-    """Whether it answers its health check within ten seconds."""
+    """Whether the sampler answers its health check with status 200 within ten seconds."""
     try:
         return (await client.get("/health", timeout=10.0)).status_code == 200
     except httpx.HTTPError:
         return False
 
 
-def broken(error: Exception) -> str:
-    """What broke a connection, in words."""
+def error_text(error: Exception) -> str:
+    """Why a connection broke, for a message."""
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "it ended within an answer"
+        return _CUT_OFF
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def reason_of(response: httpx.Response) -> str:
-    """What an error answer says, in OpenAI's shape or not."""
+    """The message of an error response: `error.message` as in OpenAI's API, else the status and the body.
+
+    >>> reason_of(httpx.Response(400, text='{"error": {"message": "no such adapter"}}'))
+    'no such adapter'
+    >>> reason_of(httpx.Response(502, text="Bad Gateway"))
+    'status 502: Bad Gateway'
+    """
     try:
         return str(json.loads(response.text)["error"]["message"])
     except (ValueError, KeyError, TypeError):

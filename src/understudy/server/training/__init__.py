@@ -1,1 +1,1 @@
-"""The queue of train requests, the learner's jobs, and exports."""
+"""The queue of train requests, the jobs of the learner process, and exports of checkpoints."""

@@ -1,6 +1,7 @@
-"""Exports as tar files that clients elsewhere download: `{dir}/exports/{id}.tar`, and its size and digest in `{id}.json`.
+"""Exports as tar archives that clients download: `{dir}/exports/{id}.tar`, with size and digest in `{id}.json`.
 
-Equal files make equal archives, so that a download goes on where it broke off, also after the archive was made anew.
+Equal files give equal archives. So an interrupted download can be resumed, even if the archive was deleted and made
+again.
 """
 
 from __future__ import annotations
@@ -20,25 +21,31 @@ from ..errors import ApiError
 from ..models.checkpoints import write_text
 
 KEPT = 3
-"""Archives that wait for their download; the oldest ones go. A client removes its own when it has it."""
+"""Archives kept at most; a new one replaces the oldest. Clients delete an archive after downloading it."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,199}")
 
 
 def archive_id(checkpoint: Checkpoint, format: ExportFormat) -> str:
-    """The name of a checkpoint's archive: another one for a checkpoint that was made anew under the same step."""
-    which = digest(checkpoint.path / NOTE)[:12]
-    return f"{name_at(checkpoint.note.model, checkpoint.step)}-{format}-{which}"
+    """The id of a checkpoint's archive.
+
+    It contains a digest, since a step can be trained again after its checkpoint is gone.
+    """
+    version = digest(checkpoint.path / NOTE)[:12]
+    return f"{name_at(checkpoint.note.model, checkpoint.step)}-{format}-{version}"
 
 
 class Archives:
-    """The archives in a folder, made one at a time."""
+    """The archives in a folder. They are created one at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._turn = asyncio.Lock()
 
     async def make(self, name: str, write: Callable[[Path], Awaitable[None]]) -> ArchiveState:
-        """The archive `name`, made of what `write` writes to a new folder if it is not there. Raises OSError."""
+        """Return the archive `name`; create it if necessary from the files that `write` writes to a new folder.
+
+        Raises OSError, and what `write` raises.
+        """
         async with self._turn:
             state = self._read(name)
             if state is None:
@@ -49,23 +56,23 @@ class Archives:
                     await write(scratch)
                     state = await asyncio.to_thread(self._pack, name, scratch)
                 finally:
-                    shutil.rmtree(scratch, ignore_errors=True)  # it is in the archive, or of no use
+                    shutil.rmtree(scratch, ignore_errors=True)  # now in the archive, or incomplete
             return state
 
     def get(self, name: str) -> tuple[Path, ArchiveState]:
         """An archive and its state. Raises ApiError 404."""
         state = self._read(name) if _ID.fullmatch(name) else None
         if state is None:
-            raise ApiError(404, f"There is no archive {name!r}; ask for the export again", "id", "unknown_archive")
+            raise ApiError(404, f"There is no archive {name!r}; request the export again", "id", "unknown_archive")
         return self._tar(name), state
 
     def remove(self, name: str) -> None:
-        """Remove an archive; downloads that run go on. Raises ApiError 404."""
+        """Delete an archive. Running downloads continue. Raises ApiError 404."""
         self.get(name)
         self._remove(name)
 
     def _read(self, name: str) -> ArchiveState | None:
-        """The state of a whole archive; None for what is not there or was cut short."""
+        """The state of an archive; None if it is missing or incomplete."""
         try:
             state = ArchiveState.model_validate_json((self._folder / f"{name}.json").read_text("utf-8"))
             return state if self._tar(name).stat().st_size == state.size else None
@@ -86,7 +93,7 @@ class Archives:
         return state
 
     def _clear(self) -> None:
-        """Make room for one more archive; remove what a crash left."""
+        """Delete the oldest archives to make room for one more, and the leftovers of a crash."""
         for leftover in self._folder.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
         states = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -102,7 +109,7 @@ class Archives:
 
 
 def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
-    """A regular file without owner and time, which would differ from run to run."""
+    """Add a regular file without owner and time, so that equal files give equal archives."""
     entry = tarfile.TarInfo(name)
     entry.size = path.stat().st_size
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Exports of a running server: as folders on its machine, and as archives for clients elsewhere."""
+"""Exports of a running server: folders on its machine, and archives that clients download."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .learner_client import LearnerClient
 
 
 async def export(services: Services, name: str, step: int, request: ExportRequest) -> ExportResult:
-    """Write step `step` of a model to `request.output`. Raises ApiError, EngineError, OSError."""
+    """Export a step of the model `name` to the folder `request.output`. Raises ApiError, EngineError, OSError."""
     output = new_folder(request.output)
     _check_step(step)
     async with services.models.leases.lease(name_at(name, step)) as route:
@@ -29,17 +29,22 @@ async def export(services: Services, name: str, step: int, request: ExportReques
 
 
 async def archive(services: Services, name: str, step: int, request: ArchiveRequest) -> ArchiveState:
-    """Make the archive of step `step` of a model, if it is not there. Raises ApiError, EngineError, OSError."""
+    """Return the archive of a step of the model `name`; create it if necessary.
+
+    Raises ApiError, EngineError, OSError.
+    """
     _check_step(step)
     async with services.models.leases.lease(name_at(name, step)) as route:
         checkpoint = services.models.registry.model(route.model).checkpoints[step]
-        known = archive_id(checkpoint, request.format)
-        return await services.archives.make(known, lambda output: _write(services, checkpoint, request.format, output))
+        name_of_archive = archive_id(checkpoint, request.format)
+        return await services.archives.make(
+            name_of_archive, lambda output: _write(services, checkpoint, request.format, output)
+        )
 
 
 def _check_step(step: int) -> None:
     if step == 0:
-        raise ApiError(409, "Step 0 is the base model itself; there is no LoRA to export", "step", "no_checkpoint")
+        raise ApiError(409, "Step 0 is the base model itself; it has no LoRA to export", "step", "no_checkpoint")
 
 
 async def _write(services: Services, checkpoint: Checkpoint, format: ExportFormat, output: Path) -> None:
@@ -50,7 +55,10 @@ async def _write(services: Services, checkpoint: Checkpoint, format: ExportForma
 async def _merge(learner: LearnerClient | None, checkpoint: Checkpoint, output: Path) -> None:
     if learner is None:
         raise ApiError(
-            409, "This server was started with --inference-only and cannot merge", "format", "inference_only"
+            409,
+            "This server was started with --inference-only, so it cannot merge: export with format peft",
+            "format",
+            "inference_only",
         )
     command = MergeCommand(request_id=new_id("merge"), adapter=checkpoint.path, output=output)
     async with aclosing(learner.run(command)) as events:
@@ -59,4 +67,4 @@ async def _merge(learner: LearnerClient | None, checkpoint: Checkpoint, output: 
                 raise EngineError(f"{checkpoint.path} was not merged: {event.message}")
             if isinstance(event, Merged):
                 return
-    raise EngineError(f"{checkpoint.path} was not merged: the learner gave no answer")
+    raise EngineError(f"{checkpoint.path} was not merged: the learner closed its output before it answered")

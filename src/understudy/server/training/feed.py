@@ -1,4 +1,4 @@
-"""What listeners hear of a train request while it waits and runs."""
+"""The events of one train request, for any number of listeners."""
 
 from __future__ import annotations
 
@@ -12,37 +12,43 @@ from ...wire import TrainEvent, TrainRequest
 
 @dataclass
 class TrainFeed:
-    """One accepted request and its events so far. Every listener hears all of them; the last is result or error."""
+    """An accepted train request and its events so far.
+
+    Every listener gets all of them; the last is a result or an error.
+    """
 
     request: TrainRequest
     events: list[TrainEvent] = field(default_factory=list[TrainEvent])
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _new_event: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def ended(self) -> bool:
+        """Whether the last event, a result or an error, was published."""
         return bool(self.events) and self.events[-1].kind in ("result", "error")
 
     def publish(self, event: TrainEvent) -> None:
+        """Append an event and wake the listeners."""
         self.events.append(event)
-        self._news.set()
-        self._news = asyncio.Event()
+        self._new_event.set()
+        self._new_event = asyncio.Event()
 
     def end(self, result: TrainResult) -> None:
-        """Publish the result."""
+        """Publish the result as the last event."""
         self.publish(TrainEvent(kind="result", result=result))
 
     def fail(self, message: str, code: str) -> None:
-        """Publish the error."""
+        """Publish an error as the last event."""
         error = {"message": message, "code": code, "param": None}
         self.publish(TrainEvent(kind="error", message=message, error=error))
 
     async def listen(self) -> AsyncIterator[TrainEvent]:
-        heard = 0
+        """Yield all events from the first one on, and wait for new ones until the last."""
+        count = 0
         while True:
-            news = self._news
-            while heard < len(self.events):
-                heard += 1
-                yield self.events[heard - 1]
+            new_event = self._new_event
+            while count < len(self.events):
+                count += 1
+                yield self.events[count - 1]
             if self.ended:
                 return
-            await news.wait()
+            await new_event.wait()

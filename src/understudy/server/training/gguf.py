@@ -1,5 +1,8 @@
-"""A merged folder as llama.cpp's converter reads it, also an older one: 16-bit weights, the base's own tokenizer files,
-and a configuration that says the precision and RoPE's numbers where they have always been."""
+"""Prepares a merged model for llama.cpp's converter, including older versions of it.
+
+The weights become 16-bit. The tokenizer files are those of the base. The configuration has the precision and RoPE's
+parameters under their old names too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 from ...types import Json
 
 LARGEST = 65_504.0
-"""Of float16."""
+"""Largest finite value of float16."""
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -28,30 +31,34 @@ _TOKENIZER_FILES = (
 
 
 def make_ready(folder: Path, base: Path) -> None:
-    """Rewrite the merged model in `folder`, whose base is in `base`. Float32 becomes float16; bfloat16 stays. Raises
-    ValueError for a weight that float16 cannot hold, OSError."""
+    """Rewrite the merged model in `folder`, whose base model is in the folder `base`.
+
+    float32 weights become float16; bfloat16 stays. Raises ValueError for a weight that float16 cannot hold, and
+    OSError.
+    """
     config = _read(folder / "config.json")
     dtype = config.pop("torch_dtype", None) or config.get("dtype")
     if dtype == "float32":
         dtype = "float16"
-        sizes = [_halve(file) for file in sorted(folder.glob("*.safetensors"))]
+        sizes = [_to_float16(file) for file in sorted(folder.glob("*.safetensors"))]
         index = folder / "model.safetensors.index.json"
         if index.exists():
             content = _read(index)
             content["metadata"] = {**content.get("metadata", {}), "total_size": sum(sizes)}
             _write(index, content)
-    _write(folder / "config.json", _plain(config | {"dtype": dtype, "torch_dtype": dtype}))
-    _take_tokenizer(base, folder)
+    _write(folder / "config.json", _with_old_rope_names(config | {"dtype": dtype, "torch_dtype": dtype}))
+    _copy_tokenizer(base, folder)
 
 
-def _halve(file: Path) -> int:
-    """Float32 weights as float16; the bytes of all weights."""
+def _to_float16(file: Path) -> int:
+    """Convert the float32 weights of a file to float16. Returns the size of all its weights in bytes."""
     weights = load_file(file)
     for name, weight in weights.items():
         if weight.dtype == np.float32:
             if not np.abs(weight).max(initial=0.0) <= LARGEST:
                 raise ValueError(
-                    f"{name} has values beyond float16 (or NaN): export merged, and convert to bf16 or f32"
+                    f"{name} has values beyond float16's {LARGEST:g} (or NaN): export with format merged, and convert "
+                    "to bf16 or f32"
                 )
             weights[name] = weight.astype(np.float16)
     scratch = file.with_suffix(".part")
@@ -60,19 +67,29 @@ def _halve(file: Path) -> int:
     return sum(weight.nbytes for weight in weights.values())
 
 
-def _plain(config: dict[str, Json]) -> dict[str, Json]:
-    """transformers 5 writes RoPE's numbers as `rope_parameters`; a reader that does not know it takes its default."""
+def _with_old_rope_names(config: dict[str, Json]) -> dict[str, Json]:
+    """The configuration with `rope_theta` and `rope_scaling` beside transformers 5's `rope_parameters`.
+
+    Older readers ignore `rope_parameters` and would silently use their default. Settings per kind of layer have no
+    old form, so they are left as they are.
+
+    >>> config = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}
+    >>> _with_old_rope_names(config)["rope_scaling"]
+    {'rope_type': 'linear', 'factor': 2.0}
+    """
     rope: dict[str, Json] = config.get("rope_parameters") or {}
-    if "rope_theta" not in rope:  # none, or one set per kind of layer: that needs a reader that knows it
+    if "rope_theta" not in rope:  # no RoPE, or one set of parameters per kind of layer
         return config
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
     scaled = scaling.get("rope_type", "default") != "default"
     return config | {"rope_theta": rope["rope_theta"], "rope_scaling": scaling if scaled else None}
 
 
-def _take_tokenizer(base: Path, folder: Path) -> None:
-    """The base's files, byte for byte, as the converter knows tokenizers by what they do; the chat template also where
-    older readers look for it."""
+def _copy_tokenizer(base: Path, folder: Path) -> None:
+    """Copy the base's tokenizer files unchanged: the converter recognises tokenizers by their behaviour.
+
+    The chat template is also written to tokenizer_config.json, where older readers look for it.
+    """
     for name in _TOKENIZER_FILES:
         (folder / name).unlink(missing_ok=True)
         if (base / name).is_file():

@@ -1,4 +1,4 @@
-"""From a train request and its records to the job that the learner reads. Pure, but for the folder at the end."""
+"""Converts a train request and its recorded calls to the job that the learner reads. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,23 +17,30 @@ from ...wire import TrainRequest, TrajectoryRecord
 from ..errors import ApiError
 
 _SHOWN = 5
+"""Trajectory ids that a message names at most."""
 
 
 def job_folder(jobs: Path, request_id: str) -> Path:
-    """The job's folder: named by the request's id where that is a plain name, else by its hash."""
+    """The job's folder, named by the request's id, or by its SHA-256 if the id is not a plain name.
+
+    >>> str(job_folder(Path("jobs"), "train-1"))
+    'jobs/train-1'
+    >>> str(job_folder(Path("jobs"), "../train-1"))[:14]
+    'jobs/id-1b78bd'
+    """
     plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", request_id)
     return jobs / (request_id if plain else "id-" + hashlib.sha256(request_id.encode()).hexdigest())
 
 
 def check_ids(request: TrainRequest) -> tuple[str, ...]:
-    """The trajectory ids of a request in order. Raises ApiError 400 for an empty group or an id that comes twice."""
+    """All trajectory ids of a request, in order. Raises ApiError 400 for an empty group or a repeated id."""
     for index, group in enumerate(request.groups):
         if not group.trajectory_ids:
             raise ApiError(400, f"Group {index} has no trajectories", f"groups.{index}.trajectory_ids", "empty_group")
     ids = tuple(trajectory_id for group in request.groups for trajectory_id in group.trajectory_ids)
-    twice = [trajectory_id for trajectory_id, count in Counter(ids).items() if count > 1]
-    if twice:
-        raise ApiError(400, f"Trajectories named more than once: {_some(twice)}", "groups", "duplicate_trajectory")
+    repeated = [trajectory_id for trajectory_id, count in Counter(ids).items() if count > 1]
+    if repeated:
+        raise ApiError(400, f"Trajectories named more than once: {_some(repeated)}", "groups", "duplicate_trajectory")
     return ids
 
 
@@ -42,7 +49,24 @@ def build_job(
     records: Mapping[str, TrajectoryRecord],
     calls: Mapping[str, Sequence[Call]],
 ) -> TrainJob:
-    """The job of a request. Raises ApiError 400 for trajectories that are unknown, or when none has anything to train on."""
+    """Convert a train request to the learner's job.
+
+    `records` and `calls` are the finished trajectories and their recorded calls, by trajectory id. A sample of the
+    job is one completion of a usable call to the trained model. Raises ApiError 400 if a trajectory was not finished,
+    or if no scored trajectory has anything to train on.
+
+    One rollout made one call, whose prompt has two tokens and whose answer has one:
+
+    >>> from understudy.types import CallStatus, Sampling
+    >>> output = CallOutput(index=0, token_ids=(7,), logprobs=(-0.5,), message={"content": "yes"}, finish_reason="stop")
+    >>> call = Call(id="c1", trajectory_id="t1", model="agent", step=0, status=CallStatus.COMPLETE, sampling=Sampling(),
+    ...     messages=(), tools=None, prompt_ids=(3, 4), outputs=(output,), started_at=1.0, ended_at=2.0)
+    >>> record = TrajectoryRecord(id="t1", model="agent", reward=1.0, started_at=1.0, ended_at=2.0)
+    >>> request = TrainRequest.model_validate({"id": "r1", "model": "agent", "groups": [{"trajectory_ids": ["t1"]}]})
+    >>> trajectory = build_job(request, {"t1": record}, {"t1": [call]}).groups[0][0]
+    >>> [(sample.prompt_ids.tolist(), sample.completion_ids.tolist()) for sample in trajectory.samples]
+    [([3, 4], [7])]
+    """
     ids = check_ids(request)
     unknown = [trajectory_id for trajectory_id in ids if trajectory_id not in records]
     if unknown:
@@ -56,15 +80,20 @@ def build_job(
         trajectory_id: _trajectory(request.model, records[trajectory_id], calls.get(trajectory_id, ()))
         for trajectory_id in ids
     }
-    scored = [each for each in built.values() if each.reward is not None and not each.failed]
-    empty = [each for each in scored if not each.histories and not any(sample.weight for sample in each.samples)]
-    if empty and len(empty) == len(scored):  # else the learner counts them and warns
+    scored = [trajectory for trajectory in built.values() if trajectory.reward is not None and not trajectory.failed]
+    empty = [
+        trajectory
+        for trajectory in scored
+        if not trajectory.histories and not any(sample.weight for sample in trajectory.samples)
+    ]
+    if empty and len(empty) == len(scored):  # if only some are empty, the learner counts them and warns
         raise ApiError(400, _why_empty(empty, request.model, calls), "groups", "no_calls")
     groups = tuple(tuple(built[trajectory_id] for trajectory_id in group.trajectory_ids) for group in request.groups)
     return TrainJob(request.id, request.model, groups, request.config)
 
 
 def _why_empty(empty: Sequence[JobTrajectory], model: str, calls: Mapping[str, Sequence[Call]]) -> str:
+    """The error message for scored trajectories that have no sample with a weight above 0."""
     ids = [trajectory.id for trajectory in empty]
     excluded = len({sample.call_id for trajectory in empty for sample in trajectory.samples})
     others = sorted(
@@ -72,13 +101,13 @@ def _why_empty(empty: Sequence[JobTrajectory], model: str, calls: Mapping[str, S
     )
     if excluded:
         why = (
-            f"train_on= left every call out: the weight of all {excluded} calls that could be trained is 0; give those "
-            "that shall be trained a weight above 0"
+            f"train_on= excluded every call: all {excluded} calls that could be trained have weight 0; set a weight above 0 for "
+            "those to train on"
         )
     elif others:
         why = f"their calls went to {', '.join(others)}, and only calls to {model!r} train it"
     elif any(calls.get(trajectory_id) for trajectory_id in ids):
-        why = "their calls were cancelled, failed or came after the end of the rollout"
+        why = "their calls were cancelled, failed, or arrived after the end of the rollout"
     else:
         why = (
             "no call was recorded for them: use model.openai_client() and keep its choices, or name the trajectory in "
@@ -88,7 +117,11 @@ def _why_empty(empty: Sequence[JobTrajectory], model: str, calls: Mapping[str, S
 
 
 def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call]) -> JobTrajectory:
-    ours = [call for call in calls if call.model == model]
+    """A trajectory with a sample for each usable completion of `model`.
+
+    `left_out` counts its other calls to `model`.
+    """
+    to_model = [call for call in calls if call.model == model]
     unused = frozenset(record.unused)
     earned = _earned_before(record, calls)
     samples = [
@@ -98,7 +131,7 @@ def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call]) -> 
             unused=call.id in unused,
             earned_before=earned[call.id],
         )
-        for call in ours
+        for call in to_model
         if call.status.usable and not call.late
         for output in call.outputs
         if output.status.usable and output.token_ids
@@ -110,7 +143,7 @@ def _trajectory(model: str, record: TrajectoryRecord, calls: Sequence[Call]) -> 
         tuple(samples),
         record.histories,
         failed=record.exception is not None,
-        left_out=sum(call.id not in sampled for call in ours),
+        left_out=sum(call.id not in sampled for call in to_model),
         call_rewards=tuple(record.call_rewards[call.id] for call in _in_order(calls) if call.id in record.call_rewards),
     )
 
@@ -120,7 +153,7 @@ def _in_order(calls: Sequence[Call]) -> list[Call]:
 
 
 def _earned_before(record: TrajectoryRecord, calls: Sequence[Call]) -> dict[str, int]:
-    """By call id: how many call rewards belong to calls that began earlier, also to those of other models."""
+    """For each call id, the number of call rewards of earlier calls, including those to other models."""
     earlier, count = dict[str, int](), 0
     for call in _in_order(calls):
         earlier[call.id] = count
@@ -144,5 +177,5 @@ def _sample(call: Call, output: CallOutput) -> Sample:
 
 
 def _some(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    return ", ".join(repr(each) for each in ids[:_SHOWN]) + more
+    rest = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return ", ".join(map(repr, ids[:_SHOWN])) + rest

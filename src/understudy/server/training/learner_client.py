@@ -1,4 +1,4 @@
-"""The learner child: commands to its stdin, events from its stdout, one command at a time."""
+"""The client of the learner process: commands go to its stdin, events come from its stdout, one command at a time."""
 
 from __future__ import annotations
 
@@ -32,50 +32,68 @@ from ...errors import EngineError
 from ..child_process import Child
 from ..models.base_model import BaseModelPath
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 900.0
+"""Limit for loading the base."""
 HEARTBEAT_SECONDS = 5.0
-"""A learner that is silent for so long is looked at."""
+"""After this time without an event, the learner is checked for a hang or a stop."""
 
 State = Literal["stopped", "starting", "ready"]
+"""ready: the base is loaded, and a command may be running."""
 
 
 class LearnerClient:
-    """One learner: started early in the background, and again by the next command after a death."""
+    """A learner process. `start` loads it in the background; a command starts it again if it has died."""
 
     def __init__(
-        self, base: BaseModelPath, options: EngineOptions, log_path: Path, step_timeout: float | None = None
+        self,
+        base: BaseModelPath,
+        options: EngineOptions,
+        log_path: Path,
+        step_timeout: float | None = None,
+        *,
+        offload: bool = False,
+        row_limit: int | None = None,
     ) -> None:
-        """`step_timeout`: seconds without an event after which a command is given up."""
+        """`step_timeout`: the learner is killed after so many seconds without an event (None: never).
+
+        `offload`: the learner stays in host memory between steps. `row_limit`: largest row in tokens; it overrides a
+        job's larger row_tokens.
+        """
         self._base = base
         self._options = options
         self._log_path = log_path
         self._step_timeout = step_timeout
+        self._offload = offload
+        self._row_limit = row_limit
         self._child: Child | None = None
         self._one_at_a_time = asyncio.Lock()
         self._early: asyncio.Task[None] | None = None
-        self._ended = False
+        self._stopping = False
         self._busy = False
         self.state: State = "stopped"
         self.facts: dict[str, str] = {}
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, while it runs."""
+        """The process id of the running learner; None if it does not run."""
         return self._child.pid if self._child is not None and self._child.returncode is None else None
 
     def start(self) -> None:
-        """Begin loading in the background, so that the first step does not wait for it."""
+        """Load the learner in the background, so that the first step does not wait for it."""
         self._early = asyncio.create_task(self._start_early(), name="learner")
 
     async def started(self) -> None:
-        """Wait until what `start` began is over, well or not."""
+        """Wait until the loading that `start` began has succeeded or failed."""
         if self._early is not None:
             await asyncio.wait({self._early})
 
     async def run(self, command: TrainCommand | MergeCommand) -> AsyncGenerator[Event]:
-        """The command's events; the last is Trained, Merged or Failed. A learner that dies is a Failed."""
+        """Run a command and yield its events.
+
+        The last is Trained, Merged or Failed; a learner that dies yields Failed.
+        """
         async with self._one_at_a_time:
             try:
                 child = await self._running()
@@ -90,8 +108,8 @@ class LearnerClient:
                 yield event
 
     async def stop(self, deadline: float = 10.0) -> None:
-        """End it; a command in progress is not applied."""
-        self._ended = True
+        """Stop the learner within about `deadline` seconds. A running command is not applied."""
+        self._stopping = True
         if self._early is not None:
             self._early.cancel()
             with suppress(asyncio.CancelledError):
@@ -108,23 +126,21 @@ class LearnerClient:
         self.state = "stopped"
 
     def kill(self) -> None:
-        """End the child at once, without waiting."""
+        """Kill the learner without waiting."""
         if self._child is not None:
             self._child.kill()
-
-    # ---- inside
 
     async def _start_early(self) -> None:
         async with self._one_at_a_time:
             try:
                 await self._running()
             except EngineError as error:
-                log.error("The learner did not start; the next train request tries again. %s", error)
+                logger.error("The learner did not start; the next train request tries it again. %s", error)
 
     async def _running(self) -> Child:
-        """The child, started if need be. Raises EngineError with the log's tail."""
-        if self._ended:
-            raise EngineError("The server is ending")
+        """The learner, started if necessary. Raises EngineError with the end of its log."""
+        if self._stopping:
+            raise EngineError("The server is shutting down")
         if self._child is not None and self._child.returncode is None and self.state == "ready":
             return self._child
         self.state = "starting"
@@ -145,6 +161,7 @@ class LearnerClient:
         return child
 
     async def _until_ready(self, child: Child) -> Ready:
+        """Wait for the Ready event. Raises EngineError if the learner fails or ends."""
         while (event := await _next_event(child)) is not None:
             if isinstance(event, Ready):
                 return event
@@ -154,17 +171,20 @@ class LearnerClient:
         raise EngineError(f"The learner ended ({child.ending()}) before it was ready. {_tail(child)}")
 
     async def _events(self, child: Child, request_id: str) -> AsyncGenerator[Event]:
-        silence = _Silence(child, self._step_timeout)
-        while (event := await silence.next_event()) is not None:
+        """The events of one command. If the learner ends, the last is a Failed that says why."""
+        watch = _HangWatch(child, self._step_timeout)
+        while (event := await watch.next_event()) is not None:
             if isinstance(event, Ready) or event.request_id != request_id:
-                continue  # a leftover of an earlier command whose reader went away
+                continue  # of an earlier command whose reader stopped listening
             yield event
             if isinstance(event, Trained | Merged | Failed):
                 return
         self.state = "stopped"
         await child.exited.wait()
-        killed = "the system may have run out of memory: lower row_tokens or logits_chunk, or send fewer groups. "
-        why = silence.reason or (killed if child.returncode == -signal.SIGKILL else "")
+        out_of_memory = (
+            "The system may have run out of memory: lower row_tokens or logits_chunk, or send fewer groups. "
+        )
+        why = watch.reason or (out_of_memory if child.returncode == -signal.SIGKILL else "")
         message = (
             f"The learner ended ({child.ending()}) before the step was saved; it was not applied. {why}{_tail(child)}"
         )
@@ -176,24 +196,26 @@ class LearnerClient:
         argv += ["--loader", options.loader, *(["--load-in-4bit"] if options.load_in_4bit else [])]
         argv += ["--device", options.device, "--dtype", options.dtype]
         argv += ["--threads", str(options.threads)] if options.threads is not None else []
+        argv += ["--offload"] if self._offload else []
+        argv += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
         return argv + (["--deterministic"] if options.deterministic else [])
 
     def _env(self) -> dict[str, str]:
-        """The GPU that trains is the only one that the child sees; what Unsloth generates stays beside our logs."""
+        """Environment of the learner: it sees only its own GPU, and Unsloth writes generated code beside the logs."""
         gpus = ",".join(map(str, self._options.train_gpus))
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
         return {"UNSLOTH_COMPILE_LOCATION": str(self._log_path.parent / "unsloth_compiled_cache"), **order}
 
 
-class _Silence:
-    """Waits for a learner's events, and ends a learner that gives none for `seconds`: it hangs, or is stopped."""
+class _HangWatch:
+    """Reads a learner's events, and kills a learner that sends none for `seconds` because it hangs or is stopped."""
 
     def __init__(self, child: Child, seconds: float | None) -> None:
         self._child = child
         self._seconds = seconds
-        self._told = False
+        self._reported = False
         self.reason = ""
-        """Why it was ended here."""
+        """Why the learner was killed here; empty if it was not."""
 
     async def next_event(self) -> Event | None:
         """The next event; None when the learner closed its stdout."""
@@ -202,22 +224,24 @@ class _Silence:
             try:
                 return await asyncio.wait_for(_next_event(self._child), HEARTBEAT_SECONDS)
             except TimeoutError:
-                self._look(time.monotonic() - began)
+                self._check(time.monotonic() - began)
 
-    def _look(self, silent: float) -> None:
+    def _check(self, silent: float) -> None:
+        """Report a stopped learner, and kill it if it was silent for too many seconds."""
         stopped = self._is_stopped()
-        if stopped and not self._told:
-            self._told = True
+        if stopped and not self._reported:
+            self._reported = True
             pid = self._child.pid
-            log.error("The learner is stopped (SIGSTOP, or a debugger); `kill -CONT %d` lets the step go on", pid)
+            logger.error("The learner is stopped (by SIGSTOP or a debugger); `kill -CONT %d` continues the step", pid)
         if self._seconds is not None and silent > self._seconds and not self.reason:
-            state = "was stopped" if stopped else "gave no sign of progress"
+            state = "was stopped" if stopped else "showed no sign of progress"
             self.reason = (
-                f"It {state} for {silent:.0f} s, and was ended: raise --step-timeout if its work takes so long. "
+                f"It {state} for {silent:.0f} s and was killed: raise --step-timeout if a step takes so long. "
             )
             self._child.kill()
 
     def _is_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped the process."""
         try:
             return psutil.Process(self._child.pid).status() == psutil.STATUS_STOPPED
         except psutil.Error:
@@ -233,14 +257,15 @@ async def _send(child: Child, command: TrainCommand | MergeCommand | StopCommand
 
 
 async def _next_event(child: Child) -> Event | None:
-    """The next event; None when the learner closed its stdout. Lines that are no event are logged."""
+    """The next event; None when the learner closed its stdout. Other lines are logged and skipped."""
     while line := await child.stdout.readline():
         try:
             return EVENTS.validate_json(line)
         except ValidationError:
-            log.warning("The learner wrote a line that is no event: %r", line[:200])
+            logger.warning("The learner wrote a line that is not an event: %r", line[:200])
     return None
 
 
 def _tail(child: Child) -> str:
+    """The end of the learner's log, for a message."""
     return f"The last lines of {child.log.path}:\n{child.log.tail()}"

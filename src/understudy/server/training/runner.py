@@ -1,4 +1,4 @@
-"""One train request with the learner: its step is made, then taken into use."""
+"""Applies one train request: the learner computes the step, then the sampler loads it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 
 from ...engine.protocol import Event, Failed, Merged, Progressed, Ready, TrainCommand, Trained, Warned
 from ...errors import TrainError
@@ -18,20 +18,23 @@ from .feed import TrainFeed
 from .history import TrainHistory
 from .job_folders import JobFolders
 from .learner_client import LearnerClient
+from .memory_check import MemoryCheck
 
 QUEUE_METRIC = "sampler/queue_seconds"
-"""How long a call waited for its turn in the engine, on average since the last step."""
+"""Mean time that a call waited in the engine's queue since the last step, in seconds."""
 WRONG_METRIC = "sampler/wrong_answers"
-"""Answers of the sampler since the last step that did not fit their request."""
-
-
+"""Answers of the sampler since the last step that contradicted their requests."""
 SWAP_METRIC = "sampler/swap_seconds"
-"""How long the sampler took to load the new step and to flip to it."""
+"""Time to load the new step in the sampler and to route calls to it, in seconds."""
 
 
 class TrainRunner:
-    """`sleeps`: the sampler leaves the GPU to the learner during a step. `wrong_answers`: how many there were so far.
-    `keep_tokens`: see TrainCommand."""
+    """Applies train requests, one at a time.
+
+    `free_gpu()`: a context manager inside which the sampler leaves the learner the memory of a shared GPU.
+    `wrong_answers()`: number of wrong answers of the sampler so far. `keep_tokens`: see TrainCommand. `memory`:
+    compares each step's memory with the plan.
+    """
 
     def __init__(
         self,
@@ -41,23 +44,28 @@ class TrainRunner:
         history: TrainHistory,
         jobs: JobFolders,
         *,
-        sleeps: bool = False,
+        free_gpu: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         wrong_answers: Callable[[], int] = lambda: 0,
         keep_tokens: int = 0,
+        memory: MemoryCheck | None = None,
     ) -> None:
         self._learner = learner
         self._models = models
         self._calls = calls
         self._history = history
         self._jobs = jobs
-        self._sleeps = sleeps
+        self._free_gpu = free_gpu
         self._wrong_answers = wrong_answers
         self._wrong_before = 0
         self._keep_tokens = keep_tokens
+        self._memory = memory or MemoryCheck(None)
 
     async def run(self, feed: TrainFeed) -> TrainResult | Failed:
-        """Run a prepared job. A learner that fails once its checkpoint is saved has applied the step all the same.
-        Raises ApiError, TrainError, EngineError."""
+        """Apply a request whose job is prepared. Publishes the learner's progress to the feed.
+
+        A step counts as applied once its checkpoint is saved, even if the learner fails afterwards. Raises ApiError
+        for an unknown model, TrainError, and EngineError for a damaged checkpoint.
+        """
         request = feed.request
         model = self._models.registry.model(request.model)
         command = TrainCommand(
@@ -69,7 +77,7 @@ class TrainRunner:
             lora=model.facts.lora,
             keep_tokens=self._keep_tokens,
         )
-        async with self._calls.asleep() if self._sleeps else nullcontext():
+        async with self._free_gpu():
             event = await _last_event(self._learner.run(command), feed)
         if isinstance(event, Trained):
             return await self._take_into_use(request, event.result)
@@ -77,13 +85,15 @@ class TrainRunner:
         return event if saved is None else await self._take_into_use(request, saved)
 
     async def _take_into_use(self, request: TrainRequest, result: TrainResult) -> TrainResult:
-        waited = await self._calls.queue_seconds()
+        """Add the server's metrics to the result, load its checkpoint in the sampler, and delete the job."""
+        queue_seconds = await self._calls.queue_seconds()
         wrong = self._wrong_answers()
-        counted: dict[str, float] = {WRONG_METRIC: wrong - self._wrong_before}
+        metrics: dict[str, float] = {WRONG_METRIC: wrong - self._wrong_before}
+        metrics |= self._memory.over_plan(result.metrics)
         self._wrong_before = wrong
-        if waited is not None:
-            counted[QUEUE_METRIC] = waited
-        result = _finite(result.model_copy(update={"metrics": result.metrics | counted}))
+        if queue_seconds is not None:
+            metrics[QUEUE_METRIC] = queue_seconds
+        result = _finite(result.model_copy(update={"metrics": result.metrics | metrics}))
         if result.applied and result.step > self._models.registry.model(request.model).step:
             began = time.monotonic()
             problem = await self._models.swaps.advance(request.model, result.step)
@@ -95,8 +105,9 @@ class TrainRunner:
         return result
 
 
-async def _last_event(running: AsyncGenerator[Event], feed: TrainFeed) -> Trained | Failed:
-    async with aclosing(running) as events:
+async def _last_event(stream: AsyncGenerator[Event], feed: TrainFeed) -> Trained | Failed:
+    """Publish the events of a train command until its last one. Raises TrainError if there is none."""
+    async with aclosing(stream) as events:
         async for event in events:
             match event:
                 case Progressed():
@@ -107,14 +118,14 @@ async def _last_event(running: AsyncGenerator[Event], feed: TrainFeed) -> Traine
                     return event
                 case Ready() | Merged():
                     continue
-    raise TrainError("The learner ended its answer without a result")
+    raise TrainError("The learner ended without a result; its log says why")
 
 
 def _finite(result: TrainResult) -> TrainResult:
-    """Metrics that are no finite numbers cannot travel as JSON: left out, and named in the warnings."""
+    """Remove metrics that are not finite, since JSON cannot carry them; a warning names them."""
     bad = sorted(name for name, value in result.metrics.items() if not math.isfinite(value))
     if not bad:
         return result
     metrics = {name: value for name, value in result.metrics.items() if name not in bad}
-    warning = f"These metrics were no finite numbers: {', '.join(bad)}"
+    warning = f"These metrics are not finite and were removed: {', '.join(bad)}"
     return result.model_copy(update={"metrics": metrics, "warnings": (*result.warnings, warning)})

@@ -40,6 +40,6 @@ def test_an_effort_is_what_the_template_makes_of_it(
 
 
 def test_an_effort_that_the_template_does_not_know_is_refused(policy: ModelRunner) -> None:
-    with pytest.raises(DialectError, match="knows no effort") as caught:
+    with pytest.raises(DialectError, match="no variable for effort") as caught:
         rendered(policy, "{{ messages[0].content }}", reasoning_effort="low")
     assert caught.value.param == "reasoning_effort"

@@ -23,7 +23,7 @@ def test_a_token_that_the_model_does_not_know_is_refused_alone(
     with monkeypatch.context() as patched:
         patched.setattr(policy, "vocabulary", 40)
         error = refused(http)
-    assert error["param"] == "messages" and "the model knows 0 to 39" in error["message"]
+    assert error["param"] == "messages" and "the model has tokens 0 to 39" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_schema_with_a_part_that_nothing_follows_fails_its_own_call_only(
         next(lines)
         error = events(http, **fields)[-1]["error"] if streamed else refused(http, **fields)
         assert (error["param"], error["code"], error["type"]) == ("response_format", 400, "BadRequestError")
-        assert "nothing follows the schema" in error["message"] and '"a":' in error["message"]
+        assert "no JSON satisfies the schema" in error["message"] and '"a":' in error["message"]
         assert json.loads(list(lines)[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     until_idle(http)
     assert chat(http)["choices"]

@@ -14,7 +14,7 @@ from understudy.engine.inference.chat.requests import ChatCompletionRequest
 from understudy.engine.inference.chat.thoughts import ThoughtSplitter
 from understudy.engine.inference.decoding.generation import Update
 from understudy.engine.inference.decoding.text import Decoder
-from understudy.tiny.tokenizer import complete_tokenizer, ids_of
+from understudy.tiny.tokenizer import ids_of
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -59,8 +59,7 @@ def test_pieces_do_not_matter(text: str, opened: bool, inside: bool, data: st.Da
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(tiny.path())
-    complete_tokenizer(tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(tiny.path("tiny-mcp"))
     return tokenizer
 
 

@@ -91,7 +91,7 @@ def test_a_format_that_is_not_read_here_is_told_once_and_its_calls_stay_text(
 ) -> None:
     text = "<function=close></function>"
     assert parse(model(tmp_path, "{{ tools }}<function=f><parameter=p>"), text) == (text, [], 0)
-    assert "format qwen3_coder are not read by this engine and stay text: use --engine vllm" in caplog.text
+    assert "format qwen3_coder are not parsed by this engine and stay text: use --engine vllm" in caplog.text
 
 
 def test_the_tiny_policy_and_models_without_tools_are_read_as_hermes(

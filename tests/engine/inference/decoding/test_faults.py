@@ -115,5 +115,5 @@ def test_closing_fails_what_is_in_flight(policy: ModelRunner) -> None:
 def test_the_probe_refuses_a_model_that_ignores_the_mask(policy: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert policy.probe() < 1e-4
     monkeypatch.setattr(policy, "_masks", lambda *_: None)
-    with pytest.raises(EngineError, match="needs another engine"):
+    with pytest.raises(EngineError, match="use --engine vllm"):
         policy.probe()

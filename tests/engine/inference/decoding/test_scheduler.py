@@ -19,7 +19,7 @@ from understudy.engine.inference.decoding import batch as batches
 from understudy.engine.inference.decoding.adapters import Adapter, load_adapter
 from understudy.engine.inference.decoding.generation import Generation
 from understudy.engine.inference.decoding.model import ModelRunner
-from understudy.engine.inference.decoding.text import Decoder, StopWatch
+from understudy.engine.inference.decoding.text import Decoder, StopDetector
 
 
 def kept_logprobs(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
@@ -276,7 +276,7 @@ def test_a_stop_string_ends_it_where_it_is_complete(engine: Engine, policy: Mode
     (free,) = engine.sample(call(policy, prompt(1, 9), temperature=0.0, max_tokens=20))
     text = decoder.decode(free.ids[4:6])
     one = call(policy, prompt(1, 9), temperature=0.0, max_tokens=20)
-    one.stop_watch = StopWatch(decoder, [text])
+    one.stop_detector = StopDetector(decoder, [text])
     (sampled,) = engine.sample(one)
     assert sampled.last.stop_reason == text
     assert sampled.last.finish == "stop"

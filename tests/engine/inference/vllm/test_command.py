@@ -46,10 +46,10 @@ def test_engine_args_are_vllms_own_options_and_go_before_ours() -> None:
 
 
 def test_an_engine_arg_that_is_ours_to_say_is_refused_with_the_option_that_says_it() -> None:
-    with pytest.raises(ConfigError, match="engine_args: 'max-num-seqs' is not to be given there: --max-batch"):
+    with pytest.raises(ConfigError, match="engine_args: 'max-num-seqs' is not allowed there: --max-batch"):
         made("--engine-args", '{"max_num_seqs": 4}')
     for name in ("no-enable-lora", "config"):
-        with pytest.raises(ConfigError, match=f"engine_args: '{name}' is not to be given there"):
+        with pytest.raises(ConfigError, match=f"engine_args: '{name}' is not allowed there"):
             made("--engine-args", json.dumps({name: True}))
 
 
@@ -96,7 +96,7 @@ def test_on_a_cpu_the_cache_holds_the_batch_and_one_call_that_does_not_fit_is_re
     assert int(after("--kv-cache-memory-bytes", words)) == 4 * 224 * per_token  # blocks of 32 tokens, one call to spare
     shutil.copytree(tiny_policy(), tmp_path / "long")
     (tmp_path / "long" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10**9}))
-    with pytest.raises(ConfigError, match=r"--max-model-len: one call of 1000000000 tokens takes .* give a shorter"):
+    with pytest.raises(ConfigError, match=r"--max-model-len: one call of 1000000000 tokens takes .* use a shorter"):
         made("--device", "cpu", model=tmp_path / "long")
 
 

@@ -1,1 +1,1 @@
-"""From chat messages to prompt tokens, and from sampled tokens to an answer."""
+"""Converts chat requests to prompt tokens and grammars, and sampled tokens to answers."""

@@ -1,4 +1,4 @@
-"""Answers in vLLM's dialect: whole, or as chunks of a stream."""
+"""Converts sampled tokens to answers in vLLM's format, complete or as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tool_calls import HERMES, CallFormat
 Pieces = list[str | Thought | ToolCall]
 
 _OPENING_TOKENS = 8
-"""The last tokens of a prompt, which tell whether it opens a thought."""
+"""Last tokens of a prompt that are searched for an opened thought."""
 
 
 def _opens_thought(prompt_end: str) -> bool:
@@ -26,7 +26,7 @@ def _opens_thought(prompt_end: str) -> bool:
 
 
 class ChoiceReader:
-    """Reads the updates of one choice as thought, content and tool calls."""
+    """Splits the tokens of one choice into thought, content and tool calls."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class ChoiceReader:
         self._stream = TextStream(decoder, skip_special=request.skip_special_tokens)
         self._cutter = StopCutter(request.stops, include=request.include_stop_str_in_output)
         parsing = bool(request.tools) and request.tool_choice != "none"
-        own = HERMES if request.shaped else calls  # grammars are written in hermes' format, whatever the family
-        self._parser = own.parser(None if request.parallel_tool_calls else 1) if parsing else None
+        call_format = HERMES if request.shaped else calls  # grammars use hermes' format for every model family
+        self._parser = call_format.parser(None if request.parallel_tool_calls else 1) if parsing else None
 
     @property
     def called(self) -> bool:
@@ -51,11 +51,11 @@ class ChoiceReader:
 
     @property
     def parse_failure(self) -> bool | None:
-        """Whether something looked like a tool call and was none; None when no tools were offered."""
+        """Whether any text looked like a tool call but could not be parsed; None if no tools were offered."""
         return None if self._parser is None else self._parser.failures > 0
 
     def read(self, update: Update) -> Pieces:
-        """What this update makes certain; everything, when it is the last one."""
+        """The pieces that are final after this update. The last update returns everything that is left."""
         thought, text = self._split(update)
         pieces: Pieces = [Thought(thought)] if thought else []
         if self._parser is None:
@@ -66,11 +66,11 @@ class ChoiceReader:
         return pieces
 
     def finish_reason(self, update: Update) -> str | None:
-        """OpenAI's finish reason: tool calls are named as such unless the answer was cut."""
+        """OpenAI's finish reason: `tool_calls` after a call, unless the answer was cut off."""
         return "tool_calls" if update.finish == "stop" and self.called else update.finish
 
     def _split(self, update: Update) -> tuple[str, str]:
-        """The thought, and the text after it."""
+        """The new text of the thought and of the answer."""
         text = self._text(update)
         if self._thoughts is None:
             return "", text
@@ -94,7 +94,7 @@ class ChoiceReader:
 
 
 class AnswerWriter:
-    """Writes the answer to one request."""
+    """Writes the answer to one request, as JSON objects."""
 
     def __init__(
         self,
@@ -120,12 +120,12 @@ class AnswerWriter:
         self._sampled = 0
 
     def whole(self, updates: Sequence[Update]) -> dict[str, Json]:
-        """The answer from each choice's only update."""
+        """The complete answer. `updates` has the only update of each choice."""
         choices = [self._choice(index, update) for index, update in enumerate(updates)]
         return self._frame("chat.completion", choices, {"usage": self._usage()})
 
     def opening(self, index: int) -> dict[str, Json]:
-        """The first chunk of a choice: its role, and the prompt's ids."""
+        """The first chunk of a choice, with its role and, if requested, the prompt's token ids."""
         choice = {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -135,7 +135,7 @@ class AnswerWriter:
         return self._frame("chat.completion.chunk", [choice], {})
 
     def chunk(self, index: int, update: Update) -> dict[str, Json]:
-        """A chunk with an update's text, calls, ids and logprobs."""
+        """A chunk with the text, tool calls, token ids and logprobs of an update."""
         self._sampled += len(update.token_ids)
         reader = self._readers[index]
         pieces = reader.read(update)
@@ -145,11 +145,11 @@ class AnswerWriter:
         if content := "".join(piece for piece in pieces if isinstance(piece, str)):
             delta["content"] = content
         if calls := self._tool_calls(index, pieces):
-            delta["tool_calls"] = [{"index": at, **call} for at, call in calls]
+            delta["tool_calls"] = [{"index": number, **call} for number, call in calls]
         return self._frame("chat.completion.chunk", [self._facts(index, update, {"delta": delta})], {}, first=False)
 
     def usage_chunk(self) -> dict[str, Json]:
-        """The last chunk when usage was asked for."""
+        """The last chunk, if usage was requested."""
         return self._frame("chat.completion.chunk", [], {"usage": self._usage()}, first=False)
 
     def _choice(self, index: int, update: Update) -> dict[str, Json]:
@@ -166,14 +166,14 @@ class AnswerWriter:
         return self._facts(index, update, {"message": message})
 
     def _thought(self, pieces: Pieces) -> str:
-        """The thought among the pieces, where the request wants it shown."""
+        """The thought in the pieces; empty if the request excludes it."""
         shown = self._request.include_reasoning
         return "".join(piece.text for piece in pieces if isinstance(piece, Thought)) if shown else ""
 
-    def _facts(self, index: int, update: Update, said: dict[str, Json]) -> dict[str, Json]:
-        """What a choice carries besides its message or delta."""
+    def _facts(self, index: int, update: Update, content: dict[str, Json]) -> dict[str, Json]:
+        """A choice with `content` (its message or delta), logprobs, finish reason and, if requested, token ids."""
         request, reader = self._request, self._readers[index]
-        choice: dict[str, Json] = {"index": index, **said}
+        choice: dict[str, Json] = {"index": index, **content}
         choice["logprobs"] = {"content": self._logprobs(update)} if request.logprobs else None
         choice["finish_reason"] = reader.finish_reason(update)
         if update.finish:

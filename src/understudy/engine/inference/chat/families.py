@@ -1,6 +1,6 @@
-"""Which of vLLM's parsers read what a model writes: by its chat template, else by its family.
+"""Selects vLLM's parsers for a model's tool calls and reasoning, by its chat template or else its family.
 
-Names are those of vLLM 0.32's `--tool-call-parser` and `--reasoning-parser`. No torch, no transformers.
+The names are those of vLLM 0.32's `--tool-call-parser` and `--reasoning-parser`. Imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .thoughts import OPEN
 
 @dataclass(frozen=True)
 class Parsers:
-    """Names of vLLM's parsers; None where the model's chats have no tool calls, or no reasoning apart from the answer."""
+    """Names of vLLM's parsers. None if the model's chat template has no tool calls, or no separate reasoning."""
 
     tool_call: str | None
     reasoning: str | None
@@ -26,15 +26,12 @@ class Parsers:
 
 @dataclass(frozen=True)
 class _Format:
-    """A parser, the marks that a template which writes its format has (all of them), and whose format it is.
-
-    `families`: beginnings of `model_type`; none: anybody's. `token`: without it in the tokenizer the parser fails.
-    """
+    """A parser, and how to recognise a chat template that writes its format."""
 
     parser: str
-    marks: tuple[str, ...]
-    families: tuple[str, ...] = ()
-    token: str | None = None
+    marks: tuple[str, ...]  # the template contains all of them
+    families: tuple[str, ...] = ()  # prefixes of `model_type`; empty: any family
+    token: str | None = None  # the parser needs this token in the vocabulary
 
 
 _BAR = "\uff5c"
@@ -64,7 +61,7 @@ _TOOL_CALLS = (
     _Format("llama4_json", ('"parameters"',), ("llama4",), "<|python_tag|>"),
     _Format("llama3_json", ("<|start_header_id|>", '"parameters"'), token="<|python_tag|>"),
 )
-"""The first one that fits is taken."""
+"""The first match is used."""
 
 _TOOL_CALLS_OF = {
     "gemma4": "gemma4",
@@ -78,7 +75,7 @@ _TOOL_CALLS_OF = {
     "qwen3": "hermes",
     "qwen3_5": "qwen3_coder",
 }
-"""By the longest beginning of `model_type`, for a template that names tools and shows no call, or none at all."""
+"""Prefix of `model_type` -> parser. The longest match is used if the template shows no call, or there is no template."""
 
 _THINKS = ("<think>",)
 _REASONING = (
@@ -93,13 +90,13 @@ _REASONING = (
     _Format("deepseek_r1", _THINKS, token="<think>"),
 )
 OPTIONAL_THOUGHTS = "understudy_optional_thoughts"
-"""Our own parser (`vllm/optional_thoughts.py`), for templates that show thoughts and neither open nor switch them."""
+"""Understudy's parser (`vllm/optional_thoughts.py`), for templates that show thoughts but never open or disable them."""
 _CLOSED_BY_DEFAULT = re.compile(r"else\s*-?%\}\s*\{\{-?\s*['\"][^'\"]*<think>\\n\\n</think>")
-"""The template's last word, unless it is asked to think, is a thought that is over."""
+"""Matches a template that ends the prompt with a closed thought by default."""
 
 
 def parsers(folder: Path) -> Parsers:
-    """The parsers for the model in a folder. Raises ConfigError when its JSON files cannot be read."""
+    """The parsers for the model in a folder. Raises ConfigError if its JSON files cannot be read."""
     family = str(_object(folder / "config.json").get("model_type") or "")
     templates = _templates(folder)
     tokens = _Tokens(folder)
@@ -107,18 +104,18 @@ def parsers(folder: Path) -> Parsers:
 
 
 def thinks(folder: Path) -> bool:
-    """Whether the model in a folder may write `<think>...</think>` before its answer."""
+    """Whether the model in a folder can write `<think>...</think>` before its answer."""
     return any(OPEN in text for text in _templates(folder).values())
 
 
 class _Tokens:
-    """The text of tokenizer.json, read when a parser needs one of its tokens."""
+    """Searches tokenizer.json for tokens. The file is read only if a parser needs a token."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "tokenizer.json"
 
     def has(self, token: str) -> bool:
-        """Whether the vocabulary has it; true where the vocabulary is kept in another way."""
+        """Whether the vocabulary has a token; true if there is no tokenizer.json."""
         if not self._path.is_file():
             return True
         text = self._path.read_text(encoding="utf-8")
@@ -127,11 +124,11 @@ class _Tokens:
 
 def _tool_call(templates: dict[str, str], family: str, tokens: _Tokens) -> str | None:
     text = "\n".join(templates.values())
-    found = _first(_TOOL_CALLS, text.replace('\\"', '"'), family, tokens)
-    if found or (text and not re.search(r"\btools\b", text)):
-        return found  # where no tool is ever shown to the model, nothing is to be read
-    fitting = [kind for kind in _TOOL_CALLS_OF if family.startswith(kind)]
-    return _TOOL_CALLS_OF[max(fitting, key=len)] if fitting else None
+    parser = _first(_TOOL_CALLS, text.replace('\\"', '"'), family, tokens)
+    if parser or (text and not re.search(r"\btools\b", text)):
+        return parser  # a template without tools has no calls to parse
+    matching = [kind for kind in _TOOL_CALLS_OF if family.startswith(kind)]
+    return _TOOL_CALLS_OF[max(matching, key=len)] if matching else None
 
 
 def _reasoning(templates: dict[str, str], family: str, tokens: _Tokens) -> str | None:
@@ -147,36 +144,38 @@ def _reasoning(templates: dict[str, str], family: str, tokens: _Tokens) -> str |
 
 
 def _first(formats: tuple[_Format, ...], text: str, family: str, tokens: _Tokens) -> str | None:
-    for one in formats:
-        if all(mark in text for mark in one.marks) and (not one.families or family.startswith(one.families)):
-            return one.parser if one.token is None or tokens.has(one.token) else None
+    for candidate in formats:
+        if all(mark in text for mark in candidate.marks) and (
+            not candidate.families or family.startswith(candidate.families)
+        ):
+            return candidate.parser if candidate.token is None or tokens.has(candidate.token) else None
     return None
 
 
 def _templates(folder: Path) -> dict[str, str]:
-    """The model's chat templates by name, from where transformers looks for them; `default` is the plain one."""
-    found: dict[str, str] = {}
+    """The model's chat templates by name, from the files that transformers reads; `default` is the unnamed one."""
+    templates: dict[str, str] = {}
     own = _object(folder / "tokenizer_config.json", optional=True).get("chat_template")
     if isinstance(own, str):
-        found["default"] = own
+        templates["default"] = own
     elif isinstance(own, list):
         named = [cast(dict[str, Json], entry) for entry in cast(list[Json], own) if isinstance(entry, dict)]
-        found |= {str(entry.get("name")): str(entry.get("template") or "") for entry in named}
+        templates |= {str(entry.get("name")): str(entry.get("template") or "") for entry in named}
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
+        templates[path.stem] = path.read_text(encoding="utf-8")
     if (folder / "chat_template.jinja").is_file():
-        found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    return found
+        templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    return templates
 
 
 def _object(path: Path, *, optional: bool = False) -> dict[str, Json]:
-    """A JSON object from a file; empty when an optional file is not there."""
+    """Read a JSON object from a file; empty if an optional file does not exist. Raises ConfigError."""
     if optional and not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; give the folder of a model") from error
+        raise ConfigError(f"{path} cannot be read: {error}; name the folder of a model") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds no JSON object; give the folder of a model")
+        raise ConfigError(f"{path} does not contain a JSON object: name the folder of a model")
     return cast(dict[str, Json], value)

@@ -1,4 +1,4 @@
-"""Grammars that a completion must follow: JSON, tool calls in hermes format, or one of the two."""
+"""Compiles grammars that restrict a completion to JSON, to tool calls in hermes format, or to either."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ....errors import ConfigError
 from ....types import Json, Tool
-from ..decoding.generation import DeadEnd
+from ..decoding.generation import NoAllowedToken
 from .hermes import CLOSE, OPEN
 from .json_bounds import BoundedJson, JsonBounds
 
@@ -23,17 +23,18 @@ TOOLS_PARAM = "tools"
 TEXTS_PARAM = "structured_outputs"
 _CALL_SPACES = 2
 _JSON_SPACES = 40
-"""White space in a row: enough for indented JSON, and no endless run of it."""
-_FOLLOWED = 10_000
+"""Most consecutive white space in JSON: enough for indentation, but not unlimited."""
+_MAX_SATISFIABLE = 10_000  # entries in the cache of checked schemas
 _MARKUP = re.compile(r"<.+>|\[.+\]")
 _NOT_IN_JSON = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
-"""JSON escapes these (a tab may be white space, but need not); xgrammar lets them into strings of bounded length."""
+"""Control characters, which JSON strings must escape. xgrammar allows them in strings with a length limit. A tab could
+also be white space, but is never needed."""
 _NO_TEXT = b"\xff"
-"""No text has this byte, so no grammar of text allows a token that is spelled with it."""
+"""The text of tokens that grammars must not allow. UTF-8 never contains this byte."""
 
 
 class GrammarError(ConfigError):
-    """A schema that cannot be compiled, or that nothing follows. `param`: the request's field that has it."""
+    """A schema that cannot be compiled, or that no JSON satisfies. `param` is the request's field that contains it."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -41,7 +42,7 @@ class GrammarError(ConfigError):
 
 
 class GrammarMask:
-    """A compiled grammar's state in one completion. See `generation.TokenMask`. `param`: where the grammar is from."""
+    """The state of a compiled grammar in one completion. See `generation.TokenMask`. `param` names the request's field."""
 
     def __init__(self, matcher: xgrammar.GrammarMatcher, bounded: BoundedJson, vocabulary: int, param: str) -> None:
         self._bounded = bounded
@@ -51,11 +52,11 @@ class GrammarMask:
         self._sampled = 0
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Logits [V] with -inf where the grammar allows no token."""
+        """Logits [V] with -inf for tokens that the grammar forbids. Raises NoAllowedToken if it forbids all."""
         if not self.allows_some():
-            raise DeadEnd(
-                f"{self._param}: after {self._sampled} tokens of the answer no token is allowed: nothing follows the schema, "
-                "or one of its parts",
+            raise NoAllowedToken(
+                f"{self._param}: after {self._sampled} tokens of the answer the grammar allows no token: no JSON satisfies "
+                "the schema, or one of its parts",
                 self._param,
             )
         words = self._bitmask[0].to(logits.device)
@@ -63,7 +64,7 @@ class GrammarMask:
         return self._bounded.apply(logits.masked_fill(bits.view(-1)[: logits.shape[-1]] == 0, -torch.inf))
 
     def allows_some(self) -> bool:
-        """Whether there is a token that may come next."""
+        """Whether the grammar allows any next token."""
         self._matcher.fill_next_token_bitmask(self._bitmask)
         return bool(self._bitmask.any())
 
@@ -71,14 +72,15 @@ class GrammarMask:
         """Advance by a sampled token."""
         self._sampled += 1
         if not self._matcher.is_terminated() and not self._matcher.accept_token(token):
-            raise RuntimeError(f"token {token} was sampled although the grammar refuses it")
+            raise RuntimeError(f"token {token} was sampled although the grammar forbids it")
         self._bounded.accept(token)
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer; compiled ones are kept. Thread-safe.
+    """Compiles grammars for one tokenizer, and caches them. Thread-safe.
 
-    Control tokens are allowed where a call begins or ends, and nowhere in JSON. `max_string`, `max_items`: see JsonBounds.
+    Control tokens are allowed as the marks of a tool call, but not inside JSON. `max_string`, `max_items`: see JsonBounds.
+    The methods raise GrammarError.
     """
 
     def __init__(
@@ -107,14 +109,14 @@ class Grammars:
             add_prefix_space=facts.add_prefix_space,
         )
         self._compiler = xgrammar.GrammarCompiler(facts, cache_limit_bytes=64 * 2**20)
-        self._followed = set[bytes]()  # digests of schemas that something follows
+        self._satisfiable = set[bytes]()  # digests of schemas that some JSON satisfies
         ids = {text: token for text, token in tokenizer.get_vocab().items() if token in marks}
         self._open: object = {"type": "token", "token": ids[OPEN]} if OPEN in ids else OPEN
         self._close: object = {"type": "token", "token": ids[CLOSE]} if CLOSE in ids else CLOSE
 
     def json_schema(self, schema: Json) -> GrammarMask:
-        """JSON that follows a schema."""
-        return self._mask(self._sound(schema, SCHEMA_PARAM), SCHEMA_PARAM)
+        """JSON that satisfies a schema."""
+        return self._mask(self._checked_schema(schema, SCHEMA_PARAM), SCHEMA_PARAM)
 
     def one_of(self, texts: Sequence[str]) -> GrammarMask:
         """One of these texts."""
@@ -122,37 +124,37 @@ class Grammars:
         return self._structure({"type": "or", "elements": constants}, TEXTS_PARAM)
 
     def tool_calls(self, tools: Mapping[str, Tool], *, parallel: bool) -> GrammarMask:
-        """One call of one of these tools, or several when `parallel`. The keys name them in errors."""
+        """One call of these tools, or several if `parallel`. The keys name the tools in errors."""
         return self._structure(self._calls(tools, parallel), TOOLS_PARAM)
 
     def tool_calls_or_json(self, tools: Mapping[str, Tool], schema: Json, *, parallel: bool) -> GrammarMask:
-        """Tool calls as above, or JSON that follows a schema."""
-        self._sound(schema, SCHEMA_PARAM)
+        """Tool calls, or JSON that satisfies a schema."""
+        self._checked_schema(schema, SCHEMA_PARAM)
         answer = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _JSON_SPACES}
         return self._structure({"type": "or", "elements": [self._calls(tools, parallel), answer]}, SCHEMA_PARAM)
 
-    def _sound(self, schema: Json, param: str) -> xgrammar.CompiledGrammar:
-        """A schema compiled alone, so that an error names it; raises GrammarError also when nothing follows it."""
+    def _checked_schema(self, schema: Json, param: str) -> xgrammar.CompiledGrammar:
+        """Compile a schema on its own. Raises GrammarError, naming `param`, if it is invalid or no JSON satisfies it."""
         try:
             text = json.dumps(schema)
             compiled = self._compiler.compile_json_schema(text, max_whitespace_cnt=_JSON_SPACES)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise GrammarError(f"{param}: the schema cannot be compiled: {_brief(error)}", param) from error
+            raise GrammarError(f"{param}: the schema cannot be compiled: {_last_line(error)}", param) from error
         digest = hashlib.sha256(text.encode()).digest()
-        if digest in self._followed:
+        if digest in self._satisfiable:
             return compiled
         if not self._mask(compiled, param).allows_some():
-            raise GrammarError(f"{param}: nothing follows the schema; see its $ref, enum and bounds", param)
-        if len(self._followed) >= _FOLLOWED:
-            self._followed.clear()
-        self._followed.add(digest)
+            raise GrammarError(f"{param}: no JSON satisfies the schema; check its $ref, enum and bounds", param)
+        if len(self._satisfiable) >= _MAX_SATISFIABLE:
+            self._satisfiable.clear()
+        self._satisfiable.add(digest)
         return compiled
 
     def _structure(self, wanted: object, param: str) -> GrammarMask:
         try:
             compiled = self._compiler.compile_structural_tag({"type": "structural_tag", "format": wanted})
         except (RuntimeError, ValueError, TypeError) as error:
-            raise GrammarError(f"{param} cannot be compiled: {_brief(error)}", param) from error
+            raise GrammarError(f"{param} cannot be compiled: {_last_line(error)}", param) from error
         return self._mask(compiled, param)
 
     def _mask(self, compiled: xgrammar.CompiledGrammar, param: str) -> GrammarMask:
@@ -160,7 +162,7 @@ class Grammars:
         return GrammarMask(matcher, self._bounds.begin(), self._vocabulary, param)
 
     def _calls(self, tools: Mapping[str, Tool], parallel: bool) -> dict[str, object]:
-        """Calls of these tools as a format of structural tags."""
+        """The format of calls of these tools, as a structural tag of xgrammar."""
         return {
             "type": "tags_with_separator",
             "tags": [self._tag(tool["function"], param) for param, tool in tools.items()],
@@ -170,10 +172,10 @@ class Grammars:
         }
 
     def _tag(self, function: Json, param: str) -> dict[str, object]:
-        """One tool's call as a structural tag."""
+        """The format of a call of one tool, as a structural tag of xgrammar."""
         name = json.dumps(function["name"], ensure_ascii=False)
         parameters: Json = function.get("parameters") or {"type": "object", "properties": {}}
-        self._sound(parameters, param)
+        self._checked_schema(parameters, param)
         content = [
             {"type": "const_string", "value": f'\n{{"name": {name}, "arguments": '},
             {"type": "json_schema", "json_schema": parameters, "max_whitespace_cnt": _CALL_SPACES},
@@ -188,12 +190,12 @@ class Grammars:
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Tokens that structure a chat and are no text: special ones, and added ones that are written as markup."""
+    """Tokens that structure a chat: special tokens, and added tokens that look like markup."""
     added = tokenizer.added_tokens_decoder.items()
     markup = {token for token, one in added if one.special or _MARKUP.fullmatch(one.content)}
     return frozenset(tokenizer.all_special_ids) | markup
 
 
-def _brief(error: Exception) -> str:
+def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:500] if lines else type(error).__name__

@@ -1,9 +1,9 @@
-"""Tool calls in hermes format, read from text as it comes:
+"""Parses tool calls in hermes format from a stream of text:
 `<tool_call>\\n{"name": "...", "arguments": {...}}\\n</tool_call>`.
 
-A block counts as a call when it is closed, or the model ended right after it, and it holds a name and an object of
-arguments; anything else stays text, and is counted in `failures`. A closing tag inside the JSON's strings is part of
-them. Whole or in pieces, the same text gives the same result.
+A block is a call if it contains a name and an object of arguments, and is closed or followed by the model's end token. Any
+other block stays text and is counted in `failures`. A closing tag inside a JSON string does not close the block. How the
+text is divided into pieces does not affect the result.
 """
 
 from __future__ import annotations
@@ -22,14 +22,21 @@ _QUOTED = re.compile(r'["\\\x00-\x1f]')
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One parsed call. `arguments` is the JSON text of an object, as the model wrote it."""
+    """A parsed call. `arguments` is the JSON of an object, exactly as the model wrote it."""
 
     name: str
     arguments: str
 
 
 class HermesParser:
-    """Splits text into content and tool calls; calls beyond `most` stay text."""
+    """Splits text into content and tool calls. After `most` calls, further ones stay text.
+
+    >>> parser = HermesParser()
+    >>> parser.push('Let me look. <tool_call>{"name": "find", "argu')
+    ['Let me look. ']
+    >>> parser.push('ments": {"id": 7}}</tool_call>')
+    [ToolCall(name='find', arguments='{"id": 7}')]
+    """
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most
@@ -39,21 +46,21 @@ class HermesParser:
         self._block: _Block | None = None
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """Content and calls that are certain after this piece of text."""
+        """Add a piece of text, and return the content and calls that are final."""
         self._buffer += text
         out: list[str | ToolCall] = []
         while self._step(out):
             continue
         if self._block is None:
-            sure = len(self._buffer) - _begun(self._buffer)
-            if self.calls:  # after a call, space is dropped unless text follows it
-                sure = len(self._buffer[:sure].rstrip(_SPACE))
-            out += [self._buffer[:sure]] if sure else []
-            self._buffer = self._buffer[sure:]
+            final = len(self._buffer) - _partial_tag(self._buffer)
+            if self.calls:  # white space after a call is dropped unless text follows
+                final = len(self._buffer[:final].rstrip(_SPACE))
+            out += [self._buffer[:final]] if final else []
+            self._buffer = self._buffer[final:]
         return out
 
     def finish(self, *, truncated: bool) -> list[str | ToolCall]:
-        """The rest. `truncated`: the text was cut by a length limit, so an open block is no call."""
+        """End the text, and return what is left. `truncated`: a length limit cut the text, so an open block is not a call."""
         out: list[str | ToolCall] = []
         while self._block is not None and self._block.scanning and CLOSE in self._buffer:
             self._block.has_no_object()
@@ -69,7 +76,7 @@ class HermesParser:
         return out
 
     def _step(self, out: list[str | ToolCall]) -> bool:
-        """Read up to the next tag; False when it is not there yet."""
+        """Read up to the next tag. False if the buffer does not contain it yet."""
         if self._block is None:
             content, tag, rest = self._buffer.partition(OPEN)
             if not tag:
@@ -106,9 +113,9 @@ class HermesParser:
 
 
 class _Block:
-    """Finds the tag that closes a block: the first one after its JSON object, or the first one where there is no object.
+    """Finds the tag that closes a block: the first one after its JSON object, or the first one if it has no object.
 
-    It is given the block's text as it grows, and looks at each character once. `scanning`: the object's end is not found.
+    Receives the growing text of the block, and reads each character once. `scanning`: the object's end is not known yet.
     """
 
     def __init__(self) -> None:
@@ -119,22 +126,22 @@ class _Block:
         self.scanning = True
 
     def closing(self, text: str) -> int:
-        """Where the closing tag is; -1 while it is not there."""
+        """The index of the closing tag; -1 if it is not known yet."""
         while self.scanning:
             pattern = _QUOTED if self._quoted else _BARE if self._depth else _FIRST
-            found = pattern.search(text, self._at)
-            if found is None:
+            match = pattern.search(text, self._at)
+            if match is None:
                 self._at = max(self._at, len(text))
                 return -1
-            self._at = found.end()
-            self._take(found.group(), text)
+            self._at = match.end()
+            self._take(match.group(), text)
         end = text.find(CLOSE, self._at)
         if end < 0:
             self._at = max(self._at, len(text) - len(CLOSE) + 1)
         return end
 
     def has_no_object(self) -> None:
-        """What began as JSON is none, so that its quotes mean nothing."""
+        """Note that the block does not contain JSON, so that quotes in it have no meaning."""
         self.scanning, self._at = False, 0
 
     def _take(self, character: str, text: str) -> None:
@@ -142,7 +149,7 @@ class _Block:
             case '"' if self._depth:
                 self._quoted = not self._quoted
             case "\\" if self._quoted:
-                self._at += 1  # the next character is escaped; it may not be here yet
+                self._at += 1  # skip the escaped character, even if it has not arrived yet
             case "{":
                 self._start = self._start if self._depth else self._at - 1
                 self._depth += 1
@@ -165,7 +172,11 @@ def _is_json(text: str, start: int) -> bool:
 
 
 def parse_call(body: str) -> ToolCall | None:
-    """What stands between the tags, or None when it is no call. Arguments encoded twice are unwrapped once."""
+    """Parse the text between the tags; None if it is not a call. Arguments that are a JSON string are decoded once.
+
+    >>> parse_call('{"name": "find", "arguments": {"id": 7}}')
+    ToolCall(name='find', arguments='{"id": 7}')
+    """
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -186,19 +197,19 @@ def parse_call(body: str) -> ToolCall | None:
 
 
 def as_written(body: str, key: str, arguments: dict[str, object]) -> str:
-    """The text of the arguments under `key` inside `body`: exact where it can be found, else dumped again."""
+    """The original text of the arguments under `key` in `body`; if it cannot be located, their JSON encoded again."""
     for match in re.finditer(rf'"{key}"\s*:\s*', body):
         try:
             value, end = json.JSONDecoder().raw_decode(body, match.end())
         except ValueError:
-            continue  # the key inside a string: look further
+            continue  # this is not the key but part of a string
         if value == arguments:
             return body[match.end() : end]
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def _begun(text: str) -> int:
-    """How many last characters may be the beginning of an opening tag."""
+def _partial_tag(text: str) -> int:
+    """Number of last characters that could be the beginning of an opening tag."""
     for size in range(min(len(OPEN) - 1, len(text)), 0, -1):
         if OPEN.startswith(text[-size:]):
             return size

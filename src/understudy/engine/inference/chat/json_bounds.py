@@ -1,6 +1,7 @@
-"""Bounds on JSON that a grammar leaves open: a policy that knows no end would go on to the end of the context.
+"""Limits the length of JSON strings, numbers and lists, so that a policy that never stops does not fill the context.
 
-A bound in the schema itself would make its grammar slow to compile: seconds for a string of at most 4,096 characters.
+The limits are not part of the schema, because they would make its grammar slow to compile: seconds for a string of at most
+4,096 characters.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 _DIGITS = 40
-"""In a row: more than any number has that a program reads."""
+"""Most consecutive digits: more than programs read."""
 _ENDS_STRING = re.compile(rb'"')
 _STARTS_ITEM = re.compile(rb'[^"]*[,\[{]')
 _STARTS_ITEM_AFTER_STRING = re.compile(rb'[^"]*"[^"]*[,\[{]')
@@ -20,14 +21,17 @@ _DIGIT = re.compile(rb"[0-9]")
 
 
 class JsonBounds:
-    """The tokens that go on with a string, a number or a list of items, for one vocabulary. `max_string`: characters of a
-    string; `max_items`: elements and properties of an answer in all. What the grammar demands goes past them."""
+    """The tokens of a vocabulary that continue a string or a number, or begin an item.
+
+    `max_string` is the most characters of a string, `max_items` the most elements and properties of an answer in total.
+    Tokens that the grammar requires are allowed beyond these limits. `texts` are the bytes of each token.
+    """
 
     def __init__(self, texts: Sequence[bytes], max_string: int, max_items: int) -> None:
         self.texts = texts
         self.max_string = max_string
         self.max_items = max_items
-        self.goes_on_string = ~_matching(texts, _ENDS_STRING)
+        self.continues_string = ~_matching(texts, _ENDS_STRING)
         self.starts_item = _matching(texts, _STARTS_ITEM)
         self.starts_item_after_string = _matching(texts, _STARTS_ITEM_AFTER_STRING)
         self.digit = _matching(texts, _DIGIT)
@@ -38,27 +42,27 @@ class JsonBounds:
 
 
 class BoundedJson:
-    """One answer's JSON as far as it is sampled."""
+    """The state of the JSON of one answer."""
 
     def __init__(self, bounds: JsonBounds) -> None:
         self._bounds = bounds
         self._quoted = False
         self._escaped = False
-        self._run = 0  # characters of the string, or digits of the number, that goes on
+        self._run = 0  # characters of the current string, or digits of the current number
         self._items = 0
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Logits [V] with -inf for tokens that go on past a bound, as long as another is allowed."""
-        refused = self._refused()
-        if refused is None:
+        """Logits [V] with -inf for tokens that exceed a limit, unless no other token would be allowed."""
+        forbidden = self._forbidden()
+        if forbidden is None:
             return logits
-        kept = logits.masked_fill(refused.to(logits.device)[: logits.shape[-1]], -torch.inf)
-        return kept if bool(torch.isfinite(kept).any()) else logits
+        limited = logits.masked_fill(forbidden.to(logits.device)[: logits.shape[-1]], -torch.inf)
+        return limited if bool(torch.isfinite(limited).any()) else logits
 
-    def _refused(self) -> Tensor | None:
+    def _forbidden(self) -> Tensor | None:
         bounds = self._bounds
         if self._quoted and not self._escaped and self._run >= bounds.max_string:
-            return bounds.goes_on_string
+            return bounds.continues_string
         if not self._quoted and self._run >= _DIGITS:
             return bounds.digit
         if self._items >= bounds.max_items:
@@ -81,9 +85,9 @@ class BoundedJson:
             self._quoted, self._run = False, 0
             return
         self._escaped = not self._escaped and byte == ord("\\")
-        self._run += (byte & 0xC0) != 0x80  # once for each character of UTF-8
+        self._run += (byte & 0xC0) != 0x80  # counts characters, not bytes, of UTF-8
 
 
 def _matching(texts: Sequence[bytes], pattern: re.Pattern[bytes]) -> Tensor:
-    """[V], whether each token's text begins with the pattern."""
+    """Bool [V]: whether the beginning of each token's text matches the pattern."""
     return torch.tensor([pattern.match(text) is not None for text in texts])

@@ -1,4 +1,4 @@
-"""How many tokens a text has at least, without tokenizing it."""
+"""A lower bound for the number of tokens of a text, without tokenizing it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from transformers import PreTrainedTokenizerBase
 from ....types import Json
 
 _NFC_SHRINKS = 4
-"""The longest canonical decomposition of a character; NFC can at most undo it (Unicode Standard Annex 15)."""
+"""Most characters that NFC composes into one: the longest canonical decomposition (Unicode Standard Annex 15)."""
 
 
 class LeastTokens:
-    """No token stands for more characters than the longest one has.
+    """Computes the bound for one tokenizer, from the length of its longest token.
 
-    That is a bound only where the tokenizer drops nothing of its text; of other tokenizers nothing is said.
+    The bound holds only if the tokenizer keeps every character of a text. For other tokenizers it is 0.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         vocabulary = tokenizer.get_vocab()
-        self._longest = max(map(len, vocabulary))  # byte-level tokens are spelled with a character per byte
+        self._longest = max(map(len, vocabulary))  # byte-level tokens have one character per byte
         backend = getattr(tokenizer, "backend_tokenizer", None)
         facts: Json = json.loads(backend.to_str()) if backend is not None else None
         self._known = facts is not None and _keeps_all(facts, vocabulary.keys())
         self._composes = facts is not None and any(part["type"] == "NFC" for part in _parts(facts["normalizer"]))
 
     def of(self, text: str) -> int:
-        """The least number of tokens of `text`; 0 where nothing is known."""
+        """A lower bound for the number of tokens of `text`; 0 if there is none."""
         if not self._known:
             return 0
         shrinks = _NFC_SHRINKS if self._composes and not unicodedata.is_normalized("NFC", text) else 1
@@ -38,7 +38,7 @@ class LeastTokens:
 
 
 def _keeps_all(facts: Json, vocabulary: Set[str]) -> bool:
-    """Whether each character of a text ends in some token: every byte has one, and nothing is stripped or removed."""
+    """Whether each character of a text becomes part of a token: every byte has a token, and nothing is removed."""
     model: Json = facts["model"]
     splits, changes = _parts(facts["pre_tokenizer"]), _parts(facts["normalizer"])
     if any(part["type"] == "ByteLevel" for part in splits):
@@ -63,7 +63,7 @@ def _is_space_mark(part: Json) -> bool:
 
 
 def _parts(component: Json) -> list[Json]:
-    """The parts of a normalizer or pre-tokenizer, whether it is none, one, or a sequence."""
+    """The parts of a normalizer or pre-tokenizer, which can be missing, a single part, or a sequence."""
     if component is None:
         return []
     nested = component.get("normalizers") or component.get("pretokenizers")

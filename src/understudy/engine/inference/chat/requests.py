@@ -1,6 +1,6 @@
-"""Requests in vLLM's dialect of OpenAI's chat API, and its errors.
+"""Parses requests in vLLM's dialect of OpenAI's chat API, and defines its errors.
 
-A field that this engine cannot honour is refused by name; one that changes nothing about sampling is accepted.
+Fields that this engine does not support are rejected by name. Fields that do not affect sampling are accepted.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _WITHOUT_EFFECT = frozenset(
         "spaces_between_special_tokens",
     ]
 )
-"""Accepted and ignored: they say nothing about what is sampled."""
-_VALUE_SHOWN = 100
+"""Fields that are accepted and ignored, because they do not affect sampling."""
+_VALUE_SHOWN = 100  # characters of a value in an error message
 
 
 class DialectError(Exception):
-    """A request that is answered with an error in OpenAI's shape."""
+    """An error that is answered in OpenAI's format. `param` names the invalid field."""
 
     def __init__(
         self,
@@ -60,26 +60,32 @@ class DialectError(Exception):
 
 
 def error_body(message: str, kind: str, param: str | None, code: int | str) -> dict[str, Json]:
-    """OpenAI's error shape, with vLLM's types and codes."""
+    """An error in OpenAI's format, with vLLM's types and codes."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def shortened(value: Json) -> str:
-    """The value as it is shown in a message."""
+    """A value for an error message, cut after 100 characters."""
     text = repr(value)
     return text if len(text) <= _VALUE_SHOWN else f"{text[:_VALUE_SHOWN]}..."
 
 
 class Part(BaseModel):
+    """A part of a request. Unknown fields are rejected."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class StreamingOptions(Part):
+    """Options of a stream."""
+
     include_usage: bool = False
     continuous_usage_stats: Literal[False] = False
 
 
 class JsonSchema(Part):
+    """The schema of a JSON answer."""
+
     name: str = "answer"
     description: str | None = None
     schema_: Json = Field(None, alias="schema")
@@ -87,25 +93,33 @@ class JsonSchema(Part):
 
 
 class AnswerFormat(Part):
+    """The field `response_format`."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Part):
+    """vLLM's field for further formats. Only a choice of texts is supported."""
+
     choice: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
 
 
 class ToolChoiceFunction(Part):
+    """The name of a tool."""
+
     name: str
 
 
 class NamedToolChoice(Part):
+    """A tool choice that forces one tool."""
+
     type: Literal["function"]
     function: ToolChoiceFunction
 
 
 class ChatCompletionRequest(BaseModel):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -156,7 +170,7 @@ class ChatCompletionRequest(BaseModel):
 
     @property
     def shaped(self) -> bool:
-        """Whether the answer follows a grammar."""
+        """Whether a grammar restricts the answer from its first token."""
         free = self.response_format is None or self.response_format.type == "text"
         return not free or self.tool_choice not in (None, "auto", "none")
 
@@ -167,7 +181,7 @@ class ChatCompletionRequest(BaseModel):
 
 
 class LoadAdapter(Part):
-    """POST /v1/load_lora_adapter."""
+    """The body of POST /v1/load_lora_adapter."""
 
     lora_name: str = Field(min_length=1)
     lora_path: str = Field(min_length=1)
@@ -175,7 +189,7 @@ class LoadAdapter(Part):
 
 
 class UnloadAdapter(Part):
-    """POST /v1/unload_lora_adapter."""
+    """The body of POST /v1/unload_lora_adapter."""
 
     lora_name: str = Field(min_length=1)
     lora_int_id: int | None = None
@@ -186,16 +200,16 @@ _OBJECT: TypeAdapter[dict[str, Json]] = TypeAdapter(dict[str, Json])
 
 
 def read_object(body: bytes) -> dict[str, Json]:
-    """The body as a JSON object without its nulls (a null is an absent field)."""
+    """Parse a JSON object, and remove fields that are null. Raises DialectError."""
     try:
         fields = _OBJECT.validate_json(body)
     except ValidationError as error:
-        raise DialectError(f"the body is no JSON object: {error.errors(include_url=False)[0]['msg']}") from error
+        raise DialectError(f"the body is not a JSON object: {error.errors(include_url=False)[0]['msg']}") from error
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def read_chat(body: bytes) -> ChatCompletionRequest:
-    """A chat request; raises DialectError naming the first bad field."""
+    """Parse a chat request. Raises DialectError, which names the first invalid field."""
     fields = {name: value for name, value in read_object(body).items() if name not in _WITHOUT_EFFECT}
     request = checked(ChatCompletionRequest, fields)
     if request.stream_options and not request.stream:
@@ -204,13 +218,14 @@ def read_chat(body: bytes) -> ChatCompletionRequest:
         raise DialectError("top_logprobs needs logprobs=true", param="top_logprobs")
     if request.add_generation_prompt and request.continue_final_message and "add_generation_prompt" in fields:
         raise DialectError(
-            "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+            "continue_final_message and add_generation_prompt exclude each other: set one of them",
+            param="continue_final_message",
         )
     return request
 
 
 def checked(model: type[M], fields: dict[str, Json]) -> M:
-    """Validate a body; raises DialectError naming the first bad field, its value and what is allowed."""
+    """Validate a body. Raises DialectError, which names the first invalid field, its value, and what is allowed."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Messages to prompt tokens, through the model's own chat template."""
+"""Renders chat messages to prompt tokens with the model's chat template."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers' tokenizers are only partly typed.
@@ -24,18 +24,22 @@ _TELLS_STRINGS = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")
 _RESERVED = frozenset(
     {"conversation", "messages", "tools", "tokenize", "return_dict", "return_tensors", "chat_template"}
 )
-_KEPT = 512
-_KEPT_CHARACTERS = 4 * 2**20
+_MAX_PROMPTS = 512
+_MAX_CHARACTERS = 4 * 2**20
 
 
 class ChatRenderer:
-    """Renders chats of up to `limit` tokens; the newest prompts are kept, since rollouts of one scenario begin alike.
-    Thread-safe."""
+    """Renders chats of up to `limit` tokens. Thread-safe.
+
+    Caches recent prompts, because rollouts of one scenario begin with the same messages.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
         template = tokenizer.chat_template
         if not isinstance(template, str):
-            raise ConfigError("the model's folder has no chat template (chat_template.jinja or tokenizer_config.json)")
+            raise ConfigError(
+                "the model's folder has no chat template: add chat_template.jinja, or chat_template to tokenizer_config.json"
+            )
         self._tokenizer = tokenizer
         self._raw_arguments = bool(_TELLS_STRINGS.search(template))
         self._variables = frozenset(re.findall(r"\w+", template))
@@ -44,37 +48,40 @@ class ChatRenderer:
         self._lock = threading.Lock()
         self._prompts: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._kept = 0  # characters of the keys of _prompts
-        tokenizer.encode("")  # the first one may change the tokenizer's settings, which must not happen in two threads
+        tokenizer.encode("")  # the first call can change the tokenizer's settings, which is not thread-safe
 
     def prompt_ids(self, request: ChatCompletionRequest) -> tuple[int, ...]:
-        """The prompt's tokens; raises DialectError when the messages do not fit the template, or surely not the context."""
+        """The prompt's tokens.
+
+        Raises DialectError for messages that the template cannot render, or that are certainly longer than the context.
+        """
         options = {
             "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
             "continue_final_message": request.continue_final_message,
         }
-        if clash := _RESERVED & request.chat_template_kwargs.keys():
-            raise DialectError(f"chat_template_kwargs may not set {sorted(clash)}", param="chat_template_kwargs")
+        if reserved := _RESERVED & request.chat_template_kwargs.keys():
+            raise DialectError(f"chat_template_kwargs may not set {sorted(reserved)}", param="chat_template_kwargs")
         options |= self._effort(request) | request.chat_template_kwargs
         key = json.dumps([request.messages, request.tools or None, options])
         with self._lock:
             if key in self._prompts:
                 self._prompts.move_to_end(key)
                 return self._prompts[key]
-        messages = [self._message(message, at) for at, message in enumerate(request.messages)]
-        found = self._rendered(messages, request.tools or None, options)
-        self._keep(key, found)
-        return found
+        messages = [self._message(message, index) for index, message in enumerate(request.messages)]
+        prompt_ids = self._rendered(messages, request.tools or None, options)
+        self._keep(key, prompt_ids)
+        return prompt_ids
 
     def _effort(self, request: ChatCompletionRequest) -> dict[str, Json]:
-        """`reasoning_effort` as the template's variables, as in vLLM; raises DialectError where the template has none."""
+        """Convert `reasoning_effort` to the template's variables, as vLLM does. Raises DialectError if it has none."""
         effort = request.reasoning_effort
         if effort is None:
             return {}
         variables = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         if not self._variables.intersection(variables):
             raise DialectError(
-                "reasoning_effort is not supported by this model: its chat template knows no effort, and no thinking to "
-                "switch on or off; leave it out",
+                "reasoning_effort is not supported by this model: its chat template has no variable for effort or thinking; "
+                "leave it out",
                 param="reasoning_effort",
             )
         return {name: value for name, value in variables.items() if name in self._variables}
@@ -84,7 +91,7 @@ class ChatRenderer:
             if key not in self._prompts:
                 self._prompts[key] = prompt_ids
                 self._kept += len(key)
-            while len(self._prompts) > _KEPT or self._kept > _KEPT_CHARACTERS:
+            while len(self._prompts) > _MAX_PROMPTS or self._kept > _MAX_CHARACTERS:
                 self._kept -= len(self._prompts.popitem(last=False)[0])
 
     def _rendered(self, messages: list[Message], tools: list[Json] | None, options: dict[str, Json]) -> tuple[int, ...]:
@@ -102,24 +109,24 @@ class ChatRenderer:
             )
         return tuple(self._tokenizer.encode(str(text), add_special_tokens=False))
 
-    def _message(self, message: Message, at: int) -> Message:
-        """A message as templates expect it: text instead of parts, and arguments as the template reads them."""
+    def _message(self, message: Message, index: int) -> Message:
+        """Convert a message for the template: parts become text, and arguments a string or a mapping."""
         if not isinstance(message.get("role"), str):
             got = shortened(message.get("role"))
-            raise DialectError(f"messages.{at}.role must be a string (got {got})", param="messages")
+            raise DialectError(f"messages.{index}.role must be a string (got {got})", param="messages")
         shown = {name: value for name, value in message.items() if value is not None or name == "content"}
-        shown["content"] = _text(message.get("content"), at)
+        shown["content"] = _text(message.get("content"), index)
         if thought := shown.get("reasoning") or shown.get("reasoning_content"):
-            shown |= {"reasoning": thought, "reasoning_content": thought}  # templates read either
+            shown |= {"reasoning": thought, "reasoning_content": thought}  # templates use one or the other
         calls = message.get("tool_calls")
         if calls:
-            shown["tool_calls"] = [self._call(call, f"messages.{at}.tool_calls") for call in calls]
+            shown["tool_calls"] = [self._call(call, f"messages.{index}.tool_calls") for call in calls]
         elif "tool_calls" in shown:
             del shown["tool_calls"]
         return shown
 
     def _call(self, call: Json, where: str) -> Json:
-        """Templates that tell a string from a mapping get the arguments as the model wrote them; others get a mapping."""
+        """Convert a tool call. Templates that accept strings get the original arguments; others get a mapping."""
         try:
             function = call["function"]
             arguments = function.get("arguments") or "{}"
@@ -127,11 +134,13 @@ class ChatRenderer:
                 arguments = json.loads(arguments)
             return {**call, "function": {**function, "name": str(function["name"]), "arguments": arguments}}
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise DialectError(f"{where}: {shortened(call)} is no tool call ({error!r})", param="messages") from error
+            raise DialectError(
+                f"{where}: {shortened(call)} is not a tool call ({error!r})", param="messages"
+            ) from error
 
 
-def _text(content: Json, at: int) -> str:
-    """Content as one text; parts are joined by newlines, as vLLM does."""
+def _text(content: Json, index: int) -> str:
+    """Content as one text. Parts are joined by newlines, as in vLLM."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
@@ -141,10 +150,10 @@ def _text(content: Json, at: int) -> str:
             if not isinstance(text, str):
                 kind = f"of type {shortened(part.get('type'))}: " if isinstance(part, dict) else ""
                 raise DialectError(
-                    f"messages.{at}.content.{place}: only text parts are supported (got one {kind}{shortened(part)})",
+                    f"messages.{index}.content.{place}: only text parts are supported (got one {kind}{shortened(part)})",
                     param="messages",
                 )
             parts.append(text)
         return "\n".join(parts)
     got = shortened(content)
-    raise DialectError(f"messages.{at}.content must be text or a list of parts (got {got})", param="messages")
+    raise DialectError(f"messages.{index}.content must be text or a list of parts (got {got})", param="messages")

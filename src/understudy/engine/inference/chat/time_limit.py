@@ -1,4 +1,4 @@
-"""Work that may take long, beside the event loop."""
+"""Runs long work in threads, with a time limit, so that it does not block the event loop."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from .requests import DialectError
 R = TypeVar("R")
 
 PATIENCE_SECONDS = 30.0
-"""Longer work is given up: whoever asked for it would not wait, and a health check must never wait for it."""
+"""Time limit of one piece of work. Its client would not wait longer."""
 
 
-class Aside:
-    """Threads for one kind of work. Waiting for a free one counts for nothing; the work itself has a deadline."""
+class TimeLimitedPool:
+    """A pool of threads with a time limit. The time spent waiting for a free thread does not count."""
 
     def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="aside")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="time-limited")
         self._free = asyncio.Semaphore(threads)
 
     async def run(self, work: Callable[[], R], param: str, too_long: str) -> R:
-        """What `work` returns. A DialectError that says `too_long` after `PATIENCE_SECONDS`; the thread is free again
-        when the work has ended."""
+        """Run `work` in a thread, and return its result.
+
+        Raises DialectError with the message `too_long` after `PATIENCE_SECONDS`. The thread stays busy until `work` ends.
+        """
         await self._free.acquire()
         future = asyncio.get_running_loop().run_in_executor(self._pool, work)
         future.add_done_callback(self._ended)
@@ -36,4 +38,4 @@ class Aside:
     def _ended(self, future: asyncio.Future[R]) -> None:
         self._free.release()
         if not future.cancelled():
-            future.exception()  # of work that nobody waits for any more
+            future.exception()  # retrieved, so that asyncio does not log it as unhandled

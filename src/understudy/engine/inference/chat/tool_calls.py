@@ -1,6 +1,6 @@
-"""How a model family writes tool calls: hermes' tags, Llama 3's bare JSON, Mistral's mark; and who reads them.
+"""Parses tool calls in the formats of model families: hermes' tags, Llama 3's plain JSON, and Mistral's mark.
 
-Llama's and Mistral's calls end an answer, so everything from their beginning on is held back until the answer is over.
+In the formats of Llama and Mistral the calls end the answer, so their text is held back until the answer is complete.
 """
 
 from __future__ import annotations
@@ -18,30 +18,41 @@ from ....types import Json
 from .families import parsers
 from .hermes import CLOSE, OPEN, HermesParser, ToolCall, as_written
 
-_log = logging.getLogger("understudy.sampler")
+logger = logging.getLogger(__name__)
 PYTHON_TAG = "<|python_tag|>"
 TOOL_CALLS = "[TOOL_CALLS]"
 _NAMED = re.compile(r"\s*([A-Za-z0-9_.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
-"""Before the arguments, in Mistral's later formats."""
+"""The name before the arguments, in Mistral's later formats."""
 _BETWEEN = " \t\r\n;"
 
-Found = tuple[ToolCall, str]
-"""A call, and the text that it was read from."""
+ParsedCall = tuple[ToolCall, str]
+"""A call, and the text from which it was parsed."""
 
 
 class CallParser(Protocol):
-    """Splits text, as it comes, into content and tool calls. `failures`: what looked like a call and was none."""
+    """Splits a stream of text into content and tool calls.
+
+    `calls` counts the parsed calls, `failures` the texts that looked like a call but could not be parsed.
+    """
 
     calls: int
     failures: int
 
-    def push(self, text: str) -> list[str | ToolCall]: ...
-    def finish(self, *, truncated: bool) -> list[str | ToolCall]: ...
+    def push(self, text: str) -> list[str | ToolCall]:
+        """Add a piece of text, and return the content and calls that are final."""
+        ...
+
+    def finish(self, *, truncated: bool) -> list[str | ToolCall]:
+        """End the text, and return what is left. `truncated`: a length limit cut the text."""
+        ...
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """A family's format. `marks`: tokens that are part of calls, also where the tokenizer calls them special."""
+    """The format of a model family. `marks` are tokens of calls, which must stay in the text even if they are special.
+
+    `parser` takes the maximal number of calls, None for no limit.
+    """
 
     name: str
     marks: tuple[str, ...]
@@ -50,13 +61,13 @@ class CallFormat:
 
 
 class EndingCalls:
-    """Reads calls that begin with `mark`, or with `opening` at the very start, and go on to the end of the answer.
+    """Parses calls at the end of an answer. They begin with `mark`, or with `opening` at the answer's first character.
 
-    What `read` cannot read whole stays text, and so do calls beyond `most`.
+    `read` parses their text. It stays text if `read` returns None, and so do calls after the first `most`.
     """
 
     def __init__(
-        self, mark: str, opening: str | None, read: Callable[[str], list[Found] | None], most: int | None = None
+        self, mark: str, opening: str | None, read: Callable[[str], list[ParsedCall] | None], most: int | None = None
     ) -> None:
         self._mark, self._opening, self._read, self._most = mark, opening, read, most
         self.calls = 0
@@ -66,7 +77,7 @@ class EndingCalls:
         self._inside = False
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """Content that is certain after this piece of text."""
+        """Add a piece of text, and return the content that is final."""
         self._buffer += text
         if self._inside:
             return []
@@ -75,31 +86,35 @@ class EndingCalls:
             if not start:
                 return []
             self._inside = start.startswith(self._opening)
-        sure = 0 if self._inside else self._buffer.find(self._mark)
-        if sure < 0:
-            sure = len(self._buffer) - _begun(self._buffer, self._mark)
+        end = 0 if self._inside else self._buffer.find(self._mark)
+        if end < 0:
+            end = len(self._buffer) - _partial_mark(self._buffer, self._mark)
         else:
             self._inside = True
-        content, self._buffer = self._buffer[:sure], self._buffer[sure:]
+        content, self._buffer = self._buffer[:end], self._buffer[end:]
         self._shown |= bool(content)
         return [content] if content else []
 
     def finish(self, *, truncated: bool) -> list[str | ToolCall]:
-        """The rest. `truncated`: the text was cut by a length limit, so what is held back is no call."""
+        """End the text, and return what is left. If a length limit truncated the text, it contains no call."""
         rest, self._buffer = self._buffer, ""
-        found = self._read(rest) if self._inside and not truncated else None
-        if not found:
+        parsed = self._read(rest) if self._inside and not truncated else None
+        if not parsed:
             self.failures += self._inside and (self._mark in rest or '"name"' in rest)
             return [rest] if rest else []
-        taken, left = found[: self._most], "".join(text for _, text in found[self._most :] if self._most)
-        self.calls = len(taken)
-        return [*(call for call, _ in taken), *([left] if left else [])]
+        accepted, remaining = parsed[: self._most], "".join(text for _, text in parsed[self._most :] if self._most)
+        self.calls = len(accepted)
+        return [*(call for call, _ in accepted), *([remaining] if remaining else [])]
 
 
-def read_llama(text: str) -> list[Found] | None:
-    """`{"name": "f", "parameters": {...}}`, several with semicolons between; None when anything else is there."""
+def read_llama(text: str) -> list[ParsedCall] | None:
+    """Parse `{"name": "f", "parameters": {...}}`, or several, separated by semicolons; None for any other text.
+
+    >>> read_llama('{"name": "find", "parameters": {"id": 7}}')
+    [(ToolCall(name='find', arguments='{"id": 7}'), '{"name": "find", "parameters": {"id": 7}}')]
+    """
     body = text.strip(_BETWEEN).removeprefix(PYTHON_TAG)
-    found: list[Found] = []
+    parsed: list[ParsedCall] = []
     while body := body.lstrip(_BETWEEN):
         part = _object(body)
         if part is None:
@@ -107,38 +122,44 @@ def read_llama(text: str) -> list[Found] | None:
         call = _call(*part, "parameters") or _call(*part, "arguments")
         if call is None:
             return None
-        found.append((call, part[1]))
+        parsed.append((call, part[1]))
         body = body[len(part[1]) :]
-    return found
+    return parsed
 
 
-def read_mistral(text: str) -> list[Found] | None:
-    """`[TOOL_CALLS] [{"name": "f", "arguments": {...}}]`, or `[TOOL_CALLS]f[ARGS]{...}` each; None for anything else."""
-    found: list[Found] = []
+def read_mistral(text: str) -> list[ParsedCall] | None:
+    """Parse `[TOOL_CALLS] [{"name": "f", "arguments": {...}}]`, or one or more `[TOOL_CALLS]f[ARGS]{...}`.
+
+    None for any other text.
+
+    >>> read_mistral('[TOOL_CALLS]find[ARGS]{"id": 7}')
+    [(ToolCall(name='find', arguments='{"id": 7}'), '[TOOL_CALLS]find[ARGS]{"id": 7}')]
+    """
+    parsed: list[ParsedCall] = []
     for body in text.split(TOOL_CALLS)[1:]:
         calls = _listed(body) if body.lstrip().startswith("[") else _named(body)
         if calls is None:
             return None
-        found += calls
-    return found
+        parsed += calls
+    return parsed
 
 
-def _listed(body: str) -> list[Found] | None:
+def _listed(body: str) -> list[ParsedCall] | None:
     try:
         whole = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    found: list[Found] = []
+    parsed: list[ParsedCall] = []
     for value in cast(list[Json], whole):
         text = json.dumps(value, ensure_ascii=False)
         call = _call(cast(dict[str, Json], value), body, "arguments") if isinstance(value, dict) else None
         if call is None:
             return None
-        found.append((call, f"{TOOL_CALLS} [{text}]"))
-    return found
+        parsed.append((call, f"{TOOL_CALLS} [{text}]"))
+    return parsed
 
 
-def _named(body: str) -> list[Found] | None:
+def _named(body: str) -> list[ParsedCall] | None:
     name = _NAMED.match(body)
     part = _object(body[name.end() :]) if name else None
     if name is None or part is None or body[name.end() + len(part[1]) :].strip():
@@ -147,7 +168,7 @@ def _named(body: str) -> list[Found] | None:
 
 
 def _object(text: str) -> tuple[dict[str, Json], str] | None:
-    """The JSON object that the text begins with, and its own text."""
+    """The JSON object at the beginning of a text, and its source."""
     try:
         value, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
@@ -162,8 +183,8 @@ def _call(value: dict[str, Json], text: str, key: str) -> ToolCall | None:
     return ToolCall(name, as_written(text, key, cast(dict[str, object], arguments)))
 
 
-def _begun(text: str, mark: str) -> int:
-    """How many last characters may be the beginning of the mark."""
+def _partial_mark(text: str, mark: str) -> int:
+    """Number of last characters that could be the beginning of the mark."""
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)
 
 
@@ -177,15 +198,17 @@ _FORMATS = {
         "mistral",
         (TOOL_CALLS, "[ARGS]", "[CALL_ID]"),
         lambda most: EndingCalls(TOOL_CALLS, None, read_mistral, most),
-        lambda: uuid.uuid4().hex[:9],  # Mistral's templates refuse any other length
+        lambda: uuid.uuid4().hex[:9],  # Mistral's templates reject any other length
     ),
 }
-"""By the name of vLLM's parser for the same format."""
+"""Name of vLLM's parser -> format."""
 
 
 def format_of(folder: Path) -> CallFormat:
-    """The format of the model in a folder; hermes, and a line in the log, where the family's own is not read here."""
+    """The format of the model in a folder. For a format that is not supported here, logs a warning and returns hermes."""
     name = parsers(folder).tool_call
     if name is not None and name not in _FORMATS:
-        _log.warning("tool calls in the format %s are not read by this engine and stay text: use --engine vllm", name)
+        logger.warning(
+            "tool calls in the format %s are not parsed by this engine and stay text: use --engine vllm", name
+        )
     return _FORMATS.get(name or "hermes", HERMES)

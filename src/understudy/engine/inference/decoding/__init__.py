@@ -1,1 +1,1 @@
-"""Continuous batching: the scheduler, the batch it decodes, and the model."""
+"""Continuous batching: the scheduler, the batches that it decodes, and the model."""

@@ -1,4 +1,4 @@
-"""LoRA adapters from standard PEFT folders, and how the model wears one at a time."""
+"""Loads LoRA adapters from PEFT folders, and applies one at a time to the model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ....config import describe
 from ....errors import ConfigError
 
 _PREFIX = "base_model.model."
-_MERGED_KEPT = 2
+_MAX_MERGED = 2  # adapters with merged weights in memory
 
 
 class AdapterConfig(BaseModel):
-    """The part of `adapter_config.json` that shapes the forward pass; variants that we do not compute are refused."""
+    """The fields of `adapter_config.json` that affect the forward pass."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -36,9 +36,9 @@ class AdapterConfig(BaseModel):
     rank_pattern: dict[str, int] = Field(default_factory=dict)
     alpha_pattern: dict[str, float] = Field(default_factory=dict)
 
-    def refused(self) -> str | None:
-        """The first setting that this engine does not compute, as `field=value`."""
-        wrong: dict[str, bool] = {
+    def unsupported_setting(self) -> str | None:
+        """The first setting that this engine does not support, as `field=value`; None if it supports all."""
+        unsupported: dict[str, bool] = {
             f"peft_type={self.peft_type!r}": self.peft_type != "LORA",
             "use_dora=True": self.use_dora,
             f"bias={self.bias!r}": self.bias != "none",
@@ -47,12 +47,12 @@ class AdapterConfig(BaseModel):
             f"rank_pattern={self.rank_pattern!r}": bool(self.rank_pattern),
             f"alpha_pattern={self.alpha_pattern!r}": bool(self.alpha_pattern),
         }
-        return next((name for name, is_wrong in wrong.items() if is_wrong), None)
+        return next((name for name, is_set in unsupported.items() if is_set), None)
 
 
 @dataclass(frozen=True)
 class Delta:
-    """One layer's update: W + scale * b @ a. a float32 [r, in]; b float32 [out, r]."""
+    """The update of one layer: W + scale * b @ a (LoRA, 2106.09685, section 4.1). a float32 [r, in]; b float32 [out, r]."""
 
     a: Tensor
     b: Tensor
@@ -61,7 +61,7 @@ class Delta:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A loaded adapter: its served name, where it came from, and its deltas by module name."""
+    """A loaded adapter: its name in requests, its folder, and its deltas by module name."""
 
     name: str
     path: Path
@@ -69,7 +69,10 @@ class Adapter:
 
 
 def load_adapter(name: str, path: Path, layers: dict[str, nn.Linear]) -> Adapter:
-    """Read a PEFT folder (safetensors only). Raises ConfigError naming the file and what is wrong with it."""
+    """Load a PEFT folder with safetensors. Raises ConfigError, which names the invalid file and the reason.
+
+    The scale is alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (2312.03732).
+    """
     config_file, weights_file = path / "adapter_config.json", path / "adapter_model.safetensors"
     for file in (config_file, weights_file):
         if not file.is_file():
@@ -78,8 +81,10 @@ def load_adapter(name: str, path: Path, layers: dict[str, nn.Linear]) -> Adapter
         config = AdapterConfig.model_validate_json(config_file.read_bytes())
     except ValidationError as error:
         raise ConfigError(describe(error, str(config_file))) from error
-    if refused := config.refused():
-        raise ConfigError(f"{config_file}: {refused} is not supported by the embedded engine; train a plain LoRA")
+    if unsupported_setting := config.unsupported_setting():
+        raise ConfigError(
+            f"{config_file}: {unsupported_setting} is not supported by the embedded engine; train a plain LoRA"
+        )
     try:
         tensors = load_file(weights_file)
     except (SafetensorError, OSError) as error:
@@ -93,14 +98,16 @@ def _deltas(tensors: dict[str, Tensor], layers: dict[str, nn.Linear], scale: flo
     for key, tensor in tensors.items():
         module, _, rest = key.removeprefix(_PREFIX).rpartition(".lora_")
         if rest not in ("A.weight", "B.weight"):
-            raise ConfigError(f"{file}: {key!r} is no LoRA weight of a linear layer")
+            raise ConfigError(f"{file}: {key!r} is not a LoRA weight of a linear layer: train a plain LoRA")
         if module not in layers:
-            raise ConfigError(f"{file}: {key!r} names no linear layer of the base model")
+            raise ConfigError(
+                f"{file}: {key!r} is not a linear layer of the base model: train the adapter on this base"
+            )
         if not torch.isfinite(tensor).all():
-            raise ConfigError(f"{file}: {key!r} holds NaN or infinite values")
+            raise ConfigError(f"{file}: {key!r} has NaN or infinite values: use an earlier checkpoint")
         halves.setdefault(module, {})[rest[0]] = tensor
     if not halves:
-        raise ConfigError(f"{file} holds no weights")
+        raise ConfigError(f"{file} has no weights: train the adapter again")
     deltas: dict[str, Delta] = {}
     for module, half in halves.items():
         if half.keys() != {"A", "B"}:
@@ -117,11 +124,11 @@ def _deltas(tensors: dict[str, Tensor], layers: dict[str, nn.Linear], scale: flo
     return deltas
 
 
-class Wardrobe:
-    """Dresses the model's linear layers in one adapter at a time; the base weights are never written.
+class AdapterLayers:
+    """The model's linear layers, to which one adapter at a time is applied. The base weights are never changed.
 
-    In float32 an adapter is merged into copies of the weights (two sets are kept): as fast as the base, and within
-    rounding of the learner's forward. In lower precision merging would lose the update, so it is added to the outputs.
+    In float32 an adapter is merged into copies of the weights. That is as fast as the base, and differs from the learner's
+    forward pass only by rounding. In lower precision merging would round the update away, so it is added to the outputs.
     """
 
     def __init__(self, layers: dict[str, nn.Linear]) -> None:
@@ -129,43 +136,43 @@ class Wardrobe:
         self._base = {name: layer.weight for name, layer in layers.items()}
         self._merging = all(weight.dtype == torch.float32 for weight in self._base.values())
         self._merged: OrderedDict[Adapter, dict[str, nn.Parameter]] = OrderedDict()
-        self._worn: Adapter | None = None
+        self._active: Adapter | None = None
         if not self._merging:
             for name, layer in layers.items():
                 layer.register_forward_hook(self._adding(name))
 
-    def wear(self, adapter: Adapter | None) -> None:
-        """Make the next forward pass that of the base with `adapter` (None: the base alone)."""
-        if adapter is self._worn:
+    def activate(self, adapter: Adapter | None) -> None:
+        """Apply `adapter` to the next forward passes; None for the base alone."""
+        if adapter is self._active:
             return
         if self._merging:
             weights: dict[str, Tensor] = {**self._base, **(self._merge(adapter) if adapter else {})}
             for name, layer in self._layers.items():
                 layer._parameters["weight"] = cast(nn.Parameter, weights[name])  # pyright: ignore[reportPrivateUsage]  # no copy
-        self._worn = adapter
+        self._active = adapter
 
     def forget(self, adapter: Adapter) -> None:
-        """Free what is kept for an adapter that will not be worn again."""
-        if self._worn is adapter:
-            self.wear(None)
+        """Free the merged weights of an adapter that is not used again."""
+        if self._active is adapter:
+            self.activate(None)
         self._merged.pop(adapter, None)
 
     def _merge(self, adapter: Adapter) -> dict[str, nn.Parameter]:
-        found = self._merged.get(adapter)
-        if found is None:
-            found = {
+        weights = self._merged.get(adapter)
+        if weights is None:
+            weights = {
                 name: nn.Parameter(torch.addmm(self._base[name], delta.b, delta.a, alpha=delta.scale), False)
                 for name, delta in adapter.deltas.items()
             }
-            self._merged[adapter] = found
-            while len(self._merged) > _MERGED_KEPT:
+            self._merged[adapter] = weights
+            while len(self._merged) > _MAX_MERGED:
                 self._merged.popitem(last=False)
         self._merged.move_to_end(adapter)
-        return found
+        return weights
 
-    def _adding(self, name: str):  # the hook's type is torch's own
+    def _adding(self, name: str):  # torch defines the hook's type
         def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            delta = self._worn.deltas.get(name) if self._worn else None
+            delta = self._active.deltas.get(name) if self._active else None
             if delta is None:
                 return output
             low = nn.functional.linear(inputs[0].to(torch.float32), delta.a)

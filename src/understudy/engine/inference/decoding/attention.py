@@ -1,4 +1,4 @@
-"""Attention over the slots of the embedded engine: transformers' seam for attention functions."""
+"""The attention function of the embedded engine, registered with transformers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-NAME = "understudy_slots"
+NAME = "understudy_kv_cache"
 
 
 def register() -> None:
-    """Make `attn_implementation=NAME` known to transformers. Idempotent."""
-    AttentionInterface.register(NAME, slot_attention)  # pyright: ignore[reportUnknownMemberType]  # transformers' registry is only partly typed
+    """Register `attn_implementation=NAME` with transformers. Can be called repeatedly."""
+    AttentionInterface.register(NAME, cache_attention)  # pyright: ignore[reportUnknownMemberType]  # transformers' registry is only partly typed
 
 
-def slot_attention(
+def cache_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -25,10 +25,10 @@ def slot_attention(
     scaling: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """query [B, H, Q, D]; key, value [B, KV, K, D]; additive mask [B, 1, Q, K]; gives [B, Q, H, D].
+    """Attention of query [B, H, Q, D] to key, value [B, KV, K, D] with an additive mask [B, 1, Q, K]; returns [B, Q, H, D].
 
-    Without a mask, one query sees every key, and several are causal. A single query folds the heads that share a key
-    into the query dimension, so that keys are read once and never repeated.
+    Without a mask, a single query attends to every key, and several queries are causal. For a single query the heads that
+    share a key become the query dimension, so that keys are read once and not repeated.
     """
     batch, heads, queries, width = query.shape
     shared = heads // key.shape[1]
@@ -51,5 +51,5 @@ def slot_attention(
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bool mask [B, Q, K] (True: seen) as an additive one [B, 1, Q, K]."""
+    """Convert a bool mask [B, Q, K] (True: attend) to an additive mask [B, 1, Q, K]."""
     return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)[:, None]

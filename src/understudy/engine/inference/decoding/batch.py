@@ -1,4 +1,4 @@
-"""One sampling batch: the calls of one adapter that are decoded together."""
+"""A batch: the generations of one adapter that are decoded together."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch's `tolist` and indexing are only partly typed.
@@ -13,28 +13,28 @@ from torch import Tensor
 
 from ....types import CUT_OFF
 from . import sampling
-from .generation import DeadEnd, Failure, FinishReason, Generation, Update
-from .kv_cache import Slots
+from .generation import Failure, FinishReason, Generation, NoAllowedToken, Update
+from .kv_cache import KVCache
 from .model import ModelRunner, Prefill
 from .prefix_cache import BLOCK, Prefix, PrefixStore, common
 from .row_state import Rows
 
 PREFILL_TOKENS = {"cpu": 2048}
-"""New tokens of one prefill pass, by device (2,048 stay in a CPU's caches); longer prompts take several passes."""
+"""Most new tokens of one prefill pass, by device; 2,048 fit a CPU's caches. Longer prompts take several passes."""
 _PREFILL_TOKENS = 16_384
 PREFIX_BYTES = 256 * 2**20
-"""Memory for the prefixes kept per adapter."""
+"""Memory for cached prefixes, per adapter."""
 
 Updates = list[tuple[Generation, Update]]
 
 
 class NotFinite(ArithmeticError):
-    """The model gave NaN."""
+    """The model computed NaN or infinite logits."""
 
 
 @dataclass
 class _Prompt:
-    """A distinct prompt among calls that enter together. `done`: its first tokens that `prefix` already knows."""
+    """A distinct prompt of generations that enter together. `done` is the number of first tokens that are computed."""
 
     tokens: tuple[int, ...]
     generations: list[Generation]
@@ -43,14 +43,14 @@ class _Prompt:
 
 
 class RunningBatch:
-    """Rows [0, B) of the cache are calls in flight; they enter by `admit`, advance by `step`, and leave when done.
+    """The running generations, in rows [0, B) of the cache. `admit` adds them, `step` samples, and finished ones leave.
 
-    The adapter must be worn by the model before `admit` and `step`.
+    The batch's adapter must be active in the model during `admit` and `step`.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self._slots = Slots(runner.shape)
+        self._cache = KVCache(runner.shape)
         self._rows = Rows(runner.device)
         self._prefixes = PrefixStore(PREFIX_BYTES // runner.shape.token_bytes)
         self._pass_tokens = PREFILL_TOKENS.get(runner.device.type, _PREFILL_TOKENS)
@@ -60,12 +60,12 @@ class RunningBatch:
 
     @property
     def generations(self) -> Sequence[Generation]:
-        """The calls in flight."""
+        """The running generations, by row."""
         return self._rows.generations
 
     @torch.inference_mode()
     def admit(self, generations: Sequence[Generation]) -> Updates:
-        """Compute the prompts of new calls (equal ones once) and sample each call's first token."""
+        """Compute the prompts of new generations (equal prompts once), and sample their first tokens."""
         by_tokens: dict[tuple[int, ...], _Prompt] = {}
         for generation in generations:
             by_tokens.setdefault(generation.prompt_ids, _Prompt(generation.prompt_ids, [])).generations.append(
@@ -73,96 +73,96 @@ class RunningBatch:
             )
         prompts = list(by_tokens.values())
         first = len(self._rows)
-        self._slots.reserve(first + len(generations), max(len(prompt.tokens) for prompt in prompts) + 1)
+        self._cache.reserve(first + len(generations), max(len(prompt.tokens) for prompt in prompts) + 1)
         self._look_up(prompts, first)
-        prompts.sort(key=_left)
+        prompts.sort(key=_uncomputed)
         logits = self._prefill(prompts, first)
         entering = [prompt.generations[0] for prompt in prompts]
         order = list(range(len(prompts)))
-        for at, prompt in enumerate(prompts):
+        for index, prompt in enumerate(prompts):
             others = prompt.generations[1:]
             if others:
                 rows = torch.arange(first + len(entering), first + len(entering) + len(others), device=logits.device)
-                self._slots.copy(first + at, rows, len(prompt.tokens))
+                self._cache.copy(first + index, rows, len(prompt.tokens))
                 entering += others
-                order += [at] * len(others)
+                order += [index] * len(others)
         self._rows.append(entering, self._runner.max_model_len)
         return self._advance(logits[order], first)
 
     @torch.inference_mode()
     def step(self) -> Updates:
-        """Sample one token for every call in flight."""
+        """Sample one token for every running generation."""
         rows = self._rows
-        logits = self._runner.decode(self._slots, rows.tokens, rows.lengths)
+        logits = self._runner.decode(self._cache, rows.tokens, rows.lengths)
         rows.lengths += 1
         return self._advance(logits, 0)
 
     @torch.inference_mode()
     def remove(self, generations: Iterable[Generation]) -> None:
-        """Free the rows of calls that nobody waits for any more."""
+        """Remove cancelled generations."""
         gone = set(generations)
         self._leave([row for row, generation in enumerate(self._rows.generations) if generation in gone])
 
     def _look_up(self, prompts: Sequence[_Prompt], first: int) -> None:
-        """Find what is known of each prompt's beginning; at least its last token stays to be computed."""
+        """Set the cached prefix of each prompt. At least the last token of a prompt is left to compute."""
         shared = self._shared(prompts)
         if shared:
             self._compute([_Prompt(shared, [])], first)
-            self._prefixes.put(Prefix(shared, self._slots.read(first, len(shared))))
+            self._prefixes.put(Prefix(shared, self._cache.read(first, len(shared))))
         for prompt in prompts:
-            found = self._prefixes.find(prompt.tokens)
-            if found:
-                prompt.prefix, prompt.done = found[0], min(found[1], len(prompt.tokens) - 1)
+            match = self._prefixes.find(prompt.tokens)
+            if match:
+                prompt.prefix, prompt.done = match[0], min(match[1], len(prompt.tokens) - 1)
 
     def _shared(self, prompts: Sequence[_Prompt]) -> tuple[int, ...]:
-        """The beginning that all prompts share, when computing it once spares more than a block per prompt."""
+        """The common prefix of all prompts, if it is at least a block longer than the cached one; else empty."""
         if len(prompts) < 2:
             return ()
         tokens = [prompt.tokens for prompt in prompts]
         length = min(common(min(tokens), max(tokens)), min(map(len, tokens)) - 1)
-        found = self._prefixes.find(tokens[0])
-        known = found[1] if found else 0
+        match = self._prefixes.find(tokens[0])
+        known = match[1] if match else 0
         return tokens[0][:length] if length - known >= BLOCK else ()
 
     def _prefill(self, prompts: Sequence[_Prompt], first: int) -> Tensor:
-        """Logits [P, V] of each prompt's last token. Rows are laid out in the order of `prompts`."""
+        """Logits [P, V] of each prompt's last token. Prompt i is computed in row `first + i`."""
         for row, prompt in enumerate(prompts, first):
             if prompt.prefix:
-                held = prompt.prefix.held[:, :, :, : prompt.done]
-                self._slots.write(torch.tensor([row], device=held.device), held)
+                kv = prompt.prefix.kv[:, :, :, : prompt.done]
+                self._cache.write(torch.tensor([row], device=kv.device), kv)
         logits: list[Tensor] = []
-        at = 0
-        while at < len(prompts):
-            end = at + 1
-            while end < len(prompts) and (end + 1 - at) * _left(prompts[end]) <= self._pass_tokens:
+        start = 0
+        while start < len(prompts):
+            end = start + 1
+            while end < len(prompts) and (end + 1 - start) * _uncomputed(prompts[end]) <= self._pass_tokens:
                 end += 1
-            logits.append(self._compute(prompts[at:end], first + at))
-            at = end
+            logits.append(self._compute(prompts[start:end], first + start))
+            start = end
         for row, prompt in enumerate(prompts, first):
             if self._prefixes.wants(prompt.tokens):
-                self._prefixes.put(Prefix(prompt.tokens, self._slots.read(row, len(prompt.tokens))))
+                self._prefixes.put(Prefix(prompt.tokens, self._cache.read(row, len(prompt.tokens))))
         return torch.cat(logits)
 
     def _compute(self, prompts: Sequence[_Prompt], first: int) -> Tensor:
-        """Run what is left of some prompts, in passes of bounded size when there is one long prompt."""
-        while _left(prompts[0]) > self._pass_tokens:
+        """Compute the rest of some prompts, a long prompt in several passes. Logits [P, V] of their last tokens."""
+        while _uncomputed(prompts[0]) > self._pass_tokens:
             prompt = prompts[0]
             part = prompt.tokens[prompt.done : prompt.done + self._pass_tokens]
-            self._runner.prefill(self._slots, first, [Prefill(part, prompt.done)])
+            self._runner.prefill(self._cache, first, [Prefill(part, prompt.done)])
             prompt.done += len(part)
         parts = [Prefill(prompt.tokens[prompt.done :], prompt.done) for prompt in prompts]
-        return self._runner.prefill(self._slots, first, parts)
+        return self._runner.prefill(self._cache, first, parts)
 
     def _advance(self, logits: Tensor, first: int) -> Updates:
-        """Sample one token for the rows from `first` on, tell who must know, and let the finished leave."""
+        """Sample one token for the rows from `first` on. Return their updates, and remove finished rows."""
         rows = self._rows
-        dead: dict[int, Failure] = {}
+        failures: dict[int, Failure] = {}
         for row in rows.adjusted:
             if row >= first:
                 try:
                     logits[row - first] = self._adjusted(logits[row - first], row)
-                except DeadEnd as error:
-                    dead[row] = self._stuck(row, error)
+                except NoAllowedToken as error:
+                    failures[row] = self._grammar_failure(row, error)
         metadata = rows.metadata(first)
         logprobs = sampling.processed_logprobs(
             logits, metadata.temperature, metadata.min_p, metadata.top_k, metadata.top_p
@@ -170,26 +170,28 @@ class RunningBatch:
         tokens = sampling.draw(logprobs, rows.draws(first), metadata.greedy)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         if not bool(torch.isfinite(chosen).all()):
-            raise NotFinite("the model's logits are NaN: the adapter or the base is broken")
+            raise NotFinite(
+                "the model's logits are NaN or infinite: use another checkpoint, or check the base's weights"
+            )
         ended = rows.record(first, tokens, chosen)
         reasons: dict[int, tuple[FinishReason, int | str | None]] = {}
         for row in (ended.nonzero()[:, 0] + first).tolist() if bool(ended.any()) else ():
             reasons[row] = self._reason(row)
-        updates: Updates = [(rows.generations[row], Update(failure=failure)) for row, failure in dead.items()]
+        updates: Updates = [(rows.generations[row], Update(failure=failure)) for row, failure in failures.items()]
         for row in rows.watched:
-            if row >= first and row not in dead:
+            if row >= first and row not in failures:
                 self._watch(row, logprobs[row - first], reasons, updates)
-        updates += [self._last(row, *reason) for row, reason in reasons.items() if row not in dead]
-        self._leave(sorted({*reasons, *dead}))
+        updates += [self._last(row, *reason) for row, reason in reasons.items() if row not in failures]
+        self._leave(sorted({*reasons, *failures}))
         return updates
 
-    def _stuck(self, row: int, error: DeadEnd) -> Failure:
-        """The grammar is at fault, which the client gave."""
-        said = self._runner.tokenizer.decode(self._rows.ids[row, : int(self._rows.counts[row])])
-        return Failure(f"{error} (the answer so far: {str(said)[-100:]!r})", code=None, status=400, param=error.param)
+    def _grammar_failure(self, row: int, error: NoAllowedToken) -> Failure:
+        """The failure of a row whose grammar allows no token. Its status is 400, because the grammar is the client's."""
+        answer = self._runner.tokenizer.decode(self._rows.ids[row, : int(self._rows.counts[row])])
+        return Failure(f"{error} (the answer so far: {str(answer)[-100:]!r})", code=None, status=400, param=error.param)
 
     def _adjusted(self, logits: Tensor, row: int) -> Tensor:
-        """One row's logits [V] after grammar, min_tokens, logit bias and penalties, in vLLM's order."""
+        """The logits [V] of one row after grammar, min_tokens, logit bias and penalties, in vLLM's order."""
         generation, count = self._rows.generations[row], int(self._rows.counts[row])
         settings = generation.settings
         if generation.mask:
@@ -219,7 +221,7 @@ class RunningBatch:
         reasons: dict[int, tuple[FinishReason, int | str | None]],
         updates: Updates,
     ) -> None:
-        """What one token means to a call that is streamed, masked, or has stop strings or top logprobs."""
+        """Process the token of a row that is streamed, or has a grammar, stop strings or top logprobs."""
         rows, generation = self._rows, self._rows.generations[row]
         token, settings = int(rows.tokens[row]), generation.settings
         if settings.top_logprobs:
@@ -228,15 +230,15 @@ class RunningBatch:
         if generation.mask:
             generation.mask.accept(token)
         stop = reasons.get(row, (CUT_OFF, None))[0] == "stop"
-        if generation.stop_watch and not stop:
-            found = generation.stop_watch.push(token, armed=bool(rows.counts[row] >= rows.minimum[row]))
-            if found is not None:
-                reasons[row] = ("stop", found)
+        if generation.stop_detector and not stop:
+            stop_string = generation.stop_detector.push(token, armed=bool(rows.counts[row] >= rows.minimum[row]))
+            if stop_string is not None:
+                reasons[row] = ("stop", stop_string)
         if generation.streamed and row not in reasons:
             updates.append((generation, self._since(row)))
 
     def _since(self, row: int) -> Update:
-        """What was sampled since the last update of this row."""
+        """The tokens of a row since its last update."""
         generation = self._rows.generations[row]
         start, end = generation.sent, int(self._rows.counts[row])
         generation.sent = end
@@ -250,33 +252,33 @@ class RunningBatch:
         )
 
     def _leave(self, leaving: Sequence[int]) -> None:
-        """Close the gaps: the last rows move into the places of those that leave, whose tokens stay known."""
+        """Cache the tokens of leaving rows, then move the last rows into the gaps."""
         if not leaving:
             return
         rows, count = self._rows, len(self._rows)
         self._remember(leaving)
-        left = count - len(leaving)
-        gone = set(leaving)
-        holes = [row for row in leaving if row < left]
-        movers = [row for row in range(left, count) if row not in gone]
-        order = list(range(left))
+        remaining = count - len(leaving)
+        leaving_set = set(leaving)
+        holes = [row for row in leaving if row < remaining]
+        movers = [row for row in range(remaining, count) if row not in leaving_set]
+        order = list(range(remaining))
         for hole, mover in zip(holes, movers, strict=True):
             order[hole] = mover
         if holes:
             device = self._runner.device
             length = int(rows.lengths[movers].max())
-            self._slots.move(torch.tensor(movers, device=device), torch.tensor(holes, device=device), length)
+            self._cache.move(torch.tensor(movers, device=device), torch.tensor(holes, device=device), length)
         rows.keep(order)
 
     def _remember(self, leaving: Sequence[int]) -> None:
-        """Keep the finished rows' keys and values: the next turn of the same conversation begins with them."""
+        """Cache keys and values of finished rows, because the next call of the conversation begins with these tokens."""
         rows = self._rows
         for row in leaving:
             length, prompt = int(rows.lengths[row]), rows.generations[row].prompt_ids
             tokens = (*prompt, *rows.ids[row, : length - len(prompt)].tolist())
             if self._prefixes.wants(tokens):
-                self._prefixes.put(Prefix(tokens, self._slots.read(row, length)))
+                self._prefixes.put(Prefix(tokens, self._cache.read(row, length)))
 
 
-def _left(prompt: _Prompt) -> int:
+def _uncomputed(prompt: _Prompt) -> int:
     return len(prompt.tokens) - prompt.done

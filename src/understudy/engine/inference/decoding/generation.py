@@ -1,4 +1,4 @@
-"""What is sampled: a prompt, the settings of its sampling, and what comes back of it."""
+"""Types of sampling: a generation with its settings, and the updates and failures that it returns."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from ....types import GREEDY_BELOW
 from .adapters import Adapter
-from .text import StopWatch
+from .text import StopDetector
 
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How one completion is sampled; defaults are OpenAI's. `top_k` 0 is off; `seed` None draws a fresh one."""
+    """The sampling settings of a generation, with OpenAI's defaults. `top_k` 0 is off; `seed` None is random."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -37,17 +37,17 @@ class Settings:
 
     @property
     def greedy(self) -> bool:
-        """The likeliest token is taken; top_p, top_k and min_p have no meaning then."""
+        """Whether the most likely token is always chosen. Then top_p, top_k and min_p have no effect."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def penalised(self) -> bool:
-        """Whether earlier tokens change the distribution."""
+        """Whether any penalty for repeated tokens is set."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
-class DeadEnd(Exception):
-    """A grammar allows no token more. `param`: the request's field that it was made from."""
+class NoAllowedToken(Exception):
+    """A grammar allows no next token. `param` is the request's field that contains the grammar."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -55,20 +55,23 @@ class DeadEnd(Exception):
 
 
 class TokenMask(Protocol):
-    """A grammar's state in one completion."""
+    """The state of a grammar in one generation."""
 
     def apply(self, logits: Tensor) -> Tensor:
-        """One row of logits [V] with -inf where the grammar allows no token. Raises DeadEnd where it allows none."""
+        """Logits [V] with -inf for tokens that the grammar forbids. Raises NoAllowedToken if it forbids all."""
         ...
 
     def accept(self, token: int) -> None:
-        """Advance by the token that was sampled."""
+        """Advance by a sampled token."""
         ...
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a completion ended without an answer. `code`: engine_error or out_of_memory; `status`, `param`: as over HTTP."""
+    """Why a generation ended without an answer.
+
+    `code` is engine_error or out_of_memory. `status` and `param` are those of the HTTP response.
+    """
 
     message: str
     code: str | None = "engine_error"
@@ -78,10 +81,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Update:
-    """Tokens sampled since the last update; the last update of a completion has `finish` or `failure`.
+    """The tokens sampled since the last update. The last update of a generation has `finish` or `failure`.
 
-    top[i]: the likeliest tokens at position i as (token, logprob), best first; empty unless asked for.
-    `stop_reason`: the stop string or stop token id that ended it; None for the model's own end and for length.
+    top[i]: the most likely tokens at position i as (token, logprob), best first; empty unless requested.
+    `stop_reason`: the stop string or stop token id that ended it; None for the model's end token and a length limit.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -96,7 +99,8 @@ class Update:
 class Generation:
     """One completion to sample. The scheduler's thread owns it from `submit` to its last update.
 
-    `streamed`: an update per step instead of one at the end. `eos`: the model's own end tokens.
+    `streamed`: send an update per step instead of one at the end. `eos` are the model's end tokens. `top` and `sent` are
+    the top logprobs so far, and the number of tokens in earlier updates.
     """
 
     prompt_ids: tuple[int, ...]
@@ -105,23 +109,23 @@ class Generation:
     adapter: Adapter | None = None
     streamed: bool = False
     mask: TokenMask | None = None
-    stop_watch: StopWatch | None = None
+    stop_detector: StopDetector | None = None
     top: list[tuple[tuple[int, float], ...]] = field(default_factory=list[tuple[tuple[int, float], ...]])
     sent: int = 0
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end it once `min_tokens` are sampled."""
+        """The tokens that end it after `min_tokens` tokens."""
         own = frozenset[int]() if self.settings.ignore_eos else self.eos
         return own | frozenset(self.settings.stop_token_ids)
 
     @property
     def watched(self) -> bool:
-        """Its tokens must be looked at one by one, not only at the end."""
-        return bool(self.streamed or self.mask or self.stop_watch or self.settings.top_logprobs)
+        """Whether each of its tokens must be processed when it is sampled, not only at the end."""
+        return bool(self.streamed or self.mask or self.stop_detector or self.settings.top_logprobs)
 
 
 class Deliver(Protocol):
-    """Takes updates from the scheduler's thread, in order; must not block."""
+    """Receives updates in the scheduler's thread, in order. Must not block."""
 
     def __call__(self, updates: Sequence[tuple[Generation, Update]]) -> None: ...

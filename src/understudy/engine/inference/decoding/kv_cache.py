@@ -1,4 +1,4 @@
-"""The key-value cache of one batch: rows that calls enter and leave, written and read in place."""
+"""The key-value cache of one batch, written and read in place by transformers' attention layers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-_BLOCK = 64
+_BLOCK = 64  # columns are allocated in multiples of this
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What a row holds per token: keys and values of `layers` x `heads` x `width`."""
+    """The shape of the keys and values of one token: `layers` x `heads` x `width` each."""
 
     layers: int
     heads: int
@@ -23,17 +23,17 @@ class CacheShape:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes per token and row."""
+        """Bytes of the keys and values of one token."""
         return 2 * self.layers * self.heads * self.width * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Window:
-    """Which part of the cache the next forward pass writes and reads: rows [first, first + n), columns [0, length).
+    """The part of the cache that the next forward pass writes and reads: rows [first, first + count), columns [0, length).
 
-    rows, columns, sources, places: int64, one entry per new token: it is written to (row, column) and taken from
-    (source, place) of the forward's own keys; None: every token of every row, to `columns` [n]. `fresh`: the new
-    tokens are all there is, so they are read as they are.
+    rows, columns, sources, places are int64 with one entry per new token: the keys at (source, place) of the forward pass
+    are written to (row, column). If `rows` is None, row i has one new token, written to `columns[i]`. `fresh`: the new
+    tokens are the whole rows, so that the pass attends to its own keys.
     """
 
     first: int
@@ -46,8 +46,11 @@ class Window:
     fresh: bool = False
 
 
-class Slots(Cache):
-    """kv [layers, 2, rows, heads, columns, width], grown by need. `window` must be set before a forward pass."""
+class KVCache(Cache):
+    """Keys and values [layers, 2, rows, heads, columns, width], which grow on demand.
+
+    `window` must be set before each forward pass.
+    """
 
     def __init__(self, shape: CacheShape) -> None:
         super().__init__(layers=[])
@@ -62,7 +65,7 @@ class Slots(Cache):
         )
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Make room for `rows` rows of `columns` tokens; what is there stays."""
+        """Grow to at least `rows` rows of `columns` tokens, and keep the contents."""
         have_rows, have_columns = self._kv.shape[2], self._kv.shape[4]
         if rows <= have_rows and columns <= have_columns:
             return
@@ -74,13 +77,16 @@ class Slots(Cache):
         self._kv = grown
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._kv = self._allocated(0, 0)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """transformers' hook: store one layer's new keys and values [n, heads, q, width], give those to attend to."""
+        """Store the new keys and values [n, heads, q, width] of a layer, and return those to attend to.
+
+        Called by transformers.
+        """
         window = self.window
         assert window is not None, "the window is set before each forward pass"
         layer = self._kv[layer_idx, :, window.first : window.first + window.count]
@@ -98,21 +104,21 @@ class Slots(Cache):
         return layer[0, :, :, : window.length], layer[1, :, :, : window.length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """transformers' hook: tokens before this pass; positions are always given, so it only has to be a number."""
+        """0. Called by transformers to compute positions, which this engine always passes itself."""
         return 0
 
     def read(self, row: int, length: int) -> Tensor:
-        """A copy of one row's first tokens: [layers, 2, heads, length, width]."""
+        """A copy of the first tokens of a row: [layers, 2, heads, length, width]."""
         return self._kv[:, :, row, :, :length].clone()
 
-    def write(self, rows: Tensor, held: Tensor) -> None:
-        """Put the same tokens at the start of several rows."""
-        self._kv[:, :, rows, :, : held.shape[3]] = held[:, :, None]
+    def write(self, rows: Tensor, kv: Tensor) -> None:
+        """Write kv [layers, 2, heads, length, width] to the beginning of several rows."""
+        self._kv[:, :, rows, :, : kv.shape[3]] = kv[:, :, None]
 
     def copy(self, source: int, rows: Tensor, length: int) -> None:
-        """Give `rows` the first tokens of row `source`."""
+        """Copy the first tokens of row `source` to other rows."""
         self._kv[:, :, rows, :, :length] = self._kv[:, :, source : source + 1, :, :length]
 
     def move(self, sources: Tensor, rows: Tensor, length: int) -> None:
-        """Copy whole rows, pairwise."""
+        """Copy the first tokens of row sources[i] to row rows[i]."""
         self._kv[:, :, rows, :, :length] = self._kv[:, :, sources, :, :length]

@@ -1,4 +1,4 @@
-"""The model that samples: weights, tokenizer, and its two forward passes over slots."""
+"""Loads a model and runs its two forward passes with a key-value cache: prefill and decode."""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # transformers' models and configs are only partly typed.
@@ -22,9 +22,9 @@ from transformers import (
 from ....errors import ConfigError, EngineError
 from ...ends import end_tokens
 from ...precision import device_name, dtype_of
-from .adapters import Wardrobe
+from .adapters import AdapterLayers
 from .attention import NAME, additive, register
-from .kv_cache import CacheShape, Slots, Window
+from .kv_cache import CacheShape, KVCache, Window
 
 _KINDS = {"full_attention", "sliding_attention"}
 _PROBE_LENGTH = 12
@@ -33,14 +33,14 @@ _PROBE_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 
 @dataclass(frozen=True)
 class Prefill:
-    """New tokens of one row: `new` follows the `past` tokens that the row already holds."""
+    """The new tokens of one row, which follow the `past` tokens in the cache."""
 
     new: Sequence[int]
     past: int
 
 
 class ModelRunner:
-    """A causal model of transformers, run over `Slots`. Not thread-safe: one thread runs it."""
+    """A causal language model of transformers with a `KVCache`. Not thread-safe."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_model_len: int) -> None:
         self.model = model
@@ -51,13 +51,16 @@ class ModelRunner:
         self.layers: dict[str, nn.Linear] = {
             str(name): module for name, module in model.named_modules() if isinstance(module, nn.Linear)
         }
-        self.wardrobe = Wardrobe(self.layers)
+        self.adapter_layers = AdapterLayers(self.layers)
         self.device = model.device
         self.dtype = model.dtype
         config = model.config.get_text_config()
         kinds: set[str] = set(getattr(config, "layer_types", None) or ())
         if not kinds <= _KINDS:
-            raise ConfigError(f"layers of kind {sorted(kinds - _KINDS)} need another engine; embedded knows {_KINDS}")
+            raise ConfigError(
+                f"the embedded engine does not support layers of kind {sorted(kinds - _KINDS)}, only {sorted(_KINDS)}: "
+                "use --engine vllm"
+            )
         self._window = getattr(config, "sliding_window", None) if not kinds or "sliding_attention" in kinds else None
         self._by_kind = "sliding_attention" in kinds
         heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
@@ -65,8 +68,8 @@ class ModelRunner:
         self.shape = CacheShape(int(config.num_hidden_layers), heads, width, self.dtype, self.device)
 
     @torch.inference_mode()
-    def prefill(self, slots: Slots, first: int, parts: Sequence[Prefill]) -> Tensor:
-        """Run each row's new tokens (rows first, first + 1, ...); logits float32 [rows, V] of each row's last token."""
+    def prefill(self, cache: KVCache, first: int, parts: Sequence[Prefill]) -> Tensor:
+        """Compute the new tokens of rows first, first + 1, ...; returns logits float32 [rows, V] of their last tokens."""
         count, width = len(parts), max(len(part.new) for part in parts)
         lengths = [len(part.new) for part in parts]
         length = max(part.past + new for part, new in zip(parts, lengths, strict=True))
@@ -78,40 +81,43 @@ class ModelRunner:
         pad = width - torch.tensor(lengths, device=self.device)
         place = torch.arange(width, device=self.device)
         positions = (past[:, None] + place - pad[:, None]).clamp_(min=0)
-        real = place >= pad[:, None]
-        sources, places = real.nonzero(as_tuple=True)
+        is_token = place >= pad[:, None]
+        sources, places = is_token.nonzero(as_tuple=True)
         fresh = length == width and not any(part.past for part in parts) and min(lengths) == width
-        slots.reserve(first + count, length)
-        slots.window = Window(first, count, length, positions[sources, places], sources, sources, places, fresh)
+        cache.reserve(first + count, length)
+        cache.window = Window(first, count, length, positions[sources, places], sources, sources, places, fresh)
         keys = torch.arange(length, device=self.device)
         seen = keys <= positions[..., None]
         plain = fresh and (self._window is None or length <= self._window)
-        return self._forward(ids, positions, slots, None if plain else seen)
+        return self._forward(ids, positions, cache, None if plain else seen)
 
     @torch.inference_mode()
-    def decode(self, slots: Slots, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """One more token for rows 0..B-1: tokens [B] at positions `lengths` [B]; logits float32 [B, V]."""
+    def decode(self, cache: KVCache, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Compute one more token of rows 0 to B - 1: tokens [B] at positions `lengths` [B]; logits float32 [B, V]."""
         length = int(lengths.max()) + 1
-        slots.reserve(len(tokens), length)
-        slots.window = Window(0, len(tokens), length, lengths)
+        cache.reserve(len(tokens), length)
+        cache.window = Window(0, len(tokens), length, lengths)
         even = int(lengths.min()) + 1 == length and (self._window is None or length <= self._window)
         seen = None if even else torch.arange(length, device=self.device) <= lengths[:, None, None]
-        return self._forward(tokens[:, None], lengths[:, None], slots, seen)
+        return self._forward(tokens[:, None], lengths[:, None], cache, seen)
 
-    def _forward(self, ids: Tensor, positions: Tensor, slots: Slots, seen: Tensor | None) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor, cache: KVCache, seen: Tensor | None) -> Tensor:
         masks = self._masks(positions, seen)
         output = self.model(
             input_ids=ids,
             attention_mask=masks,
             position_ids=positions,
-            past_key_values=slots,
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )
         return output.logits[:, -1].to(torch.float32)
 
     def _masks(self, positions: Tensor, seen: Tensor | None) -> Tensor | dict[str, Tensor | None] | None:
-        """seen bool [B, Q, K], before any sliding window. Models with two kinds of layers take a mask per kind."""
+        """Attention masks from seen bool [B, Q, K], to which the sliding window is added.
+
+        A model with two kinds of layers gets one mask per kind.
+        """
         full = None if seen is None else additive(seen, self.dtype)
         if seen is None or self._window is None:
             return {"full_attention": full, "sliding_attention": full} if self._by_kind else full
@@ -121,23 +127,23 @@ class ModelRunner:
 
     @torch.inference_mode()
     def probe(self) -> float:
-        """Largest logit difference between this engine's passes and the model's plain forward on a few tokens.
+        """The largest difference of logits between this engine and the model's plain forward pass, on a few tokens.
 
-        Raises EngineError when the architecture does not run over slots as it should (state across positions, masks
-        that are ignored), because every recorded logprob would be wrong.
+        Raises EngineError if it is too large. Then the architecture does not work with this cache, for example because it
+        has recurrent state or ignores masks, and every recorded logprob would be wrong.
         """
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, self.vocabulary, (2, _PROBE_LENGTH), generator=generator).tolist()
-        slots = Slots(self.shape)
-        self.prefill(slots, 0, [Prefill(ids[0][:5], 0), Prefill(ids[1][:3], 0)])
-        self.prefill(slots, 0, [Prefill(ids[0][5:7], 5), Prefill(ids[1][3:7], 3)])
+        cache = KVCache(self.shape)
+        self.prefill(cache, 0, [Prefill(ids[0][:5], 0), Prefill(ids[1][:3], 0)])
+        self.prefill(cache, 0, [Prefill(ids[0][5:7], 5), Prefill(ids[1][3:7], 3)])
         ours = [
             self.decode(
-                slots,
-                torch.tensor([row[at] for row in ids], device=self.device),
-                torch.full((2,), at, device=self.device),
+                cache,
+                torch.tensor([row[position] for row in ids], device=self.device),
+                torch.full((2,), position, device=self.device),
             )
-            for at in range(7, _PROBE_LENGTH)
+            for position in range(7, _PROBE_LENGTH)
         ]
         self.model.set_attn_implementation("sdpa")
         try:
@@ -147,19 +153,22 @@ class ModelRunner:
         difference = float((torch.stack(ours, 1) - plain).abs().max())
         if not difference < _PROBE_LIMIT[self.dtype]:
             raise EngineError(
-                f"{type(self.model).__name__} gives other logits in the embedded engine than plainly (by {difference:.3g}); "
-                "its architecture needs another engine"
+                f"the logits of {type(self.model).__name__} in the embedded engine differ by {difference:.3g} from its plain "
+                "forward pass: use --engine vllm"
             )
         return difference
 
 
 def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int | None) -> ModelRunner:
-    """Load weights and tokenizer from a model folder. device: auto, cpu, cuda, cuda:N, mps; dtype: auto or torch's name."""
+    """Load weights and tokenizer from a folder. Raises ConfigError for an invalid option or folder.
+
+    `device` is auto, cpu, cuda, cuda:N or mps; `dtype` is auto, float32, bfloat16 or float16.
+    """
     register()
     target = device_name(device)
     precision = dtype_of(dtype, target)
     if precision not in _PROBE_LIMIT:
-        raise ConfigError(f"--dtype {dtype!r}: one of auto, float32, bfloat16, float16")
+        raise ConfigError(f"--dtype {dtype!r} is not supported: use auto, float32, bfloat16 or float16")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         limit = int(AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings)
@@ -167,7 +176,9 @@ def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int | No
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {str(folder)!r} cannot be loaded: {error}") from error
     if max_model_len is not None and max_model_len > limit:
-        raise ConfigError(f"--max-model-len {max_model_len} is longer than the model's own {limit}")
+        raise ConfigError(
+            f"--max-model-len {max_model_len} is longer than the model's context of {limit} tokens: lower it"
+        )
     model.eval().requires_grad_(False)
     model.to(torch.device(target))  # pyright: ignore[reportArgumentType]  # the mixin's signature hides nn.Module's
     return ModelRunner(model, tokenizer, max_model_len or limit)

@@ -1,4 +1,4 @@
-"""The sampling state of a batch: one tensor per setting, one entry per row."""
+"""The sampling state of a batch: tensors with one entry per row."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # numpy's and torch's constructors are only partly typed.
@@ -15,12 +15,14 @@ from torch import Tensor
 
 from .generation import Generation
 
-_CHUNK = 128
+_CHUNK = 128  # random numbers that are generated at once
 
 
 class Uniforms:
-    """The random numbers of one completion: a counter-based stream (Philox), so a seed gives the same numbers
-    whatever else is in the batch."""
+    """The random numbers of one generation, from a counter-based generator (Philox).
+
+    A seed gives the same numbers whatever else is in the batch.
+    """
 
     def __init__(self, seed: tuple[int, ...] | None) -> None:
         entropy = seed if seed is not None else secrets.randbits(128)
@@ -33,7 +35,7 @@ class Uniforms:
 
 @dataclass(frozen=True)
 class SamplingMetadata:
-    """What shapes the distribution of each row; None where no row uses it. See `sampling.processed_logprobs`."""
+    """The settings of `sampling.processed_logprobs`, per row; None if no row uses a setting."""
 
     temperature: Tensor
     greedy: Tensor | None
@@ -46,11 +48,12 @@ _FIELDS = ("tokens", "lengths", "counts", "limits", "minimum", "ends", "uniforms
 
 
 class Rows:
-    """Row i samples `generations[i]`. Entries enter at the end and leave by `keep`.
+    """The state of B rows; row i samples `generations[i]`. `append` adds rows at the end, `keep` removes rows.
 
-    tokens: last sampled; lengths: tokens in the cache; counts: sampled so far; limits and minimum: most and least to
-    sample; ends [B, E]: end tokens (-1: none); ids, logprobs [B, T]: what was sampled.
-    settings [B, 5]: temperature, greedy, min_p, top_k, top_p; float64, as the uniforms, but float32 where a device lacks it.
+    Per row: tokens, the last sampled token; lengths, tokens in the cache; counts, tokens sampled so far; limits and
+    minimum, the most and the fewest tokens to sample; ends [B, E], end tokens, padded with -1; ids, logprobs [B, T], all
+    sampled tokens; settings [B, 5]: temperature, greedy, min_p, top_k, top_p. Settings and uniforms are float64, or float32
+    on devices without float64.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -70,27 +73,31 @@ class Rows:
     def __len__(self) -> int:
         return len(self.generations)
 
-    def append(self, generations: Sequence[Generation], room: int) -> None:
-        """Add rows whose prompts are in the cache; no completion may take its row past `room` tokens."""
+    def append(self, generations: Sequence[Generation], max_length: int) -> None:
+        """Add rows whose prompts are in the cache. A row has at most `max_length` tokens of prompt and completion."""
         streams = [Uniforms(generation.settings.seed) for generation in generations]
         ends = [sorted(generation.end_ids) for generation in generations]
         width = max(self.ends.shape[1], *(len(end) for end in ends))
         prompts = [len(generation.prompt_ids) for generation in generations]
         settings = [generation.settings for generation in generations]
-        limits = [min(one.max_tokens, room - prompt) for one, prompt in zip(settings, prompts, strict=True)]
+        limits = [
+            min(setting.max_tokens, max_length - prompt) for setting, prompt in zip(settings, prompts, strict=True)
+        ]
         zeros = [0] * len(generations)
         self.tokens = self._joined(self.tokens, zeros)
         self.lengths = self._joined(self.lengths, prompts)
         self.counts = self._joined(self.counts, zeros)
         self.limits = self._joined(self.limits, limits)
-        self.minimum = self._joined(self.minimum, [one.min_tokens for one in settings])
+        self.minimum = self._joined(self.minimum, [setting.min_tokens for setting in settings])
         padded = [[*end, *[-1] * (width - len(end))] for end in ends]
         self.ends = torch.cat(
             [_widened(self.ends, width, -1), torch.tensor(padded, device=self._device).view(-1, width)]
         )
         shapes = [
-            (1.0, 1.0, 0.0, 0.0, 1.0) if one.greedy else (one.temperature, 0.0, one.min_p, one.top_k, one.top_p)
-            for one in settings
+            (1.0, 1.0, 0.0, 0.0, 1.0)
+            if setting.greedy
+            else (setting.temperature, 0.0, setting.min_p, setting.top_k, setting.top_p)
+            for setting in settings
         ]
         self.settings = torch.cat([self.settings, torch.tensor(shapes, dtype=self._real, device=self._device)])
         fresh = torch.stack([stream.chunk() for stream in streams]).to(self._real).to(self._device)
@@ -103,26 +110,26 @@ class Rows:
         self._describe()
 
     def keep(self, order: Sequence[int]) -> None:
-        """Row i becomes what row order[i] was; the others leave."""
+        """Keep the rows in `order`, in that order, and remove all others."""
         index = torch.tensor(order, dtype=torch.int64, device=self._device)
         for name in _FIELDS:
             setattr(self, name, getattr(self, name).index_select(0, index))
-        self.generations = [self.generations[at] for at in order]
-        self.streams = [self.streams[at] for at in order]
+        self.generations = [self.generations[row] for row in order]
+        self.streams = [self.streams[row] for row in order]
         if not order:
             self.ids, self.logprobs = self.ids[:, :1], self.logprobs[:, :1]
         self._describe()
 
     def draws(self, first: int) -> Tensor:
-        """The next random number of each row from `first` on: [B - first]."""
-        at = self.counts[first:] % _CHUNK
+        """The next random number [B - first] of each row from `first` on."""
+        position = self.counts[first:] % _CHUNK
         if self.most >= _CHUNK:
-            for row in ((at == 0) & (self.counts[first:] > 0)).nonzero()[:, 0].tolist():
+            for row in ((position == 0) & (self.counts[first:] > 0)).nonzero()[:, 0].tolist():
                 self.uniforms[first + row] = self.streams[first + row].chunk().to(self._real).to(self._device)
-        return self.uniforms[first:].gather(1, at[:, None])[:, 0]
+        return self.uniforms[first:].gather(1, position[:, None])[:, 0]
 
     def record(self, first: int, tokens: Tensor, logprobs: Tensor) -> Tensor:
-        """Note one sampled token per row from `first` on; bool [B - first]: which rows have ended by it."""
+        """Store one sampled token per row from `first` on. Returns bool [B - first]: the rows that end with it."""
         if self.most + 1 > self.ids.shape[1]:
             self.ids = _widened(self.ids, self.ids.shape[1] * 2 + 64, 0)
             self.logprobs = _widened(self.logprobs, self.logprobs.shape[1] * 2 + 64, 0)
@@ -150,7 +157,7 @@ class Rows:
             top_k.to(torch.int64) if (top_k > 0).any() else None,
             top_p.to(torch.float32) if (top_p < 1).any() else None,
         )
-        self.most = int(self.counts.max()) if len(self.counts) else 0  # no row has sampled more than this
+        self.most = int(self.counts.max()) if len(self.counts) else 0  # the most tokens that a row has sampled
         self.watched = [row for row, generation in enumerate(self.generations) if generation.watched]
         self.adjusted = [row for row, generation in enumerate(self.generations) if _adjusted(generation)]
 
@@ -159,7 +166,7 @@ class Rows:
 
 
 def _adjusted(generation: Generation) -> bool:
-    """Whether its logits change before the temperature."""
+    """Whether the logits are changed before the temperature is applied."""
     settings = generation.settings
     return bool(settings.penalised or settings.logit_bias or settings.min_tokens or generation.mask)
 

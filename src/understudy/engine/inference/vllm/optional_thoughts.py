@@ -1,7 +1,7 @@
-"""A reasoning parser of vLLM for models that may think before they answer, and may not.
+"""A reasoning parser for vLLM, for models that do not always think before they answer.
 
-vLLM's own parsers take a text without `</think>` for a thought that was cut. This one reads what the embedded engine reads. vLLM
-imports this module by its name (`--reasoning-parser-plugin`).
+vLLM's parsers treat a text without `</think>` as an incomplete thought. This parser gives the same result as the embedded
+engine. vLLM imports this module by its name (`--reasoning-parser-plugin`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class OptionalThoughtsParser(ReasoningParser):
-    """Thought and answer of one choice. Grammars begin with the first token (`enable_in_reasoning`): shaped answers have
-    no thought."""
+    """Separates thought and answer of one choice.
+
+    An answer with a grammar has no thought, because the grammar applies from the first token (`enable_in_reasoning`).
+    """
 
     def __init__(self, tokenizer: TokenizerLike, *args: Any, **kwargs: Any) -> None:
         super().__init__(tokenizer, *args, **kwargs)  # pyright: ignore[reportUnknownMemberType]  # vLLM's is not annotated
@@ -34,11 +36,11 @@ class OptionalThoughtsParser(ReasoningParser):
 
     @property
     def reasoning_end_str(self) -> str:
-        """The tag that closes it."""
+        """The tag that closes a thought."""
         return CLOSE
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """No prompt is past its thought: whether there is one, the answer tells."""
+        """False: the prompt does not show whether the answer begins with a thought."""
         return False
 
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
@@ -46,11 +48,11 @@ class OptionalThoughtsParser(ReasoningParser):
         return self._splitter.answering
 
     def extract_content_ids(self, input_ids: list[int]) -> list[int]:
-        """Not known: text is what is split. Hermes' parser reads text."""
+        """Empty: this parser splits text, not tokens. Hermes' tool parser needs only text."""
         return []
 
     def extract_reasoning(self, model_output: str, request: object) -> tuple[str | None, str | None]:
-        """Thought and answer of a whole text; None for an empty one."""
+        """Thought and answer of a complete text; None for an empty one."""
         splitter = ThoughtSplitter()
         first, last = splitter.push(model_output), splitter.finish()
         return first[0] + last[0] or None, first[1] + last[1] or None
@@ -64,12 +66,12 @@ class OptionalThoughtsParser(ReasoningParser):
         current_token_ids: Sequence[int],
         delta_token_ids: Sequence[int],
     ) -> DeltaMessage | None:
-        """What a piece of text makes certain."""
+        """The final parts of thought and answer after a piece of text; None if there are none."""
         thought, answer = self._splitter.push(delta_text)
         return DeltaMessage(reasoning=thought or None, content=answer or None) if thought or answer else None
 
     def get_streaming_fallback_content(self, text: str, request: object) -> str:
-        """The answer that was held back until the end: it might have become a thought."""
+        """The end of the answer, which was held back because it could have become a thought."""
         return self._splitter.finish()[1]
 
 

@@ -1,11 +1,12 @@
-"""A plugin of vLLM: the same logprobs of sampled tokens, for less computing.
+"""A plugin of vLLM that computes the same logprobs of sampled tokens faster.
 
-A record needs the logprob of every sampled token, and no alternatives. For these vLLM takes the top 0 of the vocabulary, counts
-ranks with a compiled kernel that costs more to enter than to run where the vocabulary and the batch are small, decodes
-every token by itself once more, and makes several objects of each. vLLM loads this module in each of its processes (entry point
-`vllm.general_plugins`); it does something only in the vLLM that Understudy starts, of the version that it is tested with. The
-answers are equal, but for calls that ask for `FLAT_LOGPROBS`: theirs hold `logprobs.token_logprobs`, a plain list, and no `content`.
-On a GPU the kernel is left as it is: there it is small beside a step.
+A recorded call needs the logprob of each sampled token and no alternatives. For these vLLM computes a top 0, counts ranks
+with a compiled kernel whose start costs more than its work if vocabulary and batch are small, decodes each token again, and
+creates several objects per token. The plugin replaces these functions. On a GPU it keeps the kernel, which is fast there.
+
+vLLM loads this module in each of its processes (entry point `vllm.general_plugins`). It has an effect only in a vLLM that
+Understudy starts, and only in the tested version. Answers stay the same, except for requests with `FLAT_LOGPROBS`: vLLM
+then returns logprobs as the flat list `logprobs.token_logprobs`, and no `content`.
 """
 
 from __future__ import annotations
@@ -22,24 +23,27 @@ if TYPE_CHECKING:
     import torch
 
 SWITCH = "UNDERSTUDY_VLLM_PLUGIN"
-"""Set to 1 in the environment of the vLLM that Understudy starts."""
+"""Environment variable that turns the plugin on (1)."""
 KNOWN_VERSION = "0.32"
 SMALL = 1 << 17
-"""Logprobs of one step: up to here PyTorch's own operations count ranks sooner than the compiled kernel is entered."""
+"""Most logprobs in one step for which PyTorch's operations are faster than the compiled kernel."""
 _TEXTS = 1 << 18
-"""Texts of tokens that are kept: more than any vocabulary has."""
+"""Entries in the cache of token texts: more than any vocabulary has."""
 
-Theirs = Callable[..., Any]
+Function = Callable[..., Any]
+"""A function of vLLM, whose types are not annotated."""
 
 
 def register() -> None:
-    """What vLLM calls in each process."""
+    """Replace vLLM's functions. vLLM calls this in each process."""
     if os.environ.get(SWITCH) != "1":
         return
     import vllm
 
     if not vllm.__version__.startswith(KNOWN_VERSION):
-        _say(f"vLLM {vllm.__version__} computes logprobs in its own, slower way: this Understudy knows {KNOWN_VERSION}")
+        _print_line(
+            f"vLLM {vllm.__version__} computes logprobs without the faster plugin, which supports {KNOWN_VERSION} only"
+        )
         return
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
     from vllm.platforms import current_platform
@@ -47,61 +51,61 @@ def register() -> None:
     from vllm.v1.engine.logprobs import LogprobsProcessor
     from vllm.v1.sample.sampler import Sampler
 
-    logprobs.convert_ids_list_to_tokens = texts  # pyright: ignore[reportPrivateImportUsage]  # the name that it calls
-    methods: list[tuple[Any, str, Callable[[Theirs], Any]]] = [
-        (LogprobsProcessor, "from_new_request", asking),
-        (LogprobsProcessor, "_update_sample_logprobs", collecting),
-        (OpenAIServingChat, "_create_chat_logprobs", showing),
+    logprobs.convert_ids_list_to_tokens = texts  # pyright: ignore[reportPrivateImportUsage]  # the name that vLLM calls
+    methods: list[tuple[Any, str, Callable[[Function], Any]]] = [
+        (LogprobsProcessor, "from_new_request", wrap_from_new_request),
+        (LogprobsProcessor, "_update_sample_logprobs", wrap_update_sample_logprobs),
+        (OpenAIServingChat, "_create_chat_logprobs", wrap_create_chat_logprobs),
     ]
     if current_platform.is_cpu():
-        methods.append((Sampler, "gather_logprobs", lambda theirs: staticmethod(gathering(theirs))))
+        methods.append((Sampler, "gather_logprobs", lambda original: staticmethod(wrap_gather_logprobs(original))))
     for owner, name, ours in methods:
         setattr(owner, name, ours(getattr(owner, name)))
-    _say(f"Understudy's plugin computes the logprobs of sampled tokens in process {os.getpid()}")
+    _print_line(f"Understudy's plugin computes the logprobs of sampled tokens in process {os.getpid()}")
 
 
-def gathering(theirs: Theirs) -> Theirs:
-    """vLLM's `Sampler.gather_logprobs`, sooner done where few logprobs are looked through and no alternatives are asked for."""
+def wrap_gather_logprobs(original: Function) -> Function:
+    """Replace `Sampler.gather_logprobs` for small steps without requested alternatives."""
 
-    @wraps(theirs)
+    @wraps(original)
     def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> Any:
         if num_logprobs or logprobs.numel() > SMALL:
-            return theirs(logprobs, num_logprobs, token_ids)
+            return original(logprobs, num_logprobs, token_ids)
         import torch
         from vllm.v1.outputs import LogprobsTensors
 
         ids = token_ids.unsqueeze(-1)
-        found = logprobs.gather(-1, ids)
-        return LogprobsTensors(ids.to(torch.int32), found, (logprobs >= found).sum(-1))
+        sampled = logprobs.gather(-1, ids)
+        return LogprobsTensors(ids.to(torch.int32), sampled, (logprobs >= sampled).sum(-1))
 
     return gather_logprobs
 
 
-class Flat(list[float]):
-    """The logprobs of a call that asked for nothing else; vLLM has a dict for each token there."""
+class FlatLogprobs(list[float]):
+    """The logprobs of a request with `FLAT_LOGPROBS`, where vLLM has one dict per token."""
 
 
-def asking(theirs: Theirs) -> Theirs:
-    """vLLM's `LogprobsProcessor.from_new_request`, for calls with `FLAT_LOGPROBS` too."""
+def wrap_from_new_request(original: Function) -> Function:
+    """Extend `LogprobsProcessor.from_new_request` to requests with `FLAT_LOGPROBS`."""
 
-    @wraps(theirs)
+    @wraps(original)
     def from_new_request(tokenizer: Any, request: Any) -> Any:
-        made = theirs(tokenizer, request)
+        processor = original(tokenizer, request)
         extra: dict[str, Any] | None = request.sampling_params.extra_args
-        if made.num_logprobs == 0 and extra and extra.get(FLAT_LOGPROBS):
-            made.logprobs = Flat()
-        return made
+        if processor.num_logprobs == 0 and extra and extra.get(FLAT_LOGPROBS):
+            processor.logprobs = FlatLogprobs()
+        return processor
 
     return from_new_request
 
 
-def collecting(theirs: Theirs) -> Theirs:
-    """vLLM's `LogprobsProcessor._update_sample_logprobs`, which for `Flat` keeps numbers alone."""
+def wrap_update_sample_logprobs(original: Function) -> Function:
+    """Replace `LogprobsProcessor._update_sample_logprobs` for `FlatLogprobs`, which stores only numbers."""
 
-    @wraps(theirs)
+    @wraps(original)
     def update_sample_logprobs(self: Any, lists: Any) -> None:
-        if not isinstance(self.logprobs, Flat):
-            return theirs(self, lists)
+        if not isinstance(self.logprobs, FlatLogprobs):
+            return original(self, lists)
         values: list[float] = lists.logprobs[:, 0].tolist()
         self.logprobs.extend(values)
         self.cumulative_logprob += sum(values)
@@ -109,13 +113,13 @@ def collecting(theirs: Theirs) -> Theirs:
     return update_sample_logprobs
 
 
-def showing(theirs: Theirs) -> Theirs:
-    """vLLM's `OpenAIServingChat._create_chat_logprobs`, which finds numbers (all, or the last ones) where a call was `Flat`."""
+def wrap_create_chat_logprobs(original: Function) -> Function:
+    """Replace `OpenAIServingChat._create_chat_logprobs` for `FlatLogprobs`, of a complete answer or of one chunk."""
 
-    @wraps(theirs)
-    def create_chat_logprobs(self: Any, token_ids: Any, top_logprobs: Any, *others: Any, **named: Any) -> Any:
+    @wraps(original)
+    def create_chat_logprobs(self: Any, token_ids: Any, top_logprobs: Any, *args: Any, **kwargs: Any) -> Any:
         if not top_logprobs or not isinstance(top_logprobs[0], float):
-            return theirs(self, token_ids, top_logprobs, *others, **named)
+            return original(self, token_ids, top_logprobs, *args, **kwargs)
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs
 
         values = [max(value, UNKNOWN_LOGPROB) for value in top_logprobs]
@@ -125,7 +129,7 @@ def showing(theirs: Theirs) -> Theirs:
 
 
 def texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
-    """As vLLM's `convert_ids_list_to_tokens`: the text of each token alone, decoded once."""
+    """Like vLLM's `convert_ids_list_to_tokens`: the text of each token on its own. Cached."""
     return [_text(tokenizer, token_id) for token_id in token_ids]
 
 
@@ -136,5 +140,5 @@ def _text(tokenizer: Any, token_id: int) -> str:
     return convert_ids_list_to_tokens(tokenizer, [token_id])[0]
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # vLLM loads plugins before it makes its loggers
+def _print_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # vLLM loads plugins before it configures logging

@@ -1,13 +1,13 @@
-// The charts of one or several runs. uPlot draws a canvas; names, keys, a table and colours that follow the theme are ours.
+// The charts of one or several runs. uPlot draws the lines; this file adds labels, keyboard control, tables and theme colours.
 /* global uPlot */
 import { colour, h, pageJson } from './dom.js';
 import { follow } from './live_run.js';
 
 const INKS = ['--pos', '--neg', '--third', '--fourth'];
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [12, 5]];
-const HEIGHT = 210;
-const TABLE_ROWS = 20;
-const BANDS_UP_TO = 2;
+const HEIGHT = 210; // pixels
+const TABLE_ROWS = 20; // last values in a table
+const BANDS_UP_TO = 2; // most lines that are drawn with bands
 
 const $ = (id) => document.getElementById(id);
 let runs = pageJson('chart-data');
@@ -16,12 +16,12 @@ let plots = [];
 let zoom = null;
 let applying = false;
 
-/** Debiased exponential moving average, as TensorBoard draws it. */
+/** The debiased exponential moving average, with TensorBoard's formula. */
 export function smoothed(values, weight) {
   let last = 0;
-  return values.map((value, at) => {
+  return values.map((value, index) => {
     last = last * weight + (1 - weight) * value;
-    return last / (1 - weight ** (at + 1));
+    return last / (1 - weight ** (index + 1));
   });
 }
 
@@ -33,26 +33,26 @@ function short(value) {
   return size >= 1000 ? Math.round(value).toLocaleString('en') : size < 0.001 ? value.toExponential(1) : String(+value.toPrecision(4));
 }
 
-/** The lines of a chart: one for each part of each run that has it. */
+/** The lines of a chart: one per part and run. */
 function linesOf(key) {
   const axis = $('axis').value;
   const several = runs.length > 1;
   const lines = [];
   runs.forEach((run, number) => {
-    const chart = run.charts.find((each) => each.key === key);
+    const chart = run.charts.find((candidate) => candidate.key === key);
     if (!chart || !shown.has(run.run)) return;
-    chart.parts.forEach((part, at) => {
+    chart.parts.forEach((part, partNumber) => {
       const x = run.x[part.x][axis];
       const known = part.y.map((value, index) => index).filter((index) => part.y[index] !== null);
-      const index = several ? number * chart.parts.length + at : at;
+      const index = several ? number * chart.parts.length + partNumber : partNumber;
       const name = chart.parts.length > 1 ? `${run.run}, ${part.label}` : run.run;
       lines.push({
         label: several ? name : part.label,
-        ink: INKS[(several ? number : at) % INKS.length],
+        ink: INKS[(several ? number : partNumber) % INKS.length],
         dash: DASHES[index % DASHES.length],
-        x: known.map((each) => x[each]),
-        y: known.map((each) => part.y[each]),
-        spread: part.spread ? known.map((each) => part.spread[each] ?? 0) : null,
+        x: known.map((position) => x[position]),
+        y: known.map((position) => part.y[position]),
+        spread: part.spread ? known.map((position) => part.spread[position] ?? 0) : null,
       });
     });
   });
@@ -60,8 +60,8 @@ function linesOf(key) {
 }
 
 function summary(chart, lines) {
-  const told = lines.map((line) => `${line.label} goes from ${short(line.y[0])} to ${short(line.y.at(-1))} in ${line.y.length} values`);
-  return `${chart.title}, ${chart.unit}. ${told.join('; ')}. Arrow keys read the values; the table below has them.`;
+  const changes = lines.map((line) => `${line.label} goes from ${short(line.y[0])} to ${short(line.y.at(-1))} in ${line.y.length} values`);
+  return `${chart.title}, ${chart.unit}. ${changes.join('; ')}. Arrow keys read the values; the table below has them.`;
 }
 
 function draw() {
@@ -70,7 +70,7 @@ function draw() {
   $('smooth-out').value = (+$('smooth').value).toFixed(2);
   const keys = new Map();
   for (const run of runs) for (const chart of run.charts) if (!keys.has(chart.key)) keys.set(chart.key, chart);
-  const open = new Set([...document.querySelectorAll('#charts details[open]')].map((each) => each.dataset.key));
+  const open = new Set([...document.querySelectorAll('#charts details[open]')].map((details) => details.dataset.key));
   const focused = document.activeElement?.closest?.('.plot')?.dataset.key;
   $('charts').replaceChildren(...[...keys.values()].map((chart) => figure(chart, open.has(chart.key))));
   for (const box of document.querySelectorAll('#charts .plot')) {
@@ -91,9 +91,9 @@ function figure(chart, open) {
 
 function table(chart, lines) {
   const xs = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b).slice(-TABLE_ROWS);
-  const at = lines.map((line) => new Map(line.x.map((x, index) => [x, line.y[index]])));
+  const valuesByX = lines.map((line) => new Map(line.x.map((x, index) => [x, line.y[index]])));
   const head = [$('axis').value, ...lines.map((line) => line.label)];
-  const rows = xs.map((x) => h('tr', {}, h('th', { scope: 'row' }, short(x)), at.map((line) => h('td', {}, short(line.get(x))))));
+  const rows = xs.map((x) => h('tr', {}, h('th', { scope: 'row' }, short(x)), valuesByX.map((values) => h('td', {}, short(values.get(x))))));
   return h('div', { className: 'scroll', tabIndex: 0, role: 'region', 'aria-label': `${chart.title}: the last values` },
     h('table', { className: 'rows' }, h('thead', {}, h('tr', {}, head.map((text) => h('th', { scope: 'col' }, text)))), h('tbody', {}, rows)));
 }
@@ -121,7 +121,7 @@ function plotInto(box, chart) {
       table.push(line.y);
       series.push({ class: 'raw', stroke, alpha: 0.25, width: 1, spanGaps: true, points: { show: false } });
     } else if (line.spread && banded) {
-      table.push(line.y.map((value, at) => value + line.spread[at]), line.y.map((value, at) => value - line.spread[at]));
+      table.push(line.y.map((value, index) => value + line.spread[index]), line.y.map((value, index) => value - line.spread[index]));
       const edge = { class: 'raw', stroke, alpha: 0.2, width: 1, spanGaps: true, points: { show: false } };
       series.push(edge, { ...edge });
       bands.push({ series: [series.length - 2, series.length - 1], fill: faded(stroke) });
@@ -160,7 +160,7 @@ function faded(stroke) {
   return `rgba(${red}, ${green}, ${blue}, 0.12)`;
 }
 
-/** What was zoomed in one chart is zoomed in all. */
+/** Applies the zoom of one chart to all others. */
 function zoomed(self) {
   if (applying || self.status !== 1) return;
   const { min, max } = self.scales.x;
@@ -178,18 +178,18 @@ function reset() {
   applying = false;
 }
 
-/** Arrow keys move the cursor and speak the values. */
+/** Moves the cursor with the arrow keys, and announces the values to screen readers. */
 function read(event, plot, chart, series) {
   const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity }[event.key];
   if (!by) return;
   event.preventDefault();
   const xs = plot.data[0];
   const from = plot.cursor.idx ?? (by < 0 ? xs.length : -1);
-  const at = Math.min(xs.length - 1, Math.max(0, from + by));
-  const first = plot.data.slice(1).find((values) => values[at] !== null && values[at] !== undefined);
-  plot.setCursor({ left: plot.valToPos(xs[at], 'x'), top: plot.valToPos(first?.[at] ?? 0, 'y') });
-  const told = series.map((each, number) => [each, plot.data[number]?.[at]]).slice(1).filter(([each, value]) => each.label && value != null);
-  $('spoken').textContent = `${chart.title}, ${$('axis').value} ${short(xs[at])}: ${told.map(([each, value]) => `${each.label} ${short(value)}`).join(', ')}`;
+  const index = Math.min(xs.length - 1, Math.max(0, from + by));
+  const first = plot.data.slice(1).find((values) => values[index] !== null && values[index] !== undefined);
+  plot.setCursor({ left: plot.valToPos(xs[index], 'x'), top: plot.valToPos(first?.[index] ?? 0, 'y') });
+  const spoken = series.map((line, number) => [line, plot.data[number]?.[index]]).slice(1).filter(([line, value]) => line.label && value != null);
+  $('spoken').textContent = `${chart.title}, ${$('axis').value} ${short(xs[index])}: ${spoken.map(([line, value]) => `${line.label} ${short(value)}`).join(', ')}`;
 }
 
 function chooser() {

@@ -1,11 +1,11 @@
-// Elements without markup: everything that comes from a model or a tool is text.
+// Creates elements without parsing HTML, so that text of a model or a tool stays text.
 
-/** An element with properties, attributes and children. */
+/** Creates an HTML element with properties, attributes and children. */
 export function h(tag, props = {}, ...kids) {
   return filled(document.createElement(tag), props, kids);
 }
 
-/** The same for SVG; all props are attributes. */
+/** Creates an SVG element with attributes and children. */
 export function s(tag, attrs = {}, ...kids) {
   const el = document.createElementNS('http://www.w3.org/2000/svg', tag);
   for (const [name, value] of Object.entries(attrs)) el.setAttribute(name, value);
@@ -23,17 +23,17 @@ function filled(el, props, kids) {
   return el;
 }
 
-/** Canvas cannot read light-dark(): a custom property's colour, resolved through a real element. */
+/** The colour of a custom property, resolved by an element, because a canvas cannot evaluate light-dark(). */
 export function colour(name) {
   const el = h('i');
   el.style.color = `var(${name})`;
   document.body.append(el);
-  const found = getComputedStyle(el).color;
+  const resolved = getComputedStyle(el).color;
   el.remove();
-  return found;
+  return resolved;
 }
 
-/** The JSON that the server put into the page: <script type="application/json" id="...">. */
+/** The JSON of <script type="application/json" id="..."> in the page. */
 export function pageJson(id) {
   return JSON.parse(document.getElementById(id).textContent);
 }

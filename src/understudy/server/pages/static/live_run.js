@@ -1,17 +1,18 @@
-// A run that goes on: asks the server every few seconds, and shows what is new without loading the page again.
+// Updates the page of an active run: fetches its state every few seconds, and shows changes without a reload.
 import { h } from './dom.js';
 
+// Milliseconds between requests, while a run is active and while none is.
 const ACTIVE = 3000;
 const QUIET = 20000;
 
-/** Calls `changed` with the newest data of all runs when any of them has news. */
+/** Calls `changed` with the newest data of all runs when the data of any of them changes. */
 export function follow(runs, changed) {
   if (!runs.some((run) => run.live)) return;
   let newest = runs;
   const ask = async () => {
     if (!document.hidden) {
       const answers = await Promise.all(newest.map(fresh));
-      if (answers.some((answer, at) => answer.version !== newest[at].version)) {
+      if (answers.some((answer, index) => answer.version !== newest[index].version)) {
         newest = answers;
         changed(newest);
         if (newest.length === 1) show(newest[0]);
@@ -22,7 +23,7 @@ export function follow(runs, changed) {
   setTimeout(ask, ACTIVE);
 }
 
-/** The run as the server knows it now; what is known already where the server does not answer. */
+/** The current data of a run; the previous data if the server does not answer. */
 async function fresh(run) {
   try {
     const answer = await fetch(`/pages/data${run.url}`);
@@ -50,7 +51,7 @@ function show(run) {
     warned.times > 1 ? h('small', {}, ` (${warned.times} times)`) : '')));
   const body = document.querySelector('#steps tbody');
   if (!body) {
-    if (run.lines.length) location.reload(); // the first step: the page has no table yet
+    if (run.lines.length) location.reload(); // after the first step, because the page has no table yet
     return;
   }
   if (new URLSearchParams(location.search).has('at')) return;

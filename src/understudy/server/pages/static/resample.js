@@ -1,4 +1,4 @@
-// The same prompt answered by another step: asks the running engine, and shows the answer as text.
+// Samples the prompt of a call again with another step's checkpoint, and shows the answer as text.
 
 const token = document.querySelector('meta[name=csrf]')?.content;
 

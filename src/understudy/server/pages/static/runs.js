@@ -1,4 +1,4 @@
-// Ticking runs to compare: the button works from two on.
+// Enables the button that compares runs once two are selected.
 import { h } from './dom.js';
 
 const form = document.getElementById('compare');

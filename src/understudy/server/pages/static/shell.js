@@ -1,11 +1,11 @@
-// What every page has: the theme switch, keys, and rows of tables that the keyboard walks.
+// On every page: the theme switch, keyboard shortcuts, and keys that move between the rows of tables.
 
 const root = document.documentElement;
 const theme = document.getElementById('theme');
 const dialog = document.getElementById('keys');
 const find = document.getElementById('find');
 
-/** Dispatched on the document when colours have changed, so that canvases are drawn again. */
+/** Dispatches an event after the colours have changed, so that canvases are redrawn. */
 const changed = () => document.dispatchEvent(new CustomEvent('themechange'));
 
 theme.addEventListener('change', () => {
@@ -21,7 +21,7 @@ document.getElementById('keys-open').addEventListener('click', () => dialog.show
 
 let row = -1;
 function walk(by) {
-  const rows = [...document.querySelectorAll('main table.rows tbody tr')].filter((each) => each.querySelector('a[href]'));
+  const rows = [...document.querySelectorAll('main table.rows tbody tr')].filter((candidate) => candidate.querySelector('a[href]'));
   if (!rows.length) return;
   row = Math.min(rows.length - 1, Math.max(0, row + by));
   rows[row].querySelector('a[href]').focus();
@@ -29,7 +29,7 @@ function walk(by) {
 
 let before = '';
 document.addEventListener('keydown', (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest('input, select, textarea, dialog')) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest('input, select, textarea, dialog[open]')) return;
   const go = before === 'g' ? `g${event.key}` : event.key;
   before = event.key;
   const up = document.querySelectorAll('.crumbs a');

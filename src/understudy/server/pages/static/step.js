@@ -1,7 +1,7 @@
-// A step: brackets walk from step to step, bars of the timeline lead to their rollouts.
+// The page of a step: brackets open the previous and next step, bars of the timeline open their rollouts.
 
 document.addEventListener('keydown', (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest('input, select, textarea, dialog')) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest('input, select, textarea, dialog[open]')) return;
   const rel = { '[': 'prev', ']': 'next' }[event.key];
   const link = rel && document.querySelector(`.walk a[rel=${rel}]`);
   if (link) location.assign(link.href);

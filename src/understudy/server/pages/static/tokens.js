@@ -1,4 +1,5 @@
-// The token view: one tab stop a call, arrow keys move by token, a panel follows. Everything shown is text.
+// The token view: each call is one tab stop, arrow keys move between tokens, and a panel shows the current token's numbers.
+// No text is parsed as HTML.
 
 const panel = document.getElementById('token');
 const answers = JSON.parse(document.getElementById('token-data').textContent);
@@ -10,60 +11,60 @@ const signed = (value, places = 2) => (value < 0 ? '−' : '+') + Math.abs(value
 const plain = (value, places) => value.toFixed(places).replace(/^-(0\.?0*)$/, '$1').replace('-', '−');
 const small = (value) => (value === 0 ? '0' : value.toExponential(2).replaceAll('-', '−'));
 
-/** White space by name, for those who hear it. */
+/** The names of white space, for screen readers. */
 function blank(text) {
   const names = { ' ': 'space', '\n': 'newline', '\t': 'tab' };
   return [...text].map((letter) => names[letter] ?? 'white space').join(' ') || 'empty';
 }
 
 function element(tag, className, ...kids) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  made.append(...kids);
-  return made;
+  const el = document.createElement(tag);
+  if (className) el.className = className;
+  el.append(...kids);
+  return el;
 }
 
-function describe(answer, at) {
+function describe(answer, index) {
   const rows = [];
   const add = (name, value) => rows.push(element('dt', '', name), element('dd', '', value));
-  const column = (name) => (Array.isArray(answer[name]) ? answer[name][at] : null);
+  const column = (name) => (Array.isArray(answer[name]) ? answer[name][index] : null);
   add('Call', String(answer.call));
-  add('Token', `${at + 1} of ${answer.ids.length}`);
-  add('Id', String(answer.ids[at]));
-  if (answer.characters[at]) add('Part of', answer.characters[at]);
+  add('Token', `${index + 1} of ${answer.ids.length}`);
+  add('Id', String(answer.ids[index]));
+  if (answer.characters[index]) add('Part of', answer.characters[index]);
   if (answer.advantage !== undefined) {
     add('Advantage × weight', signed(answer.advantage));
     if (answer.weight !== 1) add('Weight', String(answer.weight));
   }
-  if (column('recorded') !== null) add('Logprob, sampler', plain(answer.recorded[at], 4));
-  if (column('logprob') !== null) add('Logprob, learner', plain(answer.logprob[at], 4));
-  if (column('ratio') !== null) add('Ratio to sampler', plain(answer.ratio[at], 3));
-  if (column('moved') !== null) add('Ratio by updates', plain(answer.moved[at], 3));
-  if (column('entropy') !== null) add('Entropy', `${plain(answer.entropy[at], 2)} nats`);
-  if (column('coefficient') !== null) add('d loss / d logprob', small(answer.coefficient[at]));
-  const shared = answer.shared.find(([start, end]) => start <= at && at < end);
+  if (column('recorded') !== null) add('Logprob, sampler', plain(answer.recorded[index], 4));
+  if (column('logprob') !== null) add('Logprob, learner', plain(answer.logprob[index], 4));
+  if (column('ratio') !== null) add('Ratio to sampler', plain(answer.ratio[index], 3));
+  if (column('moved') !== null) add('Ratio by updates', plain(answer.moved[index], 3));
+  if (column('entropy') !== null) add('Entropy', `${plain(answer.entropy[index], 2)} nats`);
+  if (column('coefficient') !== null) add('d loss / d logprob', small(answer.coefficient[index]));
+  const shared = answer.shared.find(([start, end]) => start <= index && index < end);
   if (shared) add('Target of calls', shared[2]);
   return rows;
 }
 
-function notes(answer, at) {
-  const said = [];
-  if (answer.kept && !answer.kept[at]) said.push('Not trained: outside the learner’s own top-k, top-p or min-p.');
-  if (answer.clipped && answer.clipped[at]) said.push('Clipped: the ratio left its range, and the gradient was cut.');
-  if (answer.constrained) said.push(`Recorded logprobs were not used: ${answer.constrained}.`);
-  if (answer.why) said.push(`Not trained: ${answer.why}.`);
-  return said.map((text) => element('p', 'hint', text));
+function notes(answer, index) {
+  const texts = [];
+  if (answer.kept && !answer.kept[index]) texts.push('Not trained: outside the learner’s own top-k, top-p or min-p.');
+  if (answer.clipped && answer.clipped[index]) texts.push('Clipped: the ratio is outside its range, which limits the token’s gradient.');
+  if (answer.constrained) texts.push(`Recorded logprobs were not used: ${answer.constrained}.`);
+  if (answer.why) texts.push(`Not trained: ${answer.why}.`);
+  return texts.map((text) => element('p', 'hint', text));
 }
 
-function show(box, at, focus) {
+function show(box, index, focus) {
   const tokens = box.children;
-  at = Math.min(tokens.length - 1, Math.max(0, at));
+  index = Math.min(tokens.length - 1, Math.max(0, index));
   if (current) {
     current.classList.remove('cur');
     current.setAttribute('aria-selected', 'false');
     current.parentElement.removeAttribute('aria-activedescendant');
   }
-  current = tokens[at];
+  current = tokens[index];
   current.classList.add('cur');
   current.setAttribute('aria-selected', 'true');
   box.setAttribute('aria-activedescendant', current.id);
@@ -75,8 +76,8 @@ function show(box, at, focus) {
   panel.replaceChildren(
     close,
     element('h3', '', JSON.stringify(current.textContent)),
-    element('dl', '', ...describe(answer, at)),
-    ...notes(answer, at),
+    element('dl', '', ...describe(answer, index)),
+    ...notes(answer, index),
   );
   if (focus) box.focus({ preventScroll: true });
   current.scrollIntoView({ block: 'nearest' });
@@ -88,7 +89,7 @@ function hide() {
   panel.replaceChildren(hint);
 }
 
-/** The token nearest below (or above) on the next line. */
+/** The index of the nearest token on the line below (`by` = 1) or above (-1). */
 function line(box, by) {
   const from = current.getBoundingClientRect();
   const tokens = [...box.children];
@@ -106,10 +107,10 @@ function line(box, by) {
 function move(event) {
   const box = event.currentTarget;
   const inside = current && current.parentElement === box;
-  const at = inside ? [...box.children].indexOf(current) : -1;
+  const index = inside ? [...box.children].indexOf(current) : -1;
   const to = {
-    ArrowRight: () => at + 1,
-    ArrowLeft: () => (inside ? at - 1 : 0),
+    ArrowRight: () => index + 1,
+    ArrowLeft: () => (inside ? index - 1 : 0),
     ArrowDown: () => (inside ? line(box, 1) : 0),
     ArrowUp: () => (inside ? line(box, -1) : 0),
     Home: () => 0,
@@ -124,8 +125,8 @@ function move(event) {
 for (const box of boxes) {
   box.setAttribute('role', 'listbox');
   box.setAttribute('aria-orientation', 'horizontal');
-  [...box.children].forEach((token, at) => {
-    token.id = `t${box.dataset.answer}-${at}`;
+  [...box.children].forEach((token, index) => {
+    token.id = `t${box.dataset.answer}-${index}`;
     token.setAttribute('role', 'option');
     token.setAttribute('aria-selected', 'false');
     if (!token.textContent.trim()) token.setAttribute('aria-label', blank(token.textContent));

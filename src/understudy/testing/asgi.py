@@ -1,0 +1,80 @@
+"""What the scripted ASGI applications share: read a request, send a response, serve on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import uvicorn
+
+Body = dict[str, Any]
+"""A JSON object of a request or response."""
+Scope = Body
+Receive = Callable[[], Awaitable[Body]]
+Send = Callable[[Body], Awaitable[None]]
+Application = Callable[[Any, Any, Any], Awaitable[Any]]
+
+
+def wants_usage(body: Body) -> bool:
+    """Whether the request asks a stream for a last chunk with its usage."""
+    return bool(cast(Body, body.get("stream_options") or {}).get("include_usage"))
+
+
+async def read_body(receive: Receive) -> Body:
+    """The JSON object that a request carries; {} where its body is empty."""
+    raw, more = b"", True
+    while more:
+        message = await receive()
+        raw, more = raw + message.get("body", b""), message.get("more_body", False)
+    return json.loads(raw or b"{}")
+
+
+async def send_json(send: Send, status: int, body: Body) -> None:
+    """A whole response."""
+    await start(send, status, "application/json")
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+
+async def start(send: Send, status: int, content_type: str) -> None:
+    """The head of a response."""
+    headers = [(b"content-type", content_type.encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def send_event(send: Send, chunk: Body) -> None:
+    """One server-sent event of a stream."""
+    await send({"type": "http.response.body", "body": f"data: {json.dumps(chunk)}\n\n".encode(), "more_body": True})
+
+
+async def end_stream(send: Send) -> None:
+    """The end of a stream of completions, as OpenAI sends it."""
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+@asynccontextmanager
+async def serving(application: Application) -> AsyncGenerator[str]:
+    """Serve an ASGI application on a free port of loopback, in this event loop; yields its URL.
+
+    Idle connections stay open for 75 s, longer than clients keep them, as on the real server."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        application,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve([listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"  # the socket listens already
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()

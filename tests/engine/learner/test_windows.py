@@ -1,0 +1,80 @@
+"""Sliding windows on a tree: every attention follows the dense mask, forward and backward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.functional import scaled_dot_product_attention
+
+from tests.engine.learner.test_flex import CPU, answers, dense, forest, states_of
+from tests.engine.learner.test_layouts import Calls, calls
+from understudy.engine.learner import flex
+from understudy.engine.learner.attention import NO_MASK, TreeContext, tree_attention
+from understudy.engine.learner.blocks import Nearness, blocks
+from understudy.engine.learner.cost import AttentionName
+from understudy.engine.learner.layouts import Forest
+
+SLOW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def windowed(row: Forest, window: int) -> np.ndarray:
+    """Token q sees its ancestor k iff it is less than `window` deeper; bool [q, k]."""
+    depth = row.segments.positions
+    return dense(row.subtree_end) & (depth[:, None] - depth[None] < window)
+
+
+@settings(max_examples=60, deadline=None)
+@given(made=calls(), size=st.integers(2, 12), window=st.integers(1, 30))
+def test_no_block_is_full_or_empty_against_the_dense_mask(made: Calls, size: int, window: int) -> None:
+    row = forest(made)
+    found = blocks(row.subtree_end, size, Nearness(row.segments.positions, window))
+    count = len(found.subtree_end) // size
+    whole = np.zeros((count * size, count * size), bool)
+    whole[: len(row.subtree_end), : len(row.subtree_end)] = windowed(row, window)
+    whole |= np.eye(count * size, dtype=bool)  # padding sees itself
+    sums = whole.reshape(count, size, count, size).sum((1, 3))
+    assert (sums[found.full] == size * size).all()
+    assert (sums[~found.full & ~found.partial] == 0).all()
+    assert not (found.full & found.partial).any()
+
+
+@pytest.mark.parametrize("name", ["runs", "flash_pieces", "flex"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@SLOW
+@given(made=calls(), window=st.integers(1, 40))
+def test_a_layer_with_a_window_equals_dense_attention_forward_and_backward(
+    monkeypatch: pytest.MonkeyPatch, name: AttentionName, made: Calls, window: int
+) -> None:
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *states: None)  # flex' backward pass from a CPU tensor
+    row = forest(made, stretch=3)
+    torch.manual_seed(0)
+    states = states_of(6, 2, len(row.subtree_end), requires_grad=True)
+    tree = TreeContext(row.segments, row.pieces, row.subtree_end, attention=name)
+    layer = torch.nn.Identity()
+    out, _ = tree_attention(layer, *states, NO_MASK, 0.3, understudy_tree=tree, sliding_window=window)
+    query, key, value = states
+    key, value = (part.repeat_interleave(3, 1) for part in (key, value))
+    mask = torch.from_numpy(windowed(row, window))
+    expected = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3).transpose(1, 2)
+    torch.testing.assert_close(answers(out, states), answers(expected, states), rtol=0, atol=2e-5)
+
+
+def test_a_window_that_hides_no_ancestor_costs_nothing() -> None:
+    row = forest([([1, 2, 3], [1, 2]), ([1, 2, 3], [2])])
+    tree = TreeContext(row.segments, row.pieces, row.subtree_end)
+    assert (tree.cut_off(None), tree.cut_off(5), tree.cut_off(4)) == (None, None, 4)
+    assert tree.flex_mask(CPU, None) is tree.flex_mask(CPU)
+    assert tree.flex_mask(CPU, 4) is not tree.flex_mask(CPU)
+
+
+def test_a_real_mask_beside_a_tree_is_an_error() -> None:
+    row = forest([([1, 2, 3], [1, 2])])
+    tree = TreeContext(row.segments, row.pieces, row.subtree_end)
+    states = states_of(2, 2, len(row.subtree_end))
+    with pytest.raises(ValueError, match="the tree is the mask"):
+        tree_attention(torch.nn.Identity(), *states, torch.ones(1, 1, 5, 5, dtype=torch.bool), understudy_tree=tree)
+    assert flex.block_mask(row.subtree_end, CPU).shape[-1] == 256

@@ -1,0 +1,69 @@
+"""scripts/gpu_check on a CPU: each stage runs on a tiny shape and writes its table; what it measures is for a GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_check
+from benchmarks.gpu_check import Stage
+from tests.paths import ROOT
+
+BARE = ["rows-micro", "flex-micro"]
+SERVER = ["server-micro-side_by_side", "server-micro-offload"]
+SHOWN = {
+    "rows-micro": r"\| micro \| .* \| tree, segments \|",
+    "flex-micro": r"\| another length \| [\d.]+ \| [\d.]+ \| [\d.]+ \|",
+    "server-micro-side_by_side": r"\| step 2: kl/sampler_learner_max_diff \| [\d.e-]+ \|",
+    "server-micro-offload": r"\| vLLM: fall asleep, s \| [\d.]+ \|\n(.*\n)*\| vLLM: wake up, s \| [\d.]+ \|",
+}
+
+
+def check(output: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / "scripts" / "gpu_check"), str(output), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200)
+
+
+@pytest.mark.slow("the GPU benchmark")
+@pytest.mark.parametrize("name", BARE)
+def test_a_bare_stage_writes_what_it_measured(name: str, tmp_path: Path) -> None:
+    _runs(name, tmp_path)
+
+
+@pytest.mark.slow("real vLLM")
+@pytest.mark.parametrize("name", SERVER)
+def test_a_stage_with_the_server_starts_vllm_trains_and_writes_what_it_measured(
+    real_engines: None, name: str, tmp_path: Path
+) -> None:
+    _runs(name, tmp_path)
+
+
+def _runs(name: str, output: Path) -> None:
+    done = check(output, "--set", "full", "--shape", "micro", "--stage", name)
+    page = (output / "gpu_check.md").read_text("utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr + page
+    assert re.search(rf"^\| {name} \| \d+ \| ok \|$", page, re.MULTILINE)
+    assert re.search(SHOWN[name], page), page
+
+
+def test_a_stage_that_fails_or_hangs_is_a_line_of_the_table_with_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text("raise SystemExit('no such card')")
+    (tmp_path / "hangs.py").write_text("import time; print('waiting', flush=True); time.sleep(600)")
+    monkeypatch.setattr(gpu_check, "HERE", tmp_path)
+    ended = [gpu_check.run(Stage(name, (f"{name}.py",), "none.md"), tmp_path / name, 3) for name in ("broken", "hangs")]
+    assert [each.ending for each in ended] == ["exit code 1", "not done after 3 s"]
+    page = gpu_check.page(ended, tmp_path)
+    assert "| broken | 0 | exit code 1 |" in page and "no such card" in page and "waiting" in page
+
+
+def test_every_stage_is_shorter_than_9_minutes_and_the_tested_ones_are_all_there_are() -> None:
+    assert gpu_check.STAGE_SECONDS < 540
+    assert [stage.name for stage in gpu_check.stages("full", ("micro",))] == [*BARE, *SERVER]
+    names = [stage.name for stage in gpu_check.stages("full", ("0.5B", "7B"))]
+    assert len(names) == 10 and "server-7B-free_cache" in names
+    assert [stage.name for stage in gpu_check.stages("bare", ("0.5B", "7B"))] == names[:4]

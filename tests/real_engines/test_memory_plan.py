@@ -1,0 +1,55 @@
+"""A server that is told to follow the memory plan of a GPU that is not here: real vLLM and the real learner on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.real_engines.measured_learner import READING
+from tests.server.servers import RunningServer
+from understudy.memory_plan.card import parse_card
+from understudy.memory_plan.page import plan_lines
+from understudy.memory_plan.parts import Workload
+from understudy.memory_plan.plan import make_plan
+from understudy.memory_plan.published import find_shape
+
+pytestmark = pytest.mark.slow("real vLLM")
+
+GIB = 2**30
+
+
+def after(flag: str, words: list[str]) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_what_the_plan_says_is_logged_started_slept_through_and_compared_with_the_first_step(
+    real_engines: None, tmp_path: Path
+) -> None:
+    work = Workload(max_model_len=256)
+    plan = make_plan("tiny", find_shape("tiny"), parse_card("4GiB"), work, "offload")
+    flags = ("--engine", "vllm", "--loader", "peft", "--max-model-len", "256")
+    forced = ("--card", "4GiB", "--memory-layout", "offload")
+    with RunningServer(tmp_path / "dir", *flags, *forced, module="tests.real_engines.measured_server") as server:
+        sampler, learner = server.child("vllm.command").cmdline(), server.child("measured_learner").cmdline()
+        assert float(after("--memory-share", sampler)) == pytest.approx(plan.sampler / plan.card.memory, abs=1e-3)
+        assert after("--max-batch", sampler) == str(plan.decoded_calls) and "--shares-gpu" in sampler
+        assert "--offload" in learner and after("--row-limit", learner) == str(plan.row_limit)
+        before = sleeps(server)
+        results = [server.train(f"step-{step}", [server.rollouts(4, f"step-{step}")])[-1]["result"] for step in (1, 2)]
+        assert [result["step"] for result in results] == [1, 2]
+        assert sleeps(server) == before + 2  # level 1, which a CPU takes note of and no more
+        for result in results:
+            metrics = result["metrics"]
+            assert metrics["memory/learner_peak"] == READING.peak / GIB
+            assert metrics["memory/learner_over_plan"] == pytest.approx(3 - plan.learner_peak / GIB)
+            assert metrics["memory/gpu_over_plan"] == pytest.approx(4 + 3 - plan.step / GIB)
+        log = server.output()
+    for line in plan_lines(plan):
+        assert line in log
+    assert log.count("Peak memory of the first step") == 1
+    assert f"the learner's tensors 3.00, planned {plan.learner_peak / GIB:.2f}" in log
+
+
+def sleeps(server: RunningServer) -> int:
+    return (server.folder / "logs" / "sampler.log").read_text("utf-8").count("seconds to fall asleep")

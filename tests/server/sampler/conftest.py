@@ -1,0 +1,21 @@
+"""A machine's GPUs by script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`driver(line, ...)` puts an nvidia-smi on the path that tells of these GPUs."""
+
+    def install(*lines: str, code: int = 0) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    return install

@@ -91,6 +91,7 @@ def test_a_state_returned_for_a_reward_is_named_by_its_keys() -> None:
 def test_a_run_says_where_it_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = Path(sys.executable).with_name("understudy")
     monkeypatch.setenv("PATH", str(tmp_path))  # an environment that is not active
+    monkeypatch.chdir(tmp_path)  # a command below the working directory is shown by its relative path
     folder = tmp_path / "of mine"
     models = [TrainableModel(name, base_model="tiny", backend=LocalBackend(folder)) for name in ("planner", "writer")]
     assert watch_line(models, "run-1") == f"watch the run: {command} ui '{folder}'"

@@ -289,14 +289,24 @@ def draw_optional(source: WordSource, style: str, taken: set[str]) -> Field:
 
 def draw_pair(source: WordSource, style: str, taken: set[str]) -> tuple[Field, ...]:
     """Two arguments of one kind, such as a start and an end. Empty if one of the names is in `taken`; else both are
-    added there."""
-    kind = source.rng.choices(list(KINDS), WEIGHTS)[0]
-    noun = source.rng.choice(KINDS[kind][0])
-    pair = tuple(Field(joined([begin, noun], style), kind, "one", True) for begin in source.rng.choice(PAIRS))
-    if taken & {field.name for field in pair}:
+    added there.
+
+    Half of the pairs share a compound noun, such as `from_filedate` and `to_filedate`. Most of those have an argument
+    with the compound's first part as its name between or beside them, so that one name begins like a part of another."""
+    rng = source.rng
+    kind = rng.choices(list(KINDS), WEIGHTS)[0]
+    noun = rng.choice(KINDS[kind][0])
+    beginnings = rng.choice(PAIRS) if rng.random() < 0.6 else (source.draw(), source.draw())
+    other = rng.choices(list(KINDS), WEIGHTS)[0]
+    part = rng.choice([source.draw(), rng.choice(KINDS[other][0])]) if rng.random() < 0.5 else ""
+    fields = [Field(joined([begin, part + noun], style), kind, "one", True) for begin in beginnings]
+    if part and rng.random() < 0.7:
+        fields.insert(rng.choice([0, 1, 1, 2]), Field(part, other, "one", part in KINDS[other][0]))
+    names = {field.name for field in fields}
+    if taken & names or len(names) < len(fields):
         return ()
-    taken.update(field.name for field in pair)
-    return pair
+    taken.update(names)
+    return tuple(fields)
 
 
 def flat(value: Json) -> list[str]:

@@ -6,7 +6,7 @@ name."""
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..types import Json
@@ -82,12 +82,16 @@ def list_phrase(rng: random.Random, values: Sequence[Json]) -> str:
     return ", ".join(shown[:-1]) + last + shown[-1]
 
 
-def argument_phrase(source: WordSource, field: Field, value: Json, named: bool) -> str:
-    """A phrase that states a value. `named`: it has the argument's name, or one word of it; else the value alone."""
+def argument_phrase(
+    source: WordSource, field: Field, value: Json, named: bool, others: Collection[str] = frozenset()
+) -> str:
+    """A phrase that states a value. `named`: it has the argument's name, or one word of it; else the value alone.
+    `others` are the words of the other arguments' names, which would not tell this one."""
     rng = source.rng
     name = field.name if rng.random() < 0.3 else " ".join(field.words)
-    if field.telling and rng.random() < 0.3:
-        name = rng.choice(field.words)
+    own = [word for word in field.words if word not in others]
+    if field.telling and own and rng.random() < 0.3:
+        name = rng.choice(own)
     if field.shape == "flag":
         on = [f"with {name}", f"{name} on", f"{name}: true", f"{name}: yes", f"{name}"]
         off = [f"without {name}", f"{name} off", f"{name}: false", f"no {name}"]
@@ -106,6 +110,23 @@ def argument_phrase(source: WordSource, field: Field, value: Json, named: bool) 
     return f"{name}: {text}" if draw < 0.82 else f"{name}={text}" if draw < 0.9 else f"{name} is {text}"
 
 
+def paired(fields: Sequence[Field]) -> Sequence[Field]:
+    """The two arguments of one kind whose names end alike, such as `from_zone` and `to_zone`; empty if there are none.
+
+    A request may state their values without the names, the first one first."""
+    telling = [field for field in fields if field.telling and field.shape == "one" and len(field.words) > 1]
+    for first in telling:
+        pair = [field for field in telling if (field.kind, field.words[1:]) == (first.kind, first.words[1:])]
+        if len(pair) == 2:
+            return pair
+    return []
+
+
+def stated_order(pair: Sequence[Field]) -> bool:
+    """Whether the names of a pair tell which is first, as `from` and `to` do; else it is the order of the signature."""
+    return all(field.words[0] in PAIR_WORDS for field in pair)
+
+
 def argument_phrases(source: WordSource, tool: ServiceTool, values: dict[str, Json], free: bool) -> list[str]:
     """One phrase per value, in random order.
 
@@ -113,14 +134,22 @@ def argument_phrases(source: WordSource, tool: ServiceTool, values: dict[str, Js
     which argument it is for."""
     rng = source.rng
     fields = [field for field in tool.required + tool.optional if field.name in values]
-    pair = [field for field in fields if field.telling and field.words[0] in PAIR_WORDS]
-    if free and len(pair) == 2 and pair[0].kind == pair[1].kind and rng.random() < 0.7:
-        order = sorted(pair, key=lambda field: PAIR_WORDS.index(field.words[0]))
+    others = {
+        field.name: {word for other in tool.required + tool.optional if other is not field for word in other.words}
+        for field in fields
+    }
+    pair = paired(fields)
+    if free and pair and rng.random() < 0.7:
+        order = sorted(pair, key=lambda field: PAIR_WORDS.index(field.words[0])) if stated_order(pair) else pair
         begin, between = rng.choice(
             [("from ", " to "), ("", " to "), ("", " and "), ("", " into "), ("from ", " into ")]
         )
         first, second = (value_phrase(rng, values[field.name]) for field in order)
-        rest = [argument_phrase(source, field, values[field.name], named=True) for field in fields if field not in pair]
+        rest = [
+            argument_phrase(source, field, values[field.name], named=True, others=others[field.name])
+            for field in fields
+            if field not in pair
+        ]
         return [*rest, f"{begin}{first}{between}{second}"][:: rng.choice([1, -1])]
     kinds = [field.kind for field in fields]
     bare = {field.name for field in fields if field.telling and kinds.count(field.kind) == 1 and rng.random() < 0.6}
@@ -133,6 +162,7 @@ def argument_phrases(source: WordSource, tool: ServiceTool, values: dict[str, Js
             field,
             values[field.name],
             named=not (free and field.name in bare and field.shape in ("one", "many", "choice")),
+            others=others[field.name],
         )
         for field in fields
     ]

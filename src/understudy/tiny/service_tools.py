@@ -139,9 +139,9 @@ def draw_required(
         return (), set()
     count = rng.randint(1, size.required)
     names = {field.name for field in shared}
-    if count > 1 and rng.random() < 0.3:
-        chosen = draw_pair(source, style, names)
-        if chosen and count > 2:
+    if count > 1 and rng.random() < 0.4:
+        chosen = draw_pair(source, style, names)[:count]
+        if len(chosen) == 2 and count > 2:
             chosen = (*chosen, draw_field(source, style, names, plain=True))
         if chosen:
             return tuple(rng.sample(chosen, len(chosen)) if rng.random() < 0.2 else chosen), names

@@ -1,7 +1,9 @@
 """What training changes on MCP servers: success on held-out scenarios before and after, several seeds, and a control.
 
 `python benchmarks/mcp_training.py` takes the servers `time` (Python) and `memory` (Node, `make mcp-servers`). The scenarios of a
-server are made once, and frozen with their hash before the first rollout. The control is the untrained model, measured again.
+server are made once: those that the untrained model solved always or never in `--probe` sampled rollouts are left out, of both
+splits, since they measure nothing. What is left is frozen with its hash before any rollout that counts. The control is the
+untrained model, measured again.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -91,17 +93,39 @@ def memory_case(folder: Path) -> Case:
 CASES = {"time": time_case, "memory": memory_case}
 
 
-def frozen(case: Case, file: Path, count: int) -> ScenarioSet:
+def frozen(case: Case, file: Path, count: int, probe: int, folder: Path) -> ScenarioSet:
     """The scenarios of a case: those of the file, or new ones, written to it."""
     if not file.exists():
         made = asyncio.run(generate_scenarios(case.target, count=count, allow_writes=case.allow_writes, progress=print))
-        save_scenarios(made, file)
+        save_scenarios(sometimes_solved(case, made, probe, folder), file)
     scenarios = load_scenarios(file)
     covered = Counter(tool for each in scenarios.eval for tool in each.tools)
     print(
         f"{case.name}: {len(scenarios.train)} to train on, {len(scenarios.eval)} held out, tools held out: {dict(covered)}"
     )
     return scenarios
+
+
+def sometimes_solved(case: Case, scenarios: ScenarioSet, rollouts: int, folder: Path) -> ScenarioSet:
+    """The scenarios that the untrained model solved in some of its sampled rollouts and not in all, of both splits."""
+    backend = LocalBackend(folder)
+    model = TrainableModel(f"{case.name}-probe", base_model="tiny-mcp", backend=backend)
+    every = replace(
+        scenarios, scenarios=tuple(each.model_copy(update={"split": "eval"}) for each in scenarios.scenarios)
+    )
+    try:
+        scores = (
+            MCPTrainer(case.target, model, every, concurrency=16).evaluate(temperature=1.0, rollouts=rollouts).scores
+        )
+    finally:
+        backend.close()
+    rates = {score.id: fmean(score.successes) for score in scores if score.successes}
+    kept = tuple(each for each in scenarios.scenarios if 0 < rates.get(each.id, 0.0) < 1)
+    always = sum(rate == 1 for rate in rates.values())
+    print(
+        f"{case.name}: of {len(rates)} scenarios {always} were always solved, {len(rates) - always - len(kept)} never"
+    )
+    return replace(scenarios, scenarios=kept)
 
 
 def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts: int, folder: Path) -> Row:
@@ -166,7 +190,8 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=["time", "memory"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--count", type=int, default=64, help="scenarios of a server")
+    parser.add_argument("--count", type=int, default=160, help="scenarios made of a server")
+    parser.add_argument("--probe", type=int, default=8, help="sampled rollouts that choose among them")
     parser.add_argument("--rollouts", type=int, default=4, help="sampled rollouts of each held-out scenario")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/mcp.md")
     options = parser.parse_args()
@@ -176,7 +201,13 @@ def main() -> None:
         folder = Path(place)
         cases = [CASES[name](folder) for name in options.cases]
         sets = {
-            case.name: frozen(case, options.output.with_suffix("") / f"{case.name}.jsonl", options.count)
+            case.name: frozen(
+                case,
+                options.output.with_suffix("") / f"{case.name}.jsonl",
+                options.count,
+                options.probe,
+                folder / f"{case.name}-probe",
+            )
             for case in cases
         }
         for case in cases:

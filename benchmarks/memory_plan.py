@@ -29,7 +29,8 @@ def cell(base: str, shape: BaseShape, card: str, work: Workload) -> str:
         plan = make_plan(base, shape, parse_card(card), work)
     except ConfigError:
         return f"no: {remedy(shape, parse_card(card), work)}"
-    return f"{plan.layout}, {plan.row_tokens:,}, {plan.cache_calls:,}"
+    kept = f", {plan.unrecomputed_tokens:,} kept" if plan.unrecomputed_tokens else ""
+    return f"{plan.layout}, {plan.row_tokens:,}{kept}, {plan.cache_calls:,}"
 
 
 def table(title: str, work: Workload) -> list[str]:
@@ -51,7 +52,8 @@ def page() -> str:
         "Written by `python benchmarks/memory_plan.py`. Computed from each base's configuration; nothing here was measured on a "
         f"GPU, and {CUDA_GRAPHS / GIB:.0f} GiB of CUDA graphs, the CUDA contexts and a reserve are assumed. 24GB is 24 x 10^9 bytes.",
         "",
-        f"A cell is the memory layout that `auto` chooses, the largest row in tokens (asked: {usual.row_tokens:,}), and how many "
+        f"A cell is the memory layout that `auto` chooses, the largest row in tokens (asked: {usual.row_tokens:,}), the largest that "
+        "keeps its activations instead of recomputing them, and how many "
         f"calls of {CALL_TOKENS:,} tokens the key-value cache holds (at least {LEAST_CALLS}, or `--max-batch`); or `no` and what to change. "
         "[What the layouts are](../../docs/one_gpu.md).",
         "",

@@ -97,8 +97,10 @@ class MetaBase:
         """The LoRA's weights."""
         return [value for value in self.model.parameters() if value.requires_grad]
 
-    def run(self, tokens: int, *, recompute: bool, trains: bool = True) -> Pass:
-        """Forward of the body, and backward where it trains, on one row of so many tokens."""
+    def run(self, tokens: int, *, recompute: bool, trains: bool = True, backward: bool | None = None) -> Pass:
+        """Forward of the body, and backward (by default with recomputation only), on one row of so many tokens. What
+        autograd saves is only counted without a backward pass."""
+        backward = recompute if backward is None else backward
         if recompute:
             self.base.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.train(recompute)
@@ -115,9 +117,9 @@ class MetaBase:
 
         ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
         positions = torch.arange(tokens, device="meta")[None]
-        watched = nullcontext() if recompute else torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        watched = nullcontext() if backward else torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
         with LiveBytes(known) as live, torch.set_grad_enabled(trains), watched:
             hidden = self.base.model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
-            if recompute:
+            if backward:
                 hidden.sum().backward()
         return Pass(sum(saved.values()), live.peak)

@@ -11,7 +11,15 @@ from tests.memory_plan.meta_model import LiveBytes, MetaBase
 from understudy.engine.learner.target_logprobs import TargetSettings, target_logprobs
 from understudy.memory_plan.base_shape import BaseShape
 from understudy.memory_plan.card import parse_card
-from understudy.memory_plan.parts import LOGIT_BYTES, Workload, cache_per_token, layer_bytes, learner_weights, parts
+from understudy.memory_plan.parts import (
+    LOGIT_BYTES,
+    Workload,
+    cache_per_token,
+    layer_bytes,
+    learner_activations,
+    learner_weights,
+    parts,
+)
 from understudy.memory_plan.published import PublishedBase, find_shape, published
 
 RANK, TOKENS = 16, 512
@@ -81,6 +89,24 @@ def test_the_activations_of_a_row_bound_its_peak_closely(base: PublishedBase, fo
         unpacked = 2 * max(inputs * outputs for inputs, outputs in shape.linears) if four_bit else 0
         activations = planned.learner_activations - unpacked
         assert peak <= activations + planned.learner_gradients
+        assert activations <= 1.1 * peak
+
+
+@pytest.mark.parametrize("four_bit", [False, True])
+@each_family
+def test_the_activations_of_a_row_without_recomputation_bound_its_peak_closely(
+    base: PublishedBase, four_bit: bool
+) -> None:
+    """As above; a step with few layers also holds the hidden states that the head takes."""
+    for layers in (6, 12):
+        shape = shape_of(base, layers)
+        meta = MetaBase(base.config, RANK, layers, sixteen_bits=not four_bit)
+        peak = meta.run(TOKENS, recompute=False, backward=True).peak
+        work = Workload(rank=RANK, logits_chunk=1, four_bit=four_bit)
+        unpacked = 2 * max(inputs * outputs for inputs, outputs in shape.linears) if four_bit else 0
+        activations = learner_activations(shape, work, TOKENS, recompute=False) - unpacked
+        gradients = parts(shape, CARD, work, TOKENS).learner_gradients
+        assert peak <= activations + gradients
         assert activations <= 1.1 * peak
 
 

@@ -43,6 +43,10 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         f"  rows of at most {plan.row_tokens:,} tokens (row_tokens {plan.work.row_tokens:,}); "
         f"cache for {plan.cache_tokens:,} tokens, {plan.cache_calls:,} calls of {CALL_TOKENS:,}",
     ]
+    if plan.unrecomputed_tokens:
+        lines.append(
+            f"  rows of at most {plan.unrecomputed_tokens:,} tokens are trained without activation recomputation"
+        )
     if plan.host:
         lines.append(f"  host memory: {plan.host / GIB:.1f} GiB")
     if (longest := plan.work.longest(plan.shape)) > plan.row_tokens:
@@ -66,6 +70,7 @@ def plan_json(plan: MemoryPlan) -> dict[str, Json]:
         "memory": plan.card.memory,
         "layout": plan.layout,
         "row_tokens": plan.row_tokens,
+        "unrecomputed_tokens": plan.unrecomputed_tokens,
         "cache_tokens": plan.cache_tokens,
         "sampling": sampling_parts(plan.layout, plan.parts),
         "step": step_parts(plan.layout, plan.parts),

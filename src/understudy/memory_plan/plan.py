@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from .base_shape import BaseShape
 from .card import GIB, Card, parse_card
 from .layout import LAYOUTS, host_bytes, peak_bytes, sampling_parts, step_parts
-from .parts import CALL_TOKENS, LEAST_CALLS, Parts, Workload, cache_per_token, parts
+from .parts import CALL_TOKENS, LEAST_CALLS, Parts, Workload, cache_per_token, learner_activations, parts
 
 LEAST_ROW = 2048
 """Smallest row in tokens that is planned. Smaller rows could hold few calls."""
@@ -26,6 +26,9 @@ ENOUGH_ROWS = 0.5
 times."""
 ENOUGH_CALLS = 32
 """Number of calls that the cache should hold, so that vLLM decodes them in one batch."""
+WELL_CACHED = 256
+"""Number of calls that the cache holds, where `--max-batch` is not set, before rows get memory to keep their activations:
+a step's rollouts are seldom more at once."""
 CARDS = ("16GB", "24GB", "32GB", "40GB", "48GB", "80GB", "141GB", "192GB")
 """Common sizes of GPUs, smallest first."""
 
@@ -33,7 +36,8 @@ CARDS = ("16GB", "24GB", "32GB", "40GB", "48GB", "80GB", "141GB", "192GB")
 @dataclass(frozen=True)
 class MemoryPlan:
     """A layout that fits. `row_tokens` is the largest row, at most the wanted one. `cache_tokens` is the key-value
-    cache that fits beside all other parts."""
+    cache that fits beside all other parts. `unrecomputed_tokens`: the largest row that fits without activation
+    recomputation, which costs a third more compute; 0: none."""
 
     base: str
     shape: BaseShape
@@ -43,6 +47,7 @@ class MemoryPlan:
     row_tokens: int
     parts: Parts
     cache_tokens: int
+    unrecomputed_tokens: int = 0
 
     @property
     def sampling(self) -> int:
@@ -103,6 +108,24 @@ def make_plan(
     plan = _fitting(base, shape, card, work, wanted)
     if plan is None:
         raise ConfigError(_refusal(base, shape, card, work, wanted))
+    return _with_kept_activations(plan)
+
+
+def _with_kept_activations(plan: MemoryPlan) -> MemoryPlan:
+    """The plan with rows that keep their activations, as large as the free memory allows.
+
+    Free is what a step leaves; side by side, the cache beyond that of WELL_CACHED calls."""
+    held, token = plan.parts, cache_per_token(plan.shape, plan.work)
+    room = plan.card.usable - plan.step
+    if plan.layout == "side_by_side":
+        room = (plan.cache_tokens - (plan.work.max_batch or WELL_CACHED) * CALL_TOKENS) * token
+    for rows in range(plan.row_tokens // ROW_UNIT * ROW_UNIT, 0, -ROW_UNIT):
+        kept = learner_activations(plan.shape, plan.work, rows, recompute=False)
+        more = max(kept - held.learner_activations, 0)
+        if more <= max(room, 0):
+            held = replace(held, learner_activations=held.learner_activations + more)
+            cache = _cache_tokens(plan.shape, plan.card, plan.work, plan.layout, held)
+            return replace(plan, parts=held, cache_tokens=cache, unrecomputed_tokens=rows)
     return plan
 
 
@@ -116,8 +139,7 @@ def _fitting(
         if rows is None:
             continue
         held = parts(shape, card, work, rows)
-        room = card.usable - sum(sampling_parts(layout, held).values()) + held.cache
-        plan = MemoryPlan(base, shape, card, work, layout, rows, held, room // cache_per_token(shape, work))
+        plan = MemoryPlan(base, shape, card, work, layout, rows, held, _cache_tokens(shape, card, work, layout, held))
         if rows >= work.row_tokens * ENOUGH_ROWS and plan.cache_calls >= min(
             ENOUGH_CALLS, work.max_batch or ENOUGH_CALLS
         ):
@@ -125,6 +147,12 @@ def _fitting(
         if best is None or (rows, plan.cache_tokens) > (best.row_tokens, best.cache_tokens):
             best = plan
     return best
+
+
+def _cache_tokens(shape: BaseShape, card: Card, work: Workload, layout: MemoryLayout, held: Parts) -> int:
+    """Tokens of the key-value cache that fits beside all other parts."""
+    room = card.usable - sum(sampling_parts(layout, held).values()) + held.cache
+    return room // cache_per_token(shape, work)
 
 
 def _largest_rows(shape: BaseShape, card: Card, work: Workload, layout: MemoryLayout) -> int | None:

@@ -2,6 +2,7 @@
 
 python -m understudy.engine.learner --base DIR [--loader auto|peft|unsloth] [--load-in-4bit] [--device D] [--dtype T]
 [--threads N] [--deterministic] [--name NAME] [--offload] [--row-limit N]
+[--unrecomputed-tokens N]
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's choice)")
     parser.add_argument("--offload", action="store_true", help="be in host memory between steps, pinned for a GPU")
     parser.add_argument("--row-limit", type=int, default=None, help="tokens of a row, whatever a job asks for")
+    parser.add_argument(
+        "--unrecomputed-tokens", type=int, default=0, help="rows of at most so many tokens recompute no activations"
+    )
     parser.add_argument("--deterministic", action="store_true", help="torch's deterministic algorithms")
     return parser.parse_args(argv)
 

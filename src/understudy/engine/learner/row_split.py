@@ -1,5 +1,5 @@
-"""Splits rows in two after the device ran out of memory. The gradient does not depend on how targets are laid into
-rows."""
+"""What follows when the device runs out of memory in a row: it is computed again with activation recomputation if it
+was computed without, and then in two. The gradient depends on neither."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from ..token_tree import Ints, segments
 from .cost import ModelShape
 from .layouts import ComputeRow, Forest
 from .pieces import cut
+from .policy import Policy
 
 logger = logging.getLogger(__name__)
 
 
 class RowSplit:
-    """The rows of a step. After the first out-of-memory error, every row of more than half the failed row's size is
-    split in two. There is no second split."""
+    """The rows of a step. After an out-of-memory error, rows of more than half the failed row's size recompute their
+    activations; if the failed row did so already, every such row is split in two. There is no second split."""
 
-    def __init__(self, shape: ModelShape) -> None:
-        self._shape = shape
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._shape = policy.shape
+        self._failed = False
         self._largest: int | None = None
         self._row: ComputeRow | None = None
 
     def rows(self, rows: Sequence[ComputeRow]) -> Iterator[ComputeRow]:
         """Yield the rows to compute, split if needed, and remember the current one for `after`."""
-        if self._largest is not None:
+        if self._failed:
             _release_memory()
         for whole in rows:
             too_large = self._largest is not None and whole.token_ids.size > self._largest
@@ -38,8 +41,18 @@ class RowSplit:
                 yield part
 
     def after(self, error: torch.OutOfMemoryError) -> None:
-        """Split rows from now on. Raises `error` if rows were split before, or the failed row cannot be split."""
+        """Recompute, or split rows, from now on. Raises `error` if rows were split before, or the failed row cannot be
+        split."""
         row = self._row
+        self._failed = True
+        if row is not None and row.token_ids.size <= self._policy.unrecomputed_tokens:
+            self._policy.unrecomputed_tokens = row.token_ids.size // 2
+            logger.warning(
+                "A row of %d tokens ran out of memory without activation recomputation: rows of more than %d recompute now",
+                row.token_ids.size,
+                self._policy.unrecomputed_tokens,
+            )
+            return
         if self._largest is not None or row is None or halves(row, self._shape) is None:
             raise error
         self._largest = row.token_ids.size // 2

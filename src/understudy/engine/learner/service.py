@@ -46,6 +46,7 @@ class Service:
             load_in_4bit=arguments.load_in_4bit,
             name=arguments.name,
         )
+        self._policy.unrecomputed_tokens = arguments.unrecomputed_tokens
         self._memory = Memory(device, self._policy.four_bit)
         self.learner = Learner(self._policy, arguments.name or str(self._base), self.emit, arguments.row_limit)
         self._host: HostMemory | None = None

@@ -167,7 +167,7 @@ class Step:
         divisors_N = divisors(config.loss, torch.from_numpy(batch.trajectory), config.max_tokens)
         self._inverse_divisors = len(self._minibatches) / divisors_N  # a minibatch estimates the step's gradient
         self._base: Tensor | None = None
-        self._split = RowSplit(policy.shape)
+        self._split = RowSplit(policy)
 
     def run(self) -> StepTotals:
         """Do all updates of the step, then clear the gradients.

@@ -55,6 +55,11 @@ class GpuSharing:
         """Largest row of the learner, in tokens; None: only the job's row_tokens limits it."""
         return self.plan.row_limit if self.plan is not None else None
 
+    @property
+    def unrecomputed_tokens(self) -> int:
+        """Largest row, in tokens, whose activations fit without recomputation; 0 without a plan."""
+        return self.plan.unrecomputed_tokens if self.plan is not None else 0
+
     def memory_share(self, free: Gpu | None) -> float | None:
         """vLLM's gpu_memory_utilization, from 0 to 1: the plan's, else the share of the GPU `free` that is free now.
 

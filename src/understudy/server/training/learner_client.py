@@ -55,11 +55,12 @@ class LearnerClient:
         *,
         offload: bool = False,
         row_limit: int | None = None,
+        unrecomputed_tokens: int = 0,
     ) -> None:
         """`step_timeout`: the learner is killed after so many seconds without an event (None: never).
 
         `offload`: the learner stays in host memory between steps. `row_limit`: largest row in tokens; it overrides a
-        job's larger row_tokens.
+        job's larger row_tokens. `unrecomputed_tokens`: largest row that is computed without activation recomputation.
         """
         self._base = base
         self._options = options
@@ -67,6 +68,7 @@ class LearnerClient:
         self._step_timeout = step_timeout
         self._offload = offload
         self._row_limit = row_limit
+        self._unrecomputed_tokens = unrecomputed_tokens
         self._child: Child | None = None
         self._one_at_a_time = asyncio.Lock()
         self._early: asyncio.Task[None] | None = None
@@ -198,6 +200,7 @@ class LearnerClient:
         argv += ["--threads", str(options.threads)] if options.threads is not None else []
         argv += ["--offload"] if self._offload else []
         argv += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
+        argv += ["--unrecomputed-tokens", str(self._unrecomputed_tokens)] if self._unrecomputed_tokens else []
         return argv + (["--deterministic"] if options.deterministic else [])
 
     def _env(self) -> dict[str, str]:

@@ -1,0 +1,59 @@
+"""Rows up to a size keep their activations for the backward pass, larger ones recompute them: the gradients are the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.learner.jobs import random_groups
+from tests.engine.learner.test_invariance import VOCABULARY, batch_of
+from tests.engine.learner.tiny_models import warm
+from understudy.config import LayoutName, LoraOptions
+from understudy.engine.learner.layouts import ComputeRow, plan
+from understudy.engine.learner.policy import Policy
+from understudy.engine.learner.target_logprobs import TargetSettings
+
+
+@pytest.fixture(scope="module")
+def policy(base: Callable[[str], Path]) -> Policy:
+    """A policy whose layers recompute, as on a GPU."""
+    policy = Policy.load(base("qwen2"), LoraOptions(r=2, alpha=4), dtype=torch.float64)
+    policy.model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})  # pyright: ignore
+    policy.reset_adapter(LoraOptions(r=2, alpha=4))
+    return warm(policy)
+
+
+def backward(policy: Policy, row: ComputeRow, settings: TargetSettings) -> tuple[list[Tensor], int]:
+    """The adapter's gradients, and how often a layer's forward pass ran."""
+    counts: Counter[str] = Counter()
+    layers = policy.model.get_base_model().model.layers  # pyright: ignore
+    hooks = [layers[0].register_forward_pre_hook(lambda *_: counts.update(["forward"]))]
+    try:
+        logprobs, _, _ = policy.row_logprobs(row, settings)
+        parameters = list(policy.trainable_parameters().values())
+        return list(torch.autograd.grad(logprobs.sum(), parameters)), counts["forward"]
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("layout", ["tree", "call_rows"])
+def test_the_threshold_decides_for_each_row_and_no_gradient_depends_on_it(policy: Policy, layout: LayoutName) -> None:
+    batch = batch_of(random_groups(3, turns=2, vocabulary=VOCABULARY))
+    row = plan(batch.samples, layout, 16_384, policy.shape).rows[0]
+    size = row.token_ids.size
+    recomputed, forwards = backward(policy, row, batch.settings)
+    assert forwards == 2
+    for limit, expected in ((size, 1), (size - 1, 2)):
+        policy.unrecomputed_tokens = limit
+        try:
+            kept, forwards = backward(policy, row, batch.settings)
+        finally:
+            policy.unrecomputed_tokens = 0
+        assert forwards == expected
+        assert all(torch.equal(a, b) for a, b in zip(kept, recomputed, strict=True))

@@ -31,15 +31,14 @@ def policy(base: Callable[[str], Path]) -> Policy:
 def backward(policy: Policy, row: ComputeRow, settings: TargetSettings) -> tuple[list[Tensor], int]:
     """The adapter's gradients, and how often a layer's forward pass ran."""
     counts: Counter[str] = Counter()
-    layers = policy.model.get_base_model().model.layers  # pyright: ignore
-    hooks = [layers[0].register_forward_pre_hook(lambda *_: counts.update(["forward"]))]
+    first = next(module for name, module in policy.model.named_modules() if name.endswith("layers.0"))
+    hook = first.register_forward_pre_hook(lambda *_: counts.update(["forward"]))
     try:
         logprobs, _, _ = policy.row_logprobs(row, settings)
         parameters = list(policy.trainable_parameters().values())
         return list(torch.autograd.grad(logprobs.sum(), parameters)), counts["forward"]
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
 
 
 @pytest.mark.parametrize("layout", ["tree", "call_rows"])

@@ -66,13 +66,15 @@ def _of_server(name: str, url: str) -> list[Check]:
 
 
 def _learner(facts: dict[str, str]) -> list[Check]:
-    """The loader of the learner, and the result of its mask probe. If the probe refused the tree, training is exact but
-    slower."""
+    """The loader of the learner, the result of its mask probe, and how far its logprobs are from the sampler's. If the
+    probe refused the tree, training is exact but slower."""
     if not facts:
         return []
     lines = [Check("server", "learner", "ok", ", ".join(f"{name} {facts[name]}" for name in _SHOWN if name in facts))]
     if (probe := facts.get("mask_probe")) is not None:
         lines.append(Check("server", "mask probe", "warn" if probe.startswith("refused") else "ok", probe))
+    if (logprobs := facts.get("logprobs")) is not None:
+        lines.append(Check("server", "logprobs", "ok" if logprobs.startswith("ok") else "warn", logprobs))
     return lines
 
 

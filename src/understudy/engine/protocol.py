@@ -72,11 +72,21 @@ class MergeCommand(Line):
     output: Path
 
 
+class ScoreCommand(Line):
+    """Compute the base model's logprobs of a completion at `temperature`, without an adapter."""
+
+    kind: Literal["score"] = "score"
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...] = Field(min_length=1)
+    temperature: float = 1.0
+
+
 class StopCommand(Line):
     kind: Literal["stop"] = "stop"
 
 
-Command = Annotated[TrainCommand | MergeCommand | StopCommand, Field(discriminator="kind")]
+Command = Annotated[TrainCommand | MergeCommand | ScoreCommand | StopCommand, Field(discriminator="kind")]
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 
 
@@ -118,6 +128,14 @@ class Merged(Line):
     path: Path
 
 
+class CompletionScored(Line):
+    """`logprobs`: of each token of the completion, in nats."""
+
+    kind: Literal["scored"] = "scored"
+    request_id: str
+    logprobs: tuple[float, ...]
+
+
 class Failed(Line):
     """The command was not applied; state is that of the last checkpoint. `reason`: bad_job, no_scored_groups,
     nan_gradient, out_of_memory, disk_full, failed."""
@@ -128,7 +146,9 @@ class Failed(Line):
     message: str
 
 
-Event = Annotated[Ready | Progressed | Warned | Trained | Merged | Failed, Field(discriminator="kind")]
+LastEvent = Trained | Merged | CompletionScored | Failed
+"""The last event of a command."""
+Event = Annotated[Ready | Progressed | Warned | LastEvent, Field(discriminator="kind")]
 EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
 

@@ -29,6 +29,7 @@ from .http.auth import Guard, Key, is_loopback, key_for
 from .http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
 from .http.key_file import KeyFile
 from .lock import DirectoryLock
+from .logprob_check import check_logprobs
 from .models.base_model import BaseModelPath, find
 from .models.model_services import open_models
 from .private import make_private
@@ -281,6 +282,7 @@ async def _start(
     gc.freeze()  # what is loaded stays: a full collection looks through the objects of calls alone
     link = guard.sessions.one_time_link() if guard.sessions is not None else "/"
     print(banner.ready(services, urls[0], key, urls[0] + link), flush=True)
+    await check_logprobs(services)
 
 
 async def _expire_calls(services: Services) -> None:

@@ -7,7 +7,7 @@ on plain rows."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -105,14 +105,26 @@ def _plain_settings(samples: Sequence[Sample]) -> TargetSettings:
     return TargetSettings(ids, ones, ones, np.zeros(len(ids), np.int64), np.zeros(len(ids)))
 
 
+def base_logprobs(policy: Policy, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
+    """The base model's logprobs of a completion's C tokens, nats, float64 [C] on the CPU."""
+    samples = numbered([Sample.bare(np.asarray(prompt, np.int32), np.asarray(completion, np.int32))])
+    targets = replace(_plain_settings(samples), temperature=np.full(len(completion), temperature))
+    return _logprobs(policy, samples, targets, "call_rows", adapter=False)
+
+
 def _logprobs(
-    policy: Policy, samples: Sequence[Sample], targets: TargetSettings, layout: Literal["tree", "call_rows"]
+    policy: Policy,
+    samples: Sequence[Sample],
+    targets: TargetSettings,
+    layout: Literal["tree", "call_rows"],
+    *,
+    adapter: bool = True,
 ) -> Tensor:
     """The logprobs of all targets, float64 on the CPU, without gradients."""
     result = torch.zeros(len(targets.token_ids), dtype=torch.float64)
     for row in plan(samples, layout, ROW_TOKENS, policy.shape).rows:
         with torch.no_grad():
-            values, _, _ = policy.row_logprobs(row, targets)
+            values, _, _ = policy.row_logprobs(row, targets, adapter=adapter)
         result[torch.from_numpy(row.target_ids)] = values.double().cpu()
     return result
 

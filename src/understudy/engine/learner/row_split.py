@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,16 +15,22 @@ from ..token_tree import Ints, segments
 from .cost import ModelShape
 from .layouts import ComputeRow, Forest
 from .pieces import cut
-from .policy import Policy
 
 logger = logging.getLogger(__name__)
+
+
+class RecomputingPolicy(Protocol):
+    """The part of `Policy` that `RowSplit` uses."""
+
+    shape: ModelShape
+    unrecomputed_tokens: int
 
 
 class RowSplit:
     """The rows of a step. After an out-of-memory error, rows of more than half the failed row's size recompute their
     activations; if the failed row did so already, every such row is split in two. There is no second split."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: RecomputingPolicy) -> None:
         self._policy = policy
         self._shape = policy.shape
         self._failed = False

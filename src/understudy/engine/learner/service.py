@@ -7,7 +7,7 @@ import gc
 import importlib.metadata
 import sys
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
@@ -17,11 +17,23 @@ from understudy.config import LoraOptions
 from understudy.types import TrainResult
 
 from ..precision import dtype_of
-from ..protocol import Command, Event, Failed, MergeCommand, Merged, Ready, StopCommand, TrainCommand, Trained
+from ..protocol import (
+    Command,
+    CompletionScored,
+    Event,
+    Failed,
+    MergeCommand,
+    Merged,
+    Ready,
+    ScoreCommand,
+    StopCommand,
+    TrainCommand,
+    Trained,
+)
 from .failures import Memory, describe_failure
 from .host_memory import HostMemory
 from .learner import Learner
-from .mask_probe import mask_probe
+from .mask_probe import base_logprobs, mask_probe
 from .merge import merge
 from .policy import Policy
 
@@ -98,22 +110,43 @@ class Service:
                 print("The learner ends: its device fails every call from now on", file=sys.stderr)
                 return
 
-    def answer(self, command: TrainCommand | MergeCommand) -> Event:
+    def answer(self, command: TrainCommand | MergeCommand | ScoreCommand) -> Event:
         """Execute a command and return its last event. A failure is an event too; the process goes on unless the device
         is lost."""
         try:
             if isinstance(command, TrainCommand):
-                with self._host.on_device() if self._host is not None else nullcontext():
+                with self._on_device():
                     result = self.learner.train(command)
                 print(step_line(result, self._policy.tree_refused), file=sys.stderr)
                 return Trained(request_id=command.request_id, result=result)
+            if isinstance(command, ScoreCommand):
+                with self._on_device():
+                    values = base_logprobs(
+                        self._policy, command.prompt_ids, command.completion_ids, command.temperature
+                    )
+                return CompletionScored(request_id=command.request_id, logprobs=tuple(map(float, values)))
             path = merge(self._base, command.adapter, command.output, self._policy.dtype)
             return Merged(request_id=command.request_id, path=path)
         except Exception as error:  # noqa: BLE001  # the boundary of the process: the server gets every failure as an event
-            place = command.checkpoints if isinstance(command, TrainCommand) else command.output
+            place = _written_to(command, self._base)
             reason, message = describe_failure(error, place, self._memory)
             self._device_broken = isinstance(error, torch.AcceleratorError) and reason != "out_of_memory"
             return Failed(request_id=command.request_id, reason=reason, message=message)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """The learner on its device inside the block, wherever it is kept."""
+        return self._host.on_device() if self._host is not None else nullcontext()
+
+
+def _written_to(command: TrainCommand | MergeCommand | ScoreCommand, base: Path) -> Path:
+    """The folder that a full disk would concern."""
+    match command:
+        case TrainCommand():
+            return command.checkpoints
+        case MergeCommand():
+            return command.output
+        case ScoreCommand():
+            return base
 
 
 def step_line(result: TrainResult, tree_refused: str | None) -> str:

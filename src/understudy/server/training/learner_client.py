@@ -19,14 +19,15 @@ from ...config import EngineOptions
 from ...engine.protocol import (
     EVENTS,
     LEARNER_MODULE,
+    Command,
     Event,
     Failed,
+    LastEvent,
     MergeCommand,
-    Merged,
     Ready,
+    ScoreCommand,
     StopCommand,
     TrainCommand,
-    Trained,
 )
 from ...errors import EngineError
 from ..child_process import Child
@@ -75,7 +76,17 @@ class LearnerClient:
         self._stopping = False
         self._busy = False
         self.state: State = "stopped"
-        self.facts: dict[str, str] = {}
+        self._facts: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the learner said when it was ready, and what was noted since."""
+        return {**self._facts, **self._notes}
+
+    def note(self, name: str, value: str) -> None:
+        """Add a fact about the learner that a restart keeps."""
+        self._notes[name] = value
 
     @property
     def pid(self) -> int | None:
@@ -91,10 +102,10 @@ class LearnerClient:
         if self._early is not None:
             await asyncio.wait({self._early})
 
-    async def run(self, command: TrainCommand | MergeCommand) -> AsyncGenerator[Event]:
+    async def run(self, command: TrainCommand | MergeCommand | ScoreCommand) -> AsyncGenerator[Event]:
         """Run a command and yield its events.
 
-        The last is Trained, Merged or Failed; a learner that dies yields Failed.
+        The last is Trained, Merged, CompletionScored or Failed; a learner that dies yields Failed.
         """
         async with self._one_at_a_time:
             try:
@@ -105,7 +116,7 @@ class LearnerClient:
                 return
             self._busy = True
             async for event in self._events(child, command.request_id):
-                if isinstance(event, Trained | Merged | Failed):
+                if isinstance(event, LastEvent):
                     self._busy = False
                 yield event
 
@@ -152,7 +163,7 @@ class LearnerClient:
             raise EngineError(f"The learner could not be started: {error}") from error
         try:
             async with asyncio.timeout(START_SECONDS):
-                self.facts = (await self._until_ready(child)).facts
+                self._facts = (await self._until_ready(child)).facts
         except BaseException as error:
             self.state = "stopped"
             child.kill()
@@ -179,7 +190,7 @@ class LearnerClient:
             if isinstance(event, Ready) or event.request_id != request_id:
                 continue  # of an earlier command whose reader stopped listening
             yield event
-            if isinstance(event, Trained | Merged | Failed):
+            if isinstance(event, LastEvent):
                 return
         self.state = "stopped"
         await child.exited.wait()
@@ -251,7 +262,7 @@ class _HangWatch:
             return False
 
 
-async def _send(child: Child, command: TrainCommand | MergeCommand | StopCommand) -> None:
+async def _send(child: Child, command: Command) -> None:
     try:
         child.stdin.write(command.model_dump_json().encode() + b"\n")
         await child.stdin.drain()

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 
-from ...engine.protocol import Event, Failed, Merged, Progressed, Ready, TrainCommand, Trained, Warned
+from ...engine.protocol import CompletionScored, Event, Failed, Merged, Progressed, Ready, TrainCommand, Trained, Warned
 from ...errors import TrainError
 from ...types import TrainResult
 from ...wire import TrainEvent, TrainRequest
@@ -116,7 +116,7 @@ async def _last_event(stream: AsyncGenerator[Event], feed: TrainFeed) -> Trained
                     feed.publish(TrainEvent(kind="warning", message=event.message))
                 case Trained() | Failed():
                     return event
-                case Ready() | Merged():
+                case Ready() | Merged() | CompletionScored():
                     continue
     raise TrainError("The learner ended without a result; its log says why")
 

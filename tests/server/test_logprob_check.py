@@ -16,6 +16,7 @@ from tests.server.servers import RunningServer, until
 from understudy.config import EngineOptions
 from understudy.doctor.services import server_checks
 from understudy.engine.protocol import CompletionScored, ScoreCommand
+from understudy.server import logprob_check
 from understudy.server.logprob_check import FACT, TEMPERATURE, Agreement, check_logprobs
 from understudy.server.models.base_model import find
 from understudy.server.sampler.gpu_sharing import GpuSharing
@@ -73,6 +74,12 @@ async def test_a_sampler_with_other_logprobs_is_told_with_what_was_measured(
     assert await check_logprobs(services) is None
     assert learner.facts[FACT] == "not compared: the sampler gives no logprobs"
 
+    gateway.sampler.completions.append(
+        ScriptedCompletion(choices=(ScriptedChoice(pieces=("",), token_ids=((),), logprobs=((),)),))
+    )
+    assert await check_logprobs(services) is None
+    assert learner.facts[FACT] == "not compared: the sampler answered no token"
+
     answering(gateway, own, omit="token_ids")
     assert await check_logprobs(services) is None
     assert learner.facts[FACT].startswith("not compared: ") and "token_ids" in learner.facts[FACT]
@@ -110,11 +117,20 @@ def test_a_server_says_in_health_and_doctor_how_far_sampler_and_learner_differ(t
         server.process.wait(60)
 
 
-async def test_a_sampler_that_hangs_leaves_calls_alone(gateway: Gateway, learner: LearnerClient) -> None:
+async def test_a_sampler_that_hangs_leaves_calls_alone_and_is_named_after_the_time_limit(
+    gateway: Gateway, learner: LearnerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprob_check, "SECONDS", 3.0)
     services = replace(gateway.services, learner=learner)
     gateway.sampler.completions.append(ScriptedCompletion(gates={0: asyncio.Event()}))
     check = asyncio.create_task(check_logprobs(services))
     await gateway.sampler.arrived.acquire()
     assert (await gateway.chat()).status_code == 200 and not check.done()
-    check.cancel()
-    await asyncio.gather(check, return_exceptions=True)
+    assert await check is None
+    assert learner.facts[FACT] == "not compared: no answer within 3 s"
+
+
+async def test_a_learner_that_did_not_start_is_named(gateway: Gateway) -> None:
+    learner = Absent()
+    assert await check_logprobs(replace(gateway.services, learner=learner)) is None
+    assert learner.facts[FACT] == "not compared: the learner did not start"

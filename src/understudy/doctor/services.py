@@ -16,7 +16,7 @@ SECONDS = 5.0
 """Time limit of a request in seconds."""
 LANGFUSE_CLOUD = "https://cloud.langfuse.com"
 OPENAI = "https://api.openai.com/v1"
-_SHOWN = ("loader", "device", "dtype", "attention")
+_SHOWN = ("loader", "device", "dtype", "kernels", "attention")
 
 
 class ServerFacts(BaseModel):

@@ -24,7 +24,7 @@ from understudy.errors import ConfigError, EngineError
 
 from ..checkpoint_files import ADAPTER
 from ..ends import end_tokens
-from . import attention, loaders, unsloth_attention, unsloth_loader
+from . import attention, fused_kernels, loaders, unsloth_attention, unsloth_loader
 from .cost import ModelShape
 from .layouts import ComputeRow
 from .loaders import Loader
@@ -41,7 +41,7 @@ class Policy:
 
     `tree_refused`: why the model cannot train on trees, else None. `tree_difference`: the mask probe's largest logprob
     difference between tree and plain rows, nats. `tree_calls`: attention layers computed on trees so far, in forward
-    passes. `shape`: input of the cost estimates. `unrecomputed_tokens`: rows of at most this many tokens, padding
+    passes. `kernels`: what computes norms, RoPE and SwiGLU. `shape`: input of the cost estimates. `unrecomputed_tokens`: rows of at most this many tokens, padding
     included, keep their activations for the backward pass; larger ones recompute them, if the loader turned that on."""
 
     def __init__(
@@ -51,9 +51,11 @@ class Policy:
         tree_refused: str | None,
         lora: LoraOptions,
         loader: Loader = "peft",
+        kernels: str = "torch",
     ) -> None:
         self.tree_refused = tree_refused
         self.loader: Loader = loader
+        self.kernels = kernels
         self.tree_difference: float | None = None
         self.tree_calls = 0
         self.unrecomputed_tokens = 0
@@ -87,11 +89,14 @@ class Policy:
         chosen = unsloth_loader.choose(loader, device)
         model = loaders.load_base(base, chosen, device, dtype, four_bit=load_in_4bit)
         model.name_or_path = name or str(base)  # what PEFT writes as the adapter's base
+        kernels = chosen
+        if chosen == "peft":
+            kernels = fused_kernels.fuse(model) if device.startswith("cuda") and fused_kernels.installed() else "torch"
 
         def tokenizer() -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(base)
 
-        return cls(_with_adapter(model, lora, chosen), tokenizer, loaders.tree_refused(base), lora, chosen)
+        return cls(_with_adapter(model, lora, chosen), tokenizer, loaders.tree_refused(base), lora, chosen, kernels)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

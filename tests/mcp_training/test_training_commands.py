@@ -103,11 +103,12 @@ def test_failed_rollouts_are_named_once(
             raise ValueError("the model is away")
         return Action("I do not know.")
 
-    with scripted_server(away_once, tmp_path_factory.mktemp("away")) as server:
+    folder = tmp_path_factory.mktemp("away")
+    with pytest.raises(ValueError, match="the model is away"), scripted_server(away_once, folder) as server:
         code, page, complaint = called("eval", "orders:server", "--scenarios", "s.jsonl", "--url", server.url)
     assert code == 0, complaint
     assert "1 rollout failed: 1 x " in page
-    assert "failed" not in complaint + caplog.text
+    assert "of the evaluation failed" not in complaint + caplog.text
 
 
 @pytest.mark.parametrize(

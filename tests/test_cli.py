@@ -196,6 +196,8 @@ app = create_agent(ChatOpenAI(model="gpt-4.1-mini", api_key="unused", max_tokens
 
 @trainable
 async def agent(scenario):
+    if "box" not in scenario["question"]:
+        raise ValueError("no box")
     state = await app.ainvoke({"messages": [("user", scenario["question"])]})
     return zlib.crc32(str(state["messages"][-1].id).encode()) % 97 / 97
 """
@@ -222,8 +224,11 @@ async def test_an_agent_is_trained_and_evaluated_from_the_shell(
     lora = local_backend.dir / f"default/models/{name}/checkpoints/0001"
     assert end == f"{name} is at step 1. The LoRA is in {lora}"
     assert len((tmp_path / "runs/rollouts.jsonl").read_text().splitlines()) == 2 + 4 + 2
-    done = understudy(f"eval {named} --json out.json", cwd=tmp_path)
+    (tmp_path / "bad.csv").write_text("question\nwhat is the size of box 4821?\nno question\n")
+    done = understudy(f"eval {named.replace('data', 'bad')} --json out.json", cwd=tmp_path)
     assert (done.returncode, json.loads((tmp_path / "out.json").read_text())["step"]) == (0, 1)
+    assert "1 rollout failed: 1 x ValueError: no box" in done.stdout.splitlines()[0]
+    assert "rollouts of the evaluation failed" not in done.stderr
 
 
 def test_serve_becomes_the_server_so_that_a_signal_reaches_it(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ DOOR = [
     "logged_reward",
     "new_id",
     "on_capture_end",
+    "printing_failures",
     "refuse_running_loop",
     "resolve_sinks",
     "rollout_spans",

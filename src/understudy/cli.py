@@ -51,6 +51,7 @@ from .trace_commands import traces, usage
 from .tracing.commands import named_sinks
 from .tracing.jsonl import JsonlSink
 from .tracing.names import resolve_sinks
+from .trainer.evaluate import printing_failures
 from .trainer.evaluation_report import RegressionGate, interval_lines, report_json
 from .trainer.judge_check import check_judge_on, read_ranked, ruler_at
 from .trainer.messages import evaluation_line, failure_lines
@@ -217,7 +218,8 @@ def evaluate(
         raise ConfigError(f"--json: {json} cannot be written: name a file in an existing folder")
     loaded = load_scenarios(scenarios)
     gate = RegressionGate(fail_below, fail_if_worse_than, success_at)
-    evaluation = load_target(target).evaluate(loaded, temperature=temperature, rollouts=rollouts, **options)
+    with printing_failures():
+        evaluation = load_target(target).evaluate(loaded, temperature=temperature, rollouts=rollouts, **options)
     if json is not None:
         json.write_text(report_json(evaluation), encoding="utf-8")
     comparison, faults = gate.examine(evaluation)

@@ -15,8 +15,8 @@
 - Trace sinks: the events that an `understudy.TraceSink` receives, and rollouts as spans with fixed ids and times
   (`rollout_spans`), which `OtlpSender` sends. `DeliveryError`: a server did not accept them.
 - Other LLMs: send requests with `Llm` inside `budget(max_cost)`, whose `Spending` is the ledger.
-- Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page;
-  `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
+- Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page
+  inside `printing_failures`; `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
 """
 
 from .client.capture import (
@@ -65,7 +65,7 @@ from .tracing.names import resolve_sinks
 from .tracing.otlp import Attribute, DeliveryError, OtlpSender, OtlpSpan
 from .tracing.sampling_rate import checked_rate, is_sampled
 from .tracing.spans import SpanKind, TraceSpan, rollout_spans, span_id, trace_id
-from .trainer.evaluate import Evaluation
+from .trainer.evaluate import Evaluation, printing_failures
 from .trainer.messages import evaluation_line
 from .trainer.options import TrainerOptions
 from .trainer.report import TrainReport
@@ -150,6 +150,7 @@ __all__ = [
     "logged_reward",
     "new_id",
     "on_capture_end",
+    "printing_failures",
     "refuse_running_loop",
     "resolve_sinks",
     "rollout_spans",

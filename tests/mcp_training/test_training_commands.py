@@ -75,7 +75,10 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(called: Called, tmp_path: P
 def test_without_scenarios_the_plan_tells_where_they_will_be_kept(called: Called) -> None:
     code, page, _ = called("train", "orders:server", "--dry-run", "--dir", "here")
     assert code == 0
-    assert "none yet: 48 are made from the tools' schemas and what they answer, and kept in " in page
+    assert (
+        "none yet: 48 are made from the tools' schemas and what they answer, about 36 to train on and 12 held out, and kept in "
+        in page
+    )
     assert "here/mcp/orders.jsonl" in page
 
 
@@ -90,6 +93,22 @@ def test_evaluation_prints_success_for_each_tool_and_writes_json(
     assert page.splitlines()[-1].split() == ["order_status", "0%"]
     assert json.loads((tmp_path / "found.json").read_text())["success"] == 0.0
     assert any(file.stat().st_size for file in (tmp_path / "shown").rglob("*.jsonl"))
+
+
+def test_failed_rollouts_are_named_once(
+    called: Called, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away_once(body: Body) -> Action:
+        if "4111" in str(body["messages"]):
+            raise ValueError("the model is away")
+        return Action("I do not know.")
+
+    folder = tmp_path_factory.mktemp("away")
+    with pytest.raises(ValueError, match="the model is away"), scripted_server(away_once, folder) as server:
+        code, page, complaint = called("eval", "orders:server", "--scenarios", "s.jsonl", "--url", server.url)
+    assert code == 0, complaint
+    assert "1 rollout failed: 1 x " in page
+    assert "of the evaluation failed" not in complaint + caplog.text
 
 
 @pytest.mark.parametrize(

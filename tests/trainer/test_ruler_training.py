@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from understudy.errors import RolloutError
 from understudy.quickstart.desk import Desk
 from understudy.testing import LlmReply, LlmRequest, ShownConversation, attempts_shown, says, scripted_llm
 from understudy.trainer.report import Stopped
+from understudy.types import new_id
 from understudy.wire import TrajectoryQuery
 from understudy_langgraph import trainable
 
@@ -103,18 +105,20 @@ async def agent(scenario):
 """
 
 
-def test_the_command_trains_by_a_judge(tmp_path: Path) -> None:
+async def test_the_command_trains_by_a_judge(tmp_path: Path, local_backend: us.LocalBackend) -> None:
+    api = await local_backend.connect("tiny")
+    name = new_id("judged")
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "rubric.md").write_text("- Short is good.")
     (tmp_path / "words.jsonl").write_text("".join(json.dumps(scenario) + "\n" for scenario in SCENARIOS))
     with scripted_llm(opinion) as endpoint:
         words = (
             f"train app:agent --scenarios words.jsonl --steps 1 --group-size 4 --scenarios-per-step 2 --judge openai/judge "
-            f"--judge-api-base {endpoint.url} --rubric rubric.md --model agent --base-model tiny"
+            f"--judge-api-base {endpoint.url} --rubric rubric.md --model {name} --base-model tiny"
         )
-        environment = {"OPENAI_API_KEY": "k", "UNDERSTUDY_DIR": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, "-m", "understudy", *words.split()],
+        environment = {"OPENAI_API_KEY": "k", "UNDERSTUDY_URL": api.url, "UNDERSTUDY_API_KEY": api.key or ""}
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-m", "understudy", *words.split()],
             cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -21,6 +21,7 @@ from understudy import (
     log_reward,
 )
 from understudy.errors import ConfigError, LeakError, RolloutError, WrongLoopError
+from understudy.trainer.evaluate import printing_failures
 from understudy.trainer.progress import PlainProgress
 from understudy.trainer.report import Stopped
 from understudy.types import RolloutException
@@ -247,6 +248,10 @@ def test_an_evaluation_warns_of_the_rollouts_that_its_mean_leaves_out(
     found = Trainer(model, sometimes, SCENARIOS).evaluate(SCENARIOS)
     assert (found.scored, found.failed) == (2, 1)
     assert "1 of 3 rollouts of the evaluation failed and are left out of its mean reward: 1 x KeyError" in caplog.text
+    caplog.clear()
+    with printing_failures():
+        found = Trainer(model, sometimes, SCENARIOS).evaluate(SCENARIOS)
+    assert caplog.text == "" and "1 rollout failed: 1 x KeyError" in str(found)
 
 
 def test_a_greedy_evaluation_gives_the_same_twice(model: TrainableModel) -> None:

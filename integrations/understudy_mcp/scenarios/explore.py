@@ -22,6 +22,7 @@ from ..tools.results import ToolResult, resource_text
 from ..tools.rollout_tools import RolloutTools
 from ..tools.tool import Schema, ToolKind
 from ..tools.toolset import ModelTool
+from .complaints import leaves_of_complaint
 from .harvest import Leaf, is_empty, leaves_of, strings_of, words_of
 from .sampler import ArgumentSampler, DraftCall
 from .scenario import ReferenceCall
@@ -99,11 +100,14 @@ class Exploration:
         return not complaints.isdisjoint(_masked(text, list(strings_of(arguments))))
 
     def keep(self, draft: DraftCall, result: ToolResult, text: str, *, harvest: bool = True) -> None:
-        """Record a result. The sampler learns whether the draft worked, and with `harvest` the result's values."""
+        """Record a result. The sampler learns whether the draft worked, the values that an error lists, and with `harvest`
+        the result's values."""
         name = draft.tool.name
         empty = self.is_empty(name, draft.arguments, result, text)
         leaves = () if result.is_error or empty else leaves_of(name, draft.arguments, result, text)
         self.sampler.learn(draft, not result.is_error and not empty)
+        if result.is_error or empty:
+            self.sampler.add(leaves_of_complaint(draft, text))
         if harvest:
             self.sampler.add(leaves)
         self.observations.append(Observation(name, draft.arguments, text[:_TEXT_KEPT], result.is_error, empty, leaves))

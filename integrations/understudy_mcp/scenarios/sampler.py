@@ -15,10 +15,19 @@ from .harvest import Leaf, Scalar, words_of
 from .moments import is_dated
 from .slots import Slot, properties_of, slot_of
 
-_PRIOR = {"enum": 9.0, "boolean": 9.0, "numbers": 5.0, "examples": 6.0, "quoted": 4.0, "default": 2.0, "words": 1.5}
+_PRIOR = {
+    "enum": 9.0,
+    "boolean": 9.0,
+    "numbers": 5.0,
+    "examples": 6.0,
+    "listed": 6.0,
+    "quoted": 4.0,
+    "default": 2.0,
+    "words": 1.5,
+}
 _MEANING, _MATCHING, _OTHERS = 5.0, 6.0, 3.0
 _OTHERS_OF_WRITERS = 0.5
-_OPEN = {"words", "quoted", "default", "paths", "here", "revisions", "patterns", "phrases", "cities"}
+_OPEN = {"words", "quoted", "listed", "default", "paths", "here", "revisions", "patterns", "phrases", "cities"}
 """Kinds of suggestions that may be wrong; values from any place are tried as well."""
 _CONSTANT = re.compile(r"true|false|null|none", re.IGNORECASE)
 _FIGURE = re.compile(r"-?\d+(\.\d+)?")

@@ -10,6 +10,7 @@ from typing import cast
 from ..tools.tool import Schema, ToolKind
 from ..tools.toolset import ModelTool
 from .harvest import Scalar, usable_value, words_of
+from .listed_values import values_for
 
 ZONES = [
     "Europe/London",
@@ -198,6 +199,8 @@ def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
                 told["paths"] = list(_WORDS)
     if quoted := _texts([text for text in _QUOTED.findall(about) if not text.endswith((".", ":"))]):
         told["quoted"] = quoted
+    if listed := _texts(values_for(name, about, tool.tool.description)):
+        told["listed"] = listed
     if default := _texts([schema.get("default")]):
         told["default"] = default
     told["words"] = list(_WORDS)

@@ -10,6 +10,9 @@ from typing import cast
 
 from .scenario import McpScenario, ReferenceCall
 
+HELD_OUT = 0.25
+"""Share of the scenarios to evaluate on."""
+
 
 def combination(call: ReferenceCall) -> str:
     """A key for a tool and its arguments that ignores letter case, white space, the order of keys, and 3 versus 3.0."""
@@ -37,7 +40,7 @@ def combinations(scenario: McpScenario) -> frozenset[str]:
 
 
 def split_scenarios(
-    scenarios: Iterable[McpScenario], *, held_out: float = 0.25, seed: int = 0
+    scenarios: Iterable[McpScenario], *, held_out: float = HELD_OUT, seed: int = 0
 ) -> tuple[McpScenario, ...]:
     """Assign every scenario to the train or the eval split; about the share `held_out` is eval. The order stays.
 

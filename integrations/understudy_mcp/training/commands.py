@@ -19,6 +19,7 @@ from understudy.integration import (
     TrainReport,
     evaluation_line,
     lines_of,
+    printing_failures,
     resolve_sinks,
 )
 
@@ -153,7 +154,8 @@ def evaluate(
         **_chosen(judge, judge_api_base, max_cost, None, max_tools, concurrency, None),
     }
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
-    measured = trainer.evaluate(temperature=temperature, rollouts=rollouts, step=step)
+    with printing_failures():
+        measured = trainer.evaluate(temperature=temperature, rollouts=rollouts, step=step)
     typer.echo(evaluation_line(measured))
     for line in tool_lines(measured.metrics):
         typer.echo(line)

@@ -31,6 +31,7 @@ from ..connection.target import Target, TargetLike
 from ..printable import one_line
 from ..scenarios.files import ScenarioSet, save_scenarios
 from ..scenarios.generate import generate_scenarios
+from ..scenarios.split import HELD_OUT
 from .agent_loop import LoopOptions
 from .comparison import Comparison
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
@@ -177,9 +178,10 @@ class MCPTrainer:
             if scenarios is not None:
                 check_usable(scenarios, pool, self._max_tools, self._judge is not None)
             writer = self.options.llm or "the tools' schemas and what they answer"
-            known = (
-                scenarios
-                or f"none yet: {self.options.count} are made from {writer}, and kept in {scenario_file(self.model)}"
+            held_out = round(HELD_OUT * self.options.count)
+            known = scenarios or (
+                f"none yet: {self.options.count} are made from {writer}, about {self.options.count - held_out} to train on "
+                f"and {held_out} held out, and kept in {scenario_file(self.model)}"
             )
             return plan_lines(pool, self.model, known, steps, self._trainer_options(scenarios, steps), self._loop())
 

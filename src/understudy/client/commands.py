@@ -8,8 +8,9 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NoReturn, TypeVar, cast, get_args
 
 import httpx
@@ -18,7 +19,7 @@ from pydantic import TypeAdapter
 from ..config import default_dir
 from ..errors import BackendError, ConfigError
 from ..types import Json
-from ..wire import CheckpointState, ExportFormat, ExportRequest, ExportResult
+from ..wire import CheckpointState, ExportFormat, ExportRequest, ExportResult, RolloutTrace, TrajectoryQuery
 from .backend import RemoteBackend
 from .download import download_export
 from .http import Api, checked_name
@@ -37,7 +38,7 @@ def run_server(argv: Sequence[str]) -> NoReturn:
 
 def list_checkpoints(model: str, url: str | None, folder: Path | None) -> list[CheckpointState]:
     """The model's checkpoints, by step. `url=None`: of the server, or the files, in `folder`."""
-    api = _server(url, folder)
+    api = server_at(url, folder)
     if api is None:
         return _STATES.validate_json(_directory("checkpoints", model, folder))
     return asyncio.run(api.checkpoints(model))
@@ -51,7 +52,7 @@ def export_model(model: str, output: Path, format: str, step: int | None, url: s
     if format not in FORMATS:
         raise ConfigError(f"--format: {format!r} must be one of {', '.join(FORMATS)}")
     chosen = cast(ExportFormat, format)
-    api = _server(url, folder)
+    api = server_at(url, folder)
     if api is None:
         words = ["--output", str(output.absolute()), "--format", format]
         words += ["--step", str(step)] if step is not None else []
@@ -77,16 +78,23 @@ def convert_command(folder: str) -> str:
     return shlex.join(["python", "llama.cpp/convert_hf_to_gguf.py", folder, "--outfile", f"{folder}.gguf"])
 
 
-def _server(url: str | None, folder: Path | None) -> Api | None:
+def server_at(url: str | None, folder: Path | None) -> Api | None:
     """The server at `url`, else the one running on the directory; None if there is none."""
     if url is not None:
         return asyncio.run(RemoteBackend(url).connect())
     return running_server(_root(folder))
 
 
+async def directory_rollouts(folder: Path | None, query: TrajectoryQuery) -> AsyncIterator[RolloutTrace]:
+    """All rollouts in a directory's records that match the query. Raises ConfigError for a directory without records,
+    BackendError."""
+    for line in _directory_lines("traces", "--dir", str(_root(folder)), "--query", query.model_dump_json()):
+        yield RolloutTrace.model_validate_json(line)
+
+
 def reachable_server(url: str | None, folder: Path | None) -> Api:
     """The server at `url`, else the one running on the directory. Raises ConfigError if there is none."""
-    api = _server(url, folder)
+    api = server_at(url, folder)
     if api is None:
         raise ConfigError(
             f"no server runs on {_root(folder)}: pass --url, or start one with `understudy serve --dir {_root(folder)}`"
@@ -132,5 +140,22 @@ def _directory(command: str, model: str, folder: Path | None, *words: str) -> st
     if done.returncode == 0:
         sys.stderr.write(done.stderr)
         return done.stdout
-    message = done.stderr.strip().removeprefix("understudy: ")
-    raise (ConfigError if done.returncode == WRONG_INPUT else BackendError)(message)
+    raise _failed(done.returncode, done.stderr)
+
+
+def _directory_lines(*words: str) -> Iterator[str]:
+    """The lines that a command of `python -m understudy.server` prints. Raises ConfigError or BackendError with its error
+    message."""
+    with TemporaryFile("w+", errors="replace") as complaints:
+        argv = [sys.executable, "-m", "understudy.server", *words]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=complaints, encoding="utf-8") as process:
+            assert process.stdout is not None
+            yield from process.stdout
+        complaints.seek(0)
+        if process.returncode != 0:
+            raise _failed(process.returncode, complaints.read())
+
+
+def _failed(code: int, stderr: str) -> ConfigError | BackendError:
+    message = stderr.strip().removeprefix("understudy: ")
+    return (ConfigError if code == WRONG_INPUT else BackendError)(message)

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -32,6 +33,12 @@ from .records.tables import trajectories
 
 _RUNS = 30
 """Runs that `runs` lists at most."""
+_NUMBERS = ("step", "reward", "trend", "evaluation", "rollouts")
+_COLUMNS = ("run", "status", "model", "started", *_NUMBERS)
+_GIVE_WAY = ("trend", "rollouts", "evaluation", "started")
+"""Columns of `runs` that are left out in a narrow terminal, the first one first."""
+_NARROW_MODEL = 14
+_ANY_WIDTH = 10_000
 _STEPS = 20
 """Steps that `show` lists at most."""
 _SUGGESTED = 2_000
@@ -67,30 +74,53 @@ async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> 
     if not lines:
         console.print(f"No rollout has finished in {source.folder} yet.", markup=False)
         return
-    console.print(_runs_table(lines))
+    table, width = _runs_table(lines, console)
+    console.width = width
+    console.print(table)
     if len(rows) > _RUNS:
         console.print(f"and {len(rows) - _RUNS} older runs: `understudy ui` shows all of them", style="dim")
 
 
-def _runs_table(lines: Sequence[RunLine]) -> Table:
+def _runs_table(lines: Sequence[RunLine], console: Console) -> tuple[Table, int]:
+    """The table and its width. A run's id stays on one line: other columns give way, then the console's width does."""
+    shown = list(_COLUMNS)
+    table, needed = _table_of(lines, shown, console)
+    for name in _GIVE_WAY:
+        if needed > console.width:
+            shown.remove(name)
+            table, needed = _table_of(lines, shown, console)
+    if needed > console.width:
+        table, needed = _table_of(lines, shown, console, model_width=_NARROW_MODEL)
+    return table, max(needed, console.width)
+
+
+def _table_of(
+    lines: Sequence[RunLine], columns: Sequence[str], console: Console, model_width: int | None = None
+) -> tuple[Table, int]:
+    """The table and the width that it needs at least."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "status", "model", "started"):
-        table.add_column(name, overflow="fold")
-    for name in ("step", "reward", "trend", "evaluation", "rollouts"):
-        table.add_column(name, justify="right")
-    for line in lines:
-        table.add_row(
-            Text(run_name(line.run)),
-            f"{line.status.mark} {line.status.text}",
-            Text(line.models),
-            ago(line.began),
-            number(line.step),
-            fixed(line.reward, 3),
-            signed(line.change, 3),
-            fixed(line.evaluation, 3),
-            number(line.rollouts),
+    for name in columns:
+        table.add_column(
+            name,
+            justify="right" if name in _NUMBERS else "left",
+            no_wrap=name in (*_NUMBERS, "run"),
+            max_width=model_width if name == "model" else None,
+            overflow="fold",
         )
-    return table
+    for line in lines:
+        cells: dict[str, str | Text] = {
+            "run": Text(run_name(line.run)),
+            "status": f"{line.status.mark} {line.status.text}",
+            "model": Text(line.models),
+            "started": ago(line.began),
+            "step": number(line.step),
+            "reward": fixed(line.reward, 3),
+            "trend": signed(line.change, 3),
+            "evaluation": fixed(line.evaluation, 3),
+            "rollouts": number(line.rollouts),
+        }
+        table.add_row(*(cells[name] for name in columns))
+    return table, Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).minimum
 
 
 async def _show(source: DashboardSource, console: Console, name: str, html: Path | None) -> None:

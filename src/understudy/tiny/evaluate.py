@@ -22,6 +22,9 @@ from .services import service_episode
 from .tokenizer import end_id, ids_of, padding_id, render, thinks
 
 BATCH = 48
+GREEDY_BATCH_CHARS = 16_000
+"""Long prompts are completed in smaller greedy batches, which are faster. Sampled batches keep their size: it decides the
+draws of a seed."""
 MAX_TOKENS = 192
 
 
@@ -97,8 +100,9 @@ def complete(
     torch.manual_seed(seed)
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     completions = [""] * len(prompts)
-    for begin in range(0, len(order), BATCH):
-        chosen = order[begin : begin + BATCH]
+    while order:
+        size = BATCH if sampled else min(BATCH, max(8, GREEDY_BATCH_CHARS // len(prompts[order[0]])))
+        chosen, order = order[:size], order[size:]
         batch = tokenizer([prompts[index] for index in chosen], return_tensors="pt", padding=True)
         ids = model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # the stub's protocol is too narrow
             input_ids=batch["input_ids"],

@@ -78,13 +78,19 @@ def row_names(drawn: Episode, turn: Turn) -> list[str]:
 def measure_services(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, count: int, seed: int, held_out: bool = True
 ) -> dict[str, FirstCalls]:
-    """Row -> scores, on `count` episodes with 2, 8 and 16 tools in turn. Only first calls with exactly one right
-    completion count."""
+    """Row -> scores, on the prompts of `service_prompts`."""
+    return table(model, tokenizer, service_prompts(tokenizer, count, seed, held_out), seed)
+
+
+def service_prompts(
+    tokenizer: PreTrainedTokenizerBase, count: int, seed: int, held_out: bool = True
+) -> list[tuple[EvaluationPrompt, list[str]]]:
+    """The first prompts of `count` episodes with 2, 8 and 16 tools in turn, each with its rows. Only those with exactly
+    one right completion count."""
     rng = random.Random(f"{seed} {held_out}")
     drawn = [service_episode(rng, held_out, tools=SIZES[index % len(SIZES)], requests=1) for index in range(count)]
     pairs = [(one, evaluation_prompts(tokenizer, one)[0]) for one in drawn]
-    prompts = [(prompt, row_names(one, prompt.turn)) for one, prompt in pairs if single(prompt.turn)]
-    return table(model, tokenizer, prompts, seed)
+    return [(prompt, row_names(one, prompt.turn)) for one, prompt in pairs if single(prompt.turn)]
 
 
 def table(
@@ -98,15 +104,19 @@ def table(
     greedy, sampled = (complete(model, tokenizer, texts, mode, seed) for mode in (False, True))
     rows: dict[str, list[tuple[bool, bool, bool]]] = {}
     for (prompt, names), first, second in zip(prompts, greedy, sampled, strict=True):
-        right = {canonical(call) for call in prompt.turn.calls}
         tools = {tool_of(canonical(call)) for call in prompt.turn.calls}
-        hits = (canonical(first) in right, canonical(second) in right, tool_of(canonical(first)) in tools)
+        hits = (is_right(first, prompt), is_right(second, prompt), tool_of(canonical(first)) in tools)
         for name in names:
             rows.setdefault(name, []).append(hits)
     return {
         name: FirstCalls(len(hits), *(mean(hit[place] for hit in hits) for place in range(3)))
         for name, hits in sorted(rows.items(), key=lambda row: (row[0] != "all", row[0]))
     }
+
+
+def is_right(completion: str, prompt: EvaluationPrompt) -> bool:
+    """Whether a completion's call is a right one, whatever the order of its arguments."""
+    return canonical(completion) in {canonical(call) for call in prompt.turn.calls}
 
 
 def canonical(completion: str) -> str:

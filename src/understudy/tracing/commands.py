@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from understudy.client.commands import reachable_server
+from understudy.client.commands import directory_rollouts, reachable_server, server_at
 from understudy.contracts import TraceSink
 from understudy.errors import ConfigError
 from understudy.wire import TrajectoryQuery
@@ -36,10 +36,12 @@ def export_traces(run: str, to: str, url: str | None, folder: Path | None, say: 
 def server_usage(
     url: str | None, folder: Path | None, query: TrajectoryQuery, days: float | None, now: float
 ) -> list[UsageRow]:
-    """The usage from a server's records, of the last `days` (None: all)."""
-    api = reachable_server(url, folder)
+    """The usage from the records of a server, or of a directory without one, of the last `days` (None: all)."""
     since = 0.0 if days is None else now - days * DAY
-    return asyncio.run(usage_rows(pages(api, query.model_copy(update={"limit": PAGE})), since))
+    query = query.model_copy(update={"limit": PAGE})
+    api = server_at(url, folder)
+    rollouts = directory_rollouts(folder, query) if api is None else pages(api, query)
+    return asyncio.run(usage_rows(rollouts, since))
 
 
 def prices(texts: Sequence[str]) -> dict[str, TokenPrice]:

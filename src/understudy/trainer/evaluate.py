@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from understudy.client.failures import FailureKind, failure_kinds, failures, merged, summary
@@ -12,6 +14,24 @@ from understudy.errors import ConfigError
 from understudy.types import Trajectory, TrajectoryGroup
 
 from .statistics import pass_at_k
+
+_failures_printed: ContextVar[bool] = ContextVar("understudy_failures_printed", default=False)
+
+
+@contextmanager
+def printing_failures() -> Generator[None]:
+    """Inside the block, in this context, evaluations log no warning about failed rollouts: the caller prints the
+    evaluation, whose line counts them."""
+    token = _failures_printed.set(True)
+    try:
+        yield
+    finally:
+        _failures_printed.reset(token)
+
+
+def failures_printed() -> bool:
+    """Whether the caller prints the failed rollouts of an evaluation itself."""
+    return _failures_printed.get()
 
 
 @dataclass(frozen=True)

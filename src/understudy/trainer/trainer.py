@@ -23,7 +23,7 @@ from understudy.scenarios.ordering import batch
 from understudy.tracing.trace_context import keep_trace_context
 from understudy.types import RolloutPlace, Trajectory, TrajectoryGroup, new_id
 
-from .evaluate import Evaluation, steps_line, summarise
+from .evaluate import Evaluation, failures_printed, steps_line, summarise
 from .judging import judged
 from .messages import (
     closing_line,
@@ -143,7 +143,7 @@ class Trainer:
         try:
             with budget(self.options.max_cost):
                 evaluation = await self._evaluate(chosen, temperature, rollouts, run)
-            if evaluation.failed:
+            if evaluation.failed and not failures_printed():
                 logger.warning(evaluation_failures_line(evaluation))
             return evaluation
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import sqlalchemy as sa
 
 from tests.fakes.gateway import Gateway
 from tests.server.pages.test_runs_page import finish, record
+from understudy import cli
 from understudy.errors import ConfigError, StoreError
 from understudy.server.__main__ import main
 from understudy.server.http.viewer import open_records
@@ -18,6 +20,7 @@ from understudy.server.records.read_only import ReadOnlyRecords
 from understudy.server.records.store import Store
 from understudy.server.records.tables import meta
 from understudy.server.terminal import run_terminal
+from understudy.types import new_id
 
 
 @pytest.fixture
@@ -86,3 +89,34 @@ async def test_records_of_another_schema_say_what_to_do(tmp_path: Path) -> None:
         engine.dispose()
         with pytest.raises(StoreError, match=advice):
             ReadOnlyRecords.open(url)
+
+
+@pytest.mark.parametrize("width", [20, 80, 200])
+async def test_the_id_of_a_run_is_on_one_line_at_any_width(
+    width: int, gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_id("run")
+    await finish(gateway, record("rollout-1", 0.5, model="a-model-with-quite-a-long-name", place={"run": run}))
+    monkeypatch.setenv("COLUMNS", str(width))
+    await asyncio.to_thread(main, ["runs", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert run in shown
+    assert ("evaluation" in shown) == (width == 200)
+    assert all(len(line) <= max(width, 80) for line in shown.splitlines())
+
+
+async def test_usage_is_told_from_a_directory_as_from_its_server(
+    folder: Path, gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    for place in (["--url", gateway.url], ["--dir", str(folder)]):
+        words = ["usage", "--run", "run-1", "--json", *place]
+        assert await asyncio.to_thread(cli.guarded, partial(cli.app, words, standalone_mode=False)) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+    [row] = json.loads(told[0])
+    assert (row["model"], row["calls"], row["output_tokens"]) == ("default", 1, 3)
+    (tmp_path / "empty").mkdir()
+    words = ["usage", "--dir", str(tmp_path / "empty")]
+    assert await asyncio.to_thread(cli.guarded, partial(cli.app, words, standalone_mode=False)) == 2
+    assert "has no records.db" in capsys.readouterr().err

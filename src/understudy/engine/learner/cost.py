@@ -1,7 +1,7 @@
 """The estimated cost of a layout, in floating-point operations. No torch.
 
-The constants are fixed and not measured at start-up, so that the planner's choice is the same in every run. They were
-measured once, except FLEX_SLOWDOWN (from FlexAttention's paper), FLEX_CALLS and RUN_CALLS (counted kernel launches).
+What a kernel launch costs is measured once per card (`launch_cost`). The constants are fixed. They were measured once,
+except FLEX_SLOWDOWN (from FlexAttention's paper), FLEX_CALLS and RUN_CALLS (counted kernel launches).
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ class Policy:
         self.tree_difference: float | None = None
         self.tree_calls = 0
         self.unrecomputed_tokens = 0
+        self._call_flops: float | None = None
         self._model = model
         self._tokenizer = tokenizer
         self._lora: LoraOptions | None = lora
@@ -97,6 +98,11 @@ class Policy:
             return AutoTokenizer.from_pretrained(base)
 
         return cls(_with_adapter(model, lora, chosen), tokenizer, loaders.tree_refused(base), lora, chosen, kernels)
+
+    def use_call_flops(self, value: float) -> None:
+        """Let the planner weigh kernel launches by this many operations each, instead of the assumed number."""
+        self._call_flops = value
+        self.shape = replace(self.shape, call_flops=value)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -271,6 +277,8 @@ class Policy:
         self._body: nn.Module = getattr(base, base.base_model_prefix)
         self._head = cast(nn.Linear, base.get_output_embeddings())
         self.shape = _shape(base, self.trainable_parameters(), self._head)
+        if self._call_flops is not None:
+            self.shape = replace(self.shape, call_flops=self._call_flops)
         self._tree_attention: attention.AttentionName | None = None
         kind = loaders.attention_kind(base)
         self._windowed = kind == attention.WINDOWED

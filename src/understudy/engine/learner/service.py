@@ -32,6 +32,7 @@ from ..protocol import (
 )
 from .failures import Memory, describe_failure
 from .host_memory import HostMemory
+from .launch_cost import kept_call_flops
 from .learner import Learner
 from .mask_probe import base_logprobs, mask_probe
 from .merge import merge
@@ -59,6 +60,9 @@ class Service:
             name=arguments.name,
         )
         self._policy.unrecomputed_tokens = arguments.unrecomputed_tokens
+        if arguments.planner_file is not None:
+            assumed = self._policy.shape.call_flops
+            self._policy.use_call_flops(kept_call_flops(arguments.planner_file, self._policy.device, assumed))
         self._memory = Memory(device, self._policy.four_bit)
         self.learner = Learner(self._policy, arguments.name or str(self._base), self.emit, arguments.row_limit)
         self._host: HostMemory | None = None

@@ -209,6 +209,7 @@ class LearnerClient:
         argv += ["--loader", options.loader, *(["--load-in-4bit"] if options.load_in_4bit else [])]
         argv += ["--device", options.device, "--dtype", options.dtype]
         argv += ["--threads", str(options.threads)] if options.threads is not None else []
+        argv += ["--planner-file", str(self._log_path.parent / "planner.json")]
         argv += ["--offload"] if self._offload else []
         argv += ["--row-limit", str(self._row_limit)] if self._row_limit is not None else []
         argv += ["--unrecomputed-tokens", str(self._unrecomputed_tokens)] if self._unrecomputed_tokens else []

@@ -17,7 +17,7 @@ def test_the_page_runs_top_to_bottom(tmp_path: Path) -> None:
     assert printed[0] == "target     shop (in this process)"
     assert printed[1] == "tools      2; rollouts share one session (every tool is annotated read-only)"
     assert printed[2].startswith(
-        "scenarios  none yet: 12 are made from the tools' schemas and what they answer, and kept in "
+        "scenarios  none yet: 12 are made from the tools' schemas and what they answer, about 9 to train on and 3 held out, and kept "
     )
     assert not (tmp_path / "shop-records").exists()
 

@@ -100,6 +100,20 @@ def refused(folder: Path, apply: Any) -> dict[str, Any]:
     return {"ran": ran, "same": same}
 
 
+class NoGradient(torch.autograd.Function):
+    """SwiGLU with the right values and gradients of NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        del ctx
+        return torch.nn.functional.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        del ctx
+        return gradient * torch.nan, gradient * torch.nan
+
+
 def fail(*_: Tensor) -> Tensor:
     raise RuntimeError("no such device")
 
@@ -112,6 +126,7 @@ def main() -> None:
             family: compared(family, folder / family) for family in ("llama", "mistral", "qwen2", "qwen3")
         }
         found["wrong"] = refused(folder / "wrong", lambda a, b: a * b)
+        found["nan"] = refused(folder / "nan", NoGradient.apply)
         found["failing"] = refused(folder / "failing", fail)
     Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
 

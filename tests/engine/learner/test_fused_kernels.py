@@ -48,7 +48,7 @@ def test_kernels_have_the_logprobs_and_lora_gradients_of_the_plain_layers_on_a_t
 
 
 @pytest.mark.slow("kernels in an interpreter")
-@pytest.mark.parametrize("fault", ["wrong", "failing"])
+@pytest.mark.parametrize("fault", ["wrong", "nan", "failing"])
 def test_a_kernel_that_is_wrong_or_fails_leaves_the_plain_layers(measured: dict[str, Any], fault: str) -> None:
     assert measured[fault] == {"ran": "torch", "same": True}
 

@@ -111,7 +111,7 @@ def sometimes_solved(case: Case, scenarios: ScenarioSet, rollouts: int, folder: 
     backend = LocalBackend(folder)
     model = TrainableModel(f"{case.name}-probe", base_model="tiny-mcp", backend=backend)
     every = replace(
-        scenarios, scenarios=tuple(each.model_copy(update={"split": "eval"}) for each in scenarios.scenarios)
+        scenarios, scenarios=tuple(each.model_copy(update={"split": "train"}) for each in scenarios.scenarios)
     )
     try:
         scores = (

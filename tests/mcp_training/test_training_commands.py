@@ -104,6 +104,7 @@ def test_failed_rollouts_are_named_once(
         return Action("I do not know.")
 
     folder = tmp_path_factory.mktemp("away")
+    code, page, complaint = 1, "", ""
     with pytest.raises(ValueError, match="the model is away"), scripted_server(away_once, folder) as server:
         code, page, complaint = called("eval", "orders:server", "--scenarios", "s.jsonl", "--url", server.url)
     assert code == 0, complaint

@@ -160,10 +160,10 @@ def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts
     )
 
 
-def page(rows: list[Row], command: str) -> Iterator[str]:
+def page(rows: list[Row], command: str, probe: int) -> Iterator[str]:
     """The results as Markdown."""
     yield "# Training on MCP servers: success on held-out scenarios\n"
-    yield f"`{command}`, the bundled policy `tiny-mcp`. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
+    yield f"`{command}`, the bundled policy `tiny-mcp`. Scenarios that it always or never solved in {probe} sampled rollouts were left out beforehand. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
     yield "| server | scenarios (SHA-256) | held out | seed | steps | training | greedy before -> after | sampled before -> after | control |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
@@ -217,7 +217,7 @@ def main() -> None:
                         case, sets[case.name], seed, options.steps, options.rollouts, folder / f"{case.name}-{seed}"
                     )
                 )
-                text = "\n".join(page(rows, command))
+                text = "\n".join(page(rows, command, options.probe))
                 options.output.write_text(text + "\n", encoding="utf-8")
                 options.output.with_suffix(".json").write_text(
                     json.dumps([asdict(row) for row in rows], indent=1) + "\n"

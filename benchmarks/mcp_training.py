@@ -1,9 +1,9 @@
 """What training changes on MCP servers: success on held-out scenarios before and after, several seeds, and a control.
 
-`python benchmarks/mcp_training.py` takes the servers `time` (Python) and `memory` (Node, `make mcp-servers`). The scenarios of a
-server are made once: those that the untrained model solved always or never in `--probe` sampled rollouts are left out, of both
-splits, since they measure nothing. What is left is frozen with its hash before any rollout that counts. The control is the
-untrained model, measured again.
+`python benchmarks/mcp_training.py` takes the servers `time` and `git` (Python); `--cases memory` needs Node and `make mcp-servers`.
+The scenarios of a server are made once. Those that the untrained model never solved in `--probe` sampled rollouts are left out, and
+those that it solved in more than `--most-solved` of them, of both splits. What is left is frozen with its hash before any rollout
+that counts. The control is the untrained model, measured again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +34,14 @@ ROOT = Path(__file__).parents[1]
 SUCCESS = "success"
 PEOPLE = ("Ada Lovelace", "Grace Hopper", "Alan Turing", "Mary Jackson", "Emmy Noether", "Kurt Goedel")
 TOWNS = ("London", "New York", "Manchester", "Hampton", "Erlangen", "Vienna")
+FILES = {
+    "README.md": "# Sluice\n",
+    "src/engine.py": "def start() -> int:\n    return 1\n",
+    "src/gauge.py": "LEVEL = 3\n",
+    "docs/guide.md": "# Guide\n",
+    "data/rivers.csv": "name,length\nSpree,400\n",
+}
+BRANCHES = ("feature/locks", "fix-gauge", "release-1.0", "docs", "experiments/rivers")
 
 
 @dataclass(frozen=True)
@@ -90,10 +99,50 @@ def memory_case(folder: Path) -> Case:
     return Case("memory", Target.parse(command, fixture=fixture), True)
 
 
-CASES = {"time": time_case, "memory": memory_case}
+def git_case(folder: Path) -> Case:
+    """The reference server for git repositories; each rollout has a copy of one with branches, a tag and changes."""
+    repository = folder / "git-fixture"
+    repository.mkdir(parents=True, exist_ok=True)
+    who = {"NAME": "Ada Lovelace", "EMAIL": "ada@example.com", "DATE": "2026-01-03T10:00:00+00:00"}
+    fixed = {f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER") for what, value in who.items()}
+    environment = os.environ | fixed | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(repository), *words], check=True, env=environment, capture_output=True)
+
+    git("init", "--initial-branch", "main")
+    git("config", "user.name", who["NAME"])
+    git("config", "user.email", who["EMAIL"])
+    for number, (name, text) in enumerate(FILES.items()):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text(text, encoding="utf-8")
+        git("add", name)
+        git("commit", "--message", f"Add {name}")
+        git("branch", BRANCHES[number])
+    git("tag", "v1.0", "main~1")
+    (repository / "src/engine.py").write_text("def start() -> int:\n    return 2\n", encoding="utf-8")
+    (repository / "README.md").write_text("# Sluice\nMoves water uphill.\n", encoding="utf-8")
+    git("add", "README.md")
+    for name in ("notes.txt", "docs/plan.md", "data/levels.csv"):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text(f"{name}\n", encoding="utf-8")
+    command = shlex.join([sys.executable, "-m", "mcp_server_git"])
+    bound = {"repo_path": "{rollout_dir}"}
+    return Case("git", Target.parse(command, fixture=repository, bind=bound, stateless=True), True)
 
 
-def frozen(case: Case, file: Path, count: int, probe: int, folder: Path) -> ScenarioSet:
+CASES = {"time": time_case, "git": git_case, "memory": memory_case}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Sampled rollouts of each scenario, and the largest share of them that a scenario which stays may have solved."""
+
+    rollouts: int
+    most_solved: float
+
+
+def frozen(case: Case, file: Path, count: int, probe: Probe, folder: Path) -> ScenarioSet:
     """The scenarios of a case: those of the file, or new ones, written to it."""
     if not file.exists():
         made = asyncio.run(generate_scenarios(case.target, count=count, allow_writes=case.allow_writes, progress=print))
@@ -106,8 +155,8 @@ def frozen(case: Case, file: Path, count: int, probe: int, folder: Path) -> Scen
     return scenarios
 
 
-def sometimes_solved(case: Case, scenarios: ScenarioSet, rollouts: int, folder: Path) -> ScenarioSet:
-    """The scenarios that the untrained model solved in some of its sampled rollouts and not in all, of both splits."""
+def sometimes_solved(case: Case, scenarios: ScenarioSet, probe: Probe, folder: Path) -> ScenarioSet:
+    """The scenarios that the untrained model solved in some of its sampled rollouts and not in most, of both splits."""
     backend = LocalBackend(folder)
     model = TrainableModel(f"{case.name}-probe", base_model="tiny-mcp", backend=backend)
     every = replace(
@@ -115,16 +164,17 @@ def sometimes_solved(case: Case, scenarios: ScenarioSet, rollouts: int, folder: 
     )
     try:
         scores = (
-            MCPTrainer(case.target, model, every, concurrency=16).evaluate(temperature=1.0, rollouts=rollouts).scores
+            MCPTrainer(case.target, model, every, concurrency=16)
+            .evaluate(temperature=1.0, rollouts=probe.rollouts)
+            .scores
         )
     finally:
         backend.close()
     rates = {score.id: fmean(score.successes) for score in scores if score.successes}
-    kept = tuple(each for each in scenarios.scenarios if 0 < rates.get(each.id, 0.0) < 1)
-    always = sum(rate == 1 for rate in rates.values())
-    print(
-        f"{case.name}: of {len(rates)} scenarios {always} were always solved, {len(rates) - always - len(kept)} never"
-    )
+    kept = tuple(each for each in scenarios.scenarios if 0 < rates.get(each.id, 0.0) <= probe.most_solved)
+    never = sum(rate == 0 for rate in rates.values())
+    often = len(rates) - never - len(kept)
+    print(f"{case.name}: of {len(rates)} scenarios {never} were never solved, {often} in over {probe.most_solved:.0%}")
     return replace(scenarios, scenarios=kept)
 
 
@@ -160,10 +210,10 @@ def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts
     )
 
 
-def page(rows: list[Row], command: str, probe: int) -> Iterator[str]:
+def page(rows: list[Row], command: str, probe: Probe) -> Iterator[str]:
     """The results as Markdown."""
     yield "# Training on MCP servers: success on held-out scenarios\n"
-    yield f"`{command}`, the bundled policy `tiny-mcp`. Scenarios that it always or never solved in {probe} sampled rollouts were left out beforehand. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
+    yield f"`{command}`, the bundled policy `tiny-mcp`. Scenarios that it never solved in {probe.rollouts} sampled rollouts, or in more than {probe.most_solved:.0%} of them, were left out beforehand. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
     yield "| server | scenarios (SHA-256) | held out | seed | steps | training | greedy before -> after | sampled before -> after | control |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
@@ -187,15 +237,17 @@ def arrow(pair: tuple[float, float]) -> str:
 def main() -> None:
     """Writes the page and the rows after every seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=["time", "memory"])
+    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=["time", "git"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--count", type=int, default=160, help="scenarios made of a server")
     parser.add_argument("--probe", type=int, default=8, help="sampled rollouts that choose among them")
+    parser.add_argument("--most-solved", type=float, default=0.6, help="share of them that a scenario may have solved")
     parser.add_argument("--rollouts", type=int, default=4, help="sampled rollouts of each held-out scenario")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/mcp.md")
     options = parser.parse_args()
     rows: list[Row] = []
+    probe = Probe(options.probe, options.most_solved)
     command = f"python benchmarks/mcp_training.py --cases {' '.join(options.cases)} --seeds {options.seeds} --steps {options.steps}"
     with tempfile.TemporaryDirectory(prefix="mcp-training-") as place:
         folder = Path(place)
@@ -205,7 +257,7 @@ def main() -> None:
                 case,
                 options.output.with_suffix("") / f"{case.name}.jsonl",
                 options.count,
-                options.probe,
+                probe,
                 folder / f"{case.name}-probe",
             )
             for case in cases
@@ -217,7 +269,7 @@ def main() -> None:
                         case, sets[case.name], seed, options.steps, options.rollouts, folder / f"{case.name}-{seed}"
                     )
                 )
-                text = "\n".join(page(rows, command, options.probe))
+                text = "\n".join(page(rows, command, probe))
                 options.output.write_text(text + "\n", encoding="utf-8")
                 options.output.with_suffix(".json").write_text(
                     json.dumps([asdict(row) for row in rows], indent=1) + "\n"

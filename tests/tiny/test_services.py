@@ -6,10 +6,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from understudy.tiny import path
+from understudy.tiny.episodes import Episode
 from understudy.tiny.fields import KINDS, flat, words_of
 from understudy.tiny.service_requests import contains_value, naming
-from understudy.tiny.service_tools import ServiceTool, signature
-from understudy.tiny.services import service_episode
+from understudy.tiny.service_tools import ServiceTool, draw_service, signature, size_at
+from understudy.tiny.services import add_request_for_several, service_episode
 from understudy.tiny.words import WordSource
 
 TOKENIZER = AutoTokenizer.from_pretrained(path("tiny-mcp"))
@@ -76,13 +77,39 @@ def test_every_message_of_the_assistant_is_among_the_right_ones_of_its_turn():
                 assert message["content"] in turn.texts
 
 
-def test_answers_quote_the_last_result():
+def results_and_answers(drawn):
+    """Yield each request's results, rendered, with the answer."""
+    results = []
+    for message in drawn.messages:
+        if message["role"] == "tool":
+            results.append(message["content"])
+        elif message["role"] == "assistant" and "tool_calls" not in message:
+            yield results, message["content"].removeprefix("The answer is ").removesuffix(".")
+            results = []
+
+
+def test_answers_quote_the_last_result_or_all():
+    several = 0
     for drawn in drawn_episodes():
-        for result, answer in zip(drawn.messages, drawn.messages[1:], strict=False):
-            if result["role"] == "tool" and answer["role"] == "assistant" and "tool_calls" not in answer:
-                quoted = answer["content"].removeprefix("The answer is ").removesuffix(".")
-                escaped = json.dumps(quoted)[1:-1]
-                assert escaped in result["content"] or all(part in result["content"] for part in quoted.split(", "))
+        for results, quoted in results_and_answers(drawn):
+            last, every = results[-1], "\n".join(results)
+            whole = json.dumps(quoted)[1:-1] in last or all(part in last for part in quoted.split(", "))
+            several += not whole
+            assert whole or all(part in every for one in quoted.split(" and ") for part in one.split(", "))
+    assert several > 20
+
+
+def test_independent_calls_differ_and_copy_their_values_from_one_request():
+    for seed in range(60):
+        drawn = Episode("service", [])
+        source = WordSource(random.Random(seed), held_out=False)
+        tools = draw_service(source, size_at(source, level=1.0))
+        add_request_for_several(drawn, source, tools, held_out=False)
+        request, *rest = drawn.messages
+        made = [(call["name"], call["arguments"]) for call in calls(drawn)]
+        assert len(made) == len(set(made)) == len(drawn.turns) - 1 <= 3
+        assert all(contains_value(json.loads(values), request["content"]) for _, values in made)
+        assert [message["role"] for message in rest] == ["assistant", "tool"] * len(made) + ["assistant"]
 
 
 def test_services_have_up_to_sixteen_tools_and_begin_small():

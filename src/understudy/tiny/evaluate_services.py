@@ -21,6 +21,7 @@ from .evaluate import EvaluationPrompt, call_of, complete, evaluation_prompts, l
 from .services import service_episode
 from .tokenizer import render
 
+LATER = "calls after a result"
 SIZES = (2, 8, 16)
 """Numbers of tools in the measured services."""
 VALUES = (
@@ -85,12 +86,16 @@ def measure_services(
 def service_prompts(
     tokenizer: PreTrainedTokenizerBase, count: int, seed: int, held_out: bool = True
 ) -> list[tuple[EvaluationPrompt, list[str]]]:
-    """The first prompts of `count` episodes with 2, 8 and 16 tools in turn, each with its rows. Only those with exactly
-    one right completion count."""
+    """The prompts for a call in `count` episodes with 2, 8 and 16 tools in turn, each with its rows: the first ones, and
+    in a row of their own those after a result. Only those with exactly one right completion count."""
     rng = random.Random(f"{seed} {held_out}")
     drawn = [service_episode(rng, held_out, tools=SIZES[index % len(SIZES)], requests=1) for index in range(count)]
-    pairs = [(one, evaluation_prompts(tokenizer, one)[0]) for one in drawn]
-    return [(prompt, row_names(one, prompt.turn)) for one, prompt in pairs if single(prompt.turn)]
+    pairs = [(one, prompt) for one in drawn for prompt in evaluation_prompts(tokenizer, one) if prompt.turn.calls]
+    return [
+        (prompt, row_names(one, prompt.turn) if prompt.first else [LATER])
+        for one, prompt in pairs
+        if single(prompt.turn)
+    ]
 
 
 def table(

@@ -17,6 +17,19 @@ from .words import WordSource
 
 BEFORE = ("in", "at", "for", "from", "to", "with", "on", "as", "of", "by", "into", "", "", "", "")
 PAIR_WORDS = [word for pair in PAIRS for word in pair]
+LINKS = (" ", " ", " and ", ", ", " with ")
+THEN = (
+    " then ",
+    ", then ",
+    ". Then ",
+    "; ",
+    " and then ",
+    ". Next, ",
+    ". After that, ",
+    ", and afterwards ",
+    ". Also ",
+)
+"""What stands between two clauses of a request for several calls."""
 QUOTES = ('"{}"', '"{}"', '"{}"', "'{}'", "`{}`")
 
 
@@ -170,14 +183,19 @@ def argument_phrases(source: WordSource, tool: ServiceTool, values: dict[str, Js
     return phrases
 
 
+def clause(source: WordSource, mention: Naming, phrases: Sequence[str]) -> str:
+    """A task of several: what names its tool, and its values."""
+    return f"{mention.text} {source.rng.choice(LINKS).join(phrases)}".strip()
+
+
 def request(
     source: WordSource, tasks: Sequence[str], phrases: Sequence[str], hints: Sequence[str], held_out: bool
 ) -> str:
     """A request as one text: the task and the phrases in a sentence frame, or in random order among filler. `hints` are
     words to place beside the task."""
     rng = source.rng
-    link = rng.choice([" ", " ", " and ", ", ", " with "])
-    task, values = " then ".join(tasks), link.join(phrases)
+    between = " then " if phrases or hints else rng.choice(THEN)
+    task, values = between.join(tasks), rng.choice(LINKS).join(phrases)
     if hints:
         task = " ".join([*hints, task]) if rng.random() < 0.5 else " ".join([task, *hints])
     if held_out and task:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..types import Json, Message
 from .episodes import Episode, Turn, completion, system_prompt
 from .fields import KINDS, Field, flat
-from .service_requests import Naming, argument_phrases, contains_value, naming, request
+from .service_requests import Naming, argument_phrases, clause, contains_value, naming, request
 from .service_tools import ServiceTool, draw_service, signature, size_at
 from .words import WordSource
 
@@ -24,6 +24,10 @@ CORRECTED_SHARE = 0.06
 """Share of requests whose first call returns an error that names the right value."""
 ERROR_SHARE = 0.03
 """Share of requests whose result is an error that the answer quotes."""
+SEVERAL_SHARE = 0.15
+"""Share of requests for two or three calls that do not depend on each other."""
+SAME_TOOL_SHARE = 0.35
+"""Share of the further calls of such a request that are of the first call's tool."""
 NOT_FOUND_ERRORS = (
     "unknown {name} {value}, use {right}",
     "{name} {value} not found. Did you mean {right}?",
@@ -60,7 +64,10 @@ def service_episode(
         drawn.messages.append({"role": "system", "content": system_prompt(source)})
     most = 1 if held_out else rng.choice([1, 2, 2, 3, 3, 4])
     for _ in range(requests or most):
-        add_request(drawn, source, service, held_out, demanding=level > 1)
+        if rng.random() < SEVERAL_SHARE * min(1.0, level):
+            add_request_for_several(drawn, source, service, held_out)
+        else:
+            add_request(drawn, source, service, held_out, demanding=level > 1)
     return drawn
 
 
@@ -91,6 +98,50 @@ def add_request(
         pass  # `finish` removed a comma or an end mark that belongs to a value: draw again
     drawn.messages.append({"role": "user", "content": text})
     add_calls_and_answer(drawn, source, tools, Task(tool, values, after, named), mentions, result, hints)
+
+
+def add_request_for_several(drawn: Episode, source: WordSource, tools: Sequence[ServiceTool], held_out: bool) -> None:
+    """Append a request for two or three independent calls, the calls one after another, and an answer with the results of
+    all."""
+    rng = source.rng
+    steps = draw_steps(source, tools)
+    mentions = [naming(rng, tool, tools) for tool, _ in steps]
+    every = [values for _, values in steps]
+    text = ""
+    while not (text and contains_value(every, text)):  # `finish` removed a mark that belongs to a value: draw again
+        clauses = [
+            clause(source, mention, argument_phrases(source, tool, values, free=True))
+            for mention, (tool, values) in zip(mentions, steps, strict=True)
+        ]
+        text = request(source, clauses, [], [], held_out)
+    drawn.messages.append({"role": "user", "content": text})
+    answers: list[str] = []
+    for mention, (tool, values) in zip(mentions, steps, strict=True):
+        drawn.turns.append(Turn((call_text(tools, tool, values, mention),), (), call_share=1.0))
+        result = first_field(draw_result(source, None))
+        drawn.messages += exchange(tool, values, thought_of(tools, tool, mention), rendered(rng, result))
+        answers.append(answer_text(next(iter(result.values())) if isinstance(result, dict) else result))
+    answer = f"The answer is {' and '.join(answers)}."
+    drawn.turns.append(Turn((), (answer,), call_share=0.0))
+    drawn.messages.append({"role": "assistant", "content": answer})
+
+
+def draw_steps(source: WordSource, tools: Sequence[ServiceTool]) -> list[tuple[ServiceTool, dict[str, Json]]]:
+    """Two or three different calls: each a tool with its values. Fewer if the tools take no arguments to differ in."""
+    rng = source.rng
+    first = rng.choice(tools)
+    others = [first if rng.random() < SAME_TOOL_SHARE else rng.choice(tools) for _ in range(rng.choice([1, 1, 1, 2]))]
+    steps: list[tuple[ServiceTool, dict[str, Json]]] = []
+    for tool in (first, *others):
+        step = (tool, draw_values(source, tool, 0.2))
+        if step not in steps:
+            steps.append(step)
+    return steps
+
+
+def first_field(result: Json) -> Json:
+    """An object with its first field alone; any other result as it is."""
+    return dict([next(iter(result.items()))]) if isinstance(result, dict) else result
 
 
 def draw_values(source: WordSource, tool: ServiceTool, share: float) -> dict[str, Json]:
@@ -147,9 +198,7 @@ def add_calls_and_answer(
         name = task.after.required[0].name
         taken = {name: result[name]}
         drawn.turns.append(Turn((call_text(tools, task.after, taken, mentions[1]),), (), call_share=1.0))
-        result, hints = draw_result(source, None), []
-        if isinstance(result, dict):
-            result = dict([next(iter(result.items()))])
+        result, hints = first_field(draw_result(source, None)), []
         drawn.messages += exchange(task.after, taken, thought_of(tools, task.after, mentions[1]), rendered(rng, result))
     answers = answers_to(result, hints)
     drawn.turns.append(Turn((), answers, call_share=0.0))

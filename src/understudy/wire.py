@@ -175,6 +175,14 @@ class CheckpointState(Wire):
     metrics: dict[str, float]
 
 
+class ModelRecords(Wire):
+    """A model's checkpoints by step, and its logged metrics, oldest first."""
+
+    name: str
+    checkpoints: tuple[CheckpointState, ...]
+    logs: tuple[LogRequest, ...]
+
+
 ExportFormat = Literal["peft", "merged", "gguf-ready"]
 """peft: the LoRA alone. merged: base and LoRA as one model. gguf-ready: merged, for llama.cpp's converter."""
 

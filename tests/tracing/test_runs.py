@@ -27,9 +27,9 @@ from understudy import (
     cli,
 )
 from understudy.alerts import AlertLimits, signs
-from understudy.contracts import Alert, EvaluationFinished, StepFinished
+from understudy.contracts import Alert, CheckpointSaved, EvaluationFinished, GroupsFinished, StepFinished
 from understudy.errors import ConfigError
-from understudy.tracing.export import ExportError, export_run
+from understudy.tracing.export import ExportError, export_run, read_records, run_events
 from understudy.tracing.jsonl import JsonlSink
 from understudy.trainer.progress import PlainProgress
 from understudy.types import new_id
@@ -86,7 +86,7 @@ def options(**more: Any) -> Any:
 
 
 def test_a_run_is_shown_live_and_an_export_from_the_records_lands_on_it(
-    model: TrainableModel, server: TraceServer, tmp_path: Path,
+    model: TrainableModel, local_backend: LocalBackend, server: TraceServer, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     sinks = ["langfuse", JsonlSink(tmp_path / "log")]
@@ -128,6 +128,9 @@ def test_a_run_is_shown_live_and_an_export_from_the_records_lands_on_it(
     words = ["traces", "export", "--run", report.run, "--to", "langfuse", "--url", api.url]
     assert cli.guarded(lambda: cli.app(words, standalone_mode=False)) == 0
     assert {key for key in spans if key not in server.spans} <= {key for key in spans if key[0] not in server.traces()}
+    from_files = list(run_events(asyncio.run(read_records(local_backend.dir, report.run))))
+    assert from_files == list(run_events(asyncio.run(read_records(api, report.run))))
+    assert {type(event) for event in from_files} == {GroupsFinished, EvaluationFinished, StepFinished, CheckpointSaved}
     missing = {name for id, name in names.items() if id not in server.scores}
     servers = {"sampler/swap_seconds", "sampler/wrong_answers"}  # counted once a checkpoint is written
     assert missing == {"failed", "seconds/rollouts", "seconds/training"} | servers  # no checkpoint has them
@@ -146,7 +149,7 @@ def test_a_run_is_shown_live_and_an_export_from_the_records_lands_on_it(
 
 
 def test_an_export_says_what_a_server_did_not_take_and_an_unknown_run(
-    model: TrainableModel, server: TraceServer
+    model: TrainableModel, local_backend: LocalBackend, server: TraceServer
 ) -> None:
     run = new_id("run")
     Trainer(model, Rollouts(), SCENARIOS, **options(run=run)).evaluate(SCENARIOS)
@@ -157,8 +160,9 @@ def test_an_export_says_what_a_server_did_not_take_and_an_unknown_run(
         export_run(api, run, [sink])
     export_run(api, run, [sink], say=lambda line: None)
     assert Counter(span.type for span in server.spans.values())["agent"] == 2
-    with pytest.raises(ConfigError, match="has no rollout of a run 'nobody'"):
-        export_run(api, "nobody", [sink])
+    for source in (api, local_backend.dir):
+        with pytest.raises(ConfigError, match="has no rollout of a run 'nobody'"):
+            export_run(source, "nobody", [sink])
 
 
 def test_wrong_keys_end_the_run_before_its_first_rollout(

@@ -19,7 +19,15 @@ from pydantic import TypeAdapter
 from ..config import default_dir
 from ..errors import BackendError, ConfigError
 from ..types import Json
-from ..wire import CheckpointState, ExportFormat, ExportRequest, ExportResult, RolloutTrace, TrajectoryQuery
+from ..wire import (
+    CheckpointState,
+    ExportFormat,
+    ExportRequest,
+    ExportResult,
+    ModelRecords,
+    RolloutTrace,
+    TrajectoryQuery,
+)
 from .backend import RemoteBackend
 from .download import download_export
 from .http import Api, checked_name
@@ -92,14 +100,10 @@ async def directory_rollouts(folder: Path | None, query: TrajectoryQuery) -> Asy
         yield RolloutTrace.model_validate_json(line)
 
 
-def reachable_server(url: str | None, folder: Path | None) -> Api:
-    """The server at `url`, else the one running on the directory. Raises ConfigError if there is none."""
-    api = server_at(url, folder)
-    if api is None:
-        raise ConfigError(
-            f"no server runs on {_root(folder)}: pass --url, or start one with `understudy serve --dir {_root(folder)}`"
-        )
-    return api
+def directory_models(folder: Path | None) -> list[ModelRecords]:
+    """All models of a directory. Raises ConfigError for a directory without records, BackendError."""
+    lines = _directory_lines("models", "--dir", str(_root(folder)))
+    return [ModelRecords.model_validate_json(line) for line in lines]
 
 
 def _root(folder: Path | None) -> Path:

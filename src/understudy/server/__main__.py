@@ -1,7 +1,7 @@
 """`python -m understudy.server`: the command line of the server and of the tools for its directory.
 
 Without a command it serves. `checkpoints` and `export` read a directory, also without a server. `ui`, `runs` and `show`
-display its records, `traces` prints them as JSON lines. `verify` and `backup` maintain it. Exit codes: 2 for a wrong option, 1 for a failure.
+display its records, `traces` and `models` print them as JSON lines. `verify` and `backup` maintain it. Exit codes: 2 for a wrong option, 1 for a failure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NEEDED = ("fastapi", "jinja2", "orjson", "peft", "psutil", "sqlalchemy", "torch"
 """Packages that the server and its two children import. Checked first, since a child without one would just die."""
 DIRECTORY = ("checkpoints", "export")
 MAINTENANCE = ("verify", "backup")
-DISPLAY = ("ui", "runs", "show", "traces")
+DISPLAY = ("ui", "runs", "show", "traces", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +72,7 @@ def maintain(words: Sequence[str]) -> int:
 
 
 def display(words: Sequence[str]) -> int:
-    """Serve the dashboard of a directory, or print its runs, a rollout, or all rollouts as JSON.
+    """Serve the dashboard of a directory, or print its runs, a rollout, or all rollouts or models as JSON.
 
     Raises MissingExtraError, ConfigError, StoreError.
     """
@@ -81,10 +81,10 @@ def display(words: Sequence[str]) -> int:
         from .viewing import run_viewer
 
         return run_viewer(words[1:])
-    if words[0] == "traces":
-        from .trace_lines import run_traces
+    if words[0] in ("traces", "models"):
+        from .json_lines import run_json_lines
 
-        return run_traces(words)
+        return run_json_lines(words)
     from .terminal import run_terminal
 
     return run_terminal(words)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -38,9 +38,9 @@ def answer(argv: Sequence[str]) -> str:
     """
     arguments = _parse(argv)
     folder, facts = find_model(arguments.dir, arguments.model)
-    checkpoints = {checkpoint.step: checkpoint for checkpoint in checkpoint_files.whole(folder / "checkpoints", _warn)}
     if arguments.command == "checkpoints":
-        return _STATES.dump_json([state_of(checkpoints[step]) for step in sorted(checkpoints)]).decode()
+        return _STATES.dump_json(checkpoint_states(folder)).decode()
+    checkpoints = {checkpoint.step: checkpoint for checkpoint in _whole(folder)}
     if not checkpoints:
         raise ConfigError(
             f"model {facts.name!r} is at step 0: nothing has been trained yet, so there is no LoRA to export"
@@ -50,6 +50,15 @@ def answer(argv: Sequence[str]) -> str:
         steps = ", ".join(str(number) for number in sorted(checkpoints))
         raise ConfigError(f"--step: model {facts.name!r} has no step {step}; it has {steps}")
     return asyncio.run(_export(facts, checkpoints[step], arguments.format, arguments.output)).model_dump_json()
+
+
+def checkpoint_states(folder: Path) -> list[CheckpointState]:
+    """The whole checkpoints in a model's folder, by step. Damaged ones are logged."""
+    return sorted(map(state_of, _whole(folder)), key=lambda state: state.step)
+
+
+def _whole(folder: Path) -> Iterator[Checkpoint]:
+    return checkpoint_files.whole(folder / "checkpoints", _warn)
 
 
 def find_model(root: Path, name: str) -> tuple[Path, ModelFacts]:

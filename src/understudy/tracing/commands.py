@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from understudy.client.commands import directory_rollouts, reachable_server, server_at
+from understudy.client.commands import directory_rollouts, server_at
+from understudy.config import default_dir
 from understudy.contracts import TraceSink
 from understudy.errors import ConfigError
 from understudy.wire import TrajectoryQuery
@@ -28,9 +29,9 @@ def named_sinks(text: str, option: str) -> list[str | TraceSink]:
 
 
 def export_traces(run: str, to: str, url: str | None, folder: Path | None, say: Callable[[str], None]) -> None:
-    """Deliver a run from a server's records to sinks. Raises ConfigError, ExportError."""
+    """Deliver a run from the records of a server, or of a directory without one, to sinks. Raises ConfigError, ExportError."""
     sinks = resolve_sinks(named_sinks(to, "--to"))
-    export_run(reachable_server(url, folder), run, sinks, say=say)
+    export_run(server_at(url, folder) or (folder or default_dir()), run, sinks, say=say)
 
 
 def server_usage(

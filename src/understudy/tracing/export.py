@@ -1,12 +1,13 @@
-"""Delivers a run to sinks again from the server's records: after a sink's outage, or if the client disappeared."""
+"""Delivers a run to sinks again from the records: after a sink's outage, or if the client disappeared."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from understudy.client.commands import directory_models, directory_rollouts
 from understudy.client.http import Api
 from understudy.contracts import (
     CheckpointSaved,
@@ -18,11 +19,11 @@ from understudy.contracts import (
 )
 from understudy.errors import ConfigError, UnderstudyError
 from understudy.types import RolloutPlace
-from understudy.wire import CheckpointState, LogRequest, RolloutTrace
+from understudy.wire import ModelRecords, RolloutTrace, TrajectoryQuery
 
 from .fanout import notes_folder, show, show_checkpoint, sink_name
 from .notes import DeliveryNotes
-from .reading import read_run
+from .reading import PAGE, read_run
 
 LOG_ONLY = "exception_rate"
 """Metric that `model.log` adds to those of an evaluation."""
@@ -36,24 +37,39 @@ class ExportError(UnderstudyError):
 
 @dataclass(frozen=True)
 class RunRecords:
-    """A server's records of one run."""
+    """The records of one run: its rollouts in the order in which they were finished, and its models by name."""
 
     run: str
     rollouts: tuple[RolloutTrace, ...]
-    checkpoints: dict[str, list[CheckpointState]]  # by model
-    logs: dict[str, list[LogRequest]]  # by model
+    models: tuple[ModelRecords, ...]
 
 
-async def read_records(api: Api, run: str) -> RunRecords:
-    """Read all records of a run. Raises ConfigError if the server has no rollout of it, ServerError."""
-    rollouts = await read_run([api], run)
+async def read_records(source: Api | Path, run: str) -> RunRecords:
+    """Read all records of a run from a server, or from a directory on which none runs.
+
+    Raises ConfigError if there is no rollout of it, ServerError, BackendError.
+    """
+    if isinstance(source, Api):
+        rollouts = await read_run([source], run)
+    else:
+        query = TrajectoryQuery(run=run, limit=PAGE)
+        rollouts = tuple([rollout async for rollout in directory_rollouts(source, query)][::-1])
     if not rollouts:
-        raise ConfigError(f"--run: {api.url} has no rollout of a run {run!r}")
-    trained = {item.name for item in await api.models()}
+        where = source.url if isinstance(source, Api) else source
+        raise ConfigError(f"--run: {where} has no rollout of a run {run!r}; `understudy runs` lists the runs")
     names = {item.record.model for item in rollouts} | {call.model for item in rollouts for call in item.calls}
-    models = sorted(names & trained)
-    checkpoints = {name: await api.checkpoints(name) for name in models}
-    return RunRecords(run, rollouts, checkpoints, {name: await api.logs(name) for name in models})
+    models = await _server_models(source, names) if isinstance(source, Api) else directory_models(source)
+    own = sorted((model for model in models if model.name in names), key=lambda model: model.name)
+    return RunRecords(run, rollouts, tuple(own))
+
+
+async def _server_models(api: Api, names: Set[str]) -> list[ModelRecords]:
+    """The server's models with these names."""
+    return [
+        ModelRecords(name=name, checkpoints=tuple(await api.checkpoints(name)), logs=tuple(await api.logs(name)))
+        for name in [model.name for model in await api.models()]
+        if name in names
+    ]
 
 
 def run_events(records: RunRecords) -> Iterator[TraceEvent]:
@@ -93,13 +109,13 @@ def _steps(records: RunRecords) -> Iterator[tuple[int, list[TraceEvent]]]:
         return
     began, ended = min(map(_step, trained)), max(map(_step, trained))
     since = min(item.record.started_at for item in trained)
-    for number, (model, checkpoints) in enumerate(records.checkpoints.items()):
-        own = [item for item in checkpoints if began < item.step <= ended + 1 and item.created_at >= since]
+    for number, model in enumerate(records.models):
+        own = [item for item in model.checkpoints if began < item.step <= ended + 1 and item.created_at >= since]
         for item in own:
             reward = {"reward": item.metrics["reward/mean"]} if "reward/mean" in item.metrics else {}
             metrics = {**item.metrics, **reward}
-            saved = CheckpointSaved(records.run, model, item.step, item.path, item.metrics)
-            step = StepFinished(records.run, model, item.step, item.step - 1, item.created_at, metrics)
+            saved = CheckpointSaved(records.run, model.name, item.step, item.path, item.metrics)
+            step = StepFinished(records.run, model.name, item.step, item.step - 1, item.created_at, metrics)
             yield item.step - 1 + number * 10**9, [step, saved]  # further models come after the rollouts
 
 
@@ -109,28 +125,34 @@ def _evaluations(
     """The evaluations that were logged for these rollouts."""
     ids = {rollout.record.id for rollout in rollouts}
     groups = tuple(dict.fromkeys(str(rollout.record.place.group) for rollout in rollouts))
-    for model, logs in records.logs.items():
-        for entry in logs:
+    for model in records.models:
+        for entry in model.logs:
             if entry.split == split and ids & set(entry.trajectory_ids):
                 named = {name.removeprefix(f"{split}/"): value for name, value in entry.metrics.items()}
                 metrics = {name: value for name, value in named.items() if name != LOG_ONLY}
                 ended_at = max(rollout.record.ended_at for rollout in rollouts)
-                yield EvaluationFinished(records.run, model, split, step, ended_at, metrics, groups, tuple(rollouts))
+                yield EvaluationFinished(
+                    records.run, model.name, split, step, ended_at, metrics, groups, tuple(rollouts)
+                )
 
 
 def export_run(
-    api: Api, run: str, sinks: Sequence[TraceSink], notes: Path | None = None, say: Callable[[str], None] = print
+    source: Api | Path,
+    run: str,
+    sinks: Sequence[TraceSink],
+    notes: Path | None = None,
+    say: Callable[[str], None] = print,
 ) -> None:
-    """Deliver the whole run to every sink. Events have fixed ids, so those that a sink already has are overwritten.
+    """Deliver the whole run to every sink, from a server's records, or from a directory on which none runs. Events have fixed ids, so those that a sink already has are overwritten.
 
     Raises ConfigError for wrong credentials or an unknown run, ExportError if a sink did not accept all events.
     """
     for sink in sinks:
         sink.check()
-    records = asyncio.run(read_records(api, run))
+    records = asyncio.run(read_records(source, run))
     failed: list[str] = []
     for sink in sinks:
-        faults = _deliver(records, sink, api)
+        faults = _deliver(records, sink, [source] if isinstance(source, Api) else [])
         name = sink_name(sink)
         if faults:
             failed.append(f"{name}: {len(faults)} events were not taken, such as {faults[0]}")
@@ -143,12 +165,12 @@ def export_run(
         raise ExportError("; ".join(failed) + ". The same command again delivers the rest")
 
 
-def _deliver(records: RunRecords, sink: TraceSink, api: Api) -> list[str]:
+def _deliver(records: RunRecords, sink: TraceSink, servers: Sequence[Api]) -> list[str]:
     faults: list[str] = []
     for event in run_events(records):
         try:
             if isinstance(event, CheckpointSaved):
-                show_checkpoint(sink, event, [api])
+                show_checkpoint(sink, event, servers)
             else:
                 show(sink, event)
         except Exception as error:  # noqa: BLE001  # a sink is foreign code; the other events are still shown

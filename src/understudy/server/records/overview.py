@@ -12,6 +12,7 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, Row, case, func, select, union
 
 from ...types import Json
+from ...wire import LogRequest
 from .claims import chunks
 from .tables import calls, logs, outputs, trains, trajectories
 
@@ -200,6 +201,12 @@ def log_rows(connection: Connection, after: int) -> list[LogRow]:
     """Log entries with a larger id than `after`, oldest first."""
     rows = connection.execute(select(logs).where(logs.c.id > after).order_by(logs.c.id))
     return [LogRow(row.id, row.model, row.created_at, row.body) for row in rows]
+
+
+def model_logs(connection: Connection, model: str) -> list[LogRequest]:
+    """The metrics that the user logged for a model, oldest first."""
+    rows = connection.execute(select(logs.c.body).where(logs.c.model == model).order_by(logs.c.id))
+    return [LogRequest.model_validate_json(row.body) for row in rows]
 
 
 def call_times(connection: Connection, ids: Sequence[str]) -> list[CallTimes]:

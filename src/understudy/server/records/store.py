@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +35,7 @@ from .claims import chunks, finish
 from .database import engine_at
 from .expiry import expire, expired_of, read_running, save_running
 from .listing import page
+from .overview import model_logs
 from .schema import prepare
 from .sqlite_file import check_file, mark_file
 from .tables import calls, logs, outputs, trains, trajectories
@@ -197,8 +199,7 @@ class Store:
 
     async def logs(self, model: str) -> list[LogRequest]:
         """The metrics that the user logged for a model, oldest first."""
-        rows = await self._rows(select(logs.c.body).where(logs.c.model == model).order_by(logs.c.id))
-        return [LogRequest.model_validate_json(row.body) for row in rows]
+        return await self.read(partial(model_logs, model=model))
 
     async def _rows(self, query: Select[Json]) -> Sequence[Row[Json]]:
         return await self.read(lambda connection: connection.execute(query).all())

@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=["time", "git"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--count", type=int, default=160, help="scenarios made of a server")
+    parser.add_argument("--count", type=int, default=320, help="scenarios made of a server")
     parser.add_argument("--probe", type=int, default=8, help="sampled rollouts that choose among them")
     parser.add_argument("--most-solved", type=float, default=0.6, help="share of them that a scenario may have solved")
     parser.add_argument("--rollouts", type=int, default=4, help="sampled rollouts of each held-out scenario")

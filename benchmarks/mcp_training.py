@@ -29,9 +29,13 @@ from understudy import LocalBackend, TrainableModel
 from understudy_mcp import MCPTrainer, Target
 from understudy_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
 from understudy_mcp.scenarios.generate import generate_scenarios
+from understudy_mcp.scenarios.split import split_scenarios
 
 ROOT = Path(__file__).parents[1]
 SUCCESS = "success"
+HELD_OUT = 0.35
+"""Share of the chosen scenarios to evaluate on: more than usual, since few are chosen."""
+
 PEOPLE = ("Ada Lovelace", "Grace Hopper", "Alan Turing", "Mary Jackson", "Emmy Noether", "Kurt Goedel")
 TOWNS = ("London", "New York", "Manchester", "Hampton", "Erlangen", "Vienna")
 FILES = {
@@ -156,7 +160,7 @@ def frozen(case: Case, file: Path, count: int, probe: Probe, folder: Path) -> Sc
 
 
 def sometimes_solved(case: Case, scenarios: ScenarioSet, probe: Probe, folder: Path) -> ScenarioSet:
-    """The scenarios that the untrained model solved in some of its sampled rollouts and not in most, of both splits."""
+    """The scenarios that the untrained model solved in some of its sampled rollouts and not in most, split anew."""
     backend = LocalBackend(folder)
     model = TrainableModel(f"{case.name}-probe", base_model="tiny-mcp", backend=backend)
     every = replace(
@@ -175,7 +179,7 @@ def sometimes_solved(case: Case, scenarios: ScenarioSet, probe: Probe, folder: P
     never = sum(rate == 0 for rate in rates.values())
     often = len(rates) - never - len(kept)
     print(f"{case.name}: of {len(rates)} scenarios {never} were never solved, {often} in over {probe.most_solved:.0%}")
-    return replace(scenarios, scenarios=kept)
+    return replace(scenarios, scenarios=split_scenarios(kept, held_out=HELD_OUT))
 
 
 def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts: int, folder: Path) -> Row:

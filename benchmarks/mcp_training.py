@@ -1,9 +1,9 @@
 """What training changes on MCP servers: success on held-out scenarios before and after, several seeds, and a control.
 
 `python benchmarks/mcp_training.py` takes the servers `time` and `git` (Python); `--cases memory` needs Node and `make mcp-servers`.
-The scenarios of a server are made once. Those that the untrained model never solved in `--probe` sampled rollouts are left out, and
-those that it solved in more than `--most-solved` of them, of both splits. What is left is frozen with its hash before any rollout
-that counts. The control is the untrained model, measured again.
+The scenarios of a server are made once. The untrained model samples `--probe` rollouts of each; what it solved in fewer than
+`--least-solved` or in more than `--most-solved` of them is left out. What is left is split anew and frozen with its hash before any
+rollout that counts. The control is the untrained model, measured again.
 """
 
 from __future__ import annotations
@@ -59,12 +59,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """One seed. Rates are shares of held-out scenarios: greedy, and sampled at temperature 1; by_tool is of the sampled."""
+    """One seed. Rates are shares of held-out scenarios: greedy, and sampled at temperature 1; by_tool is of the sampled.
+
+    held_out_by_tool: how many held-out scenarios take a tool.
+    """
 
     case: str
     seed: int
     scenarios: str
     held_out: int
+    held_out_by_tool: Mapping[str, int]
     steps: int
     seconds: float
     greedy: tuple[float, float]
@@ -140,9 +144,10 @@ CASES = {"time": time_case, "git": git_case, "memory": memory_case}
 
 @dataclass(frozen=True)
 class Probe:
-    """Sampled rollouts of each scenario, and the largest share of them that a scenario which stays may have solved."""
+    """Sampled rollouts of each scenario. One stays if between `least_solved` and `most_solved` of them solved it."""
 
     rollouts: int
+    least_solved: float
     most_solved: float
 
 
@@ -152,15 +157,19 @@ def frozen(case: Case, file: Path, count: int, probe: Probe, folder: Path) -> Sc
         made = asyncio.run(generate_scenarios(case.target, count=count, allow_writes=case.allow_writes, progress=print))
         save_scenarios(sometimes_solved(case, made, probe, folder), file)
     scenarios = load_scenarios(file)
-    covered = Counter(tool for each in scenarios.eval for tool in each.tools)
     print(
-        f"{case.name}: {len(scenarios.train)} to train on, {len(scenarios.eval)} held out, tools held out: {dict(covered)}"
+        f"{case.name}: {len(scenarios.train)} to train on, {len(scenarios.eval)} held out, tools held out: {tools_held_out(scenarios)}"
     )
     return scenarios
 
 
+def tools_held_out(scenarios: ScenarioSet) -> dict[str, int]:
+    """How many held-out scenarios take each tool."""
+    return dict(Counter(tool for each in scenarios.eval for tool in each.tools))
+
+
 def sometimes_solved(case: Case, scenarios: ScenarioSet, probe: Probe, folder: Path) -> ScenarioSet:
-    """The scenarios that the untrained model solved in some of its sampled rollouts and not in most, split anew."""
+    """The scenarios that the untrained model solves now and then, split anew."""
     backend = LocalBackend(folder)
     model = TrainableModel(f"{case.name}-probe", base_model="tiny-mcp", backend=backend)
     every = replace(
@@ -175,10 +184,15 @@ def sometimes_solved(case: Case, scenarios: ScenarioSet, probe: Probe, folder: P
     finally:
         backend.close()
     rates = {score.id: fmean(score.successes) for score in scores if score.successes}
-    kept = tuple(each for each in scenarios.scenarios if 0 < rates.get(each.id, 0.0) <= probe.most_solved)
-    never = sum(rate == 0 for rate in rates.values())
-    often = len(rates) - never - len(kept)
-    print(f"{case.name}: of {len(rates)} scenarios {never} were never solved, {often} in over {probe.most_solved:.0%}")
+    kept = tuple(
+        each for each in scenarios.scenarios if probe.least_solved <= rates.get(each.id, 0.0) <= probe.most_solved
+    )
+    seldom = sum(rate < probe.least_solved for rate in rates.values())
+    often = sum(rate > probe.most_solved for rate in rates.values())
+    print(
+        f"{case.name}: of {len(rates)} scenarios {seldom} were solved in under {probe.least_solved:.0%} of {probe.rollouts} "
+        f"rollouts, {often} in over {probe.most_solved:.0%}"
+    )
     return replace(scenarios, scenarios=split_scenarios(kept, held_out=HELD_OUT))
 
 
@@ -203,6 +217,7 @@ def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts
         seed=seed,
         scenarios=scenarios.digest,
         held_out=len(scenarios.eval),
+        held_out_by_tool=tools_held_out(scenarios),
         steps=report.step,
         seconds=seconds,
         greedy=(first.success or 0.0, last.success or 0.0),
@@ -217,7 +232,7 @@ def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts
 def page(rows: list[Row], command: str, probe: Probe) -> Iterator[str]:
     """The results as Markdown."""
     yield "# Training on MCP servers: success on held-out scenarios\n"
-    yield f"`{command}`, the bundled policy `tiny-mcp`. Scenarios that it never solved in {probe.rollouts} sampled rollouts, or in more than {probe.most_solved:.0%} of them, were left out beforehand. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
+    yield f"`{command}`, the bundled policy `tiny-mcp`. Kept beforehand were the scenarios that it solved in {probe.least_solved:.0%} to {probe.most_solved:.0%} of {probe.rollouts} sampled rollouts. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
     yield "| server | scenarios (SHA-256) | held out | seed | steps | training | greedy before -> after | sampled before -> after | control |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
@@ -225,13 +240,14 @@ def page(rows: list[Row], command: str, probe: Probe) -> Iterator[str]:
         cells += [arrow(row.greedy), arrow(row.sampled), f"{row.control:.0%}"]
         yield "| " + " | ".join(str(cell) for cell in cells) + " |"
     yield "\nBy tool, sampled, means over seeds:\n"
-    yield "| server | tool | before -> after |"
-    yield "|---|---|---|"
+    yield "| server | tool | held out | before -> after |"
+    yield "|---|---|---|---|"
     for case in dict.fromkeys(row.case for row in rows):
-        own = [row.by_tool for row in rows if row.case == case]
-        for tool in sorted({name for each in own for name in each}):
-            pairs = [each[tool] for each in own if tool in each]
-            yield f"| {case} | {tool} | {arrow((fmean(one for one, _ in pairs), fmean(other for _, other in pairs)))} |"
+        own = [row for row in rows if row.case == case]
+        for tool in sorted(own[0].held_out_by_tool):
+            pairs = [row.by_tool[tool] for row in own]
+            means = fmean(before for before, _ in pairs), fmean(after for _, after in pairs)
+            yield f"| {case} | {tool} | {own[0].held_out_by_tool[tool]} | {arrow(means)} |"
 
 
 def arrow(pair: tuple[float, float]) -> str:
@@ -244,14 +260,17 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=["time", "git"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--count", type=int, default=320, help="scenarios made of a server")
+    parser.add_argument("--count", type=int, default=640, help="scenarios made of a server")
     parser.add_argument("--probe", type=int, default=8, help="sampled rollouts that choose among them")
-    parser.add_argument("--most-solved", type=float, default=0.6, help="share of them that a scenario may have solved")
+    parser.add_argument(
+        "--least-solved", type=float, default=0.2, help="a scenario that fewer of them solve is left out"
+    )
+    parser.add_argument("--most-solved", type=float, default=0.6, help="a scenario that more of them solve is left out")
     parser.add_argument("--rollouts", type=int, default=4, help="sampled rollouts of each held-out scenario")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/mcp.md")
     options = parser.parse_args()
     rows: list[Row] = []
-    probe = Probe(options.probe, options.most_solved)
+    probe = Probe(options.probe, options.least_solved, options.most_solved)
     command = f"python benchmarks/mcp_training.py --cases {' '.join(options.cases)} --seeds {options.seeds} --steps {options.steps}"
     with tempfile.TemporaryDirectory(prefix="mcp-training-") as place:
         folder = Path(place)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.obedient_policy import obey
-from tests.mcp_adapter.conftest import processes_of_others, python_module  # noqa: F401  # used for every test
+from tests.mcp_adapter.conftest import node_server, processes_of_others, python_module, repository  # noqa: F401  # fixtures
 from understudy import LocalBackend, RemoteBackend, TrainableModel
 from understudy.testing import ScriptedServer, scripted_server
 from understudy.types import new_id

@@ -27,6 +27,7 @@ def test_a_call_is_right_whatever_the_order_of_its_arguments_and_the_line_before
     other = 'move<1>(a, b)\n<tool_call>\n{"name": "move", "arguments": {"b": [2], "a": 1}}\n</tool_call>'
     assert canonical(other) == canonical(CALL)
     assert canonical(CALL.replace("1", "3")) != canonical(CALL)
+    assert canonical(f"{CALL}\n{CALL}") not in (canonical(CALL), canonical(other))
     for none in ("The answer is 3.", "<tool_call>\n{nothing}\n</tool_call>", CALL.replace('"name"', '"tool"')):
         assert canonical(none) == none
 
@@ -40,9 +41,10 @@ def test_values_are_told_apart_by_kind():
         "list of objects",
         "object",
     }
+    assert kinds_of({"u": "https://a.org", "n": "12 km"}) == {"URL", "number with a unit"}
     assert kinds_of({"a": "2026-03-14T09:30", "b": "a@b.org", "c": "two words", "d": "ab-3", "e": "word"}) == {
         "date or time",
-        "address",
+        "e-mail address",
         "several words",
         "with other marks",
         "one word",

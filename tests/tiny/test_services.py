@@ -140,13 +140,43 @@ def test_all_types_errors_and_chains_occur():
     assert len(first_of_two) > 20
 
 
-def test_no_tool_of_a_real_server_is_in_the_episodes():
+def argument_names(tools):
+    return {name for tool in tools for name in tool["parameters"].get("properties", {})}
+
+
+def test_no_tool_of_a_real_server_is_in_the_episodes_and_no_argument_of_several_words():
     servers = [json.loads(file.read_text()) for file in SERVERS]
     assert len(servers) == 5
-    real = {tool["name"] for server in servers for tool in server["tools"]}
-    drawn = {tool["function"]["name"] for each in drawn_episodes(400) for tool in each.tools}
-    assert len(real) == 50
-    assert not real & drawn
+    real = [tool for server in servers for tool in server["tools"]]
+    drawn = [tool["function"] for each in drawn_episodes(1500, level=1.6) for tool in each.tools]
+    assert len({tool["name"] for tool in real}) == 50
+    assert not {tool["name"] for tool in real} & {tool["name"] for tool in drawn}
+    compounds = {name for name in argument_names(real) if len(words_of(name)) > 1}
+    assert len(compounds) > 15
+    assert not compounds & argument_names(drawn)
+
+
+def test_open_requests_leave_the_choice_among_tools_of_the_same_types_only():
+    for drawn in drawn_episodes(400, level=1.6):
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in drawn.tools}
+        for completion in (call for turn in drawn.turns for call in turn.calls):
+            call = json.loads(completion.split("<tool_call>\n")[1].split("\n</tool_call>")[0])
+            properties = schemas[call["name"]]["properties"]
+            assert all(fits(value, properties[name]) for name, value in call["arguments"].items())
+
+
+def test_an_error_is_corrected_with_the_value_that_it_names():
+    corrected = 0
+    for drawn in drawn_episodes(400):
+        for before, error, after in zip(drawn.messages, drawn.messages[1:], drawn.messages[2:], strict=False):
+            if not error["content"].startswith("Error: ") or "tool_calls" not in after:
+                continue
+            first, second = (json.loads(each["tool_calls"][0]["function"]["arguments"]) for each in (before, after))
+            changed = [name for name in second if first[name] != second[name]]
+            corrected += 1
+            assert all(str(second[name]) in error["content"] for name in changed)
+            assert len(changed) <= 1
+    assert corrected > 20
 
 
 def test_what_the_policy_copies_before_a_call_is_a_part_of_a_tools_line():

@@ -43,6 +43,8 @@ def shown(properties, required=(), **more):
         ({"type": "array", "items": {"type": "integer"}}, ": number[]"),
         ({"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}, ": (a|b)[]"),
         ({"type": "object"}, ": {}"),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, ": {*?: number}"),
+        ({"type": "object", "additionalProperties": True}, ": {}"),
         (
             {"type": "object", "properties": {"to": {"type": "string"}, "n": {"type": "integer"}}, "required": ["to"]},
             ": {to, n?: number}",
@@ -79,6 +81,7 @@ def test_definitions_are_looked_up():
         ({"allOf": [{"type": "string"}, {"minLength": 2}]}, "allOf"),
         ({"type": "object", "patternProperties": {"^a": {}}}, "patternProperties"),
         ({"type": "array", "prefixItems": [{"type": "string"}]}, "prefixItems"),
+        ({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}, "properties beside anyOf"),
         ({"type": "date"}, 'its type is "date"'),
         ({"$ref": "#/$defs/Gone"}, "is not under \\$defs"),
         (False, "its schema is no object"),
@@ -89,6 +92,12 @@ def test_what_cannot_be_shown_is_refused_by_name(schema, reason):
     with pytest.raises(TemplateError, match=r"cannot read send\.x") as refused:
         render([tool("send", {"x": schema})])
     assert re.search(reason, str(refused.value))
+
+
+@pytest.mark.parametrize("key", ["$ref", "anyOf", "allOf", "oneOf", "not", "if", "patternProperties"])
+def test_a_tool_whose_arguments_are_more_than_properties_is_refused_by_name(key):
+    with pytest.raises(TemplateError, match=rf"cannot read send: its arguments have {re.escape(key)}"):
+        render([tool("send", {"a": {}}, ["a"], **{key: {}})])
 
 
 def test_a_type_that_holds_itself_is_refused():

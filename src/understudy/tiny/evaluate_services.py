@@ -18,6 +18,7 @@ from ..types import Json
 from . import path
 from .episodes import Episode, Turn
 from .evaluate import EvaluationPrompt, call_of, complete, evaluation_prompts, load, single, tool_of
+from .fields import UNITS
 from .services import service_episode
 from .tokenizer import render
 
@@ -25,8 +26,10 @@ LATER = "calls after a result"
 SIZES = (2, 8, 16)
 """Numbers of tools in the measured services."""
 VALUES = (
-    ("address", re.compile(r"https?://|\S@\S+\.")),
+    ("URL", re.compile(r"https?://")),
+    ("e-mail address", re.compile(r"\S@\S+\.")),
     ("date or time", re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d")),
+    ("number with a unit", re.compile(rf"\d ?({'|'.join(UNITS)})$")),
     ("with a slash", re.compile(r"/")),
     ("several words", re.compile(r" ")),
     ("with other marks", re.compile(r"[^A-Za-z0-9]|\d")),
@@ -69,11 +72,16 @@ def kinds_of(values: dict[str, Json]) -> set[str]:
 
 def row_names(drawn: Episode, turn: Turn) -> list[str]:
     """The rows of the table in which an episode's first call counts."""
-    values: dict[str, Json] = json.loads(turn.calls[0].split("<tool_call>\n")[1].split("\n")[0])["arguments"]
+    call: Json = json.loads(turn.calls[0].split("<tool_call>\n")[1].split("\n")[0])
+    tool = next(tool["function"] for tool in drawn.tools if tool["function"]["name"] == call["name"])
+    choices = {name for name, schema in tool["parameters"]["properties"].items() if "enum" in schema}
+    values: dict[str, Json] = call["arguments"]
+    kinds = kinds_of({name: value for name, value in values.items() if name not in choices})
+    kinds |= {"choice"} if choices & set(values) else set()
     count = len(values)
     size = f"{len(drawn.tools)} tools"
     number = "3 or more arguments" if count > 2 else f"{count} argument{'s' if count != 1 else ''}"
-    return ["all", size, number, *sorted(kinds_of(values))]
+    return ["all", size, number, *sorted(kinds)]
 
 
 def measure_services(
@@ -127,7 +135,7 @@ def is_right(completion: str, prompt: EvaluationPrompt) -> bool:
 def canonical(completion: str) -> str:
     """The call of a completion as JSON with sorted keys, its tool first. The completion itself if it has no call that
     parses."""
-    body = re.search(r"<tool_call>\n(.*)\n</tool_call>$", call_of(completion))
+    body = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", call_of(completion))
     try:
         call = json.loads(body[1]) if body else None
     except ValueError:

@@ -5,7 +5,8 @@ objects."""
 # Values are JSON, which has partial types.
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from ..types import Json
@@ -16,7 +17,7 @@ Shape = Literal["one", "many", "flag", "choice", "object", "objects"]
 UNITS = ("km", "kg", "ms", "GB", "%", "h", "m", "min", "EUR", "px", "s")
 ENDINGS = ("txt", "md", "py", "json", "csv", "log", "yaml", "png", "toml", "pdf")
 DOMAINS = ("com", "org", "net", "example", "io", "dev")
-PAIRS = (("from", "to"), ("old", "new"), ("first", "second"), ("start", "end"), ("base", "head"), ("left", "right"))
+PAIRS = (("from", "to"), ("old", "new"), ("first", "second"), ("start", "end"), ("lower", "upper"), ("left", "right"))
 """First words of the names of two arguments of one kind, in the order in which requests state their values."""
 
 
@@ -151,13 +152,13 @@ KINDS: dict[str, tuple[tuple[str, ...], Callable[[WordSource], Json]]] = {
     "email": (("email", "recipient", "sender", "contact"), email),
     "date": (("date", "day", "deadline", "birthday"), date),
     "time": (("time", "hour", "clock"), clock),
-    "instant": (("timestamp", "moment", "since", "until"), instant),
+    "instant": (("instant", "moment", "since", "until"), instant),
     "zone": (("zone", "region", "area", "place"), zone),
     "id": (("id", "key", "code", "ticket"), identifier),
     "branch": (("branch", "tag", "version", "revision", "release"), branch),
     "pattern": (("pattern", "glob", "filter"), pattern),
     "measure": (("size", "length", "weight", "duration"), measure),
-    "text": (("text", "message", "note", "content", "comment"), text),
+    "text": (("message", "note", "content", "comment", "remark"), text),
     "name": (("name", "title", "label", "city"), title),
     "word": (("query", "term", "topic", "word", "type"), phrase),
     "number": (("count", "limit", "amount", "total", "number", "max"), amount),
@@ -166,6 +167,14 @@ KINDS: dict[str, tuple[tuple[str, ...], Callable[[WordSource], Json]]] = {
 name may have any kind."""
 WEIGHTS = (16, 6, 5, 5, 6, 4, 8, 9, 8, 3, 4, 9, 5, 8, 10)
 """Relative frequency of each kind, in the order of KINDS."""
+
+
+SHAPES: dict[Shape, int] = {"one": 70, "many": 12, "flag": 2, "choice": 9, "object": 4, "objects": 3}
+"""Relative frequency of each shape of an argument."""
+RICH_SHAPES: dict[Shape, int] = {"one": 43, "many": 28, "flag": 5, "choice": 10, "object": 7, "objects": 7}
+"""The same in services with many lists and objects."""
+LIST_PARTS = 0.2
+"""Share of an object's fields that are lists."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +207,8 @@ class Field:
             case "object":
                 return {part.name: part.draw(source) for part in self.parts}
             case "objects":
-                return [{part.name: part.draw(source) for part in self.parts}]
+                count = rng.choice([1, 1, 1, 2])
+                return [{part.name: part.draw(source) for part in self.parts} for _ in range(count)]
             case _:
                 return KINDS[self.kind][1](source)
 
@@ -250,9 +260,9 @@ def joined(words: list[str], style: str) -> str:
     return words[0] + "".join(word.capitalize() for word in words[1:])
 
 
-def draw_field(source: WordSource, style: str, taken: set[str], plain: bool = False) -> Field:
+def draw_field(source: WordSource, style: str, taken: set[str], plain: bool = False, rich: bool = False) -> Field:
     """An argument whose name is not in `taken`; its name is added there. `plain`: one string or number, no list, flag,
-    choice or object."""
+    choice or object. `rich`: more of these, as in RICH_SHAPES."""
     rng = source.rng
     kind = rng.choices(list(KINDS), WEIGHTS)[0]
     noun = rng.choice(KINDS[kind][0])
@@ -263,25 +273,45 @@ def draw_field(source: WordSource, style: str, taken: set[str], plain: bool = Fa
     if name in taken:
         name, telling = source.draw(), False
     taken.add(name)
-    draw = rng.random()
-    if plain or draw < 0.72:
-        return Field(name, kind, "one", telling)
-    if draw < 0.84 and (several := f"{name}s") not in taken:
-        taken.add(several)
-        return Field(several, kind if kind != "number" else "word", "many", telling)
-    if draw < 0.93:
-        return Field(name, "word", "choice", choices=tuple(source.draw() for _ in range(rng.choice([2, 3, 3, 4]))))
-    parts = tuple(draw_field(source, style, set(), plain=True) for _ in range(rng.choice([2, 2, 3])))
-    if len({part.name for part in parts}) < len(parts):
-        return Field(name, kind, "one", telling)
-    return Field(name, "word", rng.choice(["object", "objects"]), parts=parts)
+    field = Field(name, kind, "one", telling)
+    shares = RICH_SHAPES if rich else SHAPES
+    shape = "one" if plain else rng.choices(list(shares), list(shares.values()))[0]
+    match shape:
+        case "one":
+            return field
+        case "many":
+            return as_list(field, taken)
+        case "flag":
+            return Field(name, "word", "flag")
+        case "choice":
+            draw = source.draw if rng.random() < 0.75 else partial(title, source)
+            return Field(name, "word", "choice", choices=tuple(draw() for _ in range(rng.choice([2, 3, 3, 4]))))
+        case _:
+            names: set[str] = set()
+            parts = tuple(draw_part(source, style, names) for _ in range(rng.choice([2, 2, 3])))
+            return Field(name, "word", shape, parts=parts)
 
 
-def draw_optional(source: WordSource, style: str, taken: set[str]) -> Field:
+def draw_part(source: WordSource, style: str, taken: set[str]) -> Field:
+    """A field of an object: one value, or a list. Its name is added to `taken`."""
+    part = draw_field(source, style, taken, plain=True)
+    return as_list(part, taken) if source.rng.random() < LIST_PARTS else part
+
+
+def as_list(field: Field, taken: set[str]) -> Field:
+    """The field as a list of strings with a plural name, which is added to `taken`; the field itself if it is there."""
+    several = f"{field.name}s"
+    if several in taken:
+        return field
+    taken.add(several)
+    return replace(field, name=several, kind="word" if field.kind == "number" else field.kind, shape="many")
+
+
+def draw_optional(source: WordSource, style: str, taken: set[str], rich: bool = False) -> Field:
     """An optional argument, often a flag or a number. Its name is added to `taken`."""
     draw = source.rng.random()
     if draw > 0.5:
-        return draw_field(source, style, taken)
+        return draw_field(source, style, taken, rich=rich)
     name = joined([source.draw() for _ in range(source.rng.choice([1, 2]))], style)
     taken.add(name)
     return Field(name, "word", "flag") if draw < 0.28 else Field(name, "number")

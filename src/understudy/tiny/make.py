@@ -1,6 +1,7 @@
 """Trains a bundled policy: `python -m understudy.tiny.make --help`."""
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ NUMBERS_OF_STAGES = range(1, len(STAGES) + 1)
 def command_line() -> argparse.ArgumentParser:
     """The options of the command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=path(), help="folder that the policy is written to")
+    parser.add_argument(
+        "--folder", type=Path, help="folder that the policy is written to; default: that of `tiny`; needed with --go-on"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the episodes")
     parser.add_argument("--threads", type=int, default=2, help="torch threads before training starts; training uses 2")
     parser.add_argument("--kept", type=Path, default=Path("build/tiny"), help="folder for the weights of each stage")
@@ -37,12 +40,16 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=float, help="with --go-on: train for this many minutes; the learning rates fall to 0 by then"
     )
-    parser.add_argument("--tokens", type=int, default=SERVICES.tokens, help="with --go-on: train on this many tokens")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        help=f"with --go-on: train on at most this many tokens; default: {SERVICES.tokens:,}, or no limit with --minutes",
+    )
     parser.add_argument(
         "--entered",
         type=float,
         default=0.0,
-        help="with --go-on: share of the training that an interrupted run completed, 0 to 1",
+        help="with --go-on: begin at this share of the stage, 0 to 1; the minutes and tokens are those of the rest",
     )
     return parser
 
@@ -54,12 +61,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.go_on:
-        continue_training(
-            replace(SERVICES, tokens=options.tokens, minutes=options.minutes, entered=options.entered),
-            options.go_on,
-            options.folder,
-            options.seed,
-        )
+        if options.folder is None:
+            parser.error("--go-on needs --folder, where the new weights are written")
+        tokens = options.tokens or (SERVICES.tokens if options.minutes is None else sys.maxsize)
+        stage = replace(SERVICES, tokens=tokens, minutes=options.minutes, entered=options.entered)
+        continue_training(stage, options.go_on, options.folder, options.seed)
         return
     kept = [options.kept / f"stage-{number}" for number in (0, *NUMBERS_OF_STAGES)]
     begin = kept[options.from_stage - 1]
@@ -71,7 +77,7 @@ def main() -> None:
         tokenizer = make_tokenizer(options.seed)
         save(make_model(tokenizer, options.seed), tokenizer, kept[0])
     for number in range(options.from_stage, options.to_stage + 1):
-        folder = kept[number] if number < len(STAGES) else options.folder
+        folder = kept[number] if number < len(STAGES) else options.folder or path()
         make_stage(STAGES[number - 1], kept[number - 1], folder, options.seed + number)
 
 

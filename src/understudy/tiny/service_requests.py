@@ -110,9 +110,13 @@ def argument_phrase(
         off = [f"without {name}", f"{name} off", f"{name}: false", f"no {name}"]
         return rng.choice(on if value else off)
     if field.shape in ("object", "objects"):
-        one = value[0] if isinstance(value, list) else value
-        parts = [argument_phrase(source, part, one[part.name], named=True) for part in field.parts]
-        return f"{name} with {' and '.join(parts)}" if rng.random() < 0.6 else ", ".join(parts)
+        between = rng.choice([" and ", " and ", ", "])
+        items = [
+            between.join(argument_phrase(source, part, one[part.name], named=True) for part in field.parts)
+            for one in (value if isinstance(value, list) else [value])
+        ]
+        text = rng.choice(["; ", ", and ", " and "]).join(items)
+        return f"{name} with {text}" if rng.random() < 0.6 else text
     text = list_phrase(rng, value) if isinstance(value, list) else value_phrase(rng, value, 0.1 if named else 0.3)
     if not named:
         return f"{rng.choice(BEFORE)} {text}".strip()

@@ -73,17 +73,18 @@ def signature(parameters: Json) -> str:
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a service: its number of tools, the most arguments that one requires, and whether there are optional
-    arguments, lists, flags, choices and objects (`shaped`)."""
+    """The size of a service: its number of tools, the most arguments that one requires, whether there are optional
+    arguments, lists, flags, choices and objects (`shaped`), and whether there are many of these (`rich`)."""
 
     tools: int
     required: int
     shaped: bool
+    rich: bool = False
 
 
 def size_at(source: WordSource, level: float, tools: int | None = None) -> Size:
-    """Draw the size of a service. `level` is the progress of the widening, 0 to 1; above 1, more tools take several
-    arguments. `tools` fixes the number of tools."""
+    """Draw the size of a service. `level` is the progress of the widening, 0 to 1; above 1, more arguments
+    are lists and objects. `tools` fixes the number of tools."""
     rng = source.rng
     draw = rng.random()
     most = rng.randint(1, 4) if draw < 0.45 else rng.randint(5, 9) if draw < 0.75 else rng.randint(10, 16)
@@ -91,6 +92,7 @@ def size_at(source: WordSource, level: float, tools: int | None = None) -> Size:
         tools or min(most, 3 + int(13 * level)),
         1 + int(2.99 * min(1.0, level * rng.random() ** 0.6)),
         rng.random() < level,
+        level > 1,
     )
 
 
@@ -110,7 +112,7 @@ def draw_service(source: WordSource, size: Size) -> tuple[ServiceTool, ...]:
         name = joined([*prefix, *words], style)
         required, names = draw_required(source, field_style, shared, size)
         count = rng.choice([0, 0, 0, 1, 1, 2, 3]) if size.shaped else 0
-        optional = tuple(draw_optional(source, field_style, names) for _ in range(count))
+        optional = tuple(draw_optional(source, field_style, names, size.rich) for _ in range(count))
         tools[name] = ServiceTool(name, required, optional)
     listed = list(tools.values())
     rng.shuffle(listed)
@@ -145,8 +147,8 @@ def draw_required(
             chosen = (*chosen, draw_field(source, style, names, plain=True))
         if chosen:
             return tuple(rng.sample(chosen, len(chosen)) if rng.random() < 0.2 else chosen), names
-    chosen = (rng.choice(shared),) if rng.random() < 0.6 else (draw_field(source, style, names, plain=not size.shaped),)
+    chosen = (rng.choice(shared),) if rng.random() < (0.35 if size.rich else 0.6) else ()
     while len(chosen) < count:
-        chosen = (*chosen, draw_field(source, style, names, plain=not size.shaped))
+        chosen = (*chosen, draw_field(source, style, names, plain=not size.shaped, rich=size.rich))
     unique = {field.name: field for field in chosen}
     return tuple(unique.values()), names

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..types import Json, Message
 from .episodes import Episode, Turn, completion, system_prompt
-from .fields import KINDS, Field, flat
+from .fields import KINDS, Field, flat, object_schema
 from .service_requests import Naming, argument_phrases, clause, contains_value, naming, request
 from .service_tools import ServiceTool, draw_service, signature, size_at
 from .words import WordSource
@@ -22,6 +22,8 @@ CHAIN_SHARE = 0.14
 """Share of requests that name a second tool, which takes a field of the first tool's result."""
 CORRECTED_SHARE = 0.06
 """Share of requests whose first call returns an error that names the right value."""
+BARE_SHARE = 0.2
+"""Share of the results for a second tool that are the value alone."""
 ERROR_SHARE = 0.03
 """Share of requests whose result is an error that the answer quotes."""
 SEVERAL_SHARE = 0.15
@@ -32,6 +34,8 @@ NOT_FOUND_ERRORS = (
     "unknown {name} {value}, use {right}",
     "{name} {value} not found. Did you mean {right}?",
     "no {value}; try {right}",
+    "{value} is not a valid {name}: expected {right}",
+    "{name} must be {right}",
 )
 
 
@@ -151,11 +155,14 @@ def draw_values(source: WordSource, tool: ServiceTool, share: float) -> dict[str
 
 
 def draw_result(source: WordSource, after: ServiceTool | None) -> Json:
-    """A result: an object with the argument of `after`; or for None, an object, a list, a number or a string."""
+    """A result: the value of the argument of `after`, or an object with it; or for None, an object, a list, a number or a
+    string."""
     rng = source.rng
     kinds = rng.choices(list(KINDS), k=3)
     if after is not None:
         field = after.required[0]
+        if rng.random() < BARE_SHARE:
+            return field.draw(source)
         rest = {source.draw(): KINDS[kinds[0]][1](source)} if rng.random() < 0.4 else {}
         both = {**rest, field.name: field.draw(source)}
         return dict(sorted(both.items(), key=lambda _: rng.random()))
@@ -179,9 +186,9 @@ def add_calls_and_answer(
     """Append the call, possibly an error and the corrected call, the result, possibly the second tool's call, and the
     answer. `hints`: the field of the result that the request names."""
     rng = source.rng
-    tool, values = task.tool, task.values
+    tool, values, after = task.tool, task.values, task.after
     thought = thought_of(tools, tool, mentions[0] if mentions else None)
-    fitting = [tool] if task.named else [other for other in tools if required_names(other) == required_names(tool)]
+    fitting = [tool] if task.named else [other for other in tools if required_schema(other) == required_schema(tool)]
     calls = tuple(call_text(tools, other, values, mentions[0] if mentions else None) for other in fitting)
     drawn.turns.append(Turn(calls, (), call_share=1.0))
     draw = rng.random()
@@ -193,13 +200,14 @@ def add_calls_and_answer(
         drawn.turns.append(Turn((call_text(tools, tool, values, None),), (), call_share=1.0))
     elif draw < CORRECTED_SHARE + ERROR_SHARE:
         result, hints = f"Error: {' '.join(source.draw() for _ in range(rng.randint(1, 3)))}", []
+        after = None
     drawn.messages += exchange(tool, values, thought, rendered(rng, result))
-    if task.after is not None and isinstance(result, dict):
-        name = task.after.required[0].name
-        taken = {name: result[name]}
-        drawn.turns.append(Turn((call_text(tools, task.after, taken, mentions[1]),), (), call_share=1.0))
+    if after is not None:
+        name = after.required[0].name
+        taken = {name: result[name] if isinstance(result, dict) else result}
+        drawn.turns.append(Turn((call_text(tools, after, taken, mentions[1]),), (), call_share=1.0))
         result, hints = first_field(draw_result(source, None)), []
-        drawn.messages += exchange(task.after, taken, thought_of(tools, task.after, mentions[1]), rendered(rng, result))
+        drawn.messages += exchange(after, taken, thought_of(tools, after, mentions[1]), rendered(rng, result))
     answers = answers_to(result, hints)
     drawn.turns.append(Turn((), answers, call_share=0.0))
     drawn.messages.append({"role": "assistant", "content": rng.choice(answers)})
@@ -224,9 +232,11 @@ def answer_text(value: Json) -> str:
 
 
 def rendered(rng: random.Random, result: Json) -> str:
-    """The text of a tool message: JSON, plain text, or a list with one item per line."""
+    """The text of a tool message: JSON, plain text, or a line per field or item."""
     if isinstance(result, str):
         return result
+    if isinstance(result, dict) and rng.random() < 0.12:
+        return "\n".join(f"{name}: {answer_text(value)}" for name, value in result.items())
     if isinstance(result, list) and rng.random() < 0.4:
         return "\n".join(str(item) for item in result)
     return json.dumps(result, indent=2) if rng.random() < 0.15 else json.dumps(result)
@@ -242,6 +252,11 @@ def corrected(source: WordSource, field: Field, values: dict[str, Json]) -> tupl
 def required_names(tool: ServiceTool) -> tuple[str, ...]:
     """The names of the arguments that a tool requires."""
     return tuple(field.name for field in tool.required)
+
+
+def required_schema(tool: ServiceTool) -> Json:
+    """The JSON Schema of the arguments that a tool requires."""
+    return object_schema(tool.required, ())
 
 
 def thought_of(tools: Sequence[ServiceTool], tool: ServiceTool, named: Naming | None) -> str:

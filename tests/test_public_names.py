@@ -115,6 +115,8 @@ DOOR = [
     "logged_reward",
     "new_id",
     "on_capture_end",
+    "one_line",
+    "printable",
     "printing_failures",
     "refuse_running_loop",
     "resolve_sinks",

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from .connection.limits import Limits
 from .target_options import (
     Bind,
+    CallTimeout,
     Env,
     Fixture,
     Header,
@@ -54,5 +55,6 @@ def _options(
     resources: Resources = False,
     prompts: Prompts = False,
     start_timeout: StartTimeout = Limits().start_seconds,
+    call_timeout: CallTimeout = Limits().call_seconds,
 ) -> None:
     """The target's options, with their defaults."""

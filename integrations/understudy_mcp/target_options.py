@@ -36,6 +36,7 @@ Stateless = Annotated[
 Resources = Annotated[bool, typer.Option("--resources", help="offer the server's resources as tools")]
 Prompts = Annotated[bool, typer.Option("--prompts", help="offer the server's prompts as tools")]
 StartTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the server to start")]
+CallTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the answer to a tool call")]
 
 
 def target_from(
@@ -50,6 +51,7 @@ def target_from(
     resources: bool,
     prompts: bool,
     start_timeout: float,
+    call_timeout: float,
 ) -> Target:
     """Build the target from the command line's options. Raises ConfigError."""
     return Target.parse(
@@ -62,7 +64,7 @@ def target_from(
         stateless=stateless,
         resources=resources,
         prompts=prompts,
-        limits=Limits(start_seconds=start_timeout),
+        limits=Limits(start_seconds=start_timeout, call_seconds=call_timeout),
     )
 
 

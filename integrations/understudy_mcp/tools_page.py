@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
+from understudy.integration import one_line, printable
+
 from .connection.pool import ServerPool
-from .printable import one_line, printable
 from .tools.toolset import ModelTool
 
 

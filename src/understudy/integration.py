@@ -15,6 +15,7 @@
 - Trace sinks: the events that an `understudy.TraceSink` receives, and rollouts as spans with fixed ids and times
   (`rollout_spans`), which `OtlpSender` sends. `DeliveryError`: a server did not accept them.
 - Other LLMs: send requests with `Llm` inside `budget(max_cost)`, whose `Spending` is the ledger.
+- Text from outside: `printable` and `one_line` escape it for a terminal.
 - Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page
   inside `printing_failures`; `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
 """
@@ -57,6 +58,7 @@ from .errors import (
 )
 from .llms.ledger import Spending, budget
 from .llms.llm import Llm
+from .printable import one_line, printable
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
 from .tool_runs import ToolRun
@@ -150,6 +152,8 @@ __all__ = [
     "logged_reward",
     "new_id",
     "on_capture_end",
+    "one_line",
+    "printable",
     "printing_failures",
     "refuse_running_loop",
     "resolve_sinks",

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.mcp_adapter.conftest import SERVERS, python_module
 from tests.paths import ROOT
 from understudy.cli import guarded
 from understudy.extras import install_command
+from understudy_mcp import Limits, Target
 from understudy_mcp.commands import app
+from understudy_mcp.target_command import on_target
 
 Called = Callable[..., tuple[int, str, str]]
 POINT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["understudy.commands"]["mcp"]
@@ -117,6 +120,21 @@ def test_a_servers_text_reaches_no_terminal_raw(folder: Path, called: Called) ->
     assert code == 0, complaint
     assert not {"\x1b", "\x07", "\u202e"} & set(page)
     assert r"Hello\x1b]0;owned\x07\u202e" in page
+
+
+def test_the_deadlines_of_a_start_and_of_a_call_are_options(called: Called) -> None:
+    silent = shlex.join([sys.executable, str(SERVERS / "misbehaving.py"), "silent"])
+    code, _, complaint = called("tools", silent, "--start-timeout", "0.5")
+    assert code == 1
+    assert "not ready within start_seconds=0.5; if it needs longer, raise that (--start-timeout): " in complaint
+    code, _, complaint = called("tools", silent, "--call-timeout", "0")
+    assert (code, "--call-timeout" in complaint) == (2, True)
+    targets: list[Target] = []
+    command = typer.Typer()
+    command.command()(on_target(targets.append))
+    command(["server", "--call-timeout", "0.2"], standalone_mode=False)
+    command(["server"], standalone_mode=False)
+    assert [target.limits for target in targets] == [Limits(call_seconds=0.2), Limits()]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import asyncio
 import gzip
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import uvicorn
 from mcp.server.mcpserver import Context
@@ -127,6 +129,26 @@ async def test_a_refusal_is_told_with_its_status(status: int, reason: str) -> No
             pass
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_url_that_denies_access_is_told_with_the_ways_to_give_credentials(status: int) -> None:
+    with served(refusing(status)) as url:
+        with pytest.raises(McpStartError) as denied:
+            async with ServerPool(Target.parse(url, limits=QUICK)):
+                pass
+        with pytest.raises(McpStartError, match="it does not accept the credentials: check that they are valid"):
+            async with ServerPool(Target.parse(url, headers={"Authorization": "Bearer old-token"}, limits=QUICK)):
+                pass
+    for remedy in ("--header 'Authorization: Bearer ${env:TOKEN}'", "`auth` in an mcp.json", "Target.parse(url, auth="):
+        assert remedy in str(denied.value)
+
+
+async def test_another_refusal_of_a_url_speaks_of_no_credentials() -> None:
+    with served(refusing(500)) as url, pytest.raises(McpStartError) as refused:
+        async with ServerPool(Target.parse(url, limits=QUICK)):
+            pass
+    assert "Authorization" not in str(refused.value)
+
+
 async def test_a_compressed_answer_is_refused_as_its_size_is_not_known() -> None:
     bomb = gzip.compress(b" " * 50_000_000)
 
@@ -142,10 +164,8 @@ async def test_a_compressed_answer_is_refused_as_its_size_is_not_known() -> None
             pass
 
 
-async def test_a_client_of_oauth_gets_a_token_and_calls_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = shop()
-    monkeypatch.setenv("SHOP_SECRET", "s3cret-words")
-    seen: list[tuple[str, str]] = []
+def with_oauth(inner: Any, seen: list[tuple[str, str]]) -> App:
+    """The application behind OAuth: it grants `granted-token` to every client, and notes paths and authorizations in `seen`."""
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -171,12 +191,72 @@ async def test_a_client_of_oauth_gets_a_token_and_calls_with_it(monkeypatch: pyt
         else:
             await inner(scope, receive, send)
 
-    with served(app) as url:
+    return app
+
+
+async def test_a_client_of_oauth_gets_a_token_and_calls_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_SECRET", "s3cret-words")
+    seen: list[tuple[str, str]] = []
+    with served(with_oauth(shop(), seen)) as url:
         auth = client_credentials(f"{url}/mcp", "me", "${env:SHOP_SECRET}", issuer=url)
         target = Target((HttpServer("shop", f"{url}/mcp", auth=auth),), limits=QUICK)
         async with ServerPool(target) as pool, pool.rollout() as tools:
             assert (await tools.call("list_notes", {})).text == "[]"
     assert ("/mcp", "Bearer granted-token") in seen
+
+
+async def test_a_clients_secret_and_its_token_are_in_no_result(tmp_path: Path) -> None:
+    inner = notes_server.make()
+    seen: list[tuple[str, str]] = []
+
+    @inner.tool()
+    def leak(context: Context) -> list[str]:
+        """All that the server knows of its client."""
+        return [
+            seen[-1][1],
+            dict(seen)["/token"],
+            str(dict(context.headers or {}).get("authorization")),
+            "the secret: s3cret-words",
+        ]
+
+    with served(with_oauth(inner.streamable_http_app(), seen)) as url:
+        oauth = {"CLIENT_ID": "me", "CLIENT_SECRET": "s3cret-words", "issuer": url}
+        path = tmp_path / "mcp.json"
+        path.write_text(json.dumps({"mcpServers": {"shop": {"url": f"{url}/mcp", "auth": oauth}}}))
+        async with ServerPool(Target.parse(path, limits=QUICK)) as pool, pool.rollout() as tools:
+            answer = await tools.call("leak", {})
+    assert answer.structured == {"result": ["Bearer ***", "Basic ***", "Bearer ***", "the secret: ***"]}
+
+
+class _Signed(httpx2.Auth):
+    """Authentication of a user's own."""
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response]:
+        request.headers["authorization"] = "Signature by-my-own-hand"
+        yield request
+
+
+async def test_a_credential_of_any_authentication_is_in_no_result() -> None:
+    inner = notes_server.make()
+
+    @inner.tool()
+    def leak(context: Context) -> str:
+        """The caller's credential."""
+        return str(dict(context.headers or {}).get("authorization")).split()[1]
+
+    with served(inner.streamable_http_app()) as url:
+        target = Target.parse(f"{url}/mcp", auth=_Signed())
+        async with ServerPool(target) as pool, pool.rollout() as tools:
+            assert (await tools.call("leak", {})).text == "***"
+
+
+async def test_the_texts_of_prompts_hide_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALLER", "ada-lovelace")
+    with served(shop()) as url:
+        target = Target.parse(f"{url}/mcp", headers={"x-caller": "${env:CALLER}"}, prompts=True)
+        async with ServerPool(target) as pool, pool.rollout() as tools:
+            prompt = await tools.call("get_prompt", {"name": "summary", "arguments": {"name": "ada-lovelace"}})
+    assert prompt.text == "user: Summarise the note ***."
 
 
 async def respond(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.fakes.obedient_policy import obey
 from tests.mcp_adapter.conftest import children, misbehaving, python_module
 from tests.mcp_adapter.servers import notes_server
 from understudy import RemoteBackend, TrainableModel, Trajectory
+from understudy.errors import ConfigError
 from understudy.extras import install_command
 from understudy.integration import capturing
 from understudy.testing import scripted_server
@@ -85,6 +87,33 @@ async def test_each_capture_has_servers_of_its_own_until_it_ends(tmp_path: Path)
                 await write.ainvoke({"name": "inner", "text": "a"})
             assert await listed.ainvoke({}) == '["inner"]'  # the rollout goes on
         assert await listed.ainvoke({}) == "[]"
+
+
+async def test_calls_outside_of_rollouts_take_no_rollouts_place(tmp_path: Path) -> None:
+    async with await mcp_tools(notes_server.make, fixture=tmp_path, max_rollouts=1) as tools:
+        write, listed = named(tools)["write_note"], named(tools)["list_notes"]
+
+        async def rollout(number: int) -> str:
+            with capturing(Trajectory()):
+                await write.ainvoke({"name": f"n{number}", "text": "a"})
+                return await listed.ainvoke({})
+
+        await write.ainvoke({"name": "outside", "text": "a"})
+        answers = await asyncio.wait_for(asyncio.gather(*(rollout(number) for number in range(3))), 30)
+        assert answers == ['["n0"]', '["n1"]', '["n2"]']
+        assert await listed.ainvoke({}) == '["outside"]'
+
+
+async def test_at_most_max_rollouts_have_servers_at_a_time(tmp_path: Path) -> None:
+    async with await mcp_tools(notes_server.make, fixture=tmp_path, max_rollouts=1) as tools:
+        listed = named(tools)["list_notes"]
+        with capturing(Trajectory()):
+            await listed.ainvoke({})
+            with capturing(Trajectory()), pytest.raises(TimeoutError):
+                await asyncio.wait_for(listed.ainvoke({}), 0.5)
+            assert await asyncio.wait_for(asyncio.to_thread(Context().run, listed.invoke, {}), 30) == "[]"
+    with pytest.raises(ConfigError, match="max_rollouts: at least 1 is needed, got 0"):
+        await mcp_tools(notes_server.make, max_rollouts=0)
 
 
 async def test_a_langgraph_app_runs_on_them_inside_trainable(tmp_path: Path) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
+from typing import cast
 
 import pytest
+from click import Group
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.main import get_command
 
 from understudy.errors import ConfigError
+from understudy_mcp.commands import app
 from understudy_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
 from understudy_mcp.scenarios.probing import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
 from understudy_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
@@ -155,3 +160,15 @@ def test_what_every_or_no_rollout_solves_is_set_aside_and_counted() -> None:
         set_aside(made, {"x": 0.5})
     with pytest.raises(ConfigError, match=r"a share from 0 to 1 is needed for 's0', got 2"):
         set_aside(made, {"s0": 2})
+
+
+def test_what_is_advised_where_nothing_can_be_learned_are_options_that_exist() -> None:
+    only = ScenarioSet((scenario(0, ("a", {})),), "ab12")
+    with pytest.raises(ConfigError, match="none teaches this model anything") as error:
+        set_aside(only, {"s0": 0.0})
+    advice = str(error.value)
+    commands = cast(Group, get_command(app)).commands
+    for name, text in (("scenarios", advice.split("`")[1]), ("train", "".join(advice.split("`")[::2]))):
+        advised = set(re.findall(r"(?<!\S)\(?(--?[a-z][a-z-]*)", text))
+        options = {option for parameter in commands[name].params for option in parameter.opts}
+        assert advised and advised <= options

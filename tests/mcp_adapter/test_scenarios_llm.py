@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from mcp.server.mcpserver import MCPServer
+from mcp.types import ToolAnnotations
 
 from tests.mcp_adapter.servers import library_server
 from understudy.integration import BudgetExceeded, Llm, LlmError, budget
 from understudy.testing import LlmReply, LlmRequest, fails, refuses, says, scripted_llm
 from understudy_mcp import Target
+from understudy_mcp.connection.servers import ServerFactory
 from understudy_mcp.scenarios import execution
 from understudy_mcp.scenarios.files import ScenarioSet
 from understudy_mcp.scenarios.generate import generate_scenarios
@@ -73,10 +77,12 @@ def number_wanted(request: LlmRequest) -> int:
     return int(match[1])
 
 
-async def made(script: object, count: int) -> tuple[ScenarioSet, list[LlmRequest]]:
+async def made(
+    script: object, count: int, make: ServerFactory = library_server.make, *, allow_writes: bool = False
+) -> tuple[ScenarioSet, list[LlmRequest]]:
     with scripted_llm(script) as endpoint:  # type: ignore[arg-type]
         llm = Llm("openai/writer", api_base=endpoint.url, api_key="k", cache=None, retries=1)
-        scenarios = await generate_scenarios(Target.parse(library_server.make), count=count, llm=llm)
+        scenarios = await generate_scenarios(Target.parse(make), count=count, llm=llm, allow_writes=allow_writes)
         return scenarios, list(endpoint.requests)
 
 
@@ -124,6 +130,84 @@ async def test_the_writer_sees_what_the_server_holds_fenced_and_escaped() -> Non
     assert not {"\x1b", "\x07", "\u202e"} & set(user)
     assert "Stone Bridges" in user and "nine to five" in user
     assert "get_secret_token" not in user and '"add_book"' not in user
+
+
+def files_server(folder: Path) -> MCPServer:
+    """A server that lists and reads the files of its folder by their whole paths, as many do."""
+    server = MCPServer("files")
+    (folder / "tide.txt").write_text("high at noon")
+
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
+    def list_files() -> list[str]:
+        """Lists the files."""
+        return [str(file) for file in folder.iterdir()]
+
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
+    def read_files(paths: list[str]) -> str:
+        """Reads files."""
+        return "".join((folder / "none" / path).read_text() for path in paths)
+
+    return server
+
+
+async def test_a_path_in_the_rollouts_folder_is_filled_in_for_each_run() -> None:
+    path = "{rollout_dir}/tide.txt"
+    read = scenario("What does the file about the tide say?", ("read_files", json.dumps({"paths": [path]})))
+    scenarios, requests = await made([written(read), answers((1, ["high at noon"]))], 1, files_server)
+    assert path in requests[0].messages[1]["content"]  # the writer sees the path so, and not as it was in the rollout
+    [kept] = scenarios.scenarios
+    assert (kept.calls[0].arguments, kept.answer) == ({"paths": [path]}, ("high at noon",))
+
+
+LONG_TASK = "Please look up the book with the number 9700 in our catalogue, "
+
+
+@pytest.mark.parametrize(
+    ("task", "kept"),
+    [
+        (f"{LONG_TASK}and tell\x07 me its title.", False),
+        (f"{LONG_TASK}and tell me \u202eits title.", False),
+        ("Which book of {rollout_dir} has the number 9700?", True),
+        (f"{LONG_TASK[:-2]}: what is it?", True),
+        ("Which book\nhas the number\u2028 9700?", True),  # put on one line
+    ],
+    ids=["control", "bidi", "folder", "colon", "lines"],
+)
+async def test_a_task_is_dropped_for_a_hidden_character_anywhere_and_for_nothing_else(task: str, kept: bool) -> None:
+    call = ("find_book", '{"isbn": "9700"}')
+    scenarios, _ = await made([written(scenario(task, call), find("9701")), answers()], count=2)
+    assert (" ".join(task.split()) in {each.task for each in scenarios.scenarios}) == kept
+    assert ("a task with characters that are not shown" in scenarios.dropped) != kept
+
+
+def marks_server(folder: object = None) -> MCPServer:
+    """A server that sets known marks, and says that it has set any."""
+    server = MCPServer("marks")
+    marks = {"red": 0, "blue": 0}
+
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
+    def list_marks() -> dict[str, int]:
+        """Lists the marks."""
+        return marks
+
+    @server.tool(annotations=ToolAnnotations(read_only_hint=False, destructive_hint=False))
+    def set_mark(name: str, value: int) -> str:
+        """Sets a mark."""
+        if name in marks:
+            marks[name] = value
+        return f"set {name}"
+
+    return server
+
+
+async def test_a_write_without_a_visible_effect_is_dropped_where_others_of_its_tool_have_one() -> None:
+    def mark(name: str) -> dict[str, object]:
+        return scenario(f"Set the mark {name} to 7.", ("set_mark", json.dumps({"name": name, "value": 7})))
+
+    batch = written(mark("red"), mark("green"), mark("blue"))
+    scenarios, _ = await made([batch, answers(), written()], 3, marks_server, allow_writes=True)
+    assert {each.task for each in scenarios.scenarios} == {"Set the mark red to 7.", "Set the mark blue to 7."}
+    assert scenarios.dropped["nothing was changed"] == 1
 
 
 def replies(first: LlmReply, later: Callable[[], LlmReply]) -> Callable[[LlmRequest], LlmReply]:

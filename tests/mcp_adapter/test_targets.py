@@ -87,6 +87,18 @@ def test_an_mcp_json_of_claude_or_cursor_is_several_servers(tmp_path: Path) -> N
     assert web.headers == {"Authorization": "Bearer ${WEB_TOKEN}"}  # resolved when it starts
 
 
+def test_an_mcp_json_may_have_spaces_in_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "My Docs"
+    folder.mkdir()
+    (folder / "mcp.json").write_text(json.dumps(CLAUDE))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in (f"{folder}/mcp.json", "~/My Docs/mcp.json"):
+        assert [server.name for server in Target.parse(path).servers] == ["shop", "web"]
+    for command in ("shop-server mcp.json", f"{folder}/shop-server {'x' * 10_000}.json"):
+        [server] = Target.parse(command).servers
+        assert isinstance(server, StdioServer)
+
+
 def test_an_mcp_json_of_vs_code_asks_for_its_inputs_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +200,11 @@ async def test_tools_of_several_servers_are_prefixed_only_where_they_clash() -> 
         assert pool.shared == ()
     async with ServerPool(Target(target.servers, only=("goad", "my notes.echo"))) as pool:
         assert [tool.name for tool in pool.toolset.tools] == ["goad", "echo"]
-    with pytest.raises(ConfigError, match="only: there is no tool 'delete'; there are echo, goad, read_note"):
+    async with ServerPool(Target(target.servers, only=tuple(names))) as pool:
+        assert [tool.name for tool in pool.toolset.tools] == names
+    async with ServerPool(Target(target.servers, only=("my_notes_echo",))) as pool, pool.rollout() as tools:
+        assert [tool.name for tool in pool.toolset.tools] == ["echo"]
+        assert (await tools.call("echo", {"text": "a"})).text == "notes say a"
+    with pytest.raises(ConfigError, match="only: there is no tool 'delete'; there are odd_echo, goad, read_note"):
         async with ServerPool(Target(target.servers, only=("delete",))):
             pass

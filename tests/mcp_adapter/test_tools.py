@@ -6,15 +6,17 @@ import json
 from typing import Any
 
 import pytest
+from jinja2 import Environment
 from mcp import types
 from mcp.types import ToolAnnotations
+from pydantic import BaseModel
 
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_adapter.servers import notes_server
 from tests.paths import ROOT
 from understudy.errors import ConfigError
+from understudy.printable import one_line, printable
 from understudy_mcp import ServerDescription, ServerPool, ServerTool, Target, ToolKind
-from understudy_mcp.printable import one_line, printable
 from understudy_mcp.tools.results import as_tool_result, resource_text
 from understudy_mcp.tools.schemas import simplified
 from understudy_mcp.tools.tool import fingerprint, tool_kind
@@ -87,11 +89,99 @@ def test_a_schema_that_explodes_is_cut() -> None:
     }
     result = simplified({"type": "object", "properties": {"a": {"$ref": "#/$defs/D0"}}, "$defs": definitions})
     assert len(json.dumps(result.parameters)) < 200_000
-    assert any("beyond 1,000 schemas" in change for change in result.changes)
+    assert [change for change in result.changes if "1,000" in change] == [
+        "the arguments: more than 1,000 schemas after inlining, any value is allowed in the rest"
+    ]
     deep: dict[str, object] = {}
     for _ in range(100):
         deep = {"type": "array", "items": deep}
     assert len(json.dumps(simplified({"type": "object", "properties": {"a": deep}}).parameters)) < 1_000
+
+
+class _Tree(BaseModel):
+    value: int
+    left: _Tree | None = None
+    right: _Tree | None = None
+
+
+def test_an_optional_reference_to_the_schema_around_it_is_recursive() -> None:
+    definitions = _Tree.model_json_schema()["$defs"]
+    by_all_of = {
+        "type": "object",
+        "properties": {"value": {"type": "integer"}, "left": {"allOf": [{"$ref": "#/$defs/B"}]}},
+    }
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/_Tree"}, "b": {"allOf": [{"$ref": "#/$defs/B"}]}},
+        "$defs": {**definitions, "B": by_all_of},
+    }
+    result = simplified(schema)
+    value = {"type": "integer"}
+    assert result.parameters["properties"] == {
+        "a": {"type": "object", "properties": {"value": value, "left": {}, "right": {}}, "required": ["value"]},
+        "b": {"type": "object", "properties": {"value": value, "left": {}}},
+    }
+    null, recursive = "null is not offered, the argument is left out instead", "is recursive, any value is allowed"
+    assert sorted(result.changes) == [
+        f"a.left: $ref '#/$defs/_Tree' {recursive}",
+        f"a.left: {null}",
+        f"a.right: $ref '#/$defs/_Tree' {recursive}",
+        f"a.right: {null}",
+        f"b.left: $ref '#/$defs/B' {recursive}",
+    ]
+
+
+def test_an_optional_value_of_several_parts_is_merged() -> None:
+    parts = {"allOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}
+    both = {"anyOf": [{"$ref": "#/$defs/Both"}, {"type": "null"}]}
+    result = simplified({"type": "object", "properties": {"a": both}, "$defs": {"Both": parts}})
+    assert result.parameters["properties"] == {"a": {"type": "string", "minLength": 2}}
+    assert result.changes == ("a: null is not offered, the argument is left out instead",)
+
+
+def _nested(levels: int, name: str = "p") -> dict[str, object]:
+    """A schema with objects inside objects, or in arrays, or under any key."""
+    schema: dict[str, object] = {"type": "string"}
+    for level in range(levels):
+        schema = (
+            {"type": "object", "properties": {name: schema}}
+            if level % 2
+            else {"type": "object", "additionalProperties": schema}
+        )
+    return {"type": "object", "properties": {name: schema}}
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_the_options_of_an_object_are_offered_together(inner: bool) -> None:
+    by_id = {"properties": {"id": {"type": "string"}}, "required": ["id"]}
+    by_name = {"$ref": "#/$defs/Named"}
+    named = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
+    choice: Any = {"type": "object", "properties": {"limit": {"type": "integer"}}, "anyOf": [by_id, by_name]}
+    root = {"type": "object", "properties": {"a": choice}} if inner else choice
+    result = simplified({**root, "$defs": {"Named": named}})
+    simple: Any = result.parameters["properties"]["a"] if inner else result.parameters  # type: ignore[index]
+    assert set(simple["properties"]) == {"id", "name", "limit"}
+    assert "anyOf" not in simple and "required" not in simple
+    where = "a" if inner else "the arguments"
+    assert result.changes == (f"{where}: anyOf removed, the properties of all its options are offered",)
+
+
+@pytest.mark.parametrize("name", ["p", "a.b", ".a"])
+def test_a_schema_is_as_deep_as_the_bundled_policys_template_takes(name: str) -> None:
+    template = Environment().from_string((ROOT / "src/understudy/tiny/mcp_policy/chat_template.jinja").read_text())
+    template.globals["raise_exception"] = _refuse
+    for levels in range(12):
+        result = simplified(_nested(levels, name))
+        function = {"type": "function", "function": {"name": "goad", "parameters": result.parameters}}
+        assert "goad<1>" in template.render(messages=[], tools=[function])
+        cut = [change for change in result.changes if "more than 6 levels deep, any value is allowed" in change]
+        assert result.changes == tuple(cut)
+        if name == "p":
+            assert (len(cut) > 0) == (levels > 5), levels
+
+
+def _refuse(reason: str) -> None:
+    raise AssertionError(reason)
 
 
 @pytest.mark.parametrize("name", ["time", "git", "everything", "filesystem", "memory"])

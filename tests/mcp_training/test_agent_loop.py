@@ -23,7 +23,7 @@ from understudy.wire import TracePage
 from understudy_mcp import Limits, ServerPool, StdioServer, Target
 from understudy_mcp.scenarios.scenario import McpScenario
 from understudy_mcp.training.agent_loop import SYSTEM, LoopOptions, parsed
-from understudy_mcp.training.rollout import McpRollout
+from understudy_mcp.training.rollout import McpRollout, withheld_tools
 
 CONVERSION: dict[str, object] = {"source_timezone": "Asia/Tokyo", "time": "16:30", "target_timezone": "Asia/Kolkata"}
 CALL = 'convert_time(source_timezone="Asia/Tokyo", time="16:30", target_timezone="Asia/Kolkata")'
@@ -145,6 +145,22 @@ async def test_the_same_distractors_are_shown_in_every_rollout_of_a_scenario() -
     assert shown == again
     assert all(len(names) == 8 and "tool_3" in names for names in shown)
     assert len(set(shown)) > 1
+
+
+async def test_a_policy_is_not_shown_tools_that_may_write_or_show_secrets_unless_a_scenario_takes_them() -> None:
+    server = MCPServer("office")
+    for name in ("list_rooms", "book_room", "delete_room", "get_secret_token"):
+        server.add_tool(lambda: "done", name=name, description="A tool.")
+    scenarios = [told("list", ("list_rooms", {})), told("book", ("book_room", {}))]
+    async with ServerPool(Target.parse(server)) as pool:
+        withheld = withheld_tools(pool.toolset, scenarios)
+        rollout = McpRollout(pool, withheld=frozenset(withheld))
+        shown = {tool.name for each in scenarios for tool in rollout.shown(each).tools}
+    assert withheld == {
+        "delete_room": "it may write; --allow-writes uses it",
+        "get_secret_token": "it may show secrets",
+    }
+    assert shown == {"list_rooms", "book_room"}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from understudy_mcp import Limits, McpStartError
 from understudy_mcp.scenarios.files import save_scenarios
 from understudy_mcp.scenarios.scenario import CheckKind, McpScenario
 from understudy_mcp.training.comparison import Comparison
+from understudy_mcp.training.defaults import default_config
 from understudy_mcp.training.mcp_trainer import MCPTrainer
 from understudy_mcp.training.scenario_judge import ScenarioJudge
 from understudy_mcp.training.training_state import Measured, TrainingState
@@ -118,6 +119,33 @@ async def test_scenarios_for_a_judge_need_one(model: TrainableModel) -> None:
         await trainer(model, scenarios=[open_task])[0].atrain(1)
 
 
+async def test_a_judge_that_no_scenario_needs_is_told(stand_in: TrainableModel) -> None:
+    chosen, said = trainer(stand_in, judge=give_one)
+    assert "judge      not asked, since every scenario is scored by execution" in "\n".join(await chosen.aplan(2))
+    await chosen.aevaluate()
+    assert said == [
+        "judge: not asked, since every scenario is scored by execution; --judge-all makes it half of every reward"
+    ]
+
+
+async def test_scenarios_that_are_all_held_out_can_be_evaluated(stand_in: TrainableModel) -> None:
+    held_out = [each.model_copy(update={"split": "eval"}) for each in scenarios().scenarios]
+    chosen, _ = trainer(stand_in, scenarios=held_out)
+    assert (await chosen.aevaluate()).scenarios == 12
+    with pytest.raises(ConfigError, match="none of 12 is for training"):
+        await chosen.atrain(1)
+
+
+def test_a_learning_rate_of_ones_own_falls_like_the_default() -> None:
+    schedule = default_config("tiny-mcp", 20, 1e-3)
+    assert callable(schedule)
+    assert schedule(1).learning_rate == pytest.approx(1e-3)
+    assert schedule(11).learning_rate == pytest.approx(5e-4)
+    assert schedule(1).kl_coef == pytest.approx(0.3)
+    with pytest.raises(ConfigError, match="learning_rate"):
+        default_config("tiny-mcp", 20, -1.0)
+
+
 async def test_a_server_that_fails_in_every_rollout_ends_the_run_with_the_causes(stand_in: TrainableModel) -> None:
     target = misbehaving("die", limits=Limits(start_seconds=20, call_seconds=5))
     chosen = MCPTrainer(target, stand_in, [told("goad()", ("goad", {}))], group_size=2, say=print)
@@ -128,6 +156,7 @@ async def test_a_server_that_fails_in_every_rollout_ends_the_run_with_the_causes
 async def test_a_plan_tells_what_would_happen_and_does_nothing(model: TrainableModel) -> None:
     lines = await trainer(model)[0].aplan(20)
     assert "scenarios  9 to train on, 3 held out" in "\n".join(lines)
+    assert "tools      2; a rollout sees at most 8: its scenario's, and others; rollouts share" in "\n".join(lines)
     assert "steps      20, each 4 scenarios x 6 rollouts, 32 at once, at most 8 turns" in lines
     assert model._server() is None  # pyright: ignore[reportPrivateUsage]  # nothing was registered
 
@@ -178,6 +207,11 @@ def test_a_table_says_that_scenarios_solved_before_training_leave_little_to_lear
     assert any("--probe 4" in line for line in table.lines()) == hint
 
 
+def test_a_table_of_scenarios_that_a_judge_scores_says_how_to_compare_them() -> None:
+    measured = Measured(step=0, rates={"answered": 1.0})
+    assert "a judge scores the held-out scenarios" in next(Comparison("f" * 64, 4, measured, measured).lines())
+
+
 def test_kept_state_of_other_scenarios_or_of_another_version_is_dropped() -> None:
     class Kept:
         def __init__(self, state: object) -> None:
@@ -226,14 +260,17 @@ async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_n
             await chosen.aevaluate()
         chosen = MCPTrainer(server, model, count=20, say=said.append)
         first = await chosen.aevaluate()
-        again = await MCPTrainer(server, model, say=said.append).aevaluate()
+        assert "the scenarios of an interrupted run are used" in "".join(said)
+        again = await MCPTrainer(server, model, count=9, say=said.append).aevaluate()
     assert first.metrics == again.metrics | {
         "duration": first.metrics["duration"],
         "tool_seconds": first.metrics["tool_seconds"],
     }
     assert (tmp_path / ".understudy/mcp/half.jsonl").is_file()
-    assert sum(line.startswith("making scenarios for orders") for line in said) == 2
-    assert "held out, kept in " in said[-1]
+    assert sum(line.startswith("making scenarios for orders") for line in said) == 1
+    assert "held out, kept in " in said[-2]
+    assert "count: without effect, since the scenarios of " in said[-1]
+    assert [file.name for file in (tmp_path / ".understudy/mcp").iterdir()] == ["half.jsonl"]
 
 
 async def test_a_server_that_never_starts_is_named_before_anything_else(stand_in: TrainableModel) -> None:

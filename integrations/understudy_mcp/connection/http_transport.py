@@ -13,6 +13,7 @@ from ..errors import McpOverflowError
 from ..tools.references import References
 from .limits import Limits
 from .link import Link
+from .oauth import secrets_of
 from .servers import HttpServer
 
 _STREAM_FACTOR = 8
@@ -27,6 +28,12 @@ async def http_transport(server: HttpServer, link: Link, limits: Limits) -> Asyn
     headers = {name: references.resolve(value, name) for name, value in server.headers.items()}
     link.secrets = references.secrets()
 
+    async def note_credentials(request: httpx2.Request) -> None:
+        """Mask what authenticates a request: an authentication may get new tokens at any time."""
+        for secret in (request.headers.get("authorization", ""), *secrets_of(server.auth)):
+            references.add_secret(secret)
+        link.secrets = references.secrets()
+
     async def watch(response: httpx2.Response) -> None:
         if response.request.method == "POST":  # a rejected GET is no error: not every server sends its own events
             failed = response.status_code >= 400
@@ -38,7 +45,7 @@ async def http_transport(server: HttpServer, link: Link, limits: Limits) -> Asyn
             headers={**headers, "accept-encoding": "identity"},  # the size of a compressed body bounds nothing
             auth=server.auth,
             timeout=httpx2.Timeout(limits.start_seconds, read=None),  # calls have their own deadlines
-            event_hooks={"response": [watch]},
+            event_hooks={"request": [note_credentials], "response": [watch]},
         ) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=limits.message_bytes) as streams,
     ):

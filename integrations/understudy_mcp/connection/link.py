@@ -6,8 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import cast
 
+from understudy.integration import one_line, printable
+
 from ..errors import McpServerError
-from ..printable import one_line, printable
 from ..tools.references import without
 
 _TAIL_BYTES = 8_192

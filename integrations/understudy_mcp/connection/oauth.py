@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import httpx2
+from mcp.client.auth import OAuthClientProvider
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
@@ -48,3 +49,13 @@ def client_credentials(
         scope=" ".join(scopes) or None,
         issuer=resolve(issuer),
     )
+
+
+def secrets_of(auth: httpx2.Auth | None) -> tuple[str, ...]:
+    """The client's secret and the tokens that an authentication of the SDK has now; none for any other."""
+    if not isinstance(auth, OAuthClientProvider):
+        return ()
+    client, tokens = auth.context.client_info, auth.context.current_tokens
+    known = [client.client_secret if client else None]
+    known += [tokens.access_token, tokens.refresh_token] if tokens else []
+    return tuple(secret for secret in known if secret)

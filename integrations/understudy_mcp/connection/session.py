@@ -30,7 +30,7 @@ from ..errors import (
     McpTimeoutError,
     McpToolsChangedError,
 )
-from ..tools.references import without
+from ..tools.references import names_secret, without
 from ..tools.tool import ServerDescription, as_server_tool
 from .http_transport import http_transport
 from .limits import Limits
@@ -86,7 +86,8 @@ class Session:
         except TimeoutError:
             await session.close()
             seconds = session._limits.start_seconds
-            raise session._start_error(f"was not ready within start_seconds={seconds:g}") from None
+            what = f"was not ready within start_seconds={seconds:g}; if it needs longer, raise that (--start-timeout)"
+            raise session._start_error(what) from None
         except BaseException:
             await session.close()
             raise
@@ -184,8 +185,9 @@ class Session:
     def _timeout_error(self, what: str) -> McpServerError:
         self._timed_out = True
         seconds = self._limits.call_seconds
+        remedy = "if it needs longer, raise that (--call-timeout)"
         return McpTimeoutError(
-            self.server.name, f"no answer to {what} within call_seconds={seconds:g}{self._link.details()}"
+            self.server.name, f"no answer to {what} within call_seconds={seconds:g}; {remedy}{self._link.details()}"
         )
 
     def _connection_error(self, what: str, error: BaseException | None = None) -> McpServerError:
@@ -203,7 +205,9 @@ class Session:
             return f"cannot be started, {self._error.strerror} ({where}){_start_hint(str(where))}"
         if self._link.fault is not None:
             return f"could not be started, {self._link.fault}"
-        return f"could not be started, {self._link.reason(self._error)}"
+        return (
+            f"could not be started, {self._link.reason(self._error)}{_access_hint(self.server, self._link.http_error)}"
+        )
 
     async def _run(self) -> None:
         """The session's task: open the client, keep it until `close` or the server's end, and close it."""
@@ -353,6 +357,18 @@ def _start_hint(command: str) -> str:
         if command.endswith(suffix):
             return f'; a script needs its interpreter in front, as in "{interpreter} {command}"'
     return ""
+
+
+def _access_hint(server: AnyServer, http_error: str | None) -> str:
+    """What to do about a URL that denies access: give credentials, or other ones."""
+    if not isinstance(server, HttpServer) or http_error is None or not http_error.startswith(("HTTP 401", "HTTP 403")):
+        return ""
+    if server.auth is not None or any(names_secret(name) for name in server.headers):
+        return "; it does not accept the credentials: check that they are valid and permit this use"
+    return (
+        "; give its token, as in --header 'Authorization: Bearer ${env:TOKEN}', or for OAuth `auth` in an mcp.json or "
+        "Target.parse(url, auth=...)"
+    )
 
 
 def _error_result(text: str) -> types.CallToolResult:

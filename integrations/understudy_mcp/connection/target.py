@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import Counter
@@ -44,7 +45,7 @@ class ConnectOptions(TypedDict, total=False):
 class Target:
     """MCP servers, and which of their tools the model sees.
 
-    only: names of the tools to use, as `tool` or `server.tool`; empty: all.
+    only: names of the tools to use, as `tool`, `server.tool` or the model's name for it; empty: all.
     bind: values of arguments that are hidden from the model, by `argument` or `tool.argument`.
     stateless: whether rollouts share one session; None: only with servers that annotate every tool as read-only.
     fixture: the folder that is copied to every rollout's `{rollout_dir}`.
@@ -137,7 +138,7 @@ def _from_text(text: str) -> tuple[AnyServer, ...]:
         raise ConfigError("target: it is empty; a command, a URL or an mcp.json is needed")
     if re.match(r"https?://", text):
         return (HttpServer(re.sub(r"\W+", "-", text.split("//", 1)[1].split("/")[0].rpartition("@")[2]), text),)
-    if text.endswith(".json") and " " not in text:
+    if text.endswith(".json") and (" " not in text or os.path.isfile(os.path.expanduser(text))):
         return read_mcp_json(Path(text))
     try:
         words = shlex.split(text)

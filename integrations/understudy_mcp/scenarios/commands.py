@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from understudy.integration import ConfigError, Llm, budget
+from understudy.integration import ConfigError, Llm, budget, one_line
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target
-from ..printable import one_line
 from . import pages
 from .explore import explore as explored
 from .explore import left_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ..connection.pool import ServerPool
@@ -53,13 +53,19 @@ class Executor:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self.ended = 0.0
         self._reading = {tool.name for tool in pool.toolset.tools if tool.tool.kind is ToolKind.READ}
+        self._deleting = {tool.name for tool in pool.toolset.tools if tool.tool.kind is ToolKind.DELETE}
+        self._effective: set[str] = set()
+        """Tools whose write was visible at least once."""
 
     def writes(self, calls: Sequence[ReferenceCall]) -> bool:
         """Whether a call may change something."""
         return any(call.tool not in self._reading for call in calls)
 
     async def run(self, plans: Sequence[Runnable]) -> list[ReferenceRun]:
-        """Run every plan once; the results are in the order of the plans."""
+        """Run every plan once; the results are in the order of the plans.
+
+        A write without a visible effect is a fault if it should be visible.
+        """
         runs: dict[int, ReferenceRun] = {}
         reading = [number for number, plan in enumerate(plans) if not self.writes(plan.calls)]
         writing = [number for number, plan in enumerate(plans) if self.writes(plan.calls)]
@@ -70,7 +76,9 @@ class Executor:
 
         await asyncio.gather(self._reading_runs(plans, reading, runs), *(alone(number) for number in writing))
         self.ended = time.monotonic()
-        return [runs[number] for number in range(len(plans))]
+        for number in writing:
+            self._learn_effect(plans[number].calls, runs[number])
+        return [self._with_fault(plan.calls, runs[number]) for number, plan in enumerate(plans)]
 
     async def again(self, plans: Sequence[Runnable]) -> list[ReferenceRun]:
         """Run every plan a second time, at least APART_SECONDS after the first."""
@@ -115,6 +123,18 @@ class Executor:
             return run
         after = [await self._look(tools, look) for look in looks]
         return ReferenceRun(run.answers, effect=before != after)
+
+    def _learn_effect(self, calls: Sequence[ReferenceCall], run: ReferenceRun) -> None:
+        """Learn from calls with one writing tool whether its writes are visible."""
+        writers = {call.tool for call in calls} - self._reading
+        if run.effect and len(writers) == 1:
+            self._effective |= writers
+
+    def _with_fault(self, calls: Sequence[ReferenceCall], run: ReferenceRun) -> ReferenceRun:
+        """The run, with a fault if it changed nothing although a write of its tools was visible, or it deletes and any was."""
+        tools = {call.tool for call in calls}
+        visible = tools & self._effective or (tools & self._deleting and self._effective)
+        return replace(run, fault="nothing was changed") if run.effect is False and visible else run
 
     async def _calls(self, tools: RolloutTools, calls: Sequence[ReferenceCall]) -> ReferenceRun:
         answers: list[Answered] = []

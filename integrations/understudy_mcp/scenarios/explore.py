@@ -8,16 +8,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import cast
 
 from mcp import Client, MCPError
 from mcp.types import ReadResourceResult
 
-from understudy.integration import ConfigError
+from understudy.integration import ConfigError, one_line
 
 from ..connection.pool import ServerPool
 from ..errors import McpServerError, McpToolsChangedError
-from ..printable import one_line
 from ..tools.results import ToolResult, resource_text
 from ..tools.rollout_tools import RolloutTools
 from ..tools.tool import Schema, ToolKind
@@ -114,7 +114,7 @@ class Exploration:
 
 
 async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False) -> Exploration:
-    """Call the reading tools in several rounds: the results of one round provide arguments for the next.
+    """Call the reading tools in several rounds: the results of one round provide arguments for the next. Read the resources.
 
     Writing tools are called only with `allow_writes`, every call in its own rollout. Raises ConfigError when the server
     keeps failing, McpServerError.
@@ -127,6 +127,7 @@ async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False
             exploration.left_out[tool.name] = why
         else:
             (readers if tool.tool.kind is ToolKind.READ else writers).append(tool)
+    await _read_resources(pool, exploration)
     await _Reading(pool, exploration).run(readers)
     await _explore_writers(pool, exploration, writers)
     return exploration
@@ -139,9 +140,15 @@ def _masked(text: str, values: list[str]) -> list[str]:
     return text.splitlines()
 
 
+def reads_secrets(tool: ModelTool) -> bool:
+    """Whether a tool's name speaks of secrets or of the environment, such as `get-env`: its results must not be recorded."""
+    words = words_of(tool.name)
+    return not _PRIVATE.isdisjoint([*words, *map("".join, pairwise(words))])
+
+
 def left_out(tool: ModelTool, allow_writes: bool) -> str | None:
     """Why a tool is not used; None if it is used."""
-    if _PRIVATE & set(words_of(tool.name)):
+    if reads_secrets(tool):
         return "it may show secrets"
     if re.match(r"\W*deprecated\b", tool.tool.description, re.IGNORECASE) or "DEPRECATED" in tool.tool.description:
         return "it is deprecated"
@@ -151,12 +158,12 @@ def left_out(tool: ModelTool, allow_writes: bool) -> str | None:
 
 
 async def answered(tools: RolloutTools, tool: str, arguments: Mapping[str, object]) -> tuple[ToolResult, str]:
-    """Call a tool; return the result and its text with the rollout's folder replaced.
+    """Call a tool with `{rollout_dir}` filled in; return the result and its text with the rollout's folder replaced.
 
     Raises TimeoutError after CALL_SECONDS, McpServerError.
     """
     async with asyncio.timeout(CALL_SECONDS):
-        result = await tools.call(tool, dict(arguments))
+        result = await tools.call(tool, tools.with_folder(arguments))
     return result, tools.neutral(result.text)
 
 
@@ -173,7 +180,6 @@ class _Reading:
         for _ in range(_MOST_ROLLOUTS):
             try:
                 async with self.pool.rollout() as tools:
-                    await self._resources(tools)
                     for _ in range(_ROUNDS):
                         for tool in readers:
                             await self._calls(tools, tool)
@@ -222,22 +228,31 @@ class _Reading:
             self.exploration.left_out[tool.name] = _SLOW
             return ""
 
-    async def _resources(self, tools: RolloutTools) -> None:
-        """Read the first resources of every server."""
-        for server in self.pool.servers:
-            if not server.resources or self.exploration.resources:
-                continue
-            session = tools.sessions[server.name]
+
+async def _read_resources(pool: ServerPool, exploration: Exploration) -> None:
+    """Read the first resources of every server, in a rollout of their own: a server that fails at it still has its tools."""
+    names = [server.name for server in pool.servers if server.resources]
+    if not names:
+        return
+    async with pool.rollout() as tools:
+        for name in names:
             try:
                 async with asyncio.timeout(CALL_SECONDS):
-                    listed = await session.ask("listing its resources", lambda client: client.list_resources())
-                    for resource in listed.resources[:_MOST_RESOURCES]:
-                        uri = str(resource.uri)
-                        read = await session.ask(f"reading {uri!r}", partial(_read, uri))
-                        text = resource_text(read.contents, _TEXT_KEPT, session.hide).text
-                        self.exploration.resources[uri] = tools.neutral(text)
-            except (TimeoutError, MCPError) as error:
-                self.exploration.left_out[f"resources of {server.name}"] = one_line(f"they cannot be read: {error}")
+                    await _read_resources_of(name, tools, exploration)
+            except (MCPError, McpServerError) as error:
+                exploration.left_out[f"resources of {name}"] = f"they cannot be read: {error}"
+            except TimeoutError:
+                exploration.left_out[f"resources of {name}"] = f"reading them took more than {CALL_SECONDS:g} s"
+
+
+async def _read_resources_of(server: str, tools: RolloutTools, exploration: Exploration) -> None:
+    session = tools.sessions[server]
+    listed = await session.ask("listing its resources", lambda client: client.list_resources())
+    for resource in listed.resources[:_MOST_RESOURCES]:
+        uri = str(resource.uri)
+        read = await session.ask(f"reading {uri!r}", partial(_read, uri))
+        text = resource_text(read.contents, _TEXT_KEPT, session.hide).text
+        exploration.resources[uri] = tools.neutral(text)
 
 
 async def _read(uri: str, client: Client) -> ReadResourceResult:

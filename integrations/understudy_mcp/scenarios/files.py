@@ -14,9 +14,8 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from understudy.integration import ConfigError
+from understudy.integration import ConfigError, one_line
 
-from ..printable import one_line
 from .scenario import McpScenario
 
 

@@ -140,7 +140,7 @@ class _Writing:
         if wrong or not task:
             self._dropped(wrong or "no task")
             return None
-        if usable_value(task[:LONGEST_VALUE]) is None:
+        if not task.isprintable():
             self._dropped("a task with characters that are not shown")
             return None
         if not is_short(task):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ..tools.tool import ToolKind
 from .answers import Expected, expected
 from .execution import SERVER_FAILED, ReferenceRun
 from .generation import ScenarioGeneration
@@ -43,8 +42,6 @@ class _Drawing:
 
     work: ScenarioGeneration
     planner: Planner
-    effective: set[str] = field(default_factory=set[str])
-    """Writing tools whose effect was seen at least once."""
     answers: Counter[str] = field(default_factory=Counter[str])
 
     async def wave(self, missing: int) -> None:
@@ -76,18 +73,14 @@ class _Drawing:
         return plans
 
     def _learn(self, plan: Plan, run: ReferenceRun) -> None:
-        """Learn from a single call which values its tool accepts, and whether its writes have a visible effect."""
+        """Learn from a single call which values its tool accepts."""
         if plan.kind is PlanKind.SINGLE and run.fault != SERVER_FAILED:
             self.work.exploration.sampler.learn(plan.drafts[0], not run.fault and run.effect is not False)
-            if run.effect:
-                self.effective.add(plan.drafts[0].tool.name)
 
     def _may_stay(self, plan: Plan, run: ReferenceRun) -> bool:
         fault = run.fault
         if not fault and plan.link is not None and str(plan.link.pick.value) not in run.answers[0].text:
             fault = "the value for the next call was not in the answer"
-        if not fault and run.effect is False and self._would_show(plan):
-            fault = "nothing was changed"
         if not fault and plan.kind is PlanKind.SINGLE and not plan.writes:
             key = f"{plan.drafts[0].tool.name}\n{run.answers[0].text}"
             self.answers[key] += 1
@@ -95,13 +88,6 @@ class _Drawing:
         if fault:
             self.work.dropped[fault] += 1
         return not fault
-
-    def _would_show(self, plan: Plan) -> bool:
-        """Whether a write of this plan should be visible: an earlier one of the tool was, or it deletes and one of any tool
-        was."""
-        tools = [draft.tool for draft in plan.drafts]
-        deletes = any(tool.tool.kind is ToolKind.DELETE for tool in tools)
-        return bool(self.effective) and (deletes or any(tool.name in self.effective for tool in tools))
 
     def _keep(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> None:
         answers = [] if self.work.executor.writes(plan.calls[-1:]) else self._expected(plan, first, second)

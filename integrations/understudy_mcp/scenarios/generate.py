@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from understudy.integration import ConfigError, Llm
+from understudy.integration import ConfigError, Llm, one_line
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target, TargetLike
-from ..printable import one_line
 from .explore import Exploration, explore
 from .files import ScenarioSet
 from .from_llm import from_llm

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from understudy.integration import one_line
+
 from ..connection.pool import ServerPool
-from ..printable import one_line
 from .explore import Exploration
 from .files import ScenarioSet
 from .harvest import SHORT

@@ -41,6 +41,7 @@ def set_aside(scenarios: ScenarioSet, success_rates: Mapping[str, float]) -> Sce
         never, always = dropped[NEVER_SOLVED], dropped[ALWAYS_SOLVED]
         raise ConfigError(
             f"scenarios: none teaches this model anything: of {never} no rollout solved any, of {always} every one did; "
-            "use easier ones (--max-difficulty 1), harder ones, or probe with more rollouts of each"
+            "make easier ones (`understudy mcp scenarios TARGET --max-difficulty 1 -o FILE`) or harder ones and train with "
+            "--scenarios FILE, or probe with more rollouts of each (--probe)"
         )
     return replace(scenarios, scenarios=tuple(kept), dropped=dict(dropped))

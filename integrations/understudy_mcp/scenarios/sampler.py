@@ -13,7 +13,7 @@ from ..tools.tool import Schema
 from ..tools.toolset import ModelTool
 from .harvest import Leaf, Scalar, words_of
 from .moments import is_dated
-from .slots import Slot, properties_of, slot_of
+from .slots import Slot, is_of_type, properties_of, slot_of
 
 _PRIOR = {
     "enum": 9.0,
@@ -154,11 +154,7 @@ def affinity(slot: tuple[str, ...], leaf: tuple[str, ...]) -> int:
 
 def fits(slot: Slot, leaf: Leaf) -> bool:
     """Whether the value's type is the slot's."""
-    if slot.kind == "integer":
-        return isinstance(leaf.value, int) and not isinstance(leaf.value, bool)
-    if slot.kind == "number":
-        return isinstance(leaf.value, int | float) and not isinstance(leaf.value, bool)
-    return slot.kind == "string" and isinstance(leaf.value, str)
+    return is_of_type(leaf.value, slot.kind)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -11,6 +11,7 @@ from ..tools.tool import Schema, ToolKind
 from ..tools.toolset import ModelTool
 from .harvest import Scalar, usable_value, words_of
 from .listed_values import values_for
+from .schema_examples import examples_of
 
 ZONES = [
     "Europe/London",
@@ -142,6 +143,7 @@ _FORMATS = {
     "ipv4": ("IP addresses", [f"192.0.2.{number}" for number in range(1, 30)]),
     "uuid": ("UUIDs", [f"00000000-0000-4000-8000-{number:012}" for number in range(1, 30)]),
 }
+_TYPES: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float)}
 _QUOTED = re.compile(r"""(?<!\w)['"`]([^'"`\n]{1,40})['"`](?!\w)""")
 
 
@@ -184,11 +186,13 @@ def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
         return Slot(tool.name, path, kind, words, {"enum": values}, closed=True)
     if kind == "boolean":
         return Slot(tool.name, path, kind, words, {"boolean": [True, False]}, closed=True)
-    if kind in ("integer", "number"):
-        return Slot(tool.name, path, kind, words, {"numbers": _numbers(schema, kind)})
     told: dict[str, list[Scalar]] = {}
-    if examples := _texts(_raw(tool, path).get("examples")):
+    if examples := _values(examples_of(tool.tool.input_schema, path), kind):
         told["examples"] = examples
+    if default := _values([schema.get("default")], kind):
+        told["default"] = default
+    if kind in ("integer", "number"):
+        return Slot(tool.name, path, kind, words, told | {"numbers": _numbers(schema, kind)})
     if isinstance(form := schema.get("format"), str) and form in _FORMATS:
         told[_FORMATS[form][0]] = list(_FORMATS[form][1])
     elif meaning := meaning_of(words_of(name)):
@@ -197,12 +201,10 @@ def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
             told["here"] = ["."]
             if {"directory", "folder", "dir"} & set(words_of(tool.name)):
                 told["paths"] = list(_WORDS)
-    if quoted := _texts([text for text in _QUOTED.findall(about) if not text.endswith((".", ":"))]):
+    if quoted := _values([text for text in _QUOTED.findall(about) if not text.endswith((".", ":"))], kind):
         told["quoted"] = quoted
-    if listed := _texts(values_for(name, about, tool.tool.description)):
+    if listed := _values(values_for(name, about, tool.tool.description), kind):
         told["listed"] = listed
-    if default := _texts([schema.get("default")]):
-        told["default"] = default
     told["words"] = list(_WORDS)
     return Slot(tool.name, path, kind, words, told, writes=tool.tool.kind is not ToolKind.READ)
 
@@ -237,15 +239,15 @@ def _bound(schema: Schema, name: str, exclusive: str, otherwise: float | None) -
     return otherwise
 
 
-def _texts(values: object) -> list[Scalar]:
-    listed = cast(list[object], values) if isinstance(values, list) else []
-    return [value for text in listed if isinstance(text, str) and (value := usable_value(text)) is not None]
+def _values(values: Sequence[object], kind: str) -> list[Scalar]:
+    """Those of the values that can be arguments of this type, each once."""
+    usable = (usable_value(value) for value in values if is_of_type(value, kind))
+    return list(dict.fromkeys(value for value in usable if value is not None))
 
 
-def _raw(tool: ModelTool, path: str) -> Schema:
-    """The server's own schema of a top-level argument, before it was reduced for the model."""
-    schema = tool.tool.properties.get(path.split(".")[0].removesuffix("[]"))
-    return cast(Schema, schema) if isinstance(schema, dict) else {}
+def is_of_type(value: object, kind: str) -> bool:
+    """Whether a value has this type of JSON Schema: "string", "integer" or "number"."""
+    return isinstance(value, _TYPES.get(kind, ())) and not isinstance(value, bool)
 
 
 def properties_of(schema: Schema) -> Iterator[tuple[str, Schema, bool]]:

@@ -16,7 +16,7 @@ from pydantic import PrivateAttr
 from typing_extensions import Unpack
 
 from understudy import current_trajectory
-from understudy.integration import RolloutError, on_capture_end
+from understudy.integration import ConfigError, RolloutError, on_capture_end
 
 from ..connection.pool import ServerPool
 from ..connection.target import ConnectOptions, Target, TargetLike
@@ -30,6 +30,8 @@ _CLOSE_SECONDS = 30.0
 
 async def open_tools(target: TargetLike, *, max_rollouts: int = 16, **options: Unpack[ConnectOptions]) -> McpTools:
     """Start the servers and return their tools; see `understudy_mcp.mcp_tools`."""
+    if max_rollouts < 1:
+        raise ConfigError(f"max_rollouts: at least 1 is needed, got {max_rollouts}")
     servers = _Servers(Target.parse(target, **options), max_rollouts)
     try:
         toolset = await asyncio.wrap_future(servers.submit(servers.open()))
@@ -82,6 +84,7 @@ class _Servers:
         self._target = target
         self._max_rollouts = max_rollouts
         self._pool: ServerPool | None = None
+        self._places = asyncio.Semaphore(max_rollouts)  # of rollouts; calls outside of them hold no place
         self._leases: dict[str, asyncio.Task[RolloutTools]] = {}
         self._ended: deque[str] = deque(maxlen=1_000)
         self._loop = asyncio.new_event_loop()
@@ -99,7 +102,7 @@ class _Servers:
 
     async def open(self) -> Toolset:
         """Start the servers and return their tools. Raises McpStartError, ConfigError."""
-        pool = ServerPool(self._target, max_rollouts=self._max_rollouts)
+        pool = ServerPool(self._target, max_rollouts=self._max_rollouts + 1)  # one for the calls outside rollouts
         await pool.__aenter__()
         self._pool = pool
         return pool.toolset
@@ -107,7 +110,7 @@ class _Servers:
     def call(self, tool: str, arguments: dict[str, object]) -> Future[ToolResult]:
         """Call a tool on the sessions of the current rollout, which end with its capture.
 
-        Calls outside captures share one further set of sessions.
+        Calls outside captures share one further set of sessions until `close`, beside the rollouts' sets.
         """
         trajectory = current_trajectory()
         rollout = "" if trajectory is None else trajectory.id
@@ -120,7 +123,7 @@ class _Servers:
         if rollout in self._ended:  # a call from a thread that outlived its rollout
             raise RolloutError(f"{tool}: the rollout that calls it has ended; wait for its threads inside the rollout")
         if rollout not in self._leases:
-            self._leases[rollout] = asyncio.create_task(self._pool.acquire())
+            self._leases[rollout] = asyncio.create_task(self._lease(self._pool, rollout))
         lease = self._leases[rollout]
         try:
             tools = await asyncio.shield(lease)
@@ -129,6 +132,17 @@ class _Servers:
                 self._leases.pop(rollout, None)  # the next call tries again
             raise
         return await tools.call(tool, arguments)
+
+    async def _lease(self, pool: ServerPool, rollout: str) -> RolloutTools:
+        """Take sessions from the pool. A rollout waits for one of `max_rollouts` places first."""
+        if not rollout:
+            return await pool.acquire()
+        await self._places.acquire()
+        try:
+            return await pool.acquire()
+        except BaseException:
+            self._places.release()
+            raise
 
     def _end_rollout(self, rollout: str) -> None:
         if not self._closed:
@@ -143,6 +157,7 @@ class _Servers:
     def _give_back(self, lease: asyncio.Task[RolloutTools]) -> None:
         if self._pool is not None and not lease.cancelled() and lease.exception() is None:
             self._pool.release(lease.result())
+            self._places.release()
 
     def close(self) -> None:
         """End the servers, the loop and the thread."""

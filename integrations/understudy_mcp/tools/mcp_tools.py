@@ -18,7 +18,8 @@ async def mcp_tools(target: TargetLike, *, max_rollouts: int = 16, **options: Un
     """Return the target's tools as LangChain tools, for sync and async code in any event loop.
 
     `options` are those of `Target.parse`. Inside `trainable` every rollout has its own sessions where `ServerPool` does not
-    share them; calls outside rollouts share one set. The list has `close()` and `aclose()`, and is a context manager.
+    share them; at most `max_rollouts` have them at a time. Calls outside rollouts share one further set. The list has
+    `close()` and `aclose()`, and is a context manager.
     Raises McpStartError, ConfigError.
     """
     try:

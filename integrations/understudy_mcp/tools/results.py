@@ -35,10 +35,7 @@ def as_tool_result(
     The text is the structured content if there is any and no error, else the text blocks joined by newlines. Other blocks
     become a line in brackets; a result with only such blocks is an error. `hide` masks secrets.
     """
-    structured = cast(object, result.structured_content)
-    if structured is not None:
-        text = json.dumps(structured)
-        structured = structured if hide(text) == text else cast(object, json.loads(hide(text)))
+    structured = _masked(cast(object, result.structured_content), hide)
     if structured is not None and not result.is_error:
         return _bounded(_structured_text(structured), False, structured, limit)
     texts = [hide(_block_text(block)) for block in result.content]
@@ -68,6 +65,19 @@ def _bounded(text: str, is_error: bool, structured: object, limit: int) -> ToolR
         return ToolResult(text, is_error, structured)
     note = f"\n[cut here: these are the first {limit:,} of {len(text):,} characters]"
     return ToolResult(text[:limit] + note, is_error, structured, cut=True)
+
+
+def _masked(value: object, hide: Callable[[str], str]) -> object:
+    """Mask the secrets in a JSON value's texts and keys. A number that is a secret becomes `***`."""
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "***" if hide(str(value)) == "***" else value
+    if isinstance(value, list):
+        return [_masked(item, hide) for item in cast(list[object], value)]
+    if isinstance(value, dict):
+        return {hide(key): _masked(item, hide) for key, item in cast(dict[str, object], value).items()}
+    return value
 
 
 def _structured_text(value: object) -> str:

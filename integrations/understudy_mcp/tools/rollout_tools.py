@@ -11,12 +11,13 @@ from typing import cast
 
 from mcp import Client, MCPError
 
+from understudy.integration import one_line
+
 from ..connection.servers import ROLLOUT_DIR
 from ..connection.session import Session
-from ..printable import one_line
 from .results import ToolResult, as_tool_result, bounded_text, resource_text
 from .tool import ToolKind
-from .toolset import ModelTool, Toolset
+from .toolset import ModelTool, Toolset, with_folder
 
 
 class RolloutTools:
@@ -63,6 +64,10 @@ class RolloutTools:
         """Replace this rollout's folder in a text by `{rollout_dir}`, so that the texts of two rollouts can be compared."""
         return text.replace(str(self.folder), ROLLOUT_DIR) if self.folder is not None else text
 
+    def with_folder(self, arguments: Mapping[str, object]) -> dict[str, object]:
+        """Replace `{rollout_dir}` in a scenario's arguments by this rollout's folder: the inverse of `neutral`."""
+        return cast(dict[str, object], with_folder(dict(arguments), str(self.folder) if self.folder else None))
+
     @asynccontextmanager
     async def _in_turn(self, server: str) -> AsyncGenerator[None]:
         if server not in self._locks:
@@ -86,10 +91,10 @@ class RolloutTools:
             prompt = str(arguments.get("name", ""))
             values = {key: str(value) for key, value in _mapping(arguments.get("arguments")).items()}
             text = await session.ask(f"the prompt {prompt!r}", lambda client: _prompt_text(client, prompt, values))
-            return bounded_text(text, self._limit)
+            return bounded_text(session.hide(text), self._limit)
         listing = _resource_lines if tool.request == "list_resources" else _prompt_lines
         lines = await session.ask(f"the request {tool.request}", listing)
-        return bounded_text("\n".join(lines) or "there are none", self._limit)
+        return bounded_text(session.hide("\n".join(lines)) or "there are none", self._limit)
 
 
 def _mapping(value: object) -> dict[str, object]:

@@ -40,7 +40,8 @@ _NOISE = frozenset(
     ["$comment", "$defs", "$id", "$schema", "definitions", "deprecated", "examples", "readOnly", "title", "writeOnly"]
 )
 """Keywords dropped without a note: they constrain nothing and cost tokens."""
-_DEEPEST = 12
+_MOST_LEVELS = 6
+"""Deepest level of a value. The template of the bundled policy refuses objects below it."""
 _MOST_NODES = 1_000
 """Limit on the schemas after inlining: nested references can make a small schema huge."""
 
@@ -86,14 +87,13 @@ class _Simplification:
                 self.note_change(path, f"{schema!r} is not a schema, any value is allowed")
             return {}
         self.nodes += 1
-        if path.count(".") + path.count("[]") > _DEEPEST or self.nodes > _MOST_NODES:
-            self.note_change(
-                path, f"deeper than {_DEEPEST} levels, or beyond {_MOST_NODES:,} schemas: any value is allowed"
-            )
+        if self.nodes > _MOST_NODES:
+            self.note_change("", f"more than {_MOST_NODES:,} schemas after inlining, any value is allowed in the rest")
             return {}
-        schema, inside = self.dereferenced(cast(Schema, schema), path, inside)
-        schema = self.merged(schema, path, inside)
-        schema = self.without_null(schema, path)
+        if path.count(".") + path.count("[]") >= _MOST_LEVELS:
+            self.note_change(path, f"more than {_MOST_LEVELS} levels deep, any value is allowed")
+            return {}
+        schema, inside = self.flat(cast(Schema, schema), path, inside)
         simple: Schema = {}
         for key, value in schema.items():
             if key in _KEPT:
@@ -108,19 +108,40 @@ class _Simplification:
         if key == "properties" and isinstance(value, dict):
             named = cast(dict[str, object], value)
             simple[key] = {
-                name: self.simple(item, f"{path}.{name}".lstrip("."), inside) for name, item in named.items()
+                name: self.simple(item, f"{path}.{name}" if path else name, inside) for name, item in named.items()
             }
         elif key == "items":
             simple[key] = self.simple(value, f"{path}[]", inside)
         elif key == "anyOf" and isinstance(value, list):
             simple[key] = [self.simple(item, path, inside) for item in cast(list[object], value)]
         elif key == "additionalProperties" and not isinstance(value, bool):
-            simple[key] = self.simple(value, f"{path}.*".lstrip("."), inside)
+            simple[key] = self.simple(value, f"{path}.*" if path else "*", inside)
         elif key == "type" and isinstance(value, list):
             types = cast(list[str], value)
             simple["anyOf"] = [{"type": item} for item in types]
         else:
             simple[key] = value
+
+    def flat(self, schema: Schema, path: str, inside: tuple[str, ...]) -> tuple[Schema, tuple[str, ...]]:
+        """Resolve the schema's reference, its `allOf` and its null. Returns also the references that were inlined."""
+        schema, inside = self.dereferenced(schema, path, inside)
+        schema, inside = self.merged(schema, path, inside)
+        schema, inside = self.without_null(schema, path, inside)
+        return self.one_object(schema, path, inside), inside
+
+    def one_object(self, schema: Schema, path: str, inside: tuple[str, ...]) -> Schema:
+        """Offer the properties of all options of an `anyOf` that stands beside properties or describes the arguments."""
+        options = schema.get("anyOf")
+        if not isinstance(options, list) or (path and "properties" not in schema):
+            return schema
+        self.note_change(path, "anyOf removed, the properties of all its options are offered")
+        properties: Schema = {}
+        for option in cast(list[object], options):
+            if isinstance(option, dict):
+                resolved, _ = self.dereferenced(cast(Schema, option), path, inside)
+                properties |= cast(Schema, resolved.get("properties") or {})
+        whole = {key: value for key, value in schema.items() if key != "anyOf"}
+        return {**whole, "properties": properties | cast(Schema, schema.get("properties") or {})}
 
     def dereferenced(self, schema: Schema, path: str, inside: tuple[str, ...]) -> tuple[Schema, tuple[str, ...]]:
         """Replace `$ref` by the schema it refers to. The schema's other keywords take precedence."""
@@ -147,19 +168,22 @@ class _Simplification:
             node = cast(Schema, node).get(name)
         return cast(Schema, node) if isinstance(node, dict) else None
 
-    def merged(self, schema: Schema, path: str, inside: tuple[str, ...]) -> Schema:
+    def merged(self, schema: Schema, path: str, inside: tuple[str, ...]) -> tuple[Schema, tuple[str, ...]]:
         """Merge the parts of `allOf` into one schema, and treat `oneOf` as `anyOf`."""
+        inlined = inside
         if isinstance(parts := schema.get("allOf"), list):
             whole: Schema = {key: value for key, value in schema.items() if key != "allOf"}
             for part in cast(list[object], parts):
                 if isinstance(part, dict):
-                    whole = _combined(whole, self.dereferenced(cast(Schema, part), path, inside)[0])
+                    resolved, around = self.dereferenced(cast(Schema, part), path, inside)
+                    whole = _combined(whole, resolved)
+                    inlined += around[len(inside) :]
             schema = whole
         if "oneOf" in schema and "anyOf" not in schema:
             schema = {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}
-        return schema
+        return schema, inlined
 
-    def without_null(self, schema: Schema, path: str) -> Schema:
+    def without_null(self, schema: Schema, path: str, inside: tuple[str, ...]) -> tuple[Schema, tuple[str, ...]]:
         """Remove null from the types of an optional value: the model leaves out the argument instead."""
         nullable = False
         if isinstance(kinds := schema.get("type"), list) and "null" in kinds:
@@ -170,14 +194,14 @@ class _Simplification:
             nullable = nullable or len(others) < len(cast(list[object], options))
             rest = {key: value for key, value in schema.items() if key != "anyOf"}
             if len(others) == 1 and isinstance(others[0], dict):
-                schema = self.dereferenced({**cast(Schema, others[0]), **rest}, path, ())[0]
+                schema, inside = self.flat({**cast(Schema, others[0]), **rest}, path, inside)
             else:
                 schema = {**rest, "anyOf": others}
         if nullable:
             self.note_change(path, "null is not offered, the argument is left out instead")
             if schema.get("default", 0) is None:
                 schema = {key: value for key, value in schema.items() if key != "default"}
-        return schema
+        return schema, inside
 
 
 def _is_null(schema: object) -> bool:

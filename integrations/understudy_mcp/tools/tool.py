@@ -224,13 +224,17 @@ def tool_kind(name: str, hints: types.ToolAnnotations | None = None) -> ToolKind
     return ToolKind.READ if words & _READING and not words & _WRITING else ToolKind.WRITE
 
 
-def picked(tools: Iterable[ServerTool], only: Iterable[str]) -> tuple[ServerTool, ...]:
-    """The tools that `only` names as `tool` or `server.tool`; all if it is empty. Raises ConfigError for an unknown name."""
-    tools, only = tuple(tools), tuple(only)
+def picked(tools: Mapping[str, ServerTool], only: Iterable[str]) -> tuple[ServerTool, ...]:
+    """The tools that `only` names; all if it is empty. `tools` has them by the model's names for them.
+
+    A name is `tool`, `server.tool`, or the model's: `shop_search`. Raises ConfigError for an unknown name.
+    """
+    only = tuple(only)
+    spellings = {name: {name, tool.name, f"{tool.server}.{tool.name}"} for name, tool in tools.items()}
     for name in only:
-        if not any(name in (tool.name, f"{tool.server}.{tool.name}") for tool in tools):
-            raise ConfigError(f"only: there is no tool {name!r}; there are {', '.join(tool.name for tool in tools)}")
-    return tuple(tool for tool in tools if not only or {tool.name, f"{tool.server}.{tool.name}"} & set(only))
+        if not any(name in known for known in spellings.values()):
+            raise ConfigError(f"only: there is no tool {name!r}; there are {', '.join(tools)}")
+    return tuple(tool for name, tool in tools.items() if not only or spellings[name] & set(only))
 
 
 def signature(tool: ServerTool, folder: str | None = None) -> str:

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, cast
 
-from understudy.integration import ConfigError, Tool
+from understudy.integration import ConfigError, Tool, one_line
 
 from ..connection.servers import ROLLOUT_DIR
-from ..printable import one_line
 from .schemas import simplified
 from .tool import Schema, ServerDescription, ServerTool, ToolKind, picked
 
@@ -41,7 +40,7 @@ class ModelTool:
 
     def arguments(self, chosen: Mapping[str, object], folder: str | None) -> dict[str, object]:
         """The arguments for the server: the model's and the bound ones, which take precedence."""
-        return {**chosen, **{name: _with_folder(value, folder) for name, value in self.bound.items()}}
+        return {**chosen, **{name: with_folder(value, folder) for name, value in self.bound.items()}}
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,8 @@ def make_toolset(
     """Convert the tools of these servers. Raises ConfigError for an unknown name in `only` or `bind`, or if there is no tool."""
     servers = tuple(servers)
     changes: list[str] = []
-    listed = picked((tool for server in servers for tool in server.tools), only)
+    all_tools = [tool for server in servers for tool in server.tools]
+    listed = picked(dict(zip(_names(all_tools, []), all_tools, strict=True)), only)
     offered: list[tuple[ServerTool, Request]] = [(tool, "tool") for tool in listed if _callable(tool, changes)]
     for server in servers:
         offered += _resource_tools(server) if resources and server.resources else []
@@ -165,19 +165,20 @@ def _typed(value: object, schema: object) -> object:
         return value
 
 
-def _with_folder(value: object, folder: str | None) -> object:
+def with_folder(value: object, folder: str | None) -> object:
+    """Replace `{rollout_dir}` in all texts of a value by `folder`; None leaves it."""
     if isinstance(value, str):
         return value.replace(ROLLOUT_DIR, folder or ROLLOUT_DIR)
     if isinstance(value, list):
-        return [_with_folder(item, folder) for item in cast(list[object], value)]
+        return [with_folder(item, folder) for item in cast(list[object], value)]
     if isinstance(value, dict):
-        return {key: _with_folder(item, folder) for key, item in cast(dict[str, object], value).items()}
+        return {key: with_folder(item, folder) for key, item in cast(dict[str, object], value).items()}
     return value
 
 
 def uses_folder(bind: Mapping[str, object]) -> bool:
     """Whether a bound value contains `{rollout_dir}`."""
-    return _with_folder(dict(bind), ".") != dict(bind)
+    return with_folder(dict(bind), ".") != dict(bind)
 
 
 def _hidden(parameters: Schema, bound: Mapping[str, object]) -> Schema:

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from understudy import History, TrainableModel
+from understudy.integration import one_line, printable
 
 from ..connection.pool import ServerPool
 from ..errors import McpServerError
-from ..printable import one_line, printable
 from ..tools.rollout_tools import RolloutTools
 from .agent_loop import SYSTEM, AgentLoop, LoopOptions, ToolRecord
 from .episode import EpisodeEnd

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from understudy import Ruler, TrainConfig
+from understudy import Ruler
 from understudy.integration import (
     CompareOptions,
     CompareSettings,
@@ -27,7 +27,7 @@ from ..connection.target import Target
 from ..target_command import on_target
 from .chat_command import talk
 from .comparison import tool_lines
-from .defaults import GROUP_SIZE
+from .defaults import GROUP_SIZE, default_config
 from .mcp_trainer import MCPTrainer, MCPTrainerOptions, ToolOptions
 from .model_options import BaseModel, ModelName, ScenarioFile, ServerDir, ServerUrl, model_from
 from .serve_command import serve
@@ -64,7 +64,7 @@ MaxTools = Annotated[
 ]
 Trace = Annotated[str | None, typer.Option(help="trace sinks, such as langfuse,wandb")]
 Rate = Annotated[
-    float | None, typer.Option(help="learning rate of AdamW; default: 1e-5; for tiny-mcp it falls from 2e-3")
+    float | None, typer.Option(help="learning rate of AdamW; default: 1e-5; for tiny-mcp 2e-3, and it falls to zero")
 ]
 
 
@@ -100,20 +100,13 @@ def train(
 
     Generates scenarios, runs and scores rollouts, trains a LoRA, and compares success before and after.
     """
-    options: MCPTrainerOptions = {
-        "count": count,
-        "llm": writer_at(llm, llm_api_base),
-        "allow_writes": allow_writes,
-        "probe": probe,
-        "judge_all": judge_all,
-        "curriculum": curriculum,
-        "group_size": group_size,
-        "max_turns": max_turns,
-        "seed": seed,
-        **_chosen(judge, judge_api_base, max_cost, scenarios_per_step, max_tools, concurrency, learning_rate),
-    }
-    options |= {"say": typer.echo, "sinks": names_in(trace)}
-    trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
+    named = model_from(target, model, base, dir, url)
+    options: MCPTrainerOptions = {"count": count, "llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes}
+    options |= {"probe": probe, "judge_all": judge_all, "curriculum": curriculum, "group_size": group_size}
+    options |= {"max_turns": max_turns, "seed": seed, "say": typer.echo, "sinks": names_in(trace)}
+    options |= {"config": default_config(named.base_model, steps, learning_rate)}
+    options |= _chosen(judge, judge_api_base, max_cost, scenarios_per_step, max_tools, concurrency)
+    trainer = MCPTrainer(target, named, scenarios, **options)
     if dry_run:
         typer.echo("\n".join(asyncio.run(trainer.aplan(steps))))
         return
@@ -151,7 +144,7 @@ def evaluate(
         "max_turns": max_turns,
         "say": typer.echo,
         "sinks": names_in(trace),
-        **_chosen(judge, judge_api_base, max_cost, None, max_tools, concurrency, None),
+        **_chosen(judge, judge_api_base, max_cost, None, max_tools, concurrency),
     }
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **options)
     with printing_failures():
@@ -194,7 +187,7 @@ def compare(
 
     Writes a report with charts.
     """
-    chosen = _chosen(judge, judge_api_base, None, None, max_tools, concurrency, None)
+    chosen = _chosen(judge, judge_api_base, None, None, max_tools, concurrency)
     own: MCPTrainerOptions = {"max_turns": max_turns, "say": typer.echo, **chosen}
     trainer = MCPTrainer(target, model_from(target, model, base, dir, url), scenarios, **own)
     options: CompareOptions = {
@@ -239,7 +232,6 @@ def _chosen(
     scenarios_per_step: int | None,
     max_tools: int | None,
     concurrency: int | None,
-    learning_rate: float | None,
 ) -> MCPTrainerOptions:
     """The options that the user set; the others keep their defaults. Raises ConfigError."""
     options: MCPTrainerOptions = {}
@@ -255,8 +247,6 @@ def _chosen(
         options["max_tools"] = max_tools
     if concurrency is not None:
         options["concurrency"] = concurrency
-    if learning_rate is not None:
-        options["config"] = TrainConfig.parse(learning_rate=learning_rate)
     return options
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..printable import one_line
+from understudy.integration import one_line
+
 from .training_state import Measured
 
 _BY_TOOL = "success."
@@ -26,6 +27,10 @@ class Comparison:
         """The table as lines; one line if nothing was measured."""
         if self.before is None or self.after is None:
             yield "success was not measured: no scenario is held out"
+            return
+        if "success" not in self.after.rates:
+            yield "success was not measured: a judge scores the held-out scenarios. Compare steps with `understudy mcp"
+            yield "compare TARGET --with step:0 --with step:newest --judge MODEL`"
             return
         yield f"success on {self.held_out} held-out scenarios (greedy), scenarios {self.scenarios[:16]}"
         names = [name for name in self.after.rates if name.startswith(_BY_TOOL)]

@@ -39,10 +39,15 @@ def defaults_for(base_model: str) -> BaseDefaults:
     return BaseDefaults()
 
 
-def default_config(base_model: str, steps: int) -> TrainConfig | Callable[[int], TrainConfig]:
-    """The learner's options, or a function from the step to them."""
-    rate = TINY_RATES.get(base_model)
-    return partial(_tiny_config, rate, steps) if rate is not None else TrainConfig()
+def default_config(
+    base_model: str, steps: int, rate: float | None = None
+) -> TrainConfig | Callable[[int], TrainConfig]:
+    """The learner's options, or a function from the step to them. `rate`: the learning rate, of the first step where it
+    falls; None: the base's default. Raises ConfigError for a rate that is not positive."""
+    fixed = TrainConfig() if rate is None else TrainConfig.parse(learning_rate=rate)
+    if base_model not in TINY_RATES:
+        return fixed
+    return partial(_tiny_config, TINY_RATES[base_model] if rate is None else rate, steps)
 
 
 def _tiny_config(rate: float, steps: int, step: int) -> TrainConfig:

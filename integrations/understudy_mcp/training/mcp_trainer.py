@@ -22,13 +22,13 @@ from understudy.integration import (
     TrainerOptions,
     TrainReport,
     budget,
+    one_line,
     refuse_running_loop,
     resolve_sinks,
 )
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target, TargetLike
-from ..printable import one_line
 from ..scenarios.files import ScenarioSet, save_scenarios
 from ..scenarios.generate import generate_scenarios
 from ..scenarios.split import HELD_OUT
@@ -36,11 +36,11 @@ from .agent_loop import LoopOptions
 from .comparison import Comparison
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
 from .model_at_step import ModelAtStep
-from .plan import plan_lines
+from .plan import ShownTools, plan_lines
 from .probe import probed
-from .rollout import McpRollout
-from .scenario_judge import ScenarioJudge, unjudged
-from .scenario_source import ScenariosLike, as_set, check_usable, scenario_file
+from .rollout import McpRollout, withheld_tools
+from .scenario_judge import ScenarioJudge, unjudged, unused_judge
+from .scenario_source import ScenariosLike, as_set, check_usable, draft_file, remove_drafts, scenario_file
 from .scenario_trainer import ScenarioTrainer
 from .training_state import TrainingState
 
@@ -77,7 +77,7 @@ class ToolOptions:
     )
     count: int = 48  # scenarios to generate if there are none
     llm: str | Llm | None = None  # writes the scenarios, such as "openai/gpt-4.1"; None: from schemas and tool results
-    allow_writes: bool = False  # whether tools that write or delete may be called and learned
+    allow_writes: bool = False  # whether generated scenarios may take tools that write or delete
     probe: int = 0  # rollouts per new scenario; a scenario that all or none of them solve is removed; 0: no probing
     say: Callable[[str], None] = print  # called with a line of text per event
 
@@ -143,9 +143,10 @@ class MCPTrainer:
 
     async def aevaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
         """Score the newest step, or `step`, on the held-out scenarios; on all scenarios if none is held out."""
-        async with self._prepared(1, step) as (trainer, scenarios):
-            chosen = scenarios.eval or scenarios.scenarios
-            return await trainer.aevaluate(chosen, temperature=temperature, rollouts=rollouts)
+        with budget(self._training.get("max_cost")):
+            async with self._prepared(1, step, trained=False) as (trainer, scenarios):
+                chosen = scenarios.eval or scenarios.scenarios
+                return await trainer.aevaluate(chosen, temperature=temperature, rollouts=rollouts)
 
     def compare(self, candidates: Sequence[CandidateLike], **options: Unpack[CompareOptions]) -> ComparisonReport:
         """Sync form of `acompare`. Raises an error inside a running event loop."""
@@ -161,14 +162,22 @@ class MCPTrainer:
         """
         judge = options.get("judge") or self._judge
         own: CompareOptions = {"concurrency": self._concurrency, "trained_on": None}
+        with budget(options.get("max_cost")):
+            return await self._compared(candidates, judge, own, options)
+
+    async def _compared(
+        self, candidates: Sequence[CandidateLike], judge: Judge | None, own: CompareOptions, options: CompareOptions
+    ) -> ComparisonReport:
         async with self._pool() as pool:
             scenarios = await self._chosen(pool)
+            if changed := scenarios.server_change(pool.fingerprint):
+                self.options.say(changed)
             check_usable(scenarios, pool, self._max_tools, judge is not None, trained=False)
             if scenarios.eval:
                 own["trained_on"] = scenarios.train
             chosen = scenarios.eval or scenarios.scenarios
             merged: CompareOptions = {**own, **options, "judge": judge}
-            rollout = unjudged(self._rollout(pool))
+            rollout = unjudged(self._rollout(pool, scenarios))
             return await acompare(rollout, chosen, candidates, model=self.model, **merged)
 
     async def aplan(self, steps: int) -> list[str]:
@@ -183,7 +192,10 @@ class MCPTrainer:
                 f"none yet: {self.options.count} are made from {writer}, about {self.options.count - held_out} to train on "
                 f"and {held_out} held out, and kept in {scenario_file(self.model)}"
             )
-            return plan_lines(pool, self.model, known, steps, self._trainer_options(scenarios, steps), self._loop())
+            options = self._trainer_options(scenarios, steps)
+            unused = unused_judge(scenarios, self._judge, judge_all=self.options.judge_all) if scenarios else ""
+            shown = ShownTools(self._max_tools, withheld_tools(pool.toolset, scenarios.scenarios if scenarios else ()))
+            return plan_lines(pool, self.model, known, steps, options, self._loop(), shown, unused)
 
     @property
     def _judge(self) -> Judge | None:
@@ -202,21 +214,25 @@ class MCPTrainer:
 
     @asynccontextmanager
     async def _prepared(
-        self, steps: int, step: int | None = None
+        self, steps: int, step: int | None = None, *, trained: bool = True
     ) -> AsyncGenerator[tuple[ScenarioTrainer, ScenarioSet]]:
         """Start the servers and create the Trainer for the scenarios, for the newest step or for `step`."""
         async with self._pool() as pool:
             scenarios = await self._chosen(pool)
             if changed := scenarios.server_change(pool.fingerprint):
                 self.options.say(changed)
-            check_usable(scenarios, pool, self._max_tools, self._judge is not None)
+            check_usable(scenarios, pool, self._max_tools, self._judge is not None, trained=trained)
+            if unused := unused_judge(scenarios, self._judge, judge_all=self.options.judge_all):
+                self.options.say(f"judge: {unused}")
             model = self.model if step is None else ModelAtStep(self.model, step)
             state = await TrainingState.of(model, scenarios.digest)
-            rollout = self._rollout(pool)
+            rollout = self._rollout(pool, scenarios)
             options = self._trainer_options(scenarios, steps)
             follow = self.options.curriculum
             yield (
-                ScenarioTrainer(model, rollout, scenarios.train, state, follow_curriculum=follow, **options),
+                ScenarioTrainer(
+                    model, rollout, scenarios.train or scenarios.eval, state, follow_curriculum=follow, **options
+                ),
                 scenarios,
             )
 
@@ -230,30 +246,60 @@ class MCPTrainer:
     async def _chosen(self, pool: ServerPool) -> ScenarioSet:
         existing = self._existing()
         if existing is not None:
+            if ignored := self._generation_options():
+                where = "scenarios=" if self._scenarios is not None else str(scenario_file(self.model))
+                self.options.say(f"{', '.join(ignored)}: without effect, since the scenarios of {where} are used")
             return existing
-        say = self.options.say
-        say(f"making scenarios for {one_line(self.target.shown())}")
-        scenarios = await generate_scenarios(
-            pool,
-            count=self.options.count,
-            seed=self._training.get("seed", 0),
-            llm=self.options.llm,
-            allow_writes=self.options.allow_writes,
-            progress=say,
-        )
+        scenarios = await self._generated(pool)
         if self.options.probe:
-            check_usable(scenarios, pool, self._max_tools, self._judge is not None)
-            rollout, before = self._rollout(pool), len(scenarios.scenarios)
-            scenarios = await probed(scenarios, rollout, self.model, self.options.probe, self._concurrency)
-            say(f"{before - len(scenarios.scenarios)} scenarios are set aside: every or no probing rollout solved them")
+            scenarios = await self._probed(scenarios, pool)
         file = scenario_file(self.model)
         save_scenarios(scenarios, file)
-        say(f"{len(scenarios.train)} scenarios to train on, {len(scenarios.eval)} held out, kept in {file}")
+        remove_drafts(self.model)
+        self.options.say(
+            f"{len(scenarios.train)} scenarios to train on, {len(scenarios.eval)} held out, kept in {file}"
+        )
         return scenarios
 
-    def _rollout(self, pool: ServerPool) -> McpRollout:
+    def _generation_options(self) -> list[str]:
+        """The options that were set and that only matter where scenarios are generated."""
+        names = ("count", "llm", "allow_writes", "probe")
+        return [name for name in names if getattr(self.options, name) != getattr(ToolOptions, name)]
+
+    async def _generated(self, pool: ServerPool) -> ScenarioSet:
+        """Generate scenarios and keep them as a draft, from which an interrupted run goes on to probing."""
+        say, options, seed = self.options.say, self.options, self._training.get("seed", 0)
+        draft = draft_file(self.model, (options.count, seed, options.llm, options.allow_writes))
+        if draft.exists() and not (kept := as_set(draft)).server_change(pool.fingerprint):
+            say(f"the scenarios of an interrupted run are used: {draft}")
+            return kept
+        say(f"making scenarios for {one_line(self.target.shown())}")
+        with budget() as spent:
+            scenarios = await generate_scenarios(
+                pool,
+                count=options.count,
+                seed=seed,
+                llm=options.llm,
+                allow_writes=options.allow_writes,
+                progress=say,
+            )
+        for line in spent.lines():
+            say(line)
+        save_scenarios(scenarios, draft)
+        return scenarios
+
+    async def _probed(self, scenarios: ScenarioSet, pool: ServerPool) -> ScenarioSet:
+        check_usable(scenarios, pool, self._max_tools, self._judge is not None)
+        rollout = self._rollout(pool, scenarios)
+        kept = await probed(scenarios, rollout, self.model, self.options.probe, self._concurrency)
+        aside = len(scenarios.scenarios) - len(kept.scenarios)
+        self.options.say(f"{aside} scenarios are set aside: every or no probing rollout solved them")
+        return kept
+
+    def _rollout(self, pool: ServerPool, scenarios: ScenarioSet) -> McpRollout:
         chars = self.options.result_chars or self._defaults.result_chars
-        return McpRollout(pool, self._loop(), self._max_tools, chars)
+        withheld = frozenset(withheld_tools(pool.toolset, scenarios.scenarios))
+        return McpRollout(pool, self._loop(), self._max_tools, chars, withheld)
 
     def _loop(self) -> LoopOptions:
         return LoopOptions(self.options.max_turns, self.options.temperature)

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from understudy import TrainableModel
-from understudy.integration import TrainerOptions
+from understudy.integration import TrainerOptions, one_line
 
 from ..connection.pool import ServerPool
-from ..printable import one_line
 from ..scenarios.files import ScenarioSet
 from ..tools_page import sharing
 from .agent_loop import LoopOptions
+
+
+@dataclass(frozen=True)
+class ShownTools:
+    """How many tools a rollout sees at most (None: all), and the tools that none sees, with the reason."""
+
+    most: int | None
+    withheld: Mapping[str, str]
+
+    def line(self) -> str:
+        """What a rollout sees."""
+        return (
+            "all are shown" if self.most is None else f"a rollout sees at most {self.most}: its scenario's, and others"
+        )
 
 
 def plan_lines(
@@ -22,32 +36,35 @@ def plan_lines(
     steps: int,
     options: TrainerOptions,
     loop: LoopOptions,
+    shown: ShownTools,
+    unused_judge: str = "",
 ) -> list[str]:
-    """A line per stage. `scenarios` is a sentence if there are none yet."""
+    """A line per stage. `scenarios` is a sentence if there are none yet. `unused_judge`: why the judge is not asked."""
     group, per_step = options.get("group_size"), options.get("scenarios_per_step")
     lines = [
         f"target     {one_line(pool.target.shown())}",
-        f"tools      {len(pool.toolset.tools)}; {sharing(pool)}",
+        f"tools      {len(pool.toolset.tools)}; {shown.line()}; {sharing(pool)}",
+        *(f"           withheld: {one_line(name, 64)} ({reason})" for name, reason in shown.withheld.items()),
         f"scenarios  {scenarios if isinstance(scenarios, str) else _scenarios(scenarios)}",
         f"model      {model.name} on {model.base_model}, {model.backend!r}",
         f"steps      {steps}, each {per_step} scenarios x {group} rollouts, {options.get('concurrency')} at once, "
         f"at most {loop.max_turns} turns",
-        f"judge      {(options.get('judge') and 'an LLM') or 'none: rewards come from execution'}",
+        f"judge      {(options.get('judge') and (unused_judge or 'an LLM')) or 'none: rewards come from execution'}",
     ]
-    if not isinstance(scenarios, str):
-        lines.insert(
-            3, f"           by tool: {_counts(tool for scenario in scenarios.scenarios for tool in scenario.tools)}"
-        )
-        lines.insert(
-            4, f"           by difficulty: {_counts(str(scenario.difficulty) for scenario in scenarios.scenarios)}"
-        )
-        if change := scenarios.server_change(pool.fingerprint):
-            lines.append(f"warning    {change}")
+    if not isinstance(scenarios, str) and (change := scenarios.server_change(pool.fingerprint)):
+        lines.append(f"warning    {change}")
     return lines
 
 
 def _scenarios(scenarios: ScenarioSet) -> str:
-    return f"{len(scenarios.train)} to train on, {len(scenarios.eval)} held out, hash {scenarios.digest[:16]}"
+    listed = scenarios.scenarios
+    return "\n".join(
+        [
+            f"{len(scenarios.train)} to train on, {len(scenarios.eval)} held out, hash {scenarios.digest[:16]}",
+            f"           by tool: {_counts(tool for scenario in listed for tool in scenario.tools)}",
+            f"           by difficulty: {_counts(str(scenario.difficulty) for scenario in listed)}",
+        ]
+    )
 
 
 def _counts(names: Iterable[str]) -> str:

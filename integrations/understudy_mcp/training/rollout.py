@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from understudy import TrainableModel, Trajectory
@@ -12,6 +13,7 @@ from understudy.integration import CaptureError, ConfigError, as_rollout_excepti
 
 from ..connection.pool import ServerPool
 from ..connection.servers import ROLLOUT_DIR
+from ..scenarios.explore import left_out
 from ..scenarios.scenario import McpScenario
 from ..tools.rollout_tools import RolloutTools
 from ..tools.toolset import Toolset
@@ -25,13 +27,14 @@ class McpRollout:
     """The rollout function for a Trainer: `await rollout(model, scenario)`.
 
     max_tools: the number of tools that the model sees, the expected ones and others drawn with `seed`; None: all.
-    result_chars: limit for a tool's result, if it is below the target's.
+    result_chars: limit for a tool's result, if it is below the target's. withheld: tools that no rollout sees.
     """
 
     pool: ServerPool
     loop: LoopOptions = field(default_factory=LoopOptions)
     max_tools: int | None = None
     result_chars: int | None = None
+    withheld: frozenset[str] = frozenset()
     seed: int = 0
 
     async def __call__(self, model: TrainableModel, scenario: McpScenario) -> Trajectory:
@@ -51,7 +54,9 @@ class McpRollout:
     def shown(self, scenario: McpScenario) -> Toolset:
         """The tools that the model sees in every rollout of this scenario. Raises ConfigError."""
         seed = zlib.crc32(f"{self.seed} {scenario.id}".encode())
-        return self.pool.toolset.shown(scenario.tools, self.max_tools, seed)
+        toolset = self.pool.toolset
+        offered = tuple(tool for tool in toolset.tools if tool.name not in self.withheld)
+        return replace(toolset, tools=offered).shown(scenario.tools, self.max_tools, seed)
 
     async def _run(self, model: TrainableModel, scenario: McpScenario, trajectory: Trajectory) -> None:
         shown = self.shown(scenario)
@@ -93,6 +98,17 @@ def record_calls(trajectory: Trajectory, loop: AgentLoop) -> None:
     trajectory.tool_runs = loop.clock.runs()
     trajectory.metadata["tool_calls"] = [record.as_json() for record in loop.records]
     trajectory.metrics["tool_seconds"] = sum(record.seconds for record in loop.records)
+
+
+def withheld_tools(toolset: Toolset, scenarios: Iterable[McpScenario]) -> dict[str, str]:
+    """Tools that a policy under training must not try, with the reason: those that may write or show secrets and that no
+    scenario takes."""
+    taken = {name for scenario in scenarios for name in scenario.tools}
+    return {
+        tool.name: reason
+        for tool in toolset.tools
+        if tool.name not in taken and (reason := left_out(tool, allow_writes=False))
+    }
 
 
 def check_scenarios(scenarios: list[McpScenario], toolset: Toolset, max_tools: int | None) -> None:

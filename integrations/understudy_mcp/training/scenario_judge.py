@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from understudy import TrainableModel, Trajectory, TrajectoryGroup
 from understudy.integration import Judge, RolloutError
 
+from ..scenarios.files import ScenarioSet
 from ..scenarios.scenario import CheckKind, McpScenario
 from .rollout import McpRollout
 
@@ -25,6 +26,13 @@ def unjudged(rollout: McpRollout) -> Callable[[TrainableModel, McpScenario], Awa
         return trajectory
 
     return run
+
+
+def unused_judge(scenarios: ScenarioSet, judge: Judge | None, *, judge_all: bool) -> str:
+    """Why a judge would never be asked; "" if it is, or if there is none."""
+    if judge is None or judge_all or any(scenario.check is CheckKind.JUDGE for scenario in scenarios.scenarios):
+        return ""
+    return "not asked, since every scenario is scored by execution; --judge-all makes it half of every reward"
 
 
 class ScenarioJudge:

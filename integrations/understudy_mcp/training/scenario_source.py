@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -22,6 +24,19 @@ def scenario_file(model: TrainableModel) -> Path:
     """The file with the scenarios generated for a model: in its server's directory if that is local, else in .understudy."""
     folder = model.backend.dir if isinstance(model.backend, LocalBackend) else Path(".understudy").absolute()
     return folder / "mcp" / f"{model.name}.jsonl"
+
+
+def draft_file(model: TrainableModel, options: Sequence[object]) -> Path:
+    """Scenarios that were generated with these options for a model and not probed yet, beside its `scenario_file`."""
+    made_with = hashlib.sha256(repr(tuple(options)).encode()).hexdigest()[:8]
+    return scenario_file(model).with_suffix(f".{made_with}.draft.jsonl")
+
+
+def remove_drafts(model: TrainableModel) -> None:
+    """Remove all drafts of a model, once its scenarios are kept."""
+    file = scenario_file(model)
+    for draft in file.parent.glob(f"{glob.escape(file.stem)}.*.draft.jsonl"):
+        draft.unlink(missing_ok=True)
 
 
 def as_set(scenarios: ScenarioSet | Sequence[McpScenario] | Path | str) -> ScenarioSet:

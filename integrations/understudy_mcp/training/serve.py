@@ -14,10 +14,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from understudy import TrainableModel
+from understudy.integration import one_line
 
 from ..connection.pool import ServerPool
 from ..errors import McpServerError
-from ..printable import one_line
 from .access import OPEN_PATH, KeyGate, fault
 from .agent_loop import AgentLoop, LoopOptions
 from .rollout import restricted

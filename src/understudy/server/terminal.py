@@ -19,6 +19,7 @@ from sqlalchemy import Connection, select
 
 from ..config import default_dir
 from ..errors import ConfigError
+from ..printable import printable
 from ..types import Call, Json, Message
 from ..wire import TrajectoryWithCalls
 from .http.viewer import open_records
@@ -206,10 +207,11 @@ def _trajectory(name: str, trajectory: TrajectoryWithCalls) -> Group:
         parts.append(Text(", ".join([*known, f"model {record.model}", f"took {took}"]), "dim"))
         parts.append(Text(f"reward {fixed(record.reward, 3)}", "bold"))
         parts += [Text(f"  {key} {number(value)}") for key, value in record.metrics.items()]
-        parts += [Text(f"  log: {line}") for line in record.logs]
+        parts += [Text(f"  log: {printable(line)}") for line in record.logs]
         if record.exception is not None:
             error = record.exception
-            parts.append(Panel(Text(error.traceback or error.message), title=Text(error.type), border_style="red"))
+            cause = Text(printable(error.traceback or error.message))
+            parts.append(Panel(cause, title=Text(printable(error.type)), border_style="red"))
     for position, call in enumerate(trajectory.calls, start=1):
         parts += _call(position, call, trajectory.calls[position - 2] if position > 1 else None)
     return Group(*parts)
@@ -232,17 +234,17 @@ def _call(position: int, call: Call, previous: Call | None) -> Iterator[Renderab
     for output in call.outputs:
         yield _message(output.message, "")
     if call.error:
-        yield Text(call.error, "red")
+        yield Text(printable(call.error), "red")
 
 
 def _message(message: Message, style: str) -> Text:
-    """A message and its tool calls as text."""
+    """A message and its tool calls as text, with control characters escaped."""
     content: Json = message.get("content")
     lines = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
     for tool in message.get("tool_calls") or ():
         function: dict[str, Json] = tool.get("function") or {}
         lines.append(f"{function.get('name')}({function.get('arguments')})")
-    return Text(f"{message.get('role', '?')}: ", "bold").append("\n".join(lines), style or "not bold")
+    return Text(f"{message.get('role', '?')}: ", "bold").append(printable("\n".join(lines)), style or "not bold")
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

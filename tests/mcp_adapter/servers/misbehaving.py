@@ -1,6 +1,7 @@
 """A small MCP server over stdio, in plain JSON-RPC, that goes wrong as argv says: `misbehaving.py MODE`.
 
-It speaks the protocol of 2025-06-18. Its tools: `echo(text)`, and `goad()`, which does what the mode is for.
+It speaks the protocol of 2025-06-18. Its tools: `echo(text)`, and `goad()`, which does what the mode is for. In the mode
+`die-on-resource` it has a resource, and ends when that is read.
 """
 
 import json
@@ -95,6 +96,8 @@ def handle(request):
         send({"method": "notifications/message", "params": {"level": "info", "data": "hello"}})
         info = {"name": "misbehaving", "version": "1"}
         capabilities = {"tools": {"listChanged": True}}
+        if MODE == "die-on-resource":
+            capabilities["resources"] = {}
         answer(request, {"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": info})
     elif method == "tools/list":
         answer(request, {"tools": tools()})
@@ -102,6 +105,10 @@ def handle(request):
         GOADED.get(MODE, lambda request: say(request, "well"))(request)
     elif method == "tools/call" and request["params"]["name"] == "echo":
         say(request, request["params"].get("arguments", {}).get("text", ""))
+    elif method == "resources/list" and MODE == "die-on-resource":
+        answer(request, {"resources": [{"uri": "odd://end", "name": "end"}]})
+    elif method == "resources/read" and MODE == "die-on-resource":
+        die(request)
     elif "id" in request:
         send({"id": request["id"], "error": {"code": -32601, "message": f"no {method}"}})
 

@@ -53,6 +53,20 @@ async def test_a_run_and_a_rollout_are_shown_with_markup_as_text(
     assert "[red]shut[/red]" in capsys.readouterr().out
 
 
+async def test_a_tools_text_cannot_steer_the_terminal(
+    gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [{"role": "user", "content": "hi"}, {"role": "tool", "tool_call_id": "a", "content": "\x1b[2Jdone\x9b1m"}]
+    answer = await gateway.chat({"x-understudy-trajectory": "rollout-1"}, messages=asked)
+    assert answer.status_code == 200
+    error = {"type": "ToolError", "message": "shut", "traceback": "\x1b]0;owned\x07"}
+    await finish(gateway, record("rollout-1", None, exception=error))
+    assert await asyncio.to_thread(main, ["show", "rollout-1", "--dir", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "\\x1b[2Jdone\\x9b1m" in shown and "\\x1b]0;owned\\x07" in shown
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
 async def test_an_unknown_name_names_the_nearest(folder: Path) -> None:
     for name, nearest in (("run-11", "'run-1'"), ("rollout", "'rollout-2', 'rollout-1'")):
         with pytest.raises(ConfigError, match=nearest):

@@ -1,4 +1,4 @@
-"""Escapes a server's text so that it is safe to print on a terminal or in a log."""
+"""Escapes text from tools, models and servers so that it is safe to print on a terminal or in a log."""
 
 from __future__ import annotations
 

@@ -1,0 +1,121 @@
+"""Exploring: what is read of a server, which values its schemas suggest, and what is left out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+from pydantic import BaseModel, Field
+
+from tests.mcp_adapter.conftest import misbehaving
+from tests.mcp_adapter.servers import library_server, notes_server
+from understudy_mcp import ServerPool, Target
+from understudy_mcp.connection.servers import InProcessServer
+from understudy_mcp.scenarios.explore import explore, reads_secrets
+
+READS = ToolAnnotations(read_only_hint=True)
+
+
+async def test_the_resources_of_every_server_are_read() -> None:
+    servers = (InProcessServer("library", library_server.make), InProcessServer("notes", notes_server.make))
+    async with ServerPool(Target(servers)) as pool:
+        exploration = await explore(pool)
+    assert exploration.resources == {"library://hours": "nine to five", "notes://count": "0 notes"}
+
+
+async def test_a_server_that_dies_on_reading_a_resource_loses_its_resources_only() -> None:
+    servers = (*misbehaving("die-on-resource").servers, InProcessServer("library", library_server.make))
+    async with ServerPool(Target(servers)) as pool:
+        exploration = await explore(pool)
+    assert "the tool has failed badly" in exploration.left_out["resources of odd"]
+    assert "echo" not in exploration.left_out and any(call.worked for call in exploration.of("echo"))
+    assert exploration.resources == {"library://hours": "nine to five"}
+
+
+class Parcel(BaseModel):
+    code: Annotated[str, Field(examples=["zk-41"])]
+
+
+class Depot(BaseModel):
+    parcel: Parcel | None
+
+
+def examples_server(folder: object = None) -> MCPServer:
+    """A server whose tools accept only what their schemas give as examples or defaults."""
+    server = MCPServer("examples")
+
+    def check(value: object, known: object) -> str:
+        if value != known:
+            raise ToolError("no such thing")
+        return f"{value} is here"
+
+    @server.tool(annotations=READS)
+    def text(bell: Annotated[str, Field(examples=["zq-bell"])]) -> str:
+        return check(bell, "zq-bell")
+
+    @server.tool(annotations=READS)
+    def item(tags: list[Annotated[str, Field(examples=["zt-tag"])]]) -> str:
+        return check(tags, ["zt-tag"])
+
+    @server.tool(annotations=READS)
+    def items(tags: Annotated[list[str], Field(examples=[["zu-tag"]])]) -> str:
+        return check(tags, ["zu-tag"])
+
+    @server.tool(annotations=READS)
+    def nested(depot: Depot) -> str:
+        return check(depot.parcel and depot.parcel.code, "zk-41")
+
+    @server.tool(annotations=READS)
+    def nested_list(parcels: list[Parcel]) -> str:
+        return check([parcel.code for parcel in parcels], ["zk-41"])
+
+    @server.tool(annotations=READS)
+    def number(depth: Annotated[int, Field(examples=[True, 4711])]) -> str:
+        return check(depth, 4711)
+
+    @server.tool(annotations=READS)
+    def share(weight: Annotated[float, Field(examples=[0.125])]) -> str:
+        return check(weight, 0.125)
+
+    @server.tool(annotations=READS)
+    def default(port: int = 8125) -> str:
+        return check(port, 8125)
+
+    return server
+
+
+async def test_examples_and_defaults_are_tried_at_every_depth_and_of_every_type() -> None:
+    async with ServerPool(Target.parse(examples_server)) as pool:
+        exploration = await explore(pool)
+    worked = {call.tool: dict(call.arguments) for call in exploration.observations if call.worked and call.arguments}
+    assert worked == {
+        "text": {"bell": "zq-bell"},
+        "item": {"tags": ["zt-tag"]},
+        "items": {"tags": ["zu-tag"]},
+        "nested": {"depot": {"parcel": {"code": "zk-41"}}},
+        "nested_list": {"parcels": [{"code": "zk-41"}]},
+        "number": {"depth": 4711},
+        "share": {"weight": 0.125},
+        "default": {"port": 8125},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("get-env", True),
+        ("readPassword", True),
+        ("show_api_key", True),
+        ("list_tokens", True),
+        ("get_event", False),
+        ("api_status", False),
+    ],
+)
+async def test_a_tool_whose_name_speaks_of_secrets_reads_secrets(name: str, secret: bool) -> None:
+    server = MCPServer("names")
+    server.add_tool(lambda: "", name=name, annotations=READS)
+    async with ServerPool(Target.parse(server)) as pool:
+        assert [reads_secrets(tool) for tool in pool.toolset.tools] == [secret]

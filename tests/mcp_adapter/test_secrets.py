@@ -1,0 +1,126 @@
+"""What a server is given in confidence is shown neither to the model nor in a message."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from mcp import types
+
+from tests.mcp_adapter.conftest import SERVERS
+from understudy_mcp import ServerPool, StdioServer, Target
+from understudy_mcp.tools.references import References, names_secret, without
+from understudy_mcp.tools.results import ToolResult, as_tool_result
+
+
+def masked(structured: Any, *secrets: str) -> ToolResult:
+    """The converted result of a server that was started with these secrets."""
+    references = References("shop")
+    for number, secret in enumerate(secrets):
+        references.resolve(secret, f"API_KEY_{number}")
+    answer = types.CallToolResult(
+        content=[types.TextContent(type="text", text=json.dumps(structured))], structured_content=structured
+    )
+    return as_tool_result(answer, 1_000, lambda text: without(text, references.secrets()))
+
+
+def test_a_number_that_is_a_secret_is_masked_and_another_number_stays() -> None:
+    result = masked({"account": 123456, "parts": [1234567, {"of": 123456}], "open": True}, "123456")
+    assert result.structured == {"account": "***", "parts": [1234567, {"of": "***"}], "open": True}
+    assert json.loads(result.text) == result.structured
+
+
+@pytest.mark.parametrize("secret", ['quo"ted-1', "back\\slash", "schlüssel", "tab\tbed-1", "🔑🔑🔑🔑🔑🔑"])
+def test_a_secret_that_json_escapes_is_masked(secret: str) -> None:
+    result = masked({"result": {f"of {secret}": [f"it is {secret}."]}}, secret)
+    assert result.structured == {"result": {"of ***": ["it is ***."]}}
+    assert result.text == '{"of ***": ["it is ***."]}'
+
+
+@pytest.mark.parametrize("secret", ['quo"ted-1', "back\\slash", "schlüssel"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_a_secret_is_masked_in_a_text_that_is_json(secret: str, ascii_only: bool) -> None:
+    references = References("shop")
+    references.resolve(secret, "PASSWORD")
+    text = json.dumps({"password": secret}, ensure_ascii=ascii_only)
+    assert without(text, references.secrets()) == '{"password": "***"}'
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "API_TOKEN",
+        "GITHUB_TOKEN",
+        "SLACK_TOKENS",
+        "AUTH",
+        "AUTHORIZATION",
+        "Proxy-Authorization",
+        "X-Api-Key",
+        "X-Auth-Token",
+        "Cookie",
+        "apiKey",
+        "accessToken",
+        "APIKEY",
+        "PGPASSWORD",
+        "MYSQL_PWD",
+        "SMTP_PASS",
+        "GITHUB_PAT",
+        "KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "client.secret",
+        "npm_config__authToken",
+        "SSH_PASSPHRASE",
+        "API_KEY_2",
+        "--api-key",
+        "CREDENTIALS",
+        "INPUT_API_KEY",
+    ],
+)
+def test_the_name_of_a_secret_is_recognised(name: str) -> None:
+    assert names_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "GIT_AUTHOR_NAME",
+        "AUTHOR",
+        "AUTHORITY",
+        "MAX_TOKENS",
+        "maxOutputTokens",
+        "OPENAI_MAX_OUTPUT_TOKENS",
+        "TOKEN_LIMIT",
+        "TOKENS_MAX",
+        "TOKENIZERS_PARALLELISM",
+        "KEYBOARD",
+        "MONKEY_ISLAND",
+        "PASSENGER",
+        "MIN_PASSWORD_LENGTH",
+        "TOKEN_URL",
+        "AUTH_TYPE",
+        "PWD",
+        "PATH",
+        "COMPASS",
+    ],
+)
+def test_a_name_that_only_contains_the_word_is_no_secret(name: str) -> None:
+    assert not names_secret(name)
+
+
+async def test_only_secret_variables_are_masked() -> None:
+    variables = {"GIT_AUTHOR_NAME": "Ada Lovelace", "MAX_TOKENS": "100000", "API_TOKEN": "sk-100000"}
+    command = ("-I", "-S", str(SERVERS / "misbehaving.py"), "environment")
+    target = Target((StdioServer("odd", sys.executable, command, variables),))
+    async with ServerPool(target) as pool, pool.rollout() as tools:
+        shown = json.loads((await tools.call("goad", {})).text)
+    assert {name: shown[name] for name in variables} == {**variables, "API_TOKEN": "***"}
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "Basic", "Token", "ApiKey", "bearer", "Digest"])
+def test_a_header_hides_its_credential_and_not_its_scheme(scheme: str) -> None:
+    references = References("shop")
+    assert references.resolve(f"{scheme} sk-123456", "Authorization") == f"{scheme} sk-123456"
+    text = f"{scheme} of bad news: sk-123456, or {scheme} sk-123456"
+    assert without(text, references.secrets()) == f"{scheme} of bad news: ***, or {scheme} ***"

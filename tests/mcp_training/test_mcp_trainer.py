@@ -156,7 +156,7 @@ async def test_a_server_that_fails_in_every_rollout_ends_the_run_with_the_causes
 async def test_a_plan_tells_what_would_happen_and_does_nothing(model: TrainableModel) -> None:
     lines = await trainer(model)[0].aplan(20)
     assert "scenarios  9 to train on, 3 held out" in "\n".join(lines)
-    assert "tools      2; a rollout sees at most 8: its scenario's, and others; rollouts share" in "\n".join(lines)
+    assert "tools      2; all are shown; rollouts share" in "\n".join(lines)
     assert "steps      20, each 4 scenarios x 6 rollouts, 32 at once, at most 8 turns" in lines
     assert model._server() is None  # pyright: ignore[reportPrivateUsage]  # nothing was registered
 

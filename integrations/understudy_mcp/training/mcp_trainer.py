@@ -194,7 +194,9 @@ class MCPTrainer:
             )
             options = self._trainer_options(scenarios, steps)
             unused = unused_judge(scenarios, self._judge, judge_all=self.options.judge_all) if scenarios else ""
-            shown = ShownTools(self._max_tools, withheld_tools(pool.toolset, scenarios.scenarios if scenarios else ()))
+            listed = scenarios.scenarios if scenarios else ()
+            planned = scenarios is None and self.options.allow_writes
+            shown = ShownTools(self._max_tools, withheld_tools(pool.toolset, listed, allow_writes=planned))
             return plan_lines(pool, self.model, known, steps, options, self._loop(), shown, unused)
 
     @property

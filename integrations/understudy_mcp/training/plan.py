@@ -22,11 +22,11 @@ class ShownTools:
     most: int | None
     withheld: Mapping[str, str]
 
-    def line(self) -> str:
-        """What a rollout sees."""
-        return (
-            "all are shown" if self.most is None else f"a rollout sees at most {self.most}: its scenario's, and others"
-        )
+    def line(self, offered: int) -> str:
+        """What a rollout sees of the `offered` tools."""
+        if self.most is None or offered <= self.most:
+            return "all are shown" if not self.withheld else f"all but {len(self.withheld)} are shown"
+        return f"a rollout sees at most {self.most}: its scenario's, and others"
 
 
 def plan_lines(
@@ -43,7 +43,7 @@ def plan_lines(
     group, per_step = options.get("group_size"), options.get("scenarios_per_step")
     lines = [
         f"target     {one_line(pool.target.shown())}",
-        f"tools      {len(pool.toolset.tools)}; {shown.line()}; {sharing(pool)}",
+        f"tools      {len(pool.toolset.tools)}; {shown.line(len(pool.toolset.tools))}; {sharing(pool)}",
         *(f"           withheld: {one_line(name, 64)} ({reason})" for name, reason in shown.withheld.items()),
         f"scenarios  {scenarios if isinstance(scenarios, str) else _scenarios(scenarios)}",
         f"model      {model.name} on {model.base_model}, {model.backend!r}",

@@ -100,14 +100,14 @@ def record_calls(trajectory: Trajectory, loop: AgentLoop) -> None:
     trajectory.metrics["tool_seconds"] = sum(record.seconds for record in loop.records)
 
 
-def withheld_tools(toolset: Toolset, scenarios: Iterable[McpScenario]) -> dict[str, str]:
-    """Tools that a policy under training must not try, with the reason: those that may write or show secrets and that no
-    scenario takes."""
+def withheld_tools(toolset: Toolset, scenarios: Iterable[McpScenario], *, allow_writes: bool = False) -> dict[str, str]:
+    """Tools that a policy under training must not try, with the reason: those that may write (unless `allow_writes`) or show
+    secrets, and that no scenario takes."""
     taken = {name for scenario in scenarios for name in scenario.tools}
     return {
         tool.name: reason
         for tool in toolset.tools
-        if tool.name not in taken and (reason := left_out(tool, allow_writes=False))
+        if tool.name not in taken and (reason := left_out(tool, allow_writes))
     }
 
 

@@ -44,8 +44,8 @@ def test_a_loss_and_its_gradient_equal_trls(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_token_far_below_the_base_has_a_bounded_kl_term_without_gradient(name: str) -> None:
-    """d = 2 has k3 = 4.4, d = 12 has 162,742."""
+def test_a_token_far_below_the_base_is_pulled_back_with_a_bounded_slope(name: str) -> None:
+    """d = 2 has k3 = 4.4, d = 12 has 162,742. From d = 2.6 on, the term is the tangent there."""
     base = torch.tensor([-1.0, -1.0], dtype=torch.float64)
     current = base - torch.tensor([2.0, 12.0], dtype=torch.float64)
     targets = Targets(
@@ -57,8 +57,10 @@ def test_a_token_far_below_the_base_has_a_bounded_kl_term_without_gradient(name:
         base=base,
     )
     output = LOSSES[name](current, targets, Clip(0.2, 0.2, kl_coef=0.5))
-    assert float(output.value) == pytest.approx(0.5 * (math.exp(2) - 3 + 10))
-    torch.testing.assert_close(output.coefficients, torch.tensor([0.5 * (1 - math.exp(2)), 0.0], dtype=torch.float64))
+    steepest = math.exp(2.6) - 1
+    assert float(output.value) == pytest.approx(0.5 * (math.exp(2) - 3 + math.exp(2.6) - 3.6 + steepest * 9.4))
+    slopes = torch.tensor([1 - math.exp(2), -steepest], dtype=torch.float64)
+    torch.testing.assert_close(output.coefficients, 0.5 * slopes)
     assert output.kl is not None and float(output.kl[1]) == pytest.approx(math.exp(12) - 13)
 
 

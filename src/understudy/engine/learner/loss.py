@@ -49,7 +49,7 @@ class LossOutput:
     value: Tensor  # scalar
     coefficients: Tensor  # [N], d value / d logprob; `gspo` has an exception
     clipped: Tensor  # bool [N]: the clip reduced this target's gradient or set it to zero
-    kl: Tensor | None  # [N] k3 to the base, without KL_BOUND
+    kl: Tensor | None  # [N] k3 to the base
 
 
 LossFunction = Callable[[Tensor, Targets, Clip], LossOutput]
@@ -141,9 +141,11 @@ def importance_weights(old_N: Tensor, sampler_N: Tensor, cap: float | None) -> T
     return torch.where(torch.isnan(sampler_N), torch.ones_like(old_N), ratio_N).detach()
 
 
-KL_BOUND = 10.0
-"""The largest k3 of a token in the KL term; above it the token has no gradient from that term, as in verl's low_var_kl.
-k3 grows exponentially for tokens that training makes unlikely: without the bound, one of them outweighs the step."""
+KL_LINEAR_FROM = 2.6
+"""Nats below the base from which the KL term of a token grows linearly, where k3 is 10.
+
+k3 grows exponentially for tokens that training makes unlikely: without the bound on its slope, one of them outweighs the
+step. verl's low_var_kl cuts k3 off at 10, so that a token beyond it is no longer pulled back to the base."""
 
 
 def k3(reference_N: Tensor, logprobs_N: Tensor) -> Tensor:
@@ -162,12 +164,14 @@ def _is_clipped(ratio_N: Tensor, advantages_N: Tensor, clip: Clip) -> Tensor:
 def _with_kl(
     loss_N: Tensor, coefficients_N: Tensor, clipped_N: Tensor, logprobs_N: Tensor, targets: Targets, kl_coef: float
 ) -> LossOutput:
-    """Add kl_coef x min(k3, KL_BOUND) and its derivative with the same divisors: 1 - exp(base - current), 0 above the bound.
-    The KL term has neither advantage nor importance weight. `kl` has no bound."""
+    """Add kl_coef x k3, linear from KL_LINEAR_FROM on, and its derivative with the same divisors: 1 - exp(min(d,
+    KL_LINEAR_FROM)) with d = base - current. The KL term has neither advantage nor importance weight. `kl` is plain k3."""
     if targets.base is None:
         return LossOutput(loss_N.sum(), coefficients_N, clipped_N, None)
     kl_N = k3(targets.base, logprobs_N)
-    flat_N = torch.isnan(targets.base) | (kl_N > KL_BOUND)
-    kl_slope_N = torch.where(flat_N, 0.0, 1 - torch.exp(targets.base - logprobs_N))
-    value = (loss_N + targets.inverse_divisors * kl_coef * kl_N.clamp(max=KL_BOUND)).sum()
+    difference_N = torch.where(torch.isnan(targets.base), 0.0, targets.base - logprobs_N)
+    near_N = difference_N.clamp(max=KL_LINEAR_FROM)
+    kl_slope_N = 1 - torch.exp(near_N)
+    term_N = torch.exp(near_N) - near_N - 1 - kl_slope_N * (difference_N - near_N)
+    value = (loss_N + targets.inverse_divisors * kl_coef * term_N).sum()
     return LossOutput(value, coefficients_N + targets.inverse_divisors * kl_coef * kl_slope_N, clipped_N, kl_N)

@@ -124,3 +124,9 @@ def test_the_tools_of_real_servers_cost_few_tokens(server, count, tokens):
     tools = json.loads((SERVERS / f"{server}.json").read_text())["tools"][:count]
     text = render([{"type": "function", "function": each} for each in tools])
     assert len(TOKENIZER(text.split("<|im_end|>")[0] + "<|im_end|>").input_ids) == tokens
+
+
+def test_short_descriptions_would_cost_nearly_as_much_as_the_list_of_tools():
+    listed = json.loads((SERVERS.parents[1] / "mcp_adapter/listed/filesystem.json").read_text())["tools"]
+    short = [" ".join(tool["description"].split()[:6]) for tool in listed]
+    assert sum(len(TOKENIZER(f" {text}").input_ids) for text in short) == 229

@@ -44,28 +44,8 @@ FILES = {
     "src/gauge.py": "LEVEL = 3\n",
     "docs/guide.md": "# Guide\n",
     "data/rivers.csv": "name,length\nSpree,400\n",
-    "data/locks.csv": "name,height\nNiederfinow,36\n",
-    "src/report.py": "def report() -> str:\n    return 'dry'\n",
-    "tests/check_gauge.py": "assert 3 > 2\n",
-    "docs/history.md": "# History\n",
-    "config/limits.toml": "highest = 9\n",
-    "scripts/refill.sh": "echo refill\n",
-    "LICENSE": "Apache-2.0\n",
 }
-BRANCHES = (
-    "feature/locks",
-    "fix-gauge",
-    "release-1.0",
-    "docs",
-    "experiments/rivers",
-    "feature/reports",
-    "fix-limits",
-    "release-1.1",
-    "cleanup",
-    "experiments/refill",
-    "feature/history",
-    "licensing",
-)
+BRANCHES = ("feature/locks", "fix-gauge", "release-1.0", "docs", "experiments/rivers")
 
 
 @dataclass(frozen=True)

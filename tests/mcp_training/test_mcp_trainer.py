@@ -11,7 +11,7 @@ import pytest
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.conftest import told
 from tests.mcp_training.order_server import READS, make_server, scenarios
-from understudy import RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup, UnderstudyError
+from understudy import LocalBackend, RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup, UnderstudyError
 from understudy.integration import ConfigError, RolloutError
 from understudy.testing import Action, scripted_server
 from understudy.testing.asgi import Body
@@ -22,6 +22,7 @@ from understudy_mcp.training.comparison import Comparison
 from understudy_mcp.training.defaults import default_config
 from understudy_mcp.training.mcp_trainer import MCPTrainer
 from understudy_mcp.training.scenario_judge import ScenarioJudge
+from understudy_mcp.training.scenario_source import draft_file, remove_drafts
 from understudy_mcp.training.training_state import Measured, TrainingState
 
 QUICK: dict[str, Any] = {"group_size": 6, "scenarios_per_step": 4, "max_completion_tokens": 48, "temperature": 1.5}
@@ -271,6 +272,16 @@ async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_n
     assert "held out, kept in " in said[-2]
     assert "count: without effect, since the scenarios of " in said[-1]
     assert [file.name for file in (tmp_path / ".understudy/mcp").iterdir()] == ["half.jsonl"]
+
+
+def test_the_drafts_of_a_model_are_removed_and_no_others(tmp_path: Path) -> None:
+    model, other = (TrainableModel(name, base_model="tiny", backend=LocalBackend(tmp_path)) for name in ("a", "a.b"))
+    drafts = [draft_file(model, [1]), draft_file(model, [2]), draft_file(other, [1])]
+    for draft in drafts:
+        draft.parent.mkdir(exist_ok=True)
+        draft.touch()
+    remove_drafts(model)
+    assert [draft.exists() for draft in drafts] == [False, False, True]
 
 
 async def test_a_server_that_never_starts_is_named_before_anything_else(stand_in: TrainableModel) -> None:

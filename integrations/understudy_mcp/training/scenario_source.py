@@ -20,6 +20,10 @@ ScenariosLike: TypeAlias = ScenarioSet | Sequence[McpScenario] | Path | str | No
 """Scenarios, their file, or None for the model's own file, which is generated if it does not exist."""
 
 
+_DRAFT_DIGITS = 8
+"""Digits of the hash in a draft's name. A pattern of just these does not match a draft of the model `a.b` for `a`."""
+
+
 def scenario_file(model: TrainableModel) -> Path:
     """The file with the scenarios generated for a model: in its server's directory if that is local, else in .understudy."""
     folder = model.backend.dir if isinstance(model.backend, LocalBackend) else Path(".understudy").absolute()
@@ -28,14 +32,14 @@ def scenario_file(model: TrainableModel) -> Path:
 
 def draft_file(model: TrainableModel, options: Sequence[object]) -> Path:
     """Scenarios that were generated with these options for a model and not probed yet, beside its `scenario_file`."""
-    made_with = hashlib.sha256(repr(tuple(options)).encode()).hexdigest()[:8]
+    made_with = hashlib.sha256(repr(tuple(options)).encode()).hexdigest()[:_DRAFT_DIGITS]
     return scenario_file(model).with_suffix(f".{made_with}.draft.jsonl")
 
 
 def remove_drafts(model: TrainableModel) -> None:
     """Remove all drafts of a model, once its scenarios are kept."""
     file = scenario_file(model)
-    for draft in file.parent.glob(f"{glob.escape(file.stem)}.*.draft.jsonl"):
+    for draft in file.parent.glob(f"{glob.escape(file.stem)}.{'[0-9a-f]' * _DRAFT_DIGITS}.draft.jsonl"):
         draft.unlink(missing_ok=True)
 
 

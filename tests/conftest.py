@@ -46,9 +46,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Collect what a file leaves open at its end: a warning of it then names the next file's first test, not any later one."""
+    """Collect what a file leaves open at its end: a warning of it then names the next file's first test, not any later one.
+
+    A capture left open fails the test that left it.
+    """
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
+    assert us.current_trajectory() is None, "this test left a capture open: the next tests would run inside it"
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextvars import copy_context
+
 import pytest
 
-from understudy import Trajectory
+from understudy import Trajectory, current_trajectory
 from understudy.integration import capturing, on_capture_end
 
 
@@ -28,3 +31,23 @@ def test_it_runs_when_the_rollout_fails_and_never_outside_of_one() -> None:
         on_capture_end(lambda: ended.append("inside"))
         raise ValueError("failed")
     assert ended == ["inside"]
+
+
+def test_blocks_inside_generators_may_end_in_any_order_and_leave_no_capture_behind() -> None:
+    def opened(trajectory: Trajectory) -> Generator[None]:
+        with capturing(trajectory):
+            yield
+
+    outer, first, second = Trajectory(), Trajectory(), Trajectory()
+    with capturing(outer):
+        blocks = [opened(first), opened(second)]
+        for block in blocks:
+            next(block)
+        blocks[0].close()
+        assert current_trajectory() is second
+        blocks[1].close()
+        assert current_trajectory() is outer
+        elsewhere = opened(first)
+        next(elsewhere)
+        copy_context().run(elsewhere.close)
+    assert current_trajectory() is None

@@ -99,7 +99,7 @@ async def test_calls_outside_of_rollouts_take_no_rollouts_place(tmp_path: Path) 
                 return await listed.ainvoke({})
 
         await write.ainvoke({"name": "outside", "text": "a"})
-        answers = await asyncio.wait_for(asyncio.gather(*(rollout(number) for number in range(3))), 120)
+        answers = await asyncio.wait_for(asyncio.gather(*(rollout(number) for number in range(3))), 30)
         assert answers == ['["n0"]', '["n1"]', '["n2"]']
         assert await listed.ainvoke({}) == '["outside"]'
 

@@ -17,12 +17,17 @@ from .http import Api
 
 
 class Capture:
-    """An active capture: a trajectory and the servers that recorded calls for it."""
+    """An active capture: a trajectory and the servers that recorded calls for it.
 
-    def __init__(self, trajectory: Trajectory, outer: Capture | None = None) -> None:
+    `previous` is the context's capture before this one; `_outer` is the one around it, if it has the same trajectory.
+    """
+
+    def __init__(self, trajectory: Trajectory, outer: Capture | None, previous: Capture | None) -> None:
         self.trajectory = trajectory
         self.seen_by: list[Api] = []
         self.newest_call: str | None = None  # id of the recorded call answered last
+        self.previous = previous
+        self.ended = False
         self._outer = outer if outer is not None and outer.trajectory is trajectory else None
         self._at_end: list[Callable[[], object]] = []
 
@@ -85,18 +90,20 @@ def capturing(trajectory: Trajectory, *, process: bool = False) -> Generator[Tra
     that already run.
     """
     trajectory.captured = True
-    capture = Capture(trajectory, active_capture())
+    capture = Capture(trajectory, active_capture(), _capture.get())
     if process:
         _of_process.append(capture)
-    previous = _capture.get()
     _capture.set(capture)
     try:
         yield trajectory
     finally:
         if process:
             _of_process.remove(capture)
-        if _capture.get() is capture:  # a block inside a generator may end in another context
-            _capture.set(previous)
+        capture.ended = True
+        current = _capture.get()  # blocks inside generators may end in any order, and in another context
+        while current is not None and current.ended:
+            current = current.previous
+        _capture.set(current)
         capture.end()
 
 

@@ -1,9 +1,9 @@
 """What training changes on MCP servers: success on held-out scenarios before and after, several seeds, and a control.
 
 `python benchmarks/mcp_training.py` takes the servers `time` and `git` (Python); `--cases memory` needs Node and `make mcp-servers`.
-The scenarios of a server are made once. The untrained model samples `--probe` rollouts of each; what it solved in fewer than
-`--least-solved` or in more than `--most-solved` of them is left out. What is left is split anew and frozen with its hash before any
-rollout that counts. The control is the untrained model, measured again.
+The scenarios of a server are made once. The untrained model samples rollouts of each; what it solved in fewer than `--least-solved` or in
+more than `--most-solved` of them is left out. What is left is probed again with more rollouts, since a rate out of few is often chance
+(`--probe`), then split anew and frozen with its hash before any rollout that counts. The control is the untrained model, measured again.
 """
 
 from __future__ import annotations
@@ -44,8 +44,40 @@ FILES = {
     "src/gauge.py": "LEVEL = 3\n",
     "docs/guide.md": "# Guide\n",
     "data/rivers.csv": "name,length\nSpree,400\n",
+    "data/locks.csv": "name,height\nNiederfinow,36\n",
+    "src/report.py": "def report() -> str:\n    return 'dry'\n",
+    "tests/check_gauge.py": "assert 3 > 2\n",
+    "docs/history.md": "# History\n",
+    "config/limits.toml": "highest = 9\n",
+    "scripts/refill.sh": "echo refill\n",
+    "LICENSE": "Apache-2.0\n",
+    "data/pumps.csv": "name,power\nHorka,12\n",
+    "src/pump.py": "POWER = 12\n",
+    "tests/check_pump.py": "assert 12 > 3\n",
+    "docs/pumps.md": "# Pumps\n",
+    "config/alarms.toml": "lowest = 1\n",
+    "scripts/drain.sh": "echo drain\n",
 }
-BRANCHES = ("feature/locks", "fix-gauge", "release-1.0", "docs", "experiments/rivers")
+BRANCHES = (
+    "feature/locks",
+    "fix-gauge",
+    "release-1.0",
+    "docs",
+    "experiments/rivers",
+    "feature/reports",
+    "fix-limits",
+    "release-1.1",
+    "cleanup",
+    "experiments/refill",
+    "feature/history",
+    "licensing",
+    "feature/pumps",
+    "fix-alarms",
+    "release-1.2",
+    "drain-script",
+    "experiments/night",
+    "hotfix/levels",
+)
 
 
 @dataclass(frozen=True)
@@ -144,9 +176,10 @@ CASES = {"time": time_case, "git": git_case, "memory": memory_case}
 
 @dataclass(frozen=True)
 class Probe:
-    """Sampled rollouts of each scenario. One stays if between `least_solved` and `most_solved` of them solved it."""
+    """Sampled rollouts of each scenario, several times. One stays if each time between `least_solved` and `most_solved` of
+    them solved it."""
 
-    rollouts: int
+    rollouts: tuple[int, ...]
     least_solved: float
     most_solved: float
 
@@ -172,27 +205,22 @@ def sometimes_solved(case: Case, scenarios: ScenarioSet, probe: Probe, folder: P
     """The scenarios that the untrained model solves now and then, split anew."""
     backend = LocalBackend(folder)
     model = TrainableModel(f"{case.name}-probe", base_model="tiny-mcp", backend=backend)
-    every = replace(
-        scenarios, scenarios=tuple(each.model_copy(update={"split": "train"}) for each in scenarios.scenarios)
-    )
+    kept = tuple(each.model_copy(update={"split": "train"}) for each in scenarios.scenarios)
     try:
-        scores = (
-            MCPTrainer(case.target, model, every, concurrency=16)
-            .evaluate(temperature=1.0, rollouts=probe.rollouts)
-            .scores
-        )
+        for rollouts in probe.rollouts:
+            trainer = MCPTrainer(case.target, model, replace(scenarios, scenarios=kept), concurrency=16)
+            scores = trainer.evaluate(temperature=1.0, rollouts=rollouts).scores
+            rates = {score.id: fmean(score.successes) for score in scores if score.successes}
+            seldom = sum(rate < probe.least_solved for rate in rates.values())
+            often = sum(rate > probe.most_solved for rate in rates.values())
+            print(
+                f"{case.name}: of {len(rates)} scenarios {seldom} were solved in under {probe.least_solved:.0%} of "
+                f"{rollouts} rollouts, {often} in over {probe.most_solved:.0%}",
+                flush=True,
+            )
+            kept = tuple(each for each in kept if probe.least_solved <= rates.get(each.id, 0.0) <= probe.most_solved)
     finally:
         backend.close()
-    rates = {score.id: fmean(score.successes) for score in scores if score.successes}
-    kept = tuple(
-        each for each in scenarios.scenarios if probe.least_solved <= rates.get(each.id, 0.0) <= probe.most_solved
-    )
-    seldom = sum(rate < probe.least_solved for rate in rates.values())
-    often = sum(rate > probe.most_solved for rate in rates.values())
-    print(
-        f"{case.name}: of {len(rates)} scenarios {seldom} were solved in under {probe.least_solved:.0%} of {probe.rollouts} "
-        f"rollouts, {often} in over {probe.most_solved:.0%}"
-    )
     return replace(scenarios, scenarios=split_scenarios(kept, held_out=HELD_OUT))
 
 
@@ -232,14 +260,15 @@ def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts
 def page(rows: list[Row], command: str, probe: Probe) -> Iterator[str]:
     """The results as Markdown."""
     yield "# Training on MCP servers: success on held-out scenarios\n"
-    yield f"`{command}`, the bundled policy `tiny-mcp`. Kept beforehand were the scenarios that it solved in {probe.least_solved:.0%} to {probe.most_solved:.0%} of {probe.rollouts} sampled rollouts. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
+    times = " and again of ".join(map(str, probe.rollouts))
+    yield f"`{command}`, the bundled policy `tiny-mcp`. Kept beforehand were the scenarios that it solved in {probe.least_solved:.0%} to {probe.most_solved:.0%} of {times} sampled rollouts. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
     yield "| server | scenarios (SHA-256) | held out | seed | steps | training | greedy before -> after | sampled before -> after | control |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         cells = [row.case, f"`{row.scenarios[:16]}`", row.held_out, row.seed, row.steps, f"{row.seconds / 60:.1f} min"]
         cells += [arrow(row.greedy), arrow(row.sampled), f"{row.control:.0%}"]
         yield "| " + " | ".join(str(cell) for cell in cells) + " |"
-    yield "\nBy tool, sampled, means over seeds:\n"
+    yield "\nBy tool, sampled, means over seeds; a scenario of two tools counts for both:\n"
     yield "| server | tool | held out | before -> after |"
     yield "|---|---|---|---|"
     for case in dict.fromkeys(row.case for row in rows):
@@ -261,17 +290,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--count", type=int, default=640, help="scenarios made of a server")
-    parser.add_argument("--probe", type=int, default=8, help="sampled rollouts that choose among them")
+    parser.add_argument(
+        "--probe",
+        type=int,
+        nargs="+",
+        default=[8, 24],
+        help="sampled rollouts that choose among them; again among the kept",
+    )
     parser.add_argument(
         "--least-solved", type=float, default=0.2, help="a scenario that fewer of them solve is left out"
     )
     parser.add_argument("--most-solved", type=float, default=0.6, help="a scenario that more of them solve is left out")
-    parser.add_argument("--rollouts", type=int, default=4, help="sampled rollouts of each held-out scenario")
+    parser.add_argument("--rollouts", type=int, default=8, help="sampled rollouts of each held-out scenario")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/mcp.md")
     options = parser.parse_args()
     rows: list[Row] = []
-    probe = Probe(options.probe, options.least_solved, options.most_solved)
-    command = f"python benchmarks/mcp_training.py --cases {' '.join(options.cases)} --seeds {options.seeds} --steps {options.steps}"
+    probe = Probe(tuple(options.probe), options.least_solved, options.most_solved)
+    command = shlex.join(["python", "benchmarks/mcp_training.py", *sys.argv[1:]])
     with tempfile.TemporaryDirectory(prefix="mcp-training-") as place:
         folder = Path(place)
         cases = [CASES[name](folder) for name in options.cases]

@@ -12,6 +12,7 @@ from .target_options import (
     Bind,
     CallTimeout,
     Env,
+    ExploreTimeout,
     Fixture,
     Header,
     Only,
@@ -56,5 +57,6 @@ def _options(
     prompts: Prompts = False,
     start_timeout: StartTimeout = Limits().start_seconds,
     call_timeout: CallTimeout = Limits().call_seconds,
+    explore_timeout: ExploreTimeout = Limits().explore_seconds,
 ) -> None:
     """The target's options, with their defaults."""

@@ -37,6 +37,7 @@ Resources = Annotated[bool, typer.Option("--resources", help="offer the server's
 Prompts = Annotated[bool, typer.Option("--prompts", help="offer the server's prompts as tools")]
 StartTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the server to start")]
 CallTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the answer to a tool call")]
+ExploreTimeout = Annotated[float, typer.Option(min=0.1, help="the same while exploring; slower tools are left out")]
 
 
 def target_from(
@@ -52,6 +53,7 @@ def target_from(
     prompts: bool,
     start_timeout: float,
     call_timeout: float,
+    explore_timeout: float,
 ) -> Target:
     """Build the target from the command line's options. Raises ConfigError."""
     return Target.parse(
@@ -64,7 +66,7 @@ def target_from(
         stateless=stateless,
         resources=resources,
         prompts=prompts,
-        limits=Limits(start_seconds=start_timeout, call_seconds=call_timeout),
+        limits=Limits(start_seconds=start_timeout, call_seconds=call_timeout, explore_seconds=explore_timeout),
     )
 
 

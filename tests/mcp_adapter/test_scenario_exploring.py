@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import pytest
@@ -13,6 +14,7 @@ from pydantic import BaseModel, Field
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_adapter.servers import library_server, notes_server
 from understudy_mcp import ServerPool, Target
+from understudy_mcp.connection.limits import Limits
 from understudy_mcp.connection.servers import InProcessServer
 from understudy_mcp.scenarios.explore import explore, reads_secrets
 
@@ -33,6 +35,23 @@ async def test_a_server_that_dies_on_reading_a_resource_loses_its_resources_only
     assert "the tool has failed badly" in exploration.left_out["resources of odd"]
     assert "echo" not in exploration.left_out and any(call.worked for call in exploration.of("echo"))
     assert exploration.resources == {"library://hours": "nine to five"}
+
+
+async def test_a_tool_slower_than_the_deadline_of_exploring_is_left_out_and_a_longer_one_lets_it_in() -> None:
+    server = MCPServer("slow")
+
+    @server.tool(annotations=READS)
+    async def weather(town: str) -> str:
+        await asyncio.sleep(0.3)
+        return f"rain in {town}"
+
+    async def explored(seconds: float) -> dict[str, str]:
+        limits = Limits(explore_seconds=seconds)
+        async with ServerPool(Target((InProcessServer("slow", server),), limits=limits)) as pool:
+            return (await explore(pool)).left_out
+
+    assert await explored(0.05) == {"weather": "no answer within 0.05 s; --explore-timeout waits longer"}
+    assert await explored(30) == {}
 
 
 class Parcel(BaseModel):

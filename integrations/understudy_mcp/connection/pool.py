@@ -118,7 +118,7 @@ class ServerPool:
         except BaseException:
             self._background(self._retire(session_set or _SessionSet(None)))
             raise
-        tools = RolloutTools(self.toolset, sessions, session_set.folder, self.target.limits.result_chars)
+        tools = RolloutTools(self.toolset, sessions, session_set.folder, self.target.limits)
         self._leased.add(tools)
         return tools
 

@@ -46,7 +46,10 @@ def scenarios(
     llm: Annotated[
         str | None, typer.Option(help="LLM that writes them, such as openai/gpt-4.1; default: generated offline")
     ] = None,
-    api_base: Annotated[str | None, typer.Option(help="with --llm: URL of an OpenAI-compatible endpoint")] = None,
+    api_base: Annotated[
+        str | None,
+        typer.Option("--llm-api-base", "--api-base", help="with --llm: URL of an OpenAI-compatible endpoint"),
+    ] = None,
     max_cost: Annotated[float | None, typer.Option(help="with --llm: USD to spend at most")] = None,
     max_difficulty: Annotated[
         int, typer.Option(min=1, max=5, help="hardest scenarios to generate: 1 (one value) to 5 (three calls)")
@@ -57,7 +60,7 @@ def scenarios(
 ) -> None:
     """Generate scenarios for training and evaluation. Each is run twice before it is kept."""
     if llm is None and (api_base or max_cost):
-        raise ConfigError("--api-base, --max-cost: they apply to --llm only: add --llm MODEL, or leave them out")
+        raise ConfigError("--llm-api-base, --max-cost: they apply to --llm only: add --llm MODEL, or leave them out")
     if dry_run:
         asyncio.run(_planned(target, count, llm, allow_writes, output))
     else:

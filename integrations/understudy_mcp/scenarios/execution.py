@@ -13,7 +13,7 @@ from ..errors import McpServerError, McpStartError, McpToolsChangedError
 from ..tools.rollout_tools import RolloutTools
 from ..tools.tool import ToolKind
 from .answers import Answered
-from .explore import CALL_SECONDS, Exploration, Observation, answered
+from .explore import Exploration, Observation, answered, too_slow
 from .harvest import strings_of
 from .scenario import ReferenceCall
 
@@ -142,7 +142,7 @@ class Executor:
             try:
                 result, text = await answered(tools, call.tool, call.arguments)
             except TimeoutError:
-                return ReferenceRun(fault=f"a call took more than {CALL_SECONDS:g} s")
+                return ReferenceRun(fault=too_slow(tools))
             if result.is_error:
                 return ReferenceRun(fault="a tool reported an error")
             if call.tool in self._reading and self._found.is_empty(call.tool, call.arguments, result, text):

@@ -28,8 +28,6 @@ from .sampler import ArgumentSampler, DraftCall
 from .scenario import ReferenceCall
 from .split import combination
 
-CALL_SECONDS = 5.0
-"""A tool that takes longer is left out of exploration and of scenarios from schemas."""
 _ROUNDS = 4
 _CALLS_PER_ROUND = 10
 _CALLS_PER_WRITER = 3
@@ -37,7 +35,6 @@ _WRITERS_AT_ONCE = 2
 _MOST_ROLLOUTS = 4
 _MOST_RESOURCES = 8
 _TEXT_KEPT = 2_000
-_SLOW = f"a call took more than {CALL_SECONDS:g} s"
 _NONSENSE = "zq-nothing-has-this-name"
 _PRIVATE = {"env", "environment", "secret", "credential", "password", "token", "apikey"}
 
@@ -160,11 +157,16 @@ def left_out(tool: ModelTool, allow_writes: bool) -> str | None:
 async def answered(tools: RolloutTools, tool: str, arguments: Mapping[str, object]) -> tuple[ToolResult, str]:
     """Call a tool with `{rollout_dir}` filled in; return the result and its text with the rollout's folder replaced.
 
-    Raises TimeoutError after CALL_SECONDS, McpServerError.
+    Raises TimeoutError after `Limits.explore_seconds`, McpServerError.
     """
-    async with asyncio.timeout(CALL_SECONDS):
+    async with asyncio.timeout(tools.limits.explore_seconds):
         result = await tools.call(tool, tools.with_folder(arguments))
     return result, tools.neutral(result.text)
+
+
+def too_slow(tools: RolloutTools) -> str:
+    """Why a tool that exceeded `Limits.explore_seconds` is left out, and what to do about it."""
+    return f"no answer within {tools.limits.explore_seconds:g} s; --explore-timeout waits longer"
 
 
 @dataclass
@@ -212,7 +214,7 @@ class _Reading:
         try:
             result, text = await answered(tools, draft.tool.name, draft.arguments)
         except TimeoutError:
-            self.exploration.left_out[draft.tool.name] = _SLOW
+            self.exploration.left_out[draft.tool.name] = too_slow(tools)
             return
         self.exploration.keep(draft, result, text)
 
@@ -225,7 +227,7 @@ class _Reading:
         try:
             return (await answered(tools, tool.name, cast(Schema, _replaced(draft.arguments, open_texts))))[1]
         except TimeoutError:
-            self.exploration.left_out[tool.name] = _SLOW
+            self.exploration.left_out[tool.name] = too_slow(tools)
             return ""
 
 
@@ -237,12 +239,12 @@ async def _read_resources(pool: ServerPool, exploration: Exploration) -> None:
     async with pool.rollout() as tools:
         for name in names:
             try:
-                async with asyncio.timeout(CALL_SECONDS):
+                async with asyncio.timeout(tools.limits.explore_seconds):
                     await _read_resources_of(name, tools, exploration)
             except (MCPError, McpServerError) as error:
                 exploration.left_out[f"resources of {name}"] = f"they cannot be read: {error}"
             except TimeoutError:
-                exploration.left_out[f"resources of {name}"] = f"reading them took more than {CALL_SECONDS:g} s"
+                exploration.left_out[f"resources of {name}"] = f"reading them: {too_slow(tools)}"
 
 
 async def _read_resources_of(server: str, tools: RolloutTools, exploration: Exploration) -> None:
@@ -282,9 +284,11 @@ async def _write(pool: ServerPool, exploration: Exploration, draft: DraftCall) -
     name = draft.tool.name
     try:
         async with pool.rollout() as tools:
-            result, text = await answered(tools, name, draft.arguments)
-    except TimeoutError:
-        exploration.left_out[name] = _SLOW
+            try:
+                result, text = await answered(tools, name, draft.arguments)
+            except TimeoutError:
+                exploration.left_out[name] = too_slow(tools)
+                return
     except McpToolsChangedError:
         raise
     except McpServerError as error:

@@ -13,6 +13,7 @@ from mcp import Client, MCPError
 
 from understudy.integration import one_line
 
+from ..connection.limits import Limits
 from ..connection.servers import ROLLOUT_DIR
 from ..connection.session import Session
 from .results import ToolResult, as_tool_result, bounded_text, resource_text
@@ -27,11 +28,11 @@ class RolloutTools:
     parallel writes.
     """
 
-    def __init__(self, toolset: Toolset, sessions: Mapping[str, Session], folder: Path | None, limit: int) -> None:
+    def __init__(self, toolset: Toolset, sessions: Mapping[str, Session], folder: Path | None, limits: Limits) -> None:
         self.toolset = toolset
         self.sessions = sessions
         self.folder = folder
-        self._limit = limit
+        self.limits = limits
         writing = {tool.tool.server for tool in toolset.tools if tool.tool.kind is not ToolKind.READ}
         self._locks = {name: asyncio.Lock() for name in writing}
 
@@ -58,7 +59,7 @@ class RolloutTools:
                 return await self._answer(tool, tool.arguments(chosen, str(self.folder) if self.folder else None))
             except MCPError as error:
                 text = self.sessions[tool.tool.server].hide(error.message)
-                return bounded_text(text, self._limit, is_error=True)
+                return bounded_text(text, self.limits.result_chars, is_error=True)
 
     def neutral(self, text: str) -> str:
         """Replace this rollout's folder in a text by `{rollout_dir}`, so that the texts of two rollouts can be compared."""
@@ -77,24 +78,24 @@ class RolloutTools:
             yield
 
     def _refused(self, text: str) -> ToolResult:
-        return bounded_text(text, self._limit, is_error=True)
+        return bounded_text(text, self.limits.result_chars, is_error=True)
 
     async def _answer(self, tool: ModelTool, arguments: dict[str, object]) -> ToolResult:
         session = self.sessions[tool.tool.server]
         if tool.request == "tool":
-            return as_tool_result(await session.call(tool.tool.name, arguments), self._limit, session.hide)
+            return as_tool_result(await session.call(tool.tool.name, arguments), self.limits.result_chars, session.hide)
         if tool.request == "read_resource":
             uri = str(arguments.get("uri", ""))
             read = await session.ask(f"reading {uri!r}", lambda client: client.read_resource(uri))
-            return resource_text(read.contents, self._limit, session.hide)
+            return resource_text(read.contents, self.limits.result_chars, session.hide)
         if tool.request == "get_prompt":
             prompt = str(arguments.get("name", ""))
             values = {key: str(value) for key, value in _mapping(arguments.get("arguments")).items()}
             text = await session.ask(f"the prompt {prompt!r}", lambda client: _prompt_text(client, prompt, values))
-            return bounded_text(session.hide(text), self._limit)
+            return bounded_text(session.hide(text), self.limits.result_chars)
         listing = _resource_lines if tool.request == "list_resources" else _prompt_lines
         lines = await session.ask(f"the request {tool.request}", listing)
-        return bounded_text(session.hide("\n".join(lines)) or "there are none", self._limit)
+        return bounded_text(session.hide("\n".join(lines)) or "there are none", self.limits.result_chars)
 
 
 def _mapping(value: object) -> dict[str, object]:

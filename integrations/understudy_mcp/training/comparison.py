@@ -40,7 +40,7 @@ class Comparison:
         for label, name in rows:
             yield f"{label:{width}}  {_percent(self.before.rates.get(name)):>9}  {_percent(self.after.rates.get(name)):>9}"
         if self.before.rates.get("success", 0.0) >= _SOLVED:
-            yield "The model solved most of these before training: new scenarios with --probe 4 leave out what it solves."
+            yield "The model solved most of these before training: harder ones leave more to learn (--scenarios FILE)."
 
 
 def tool_lines(metrics: Mapping[str, float]) -> Iterator[str]:

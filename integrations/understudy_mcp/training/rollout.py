@@ -90,7 +90,7 @@ def opening(scenario: McpScenario, tools: RolloutTools) -> list[dict[str, object
 
 def restricted(tools: RolloutTools, shown: Toolset, limit: int) -> RolloutTools:
     """The rollout's tools, limited to those that the model sees, with results of at most `limit` characters."""
-    return RolloutTools(shown, tools.sessions, tools.folder, limit)
+    return RolloutTools(shown, tools.sessions, tools.folder, replace(tools.limits, result_chars=limit))
 
 
 def record_calls(trajectory: Trajectory, loop: AgentLoop) -> None:

@@ -1,9 +1,10 @@
 """What training changes on MCP servers: success on held-out scenarios before and after, several seeds, and a control.
 
 `python benchmarks/mcp_training.py` takes the servers `time` and `git` (Python); `--cases memory` needs Node and `make mcp-servers`.
-The scenarios of a server are made once. The untrained model samples rollouts of each; what it solved in fewer than `--least-solved` or in
-more than `--most-solved` of them is left out. What is left is probed again with more rollouts, since a rate out of few is often chance
-(`--probe`), then split anew and frozen with its hash before any rollout that counts. The control is the untrained model, measured again.
+The scenarios of a server are made once. The untrained model samples a few rollouts of each; what none or all of them solve is left out.
+Of what is left it samples more, since a rate out of few is often chance; what it solves in fewer than `--least-solved` or in more than
+`--most-solved` of these is left out too (`--probe`). The rest is split anew and frozen with its hash before any rollout that counts. The
+control is the untrained model, measured again.
 """
 
 from __future__ import annotations
@@ -176,8 +177,8 @@ CASES = {"time": time_case, "git": git_case, "memory": memory_case}
 
 @dataclass(frozen=True)
 class Probe:
-    """Sampled rollouts of each scenario, several times. One stays if each time between `least_solved` and `most_solved` of
-    them solved it."""
+    """Sampled rollouts of each scenario, several times. One stays if between `least_solved` and `most_solved` of the last
+    ones solve it, and some of the earlier ones, but not all."""
 
     rollouts: tuple[int, ...]
     least_solved: float
@@ -207,18 +208,19 @@ def sometimes_solved(case: Case, scenarios: ScenarioSet, probe: Probe, folder: P
     model = TrainableModel(f"{case.name}-probe", base_model="tiny-mcp", backend=backend)
     kept = tuple(each.model_copy(update={"split": "train"}) for each in scenarios.scenarios)
     try:
-        for rollouts in probe.rollouts:
+        for number, rollouts in enumerate(probe.rollouts, 1):
+            last = number == len(probe.rollouts)
+            least, most = (probe.least_solved, probe.most_solved) if last else (1 / rollouts, 1 - 1 / rollouts)
             trainer = MCPTrainer(case.target, model, replace(scenarios, scenarios=kept), concurrency=16)
             scores = trainer.evaluate(temperature=1.0, rollouts=rollouts).scores
             rates = {score.id: fmean(score.successes) for score in scores if score.successes}
-            seldom = sum(rate < probe.least_solved for rate in rates.values())
-            often = sum(rate > probe.most_solved for rate in rates.values())
+            seldom, often = sum(rate < least for rate in rates.values()), sum(rate > most for rate in rates.values())
             print(
-                f"{case.name}: of {len(rates)} scenarios {seldom} were solved in under {probe.least_solved:.0%} of "
-                f"{rollouts} rollouts, {often} in over {probe.most_solved:.0%}",
+                f"{case.name}: of {len(rates)} scenarios {seldom} were solved in under {least:.0%} of {rollouts} rollouts, "
+                f"{often} in over {most:.0%}",
                 flush=True,
             )
-            kept = tuple(each for each in kept if probe.least_solved <= rates.get(each.id, 0.0) <= probe.most_solved)
+            kept = tuple(each for each in kept if least <= rates.get(each.id, 0.0) <= most)
     finally:
         backend.close()
     return replace(scenarios, scenarios=split_scenarios(kept, held_out=HELD_OUT))
@@ -260,8 +262,7 @@ def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts
 def page(rows: list[Row], command: str, probe: Probe) -> Iterator[str]:
     """The results as Markdown."""
     yield "# Training on MCP servers: success on held-out scenarios\n"
-    times = " and again of ".join(map(str, probe.rollouts))
-    yield f"`{command}`, the bundled policy `tiny-mcp`. Kept beforehand were the scenarios that it solved in {probe.least_solved:.0%} to {probe.most_solved:.0%} of {times} sampled rollouts. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
+    yield f"`{command}`, the bundled policy `tiny-mcp`. Kept beforehand were the scenarios that it solved in {probe.least_solved:.0%} to {probe.most_solved:.0%} of {probe.rollouts[-1]} sampled rollouts. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
     yield "| server | scenarios (SHA-256) | held out | seed | steps | training | greedy before -> after | sampled before -> after | control |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
@@ -295,7 +296,7 @@ def main() -> None:
         type=int,
         nargs="+",
         default=[8, 24],
-        help="sampled rollouts that choose among them; again among the kept",
+        help="sampled rollouts that choose among them, and again among what is left",
     )
     parser.add_argument(
         "--least-solved", type=float, default=0.2, help="a scenario that fewer of them solve is left out"

@@ -1,10 +1,10 @@
 """What training changes on MCP servers: success on held-out scenarios before and after, several seeds, and a control.
 
 `python benchmarks/mcp_training.py` takes the servers `time` and `git` (Python); `--cases memory` needs Node and `make mcp-servers`.
-The scenarios of a server are made once. The untrained model samples a few rollouts of each; what none or all of them solve is left out.
-Of what is left it samples more, since a rate out of few is often chance; what it solves in fewer than `--least-solved` or in more than
-`--most-solved` of these is left out too (`--probe`). The rest is split anew and frozen with its hash before any rollout that counts. The
-control is the untrained model, measured again.
+The scenarios of a server are made once. The untrained model samples `--probe` rollouts of each; what it solves in fewer than
+`--least-solved` or in more than `--most-solved` of them is left out. (`--probe 8 24`: what none or all of the first 8 solve is left out
+first.) The rest is split anew and frozen with its hash before any rollout that counts. The control is the untrained model, measured
+again.
 """
 
 from __future__ import annotations
@@ -52,12 +52,6 @@ FILES = {
     "config/limits.toml": "highest = 9\n",
     "scripts/refill.sh": "echo refill\n",
     "LICENSE": "Apache-2.0\n",
-    "data/pumps.csv": "name,power\nHorka,12\n",
-    "src/pump.py": "POWER = 12\n",
-    "tests/check_pump.py": "assert 12 > 3\n",
-    "docs/pumps.md": "# Pumps\n",
-    "config/alarms.toml": "lowest = 1\n",
-    "scripts/drain.sh": "echo drain\n",
 }
 BRANCHES = (
     "feature/locks",
@@ -72,12 +66,6 @@ BRANCHES = (
     "experiments/refill",
     "feature/history",
     "licensing",
-    "feature/pumps",
-    "fix-alarms",
-    "release-1.2",
-    "drain-script",
-    "experiments/night",
-    "hotfix/levels",
 )
 
 
@@ -295,7 +283,7 @@ def main() -> None:
         "--probe",
         type=int,
         nargs="+",
-        default=[8, 24],
+        default=[16],
         help="sampled rollouts that choose among them, and again among what is left",
     )
     parser.add_argument(

@@ -1,5 +1,5 @@
 # make quickstart   train a LangGraph agent on this machine, about five minutes after installation
-# make test         the quick tests, in two processes (ARGS="-n 0" for one, ARGS=--all for all tests)
+# make test         the quick tests, in three processes (ARGS="-n 0" for one, ARGS=--all for all tests)
 # make check        lint, types and the quick tests: the gate for every change
 # make mcp-servers  the MCP servers of others that run on Node, for the tests that need them (npm)
 # make page-tools   axe-core, which checks the dashboard's pages in the tests (npm)
@@ -15,7 +15,7 @@ quickstart:
 
 test:
 	@scripts/bootstrap test
-	@.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check:
 	@scripts/bootstrap test

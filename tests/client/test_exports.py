@@ -215,6 +215,7 @@ def test_without_a_server_the_folder_is_read_and_no_torch_loaded(
     assert sorted(path.name for path in directory.iterdir()) == ["default", "tests"]  # no server was here
 
 
+@pytest.mark.slow("merged models")
 def test_without_a_server_a_merged_model_is_that_of_a_server(served: Served, directory: Path, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     assert export_model(NAME, here, "merged", 1, None, directory) == str(here)

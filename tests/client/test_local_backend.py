@@ -65,6 +65,7 @@ async def test_backends_on_one_directory_share_one_server(local_backend: us.Loca
         await other_options.connect("tiny")
 
 
+@pytest.mark.slow("kills of real servers")
 def test_another_process_is_told_who_has_the_directory_and_a_killed_owner_takes_its_server_along(
     tmp_path: Path,
 ) -> None:

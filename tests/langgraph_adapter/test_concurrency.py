@@ -136,6 +136,7 @@ def interleaved(calls: tuple[Call, ...], number: int) -> bool:
     return sum(before != after for before, after in pairwise(turns)) >= len(EXPERTS)
 
 
+@pytest.mark.slow("200 rollouts at once")
 async def test_200_rollouts_at_once_keep_their_calls_apart(server: ScriptedServer, model: TrainableModel) -> None:
     before = len(server.sampler.received)
     owners = dict(await asyncio.gather(*(rollout(model, number) for number in range(ROLLOUTS))))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.server.servers import RunningServer
 
 
+@pytest.mark.slow("kills of real servers")
 def test_after_flipped_bytes_a_restarted_server_serves_and_trains_the_step_before(tmp_path: Path) -> None:
     folder = tmp_path / "dir"
     with RunningServer(folder) as server:

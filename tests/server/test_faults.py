@@ -103,6 +103,7 @@ def test_the_death_of_the_learner_in_a_step_is_an_error_and_the_request_sent_aga
     assert not (server.folder / "jobs" / "widow-step").exists()
 
 
+@pytest.mark.slow("kills of real servers")
 def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "dir"
     with RunningServer(folder) as first:

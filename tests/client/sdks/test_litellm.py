@@ -29,6 +29,7 @@ async def answer(litellm: Any, streamed: bool, **request: Any) -> Any:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.slow("whole trainings")
 async def test_an_agent_on_litellm_is_trained_on_its_own_tokens(
     litellm: Any, model: TrainableModel, streamed: bool
 ) -> None:

@@ -101,6 +101,7 @@ class Counted(AgentHooks[Any]):
         self.calls += 1
 
 
+@pytest.mark.slow("whole trainings")
 async def test_an_agent_is_trained_through_the_models_own_client(model: TrainableModel) -> None:
     async def run(question: str) -> int:
         hooks = Counted()

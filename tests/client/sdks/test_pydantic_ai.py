@@ -89,6 +89,7 @@ async def test_an_object_that_does_not_fit_is_asked_for_again(served: ScriptedSe
     assert one_branch(recorded(served, rollout, 2))
 
 
+@pytest.mark.slow("whole trainings")
 async def test_an_agent_is_trained_through_the_models_own_client(model: TrainableModel) -> None:
     async def run(question: str) -> int:
         desk = Agent(chat(model.openai_client(), model.name), tools=[box_size], model_settings={"max_tokens": 48})

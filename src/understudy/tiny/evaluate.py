@@ -93,9 +93,14 @@ def without_think_tags(turn: Turn) -> Turn:
 
 
 def complete(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: list[str], sampled: bool, seed: int = 0
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    sampled: bool,
+    seed: int = 0,
+    max_tokens: int = MAX_TOKENS,
 ) -> list[str]:
-    """A completion of at most MAX_TOKENS tokens per prompt, in their order: greedy, or sampled at temperature 1 from
+    """A completion of at most `max_tokens` tokens per prompt, in their order: greedy, or sampled at temperature 1 from
     `seed`."""
     torch.manual_seed(seed)
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
@@ -107,7 +112,7 @@ def complete(
         ids = model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # the stub's protocol is too narrow
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
-            max_new_tokens=MAX_TOKENS,
+            max_new_tokens=max_tokens,
             do_sample=sampled,
             top_k=0 if sampled else None,
             temperature=1.0 if sampled else None,

@@ -4,7 +4,7 @@
 The scenarios of a server are made once. The untrained model samples `--probe` rollouts of each; what it solves in fewer than
 `--least-solved` or in more than `--most-solved` of them is left out. (`--probe 8 24`: what none or all of the first 8 solve is left out
 first.) The rest is split anew and frozen with its hash before any rollout that counts. The control is the untrained model, measured
-again.
+again. The page keeps the rows of servers that are not measured this time.
 """
 
 from __future__ import annotations
@@ -82,10 +82,12 @@ class Case:
 class Row:
     """One seed. Rates are shares of held-out scenarios: greedy, and sampled at temperature 1; by_tool is of the sampled.
 
-    held_out_by_tool: how many held-out scenarios take a tool.
+    held_out_by_tool: how many held-out scenarios take a tool. command: what was run. chosen: which scenarios were kept.
     """
 
     case: str
+    command: str
+    chosen: str
     seed: int
     scenarios: str
     held_out: int
@@ -172,6 +174,9 @@ class Probe:
     least_solved: float
     most_solved: float
 
+    def __str__(self) -> str:
+        return f"{self.least_solved:.0%} to {self.most_solved:.0%} of {self.rollouts[-1]} sampled rollouts"
+
 
 def frozen(case: Case, file: Path, count: int, probe: Probe, folder: Path) -> ScenarioSet:
     """The scenarios of a case: those of the file, or new ones, written to it."""
@@ -214,7 +219,9 @@ def sometimes_solved(case: Case, scenarios: ScenarioSet, probe: Probe, folder: P
     return replace(scenarios, scenarios=split_scenarios(kept, held_out=HELD_OUT))
 
 
-def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts: int, folder: Path) -> Row:
+def measured(
+    case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts: int, folder: Path, command: str, chosen: str
+) -> Row:
     """Train one seed from nothing."""
     backend = LocalBackend(folder)
     model = TrainableModel(f"{case.name}-{seed}", base_model="tiny-mcp", backend=backend)
@@ -232,6 +239,8 @@ def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts
     tools = [name for name in after.metrics if name.startswith(f"{SUCCESS}.")]
     return Row(
         case=case.name,
+        command=command,
+        chosen=chosen,
         seed=seed,
         scenarios=scenarios.digest,
         held_out=len(scenarios.eval),
@@ -247,10 +256,13 @@ def measured(case: Case, scenarios: ScenarioSet, seed: int, steps: int, rollouts
     )
 
 
-def page(rows: list[Row], command: str, probe: Probe) -> Iterator[str]:
+def page(rows: list[Row]) -> Iterator[str]:
     """The results as Markdown."""
     yield "# Training on MCP servers: success on held-out scenarios\n"
-    yield f"`{command}`, the bundled policy `tiny-mcp`. Kept beforehand were the scenarios that it solved in {probe.least_solved:.0%} to {probe.most_solved:.0%} of {probe.rollouts[-1]} sampled rollouts. Sampled at temperature 1; the control is the untrained model, measured again afterwards.\n"
+    yield "The bundled policy `tiny-mcp`. Sampled at temperature 1; the control is the untrained model, measured again afterwards. Kept beforehand were the scenarios that it solves now and then:\n"
+    for case, row in {row.case: row for row in rows}.items():
+        yield f"* `{case}`: in {row.chosen}. `{row.command}`"
+    yield ""
     yield "| server | scenarios (SHA-256) | held out | seed | steps | training | greedy before -> after | sampled before -> after | control |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
@@ -293,9 +305,11 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=8, help="sampled rollouts of each held-out scenario")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/mcp.md")
     options = parser.parse_args()
-    rows: list[Row] = []
     probe = Probe(tuple(options.probe), options.least_solved, options.most_solved)
     command = shlex.join(["python", "benchmarks/mcp_training.py", *sys.argv[1:]])
+    figures = options.output.with_suffix(".json")
+    earlier = [Row(**row) for row in json.loads(figures.read_text(encoding="utf-8"))] if figures.exists() else []
+    rows = [row for row in earlier if row.case not in options.cases]
     with tempfile.TemporaryDirectory(prefix="mcp-training-") as place:
         folder = Path(place)
         cases = [CASES[name](folder) for name in options.cases]
@@ -311,16 +325,14 @@ def main() -> None:
         }
         for case in cases:
             for seed in range(options.seeds):
+                place_of_seed = folder / f"{case.name}-{seed}"
+                scenarios = sets[case.name]
                 rows.append(
-                    measured(
-                        case, sets[case.name], seed, options.steps, options.rollouts, folder / f"{case.name}-{seed}"
-                    )
+                    measured(case, scenarios, seed, options.steps, options.rollouts, place_of_seed, command, str(probe))
                 )
-                text = "\n".join(page(rows, command, probe))
+                text = "\n".join(page(rows))
                 options.output.write_text(text + "\n", encoding="utf-8")
-                options.output.with_suffix(".json").write_text(
-                    json.dumps([asdict(row) for row in rows], indent=1) + "\n"
-                )
+                figures.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
                 print(text)
 
 

@@ -15,10 +15,9 @@ from typing import IO
 
 LOG_LIMIT = 8 * 2**20
 """Size in bytes at which a log is renamed to `.old` when the child starts."""
-SPIN_COUNT = 3_000
-"""How often a waiting thread of an engine looks for work before it sleeps (GNU's OpenMP, torch's on Linux). At its default of
-300,000, threads that wait for one without a core take the cores from it: beside one busy program on two cores, training was
-ten times slower."""
+SPIN_COUNT = 1_000
+"""How often a waiting thread of an engine looks for work before it sleeps (GNU's OpenMP, torch's on Linux). With the default
+of 300,000, waiting threads keep the cores from the thread that they wait for as soon as another program is busy."""
 _PR_SET_PDEATHSIG = 1
 """The option of prctl(2)."""
 

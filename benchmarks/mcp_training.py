@@ -190,6 +190,11 @@ def frozen(case: Case, file: Path, count: int, probe: Probe, folder: Path) -> Sc
     return scenarios
 
 
+def how_chosen(scenarios: ScenarioSet, earlier: list[Row], probe: Probe) -> str:
+    """How these scenarios were chosen: by an earlier command, if it froze them, whatever this one's options are."""
+    return next((row.chosen for row in earlier if row.scenarios == scenarios.digest), str(probe))
+
+
 def tools_held_out(scenarios: ScenarioSet) -> dict[str, int]:
     """How many held-out scenarios take each tool."""
     return dict(Counter(tool for each in scenarios.eval for tool in each.tools))
@@ -327,8 +332,9 @@ def main() -> None:
             for seed in range(options.seeds):
                 place_of_seed = folder / f"{case.name}-{seed}"
                 scenarios = sets[case.name]
+                chosen = how_chosen(scenarios, earlier, probe)
                 rows.append(
-                    measured(case, scenarios, seed, options.steps, options.rollouts, place_of_seed, command, str(probe))
+                    measured(case, scenarios, seed, options.steps, options.rollouts, place_of_seed, command, chosen)
                 )
                 text = "\n".join(page(rows))
                 options.output.write_text(text + "\n", encoding="utf-8")

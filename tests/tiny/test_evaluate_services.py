@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from understudy.tiny import path
 from understudy.tiny.evaluate import complete, load
 from understudy.tiny.evaluate_services import (
+    SERVICE_TOKENS,
     canonical,
     is_right,
     kinds_of,
@@ -56,6 +57,12 @@ def test_a_first_call_counts_by_tools_arguments_and_kinds():
     found = row_names(drawn, drawn.turns[0])
     assert found[:2] == ["all", "8 tools"]
     assert found[2].split()[1] in ("argument", "arguments", "or")
+
+
+def test_every_right_call_fits_into_a_measured_completion():
+    tokenizer = AutoTokenizer.from_pretrained(path("tiny-mcp"))
+    calls = [call for prompt, _ in service_prompts(tokenizer, count=200, seed=11) for call in prompt.turn.calls]
+    assert max(len(ids) for ids in tokenizer(calls)["input_ids"]) < SERVICE_TOKENS
 
 
 @pytest.mark.parametrize("file", SERVERS, ids=lambda file: file.stem)

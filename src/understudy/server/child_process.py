@@ -76,7 +76,7 @@ class Child:
                 limit=stdout_limit,
                 start_new_session=True,
                 preexec_fn=_die_with_parent(),
-                env={**_waiting(os.environ), **os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+                env={**_spin_variable(os.environ), **os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
             )
         return cls(process, log)
 
@@ -148,7 +148,7 @@ def _open_log(path: Path) -> tuple[ChildLog, IO[bytes]]:
     return ChildLog(path, file.tell()), file
 
 
-def _waiting(environment: Mapping[str, str]) -> dict[str, str]:
+def _spin_variable(environment: Mapping[str, str]) -> dict[str, str]:
     """The variable that sets SPIN_COUNT; none where `environment` sets how OpenMP's threads wait."""
     return {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(environment) else {"GOMP_SPINCOUNT": str(SPIN_COUNT)}
 

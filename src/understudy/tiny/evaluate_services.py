@@ -23,8 +23,8 @@ from .services import service_episode
 from .tokenizer import render
 
 LATER = "calls after a result"
-MAX_TOKENS = 384
-"""Calls with objects are longer than the others: up to 313 tokens, with their thought, in the measured episodes."""
+SERVICE_TOKENS = 384
+"""The longest completion. A call with objects and its thought can need over 300 tokens."""
 SIZES = (2, 8, 16)
 """Numbers of tools in the measured services."""
 VALUES = (
@@ -116,7 +116,7 @@ def table(
 ) -> dict[str, FirstCalls]:
     """Row -> scores, over the prompts that name the row. `all` is the first row."""
     texts = [prompt.text for prompt, _ in prompts]
-    greedy, sampled = (complete(model, tokenizer, texts, mode, seed, MAX_TOKENS) for mode in (False, True))
+    greedy, sampled = (complete(model, tokenizer, texts, mode, seed, SERVICE_TOKENS) for mode in (False, True))
     rows: dict[str, list[tuple[bool, bool, bool]]] = {}
     for (prompt, names), first, second in zip(prompts, greedy, sampled, strict=True):
         tools = {tool_of(canonical(call)) for call in prompt.turn.calls}

@@ -253,12 +253,13 @@ def test_a_public_class_name_occurs_once() -> None:
     assert {name: files for name, files in public_classes().items() if len(files) > 1} == {}
 
 
-def test_files_stay_under_400_lines_and_functions_under_50() -> None:
+def test_a_file_over_600_lines_gives_its_reason_and_functions_stay_under_50() -> None:
+    """A module holds one whole idea. One that needs more than 600 lines says why: a line `# Over 600 lines: ...`."""
     faults: list[str] = []
     for root in (ROOT / "src", ROOT / "integrations"):
         for path, _ in modules(root):
             text = path.read_text(encoding="utf-8")
-            if text.count("\n") >= 400:
+            if text.count("\n") > 600 and "\n# Over 600 lines: " not in text:
                 faults.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -82,6 +82,7 @@ DOOR = [
     "MissingExtraError",
     "OtlpSender",
     "OtlpSpan",
+    "RejectedError",
     "RolloutError",
     "RolloutTrace",
     "RunStarted",

@@ -11,7 +11,7 @@ from typing import Final, cast
 
 import httpx
 
-from understudy.integration import DeliveryError, Json, RolloutTrace, digest, trace_id
+from understudy.integration import DeliveryError, Json, RejectedError, RolloutTrace, digest, trace_id
 
 from .connection import LangfuseConnection
 
@@ -22,16 +22,23 @@ EXPLANATION: Final = "RULER explanation: "
 
 @dataclass(frozen=True)
 class LangfuseScore:
-    """A number on a trace or a session."""
+    """A number on a trace or a session. Langfuse overwrites the score that has the same id and day, so `at` (Unix seconds)
+    must be the same when the score is sent again."""
 
     id: str
     name: str
     value: float
+    at: float
     comment: str | None = None
     trace: str | None = None
     session: str | None = None
     environment: str = "default"
     metadata: Mapping[str, Json] = field(default_factory=dict[str, Json])
+
+    @property
+    def timestamp(self) -> str:
+        """`at` in ISO 8601."""
+        return datetime.fromtimestamp(self.at, UTC).isoformat().replace("+00:00", "Z")
 
     def body(self) -> dict[str, Json]:
         """As the API takes it."""
@@ -41,6 +48,7 @@ class LangfuseScore:
             **target,
             "name": self.name,
             "value": self.value,
+            "timestamp": self.timestamp,
             "dataType": "NUMERIC",
             "environment": self.environment,
             "metadata": dict(self.metadata),
@@ -57,7 +65,7 @@ def rollout_scores(rollout: RolloutTrace, environment: str, mask: Callable[[Json
     explained = {"reward", "ruler_score"}
     return [
         LangfuseScore(
-            digest(record.id, name), name, float(value), comment if name in explained else None, trace,
+            digest(record.id, name), name, float(value), record.ended_at, comment if name in explained else None, trace,
             environment=environment,
         )
         for name, value in values.items()
@@ -79,8 +87,8 @@ class ScoreSender:
             http.close()
 
     def send(self, scores: Sequence[LangfuseScore]) -> None:
-        """Raises DeliveryError naming the first that was not taken. Values that are no finite number are left out: the
-        API refuses them."""
+        """Raises RejectedError naming the first that was refused, DeliveryError if the server accepts nothing. Values that
+        are no finite number are left out: the API refuses them."""
         finite = [score for score in scores if math.isfinite(score.value)]
         refused: list[str] = []
         if self._http is None:
@@ -89,11 +97,12 @@ class ScoreSender:
         for start in range(0, len(finite), BULK):
             refused += self._bulk(self._http, finite[start : start + BULK])
         if refused:
-            raise DeliveryError(f"{len(refused)} of {len(finite)} scores were not taken, such as {refused[0]}")
+            raise RejectedError(f"{len(refused)} of {len(finite)} scores were refused, such as {refused[0]}")
 
     def _bulk(self, http: httpx.Client, scores: Sequence[LangfuseScore]) -> list[str]:
-        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        batch = [{"id": each.id, "timestamp": now, "type": "score-create", "body": each.body()} for each in scores]
+        batch: Json = [
+            {"id": each.id, "timestamp": each.timestamp, "type": "score-create", "body": each.body()} for each in scores
+        ]
         answer = _posted(http, "/api/public/ingestion", {"batch": batch})
         if answer.status_code == 404:
             return self._listed(http, scores)
@@ -126,7 +135,9 @@ class ScoreSender:
         if answer.status_code == 207:
             errors: Json = _json(answer).get("errors")
             return f"{score.name}: {errors!r:.300}" if errors else None
-        return None if answer.is_success else f"{score.name}: {_line(answer)}"
+        if not answer.is_success:
+            raise DeliveryError(_line(answer))
+        return None
 
 
 def _posted(http: httpx.Client, path: str, body: Json) -> httpx.Response:
@@ -137,10 +148,11 @@ def _posted(http: httpx.Client, path: str, body: Json) -> httpx.Response:
 
 
 def _json(answer: httpx.Response) -> Mapping[str, Json]:
+    """The body of a 2xx response; one that is no JSON object names no errors."""
     try:
         found = answer.json()
-    except ValueError as error:
-        raise DeliveryError(f"{_line(answer)}, which is no JSON") from error
+    except ValueError:
+        return {}
     return cast(Mapping[str, Json], found) if isinstance(found, dict) else {}
 
 

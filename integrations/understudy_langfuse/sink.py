@@ -15,6 +15,7 @@ from understudy.integration import (
     Json,
     OtlpSender,
     OtlpSpan,
+    RejectedError,
     RolloutTrace,
     RunStarted,
     StepFinished,
@@ -82,21 +83,26 @@ class LangfuseSink(TraceSink):
     def groups_finished(self, event: GroupsFinished) -> None:
         shown = [each for each in event.rollouts if is_sampled(each, self._rate)]
         experiments = self._items() if event.split.startswith(EVALUATED) else {}
-        self._sender.send([self._spans(each, event, experiments) for each in shown])
         environment = self._environment_of(event.split)
-        self._scores.send([score for each in shown for score in rollout_scores(each, environment, self._mask)])
+        scores = [score for each in shown for score in rollout_scores(each, environment, self._mask)]
+        try:
+            self._sender.send([self._spans(each, event, experiments) for each in shown])
+        except RejectedError:  # the other rollouts were accepted
+            self._scores.send(scores)
+            raise
+        self._scores.send(scores)
 
     def evaluation_finished(self, event: EvaluationFinished) -> None:
         named = {f"{event.split}/{name}": value for name, value in event.metrics.items()}
-        self._session_scores(event.id, event.run, event.step, event.split, named, event.model)
+        self._session_scores(event, event.step, event.split, named)
 
     def step_finished(self, event: StepFinished) -> None:
         """Session scores of the rollouts that the step was trained on."""
-        self._session_scores(event.id, event.run, event.began, "train", event.metrics, event.model)
+        self._session_scores(event, event.began, "train", event.metrics)
 
     def alert(self, event: Alert) -> None:
         session = session_id(event.run, event.step)
-        score = LangfuseScore(digest(event.id), f"alert/{event.kind}", event.value, event.message, session=session,
+        score = LangfuseScore(digest(event.id), f"alert/{event.kind}", event.value, event.at, event.message, session=session,
                       environment=self._environment_of("train"))  # fmt: skip
         self._scores.send([score])
 
@@ -104,17 +110,18 @@ class LangfuseSink(TraceSink):
         self._scores.close()
 
     def _session_scores(
-        self, id: str, run: str, step: int, split: str, metrics: Mapping[str, float], model: str
+        self, event: StepFinished | EvaluationFinished, step: int, split: str, metrics: Mapping[str, float]
     ) -> None:
-        session, environment = session_id(run, step), self._environment_of(split)
+        session, environment = session_id(event.run, step), self._environment_of(split)
         scores = [
             LangfuseScore(
-                digest(id, name),
+                digest(event.id, name),
                 name,
                 float(value),
+                event.at,
                 session=session,
                 environment=environment,
-                metadata={"model": model},
+                metadata={"model": event.model},
             )
             for name, value in metrics.items()
         ]

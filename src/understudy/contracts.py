@@ -130,8 +130,8 @@ class TraceSink(Protocol):
 
     Every sink has its own background thread, which calls the methods in order; they may block. After a failure or a
     restart an event is delivered again with the same id, so handling an event twice must have the effect of once. An
-    exception is logged once per kind, and the event is delivered later; it never stops training. `name`: the sink's
-    name in messages. `checkpoint_files`: whether `CheckpointSaved.path` must be a folder on this machine.
+    exception is logged once per kind and never stops training. The event is delivered later, except after a
+    `understudy.integration.RejectedError`. `name`: the sink's name in messages. `checkpoint_files`: whether `CheckpointSaved.path` must be a folder on this machine.
     """
 
     name: str

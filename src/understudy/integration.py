@@ -13,7 +13,8 @@
 - Comparisons: options and results of `understudy.compare`, and `lines_of` a result. An `EndpointModel` answers at its
   `endpoint` in place of the trained model; its calls are outside of all captures (`is_outside`).
 - Trace sinks: the events that an `understudy.TraceSink` receives, and rollouts as spans with fixed ids and times
-  (`rollout_spans`), which `OtlpSender` sends. `DeliveryError`: a server did not accept them.
+  (`rollout_spans`), which `OtlpSender` sends. `DeliveryError`: a server did not accept them; they are delivered later.
+  `RejectedError`: it refused some for good.
 - Other LLMs: send requests with `Llm` inside `budget(max_cost)`, whose `Spending` is the ledger.
 - Text from outside: `printable` and `one_line` escape it for a terminal.
 - Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page
@@ -64,7 +65,7 @@ from .scenarios.identity import scenario_fields, scenario_id, scenario_text
 from .tool_runs import ToolRun
 from .tracing.json_text import json_text
 from .tracing.names import resolve_sinks
-from .tracing.otlp import Attribute, DeliveryError, OtlpSender, OtlpSpan
+from .tracing.otlp import Attribute, DeliveryError, OtlpSender, OtlpSpan, RejectedError
 from .tracing.sampling_rate import checked_rate, is_sampled
 from .tracing.spans import SpanKind, TraceSpan, rollout_spans, span_id, trace_id
 from .trainer.evaluate import Evaluation, printing_failures
@@ -118,6 +119,7 @@ __all__ = [
     "MissingExtraError",
     "OtlpSender",
     "OtlpSpan",
+    "RejectedError",
     "RolloutError",
     "RolloutTrace",
     "RunStarted",

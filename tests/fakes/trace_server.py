@@ -1,5 +1,13 @@
 """An OTLP collector and Langfuse's REST API over real HTTP, as strict as a real server was seen to be: what it silently drops
-is a fault here."""
+is a fault here.
+
+Statuses, content types and bodies are those of Langfuse 4, read in its repository langfuse/langfuse:
+web/src/pages/api/public/otel/v1/traces/index.ts (answers the job that packages/shared/src/server/otel/OtelIngestionProcessor.ts
+put into its queue, and {} without spans), web/src/pages/api/public/ingestion.ts with
+packages/shared/src/server/ingestion/processEventBatch.ts, web/src/pages/api/public/scores/index.ts, and for errors
+web/src/features/public-api/server/withMiddlewares.ts. A list of scores is answered as Langfuse's own client 5.0
+(langfuse/api/scores/types) describes it. Other collectors answer as in REPLIES; "protobuf" and "json" are of the OTLP
+specification 1.9 (OTLP/HTTP Response)."""
 
 from __future__ import annotations
 
@@ -30,7 +38,25 @@ ON_EVERY_SPAN = (
     "langfuse.version",
 )  # fmt: skip
 Fault = int | str
-"""A status to answer with, `hang`, or `reset`."""
+"""A status to answer with, `hang`, or `redirect`."""
+JSON = "application/json; charset=utf-8"
+JOB = {
+    "name": "otel-ingestion-job", "id": "12", "opts": {"attempts": 6}, "progress": 0, "returnvalue": None, "stacktrace": None,
+    "data": {"id": "0a", "name": "otel-ingestion-job", "payload": {"data": {"fileKey": "otel/p/1.json", "publicKey": PUBLIC}}},
+    "queueQualifiedName": "bull:otel-ingestion-queue", "timestamp": 1767225600000,
+}  # fmt: skip
+REPLIES: dict[str, tuple[str | None, bytes]] = {
+    "langfuse": (JSON, json.dumps(JOB).encode()),
+    "protobuf": ("application/x-protobuf", b""),
+    "json": ("application/json", b'{"partialSuccess":{}}'),
+    "empty json": ("application/json", b"{}"),
+    "text": ("text/plain; charset=utf-8", b"OK"),
+    "html": ("text/html", b"<html>thanks</html>"),
+    "no json": ("application/json", b"accepted"),
+    "no protobuf": ("application/x-protobuf", b"accepted"),
+    "nothing": (None, b""),
+}
+"""Content type and body of an accepted export."""
 
 
 @dataclass
@@ -70,6 +96,8 @@ class TraceServer:
     scores_as_list: bool = False
     bulk: bool = True
     langfuse: bool = True
+    reply: str = ""  # a key of REPLIES; "": Langfuse's, else the specification's
+    partial: tuple[int, str] | None = None  # spans that each export rejects, and the message
     datasets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     observations: list[dict[str, Any]] = field(default_factory=list)
     kept_scores: list[dict[str, Any]] = field(default_factory=list)
@@ -87,6 +115,18 @@ class TraceServer:
         for span in sorted(self.spans.values(), key=lambda span: span.start):
             found.setdefault(span.trace, []).append(span)
         return found
+
+    def accepted(self) -> tuple[str | None, bytes]:
+        """Content type and body for an export that was accepted, perhaps in part."""
+        if self.partial is None:
+            return REPLIES[self.reply or ("langfuse" if self.langfuse else "protobuf")]
+        count, message = self.partial
+        if "json" in self.reply:
+            text = json.dumps({"partialSuccess": {"rejectedSpans": str(count), "errorMessage": message}})
+            return "application/json", text.encode()
+        answer = ExportTraceServiceResponse()
+        answer.partial_success.rejected_spans, answer.partial_success.error_message = count, message
+        return "application/x-protobuf", answer.SerializeToString()
 
     def add(self, body: bytes) -> int:
         """Take an export; 400 when the whole batch is refused."""
@@ -187,11 +227,22 @@ class Handler(BaseHTTPRequestHandler):
             self.stand_in.over.wait(self.stand_in.hang_seconds)
             self.close_connection = True
             return
+        if fault == "redirect":
+            self.send_response(301)
+            self.send_header("location", "/elsewhere")
+            self.send_header("content-length", "0")
+            self.end_headers()
+            return
+        if parts.path == "/elsewhere":
+            return self._answer(200, {})
         if isinstance(fault, int):
             return self._answer(fault, {"message": f"scripted {fault}"})
         wanted = "Basic " + b64encode(f"{PUBLIC}:{SECRET}".encode()).decode()
         if self.stand_in.langfuse and self.headers.get("authorization") != wanted:
-            return self._answer(401, {"message": "Invalid credentials"})
+            kind = {"error": "UnauthorizedError"} if parts.path == "/api/public/ingestion" else {}
+            return self._answer(
+                401, {**kind, "message": "Invalid credentials. Confirm that you've configured the correct host."}
+            )
         with self.stand_in.lock:
             self._route(method, parts.path, {key: values for key, values in parse_qs(parts.query).items()}, body)
 
@@ -201,9 +252,10 @@ class Handler(BaseHTTPRequestHandler):
             if server.langfuse and self.headers.get("x-langfuse-ingestion-version") != "4":
                 server.broken.append("no x-langfuse-ingestion-version")
             status = server.add(body)
-            return self._raw(
-                status, ExportTraceServiceResponse().SerializeToString() if status == 200 else b"bad span id"
-            )
+            if status != 200:
+                return self._answer(status, {"error": "Failed to parse OTel Protobuf Trace"})
+            empty = server.langfuse and not body
+            return self._raw(200, *((JSON, b"{}") if empty else server.accepted()))
         if path == "/api/public/projects":
             return self._answer(200, {"data": [{"id": "project", "name": "test"}]})
         if path == "/api/public/ingestion" and server.bulk:
@@ -216,18 +268,20 @@ class Handler(BaseHTTPRequestHandler):
     def _ingest(self, body: dict[str, Any]) -> None:
         done, errors = [], []
         for item in body["batch"]:
-            fault = "type" if item["type"] != "score-create" else self._kept(item["body"])
+            fault = "type" if item["type"] != "score-create" else self._kept(item["body"], item["timestamp"])
             if fault is not None:
-                errors.append({"id": item["id"], "status": 400, "message": fault})
+                errors.append({"id": item["id"], "status": 400, "message": "Invalid request data", "error": fault})
                 continue
             done.append({"id": item["id"], "status": 201})
         self._answer(207, {"successes": done, "errors": errors})
 
     def _score(self, body: Any) -> None:
         if isinstance(body, list) is not self.stand_in.scores_as_list:
-            return self._answer(400, {"message": "expected the other shape"})
+            expected = "array" if self.stand_in.scores_as_list else "object"
+            issue = {"code": "invalid_type", "expected": expected, "path": [], "message": f"Expected {expected}"}
+            return self._answer(400, {"message": "Invalid request data", "error": [issue]})
         several = body if isinstance(body, list) else [body]
-        faults = [fault for each in several if (fault := self._kept(each)) is not None]
+        faults = [fault for each in several if (fault := self._kept(each, each["timestamp"])) is not None]
         if not isinstance(body, list):
             return self._answer(400, {"message": faults[0]}) if faults else self._answer(200, {"id": body["id"]})
         if not faults:
@@ -235,18 +289,23 @@ class Handler(BaseHTTPRequestHandler):
         counts = {"accepted": len(several) - len(faults), "rejected": len(faults)}
         self._answer(207, {**counts, "errors": [{"message": fault} for fault in faults]})
 
-    def _kept(self, body: dict[str, Any]) -> str | None:
-        """Keep a score, or say why not."""
+    def _kept(self, body: dict[str, Any], timestamp: str) -> str | None:
+        """Keep a score, or say why not. ClickHouse keeps one row for each name, id and day of a score."""
         fault = _score_fault(body) or ("refused" if self.stand_in.refused_scores(body) else None)
         if fault is None:
-            self.stand_in.scores[body["id"]] = body
+            known = self.stand_in.scores.get(body["id"])
+            if known is not None and known["timestamp"][:10] != timestamp[:10]:
+                self.stand_in.broken.append(f"score {body['name']} came again with another day")
+            self.stand_in.scores[body["id"]] = {**body, "timestamp": timestamp}
         return fault
 
     def _answer(self, status: int, body: Any) -> None:
-        self._raw(status, json.dumps(body).encode())
+        self._raw(status, JSON, json.dumps(body).encode())
 
-    def _raw(self, status: int, body: bytes) -> None:
+    def _raw(self, status: int, kind: str | None, body: bytes) -> None:
         self.send_response(status)
+        if kind is not None:
+            self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

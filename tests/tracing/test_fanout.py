@@ -16,7 +16,7 @@ import pytest
 
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server, until
 from tests.paths import ROOT
-from understudy.contracts import CheckpointSaved, StepFinished, TraceSink
+from understudy.contracts import CheckpointSaved, GroupsFinished, StepFinished, TraceSink
 from understudy.testing.sinks import RUN, sample_events
 from understudy.tracing.fanout import FanOut
 from understudy.tracing.jsonl import JsonlSink
@@ -77,6 +77,19 @@ def test_a_broken_sink_is_named_once_per_kind_and_stops_nothing(
     assert line.endswith(f"`understudy traces export --run {RUN} --to broken`") and "3 events" in line
     steps = [json.loads(each)["step"] for each in (tmp_path / "log/steps.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3]
+
+
+def test_what_a_server_rejects_for_good_is_named_and_not_delivered_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = [event for event in sample_events() if isinstance(event, GroupsFinished)]
+    with trace_server(refused_scores=lambda body: body["name"] == "success") as server:
+        fanout = FanOut([langfuse(server)], RUN, [], notes=tmp_path)
+        with caplog.at_level(logging.WARNING):
+            fanout.publish(events[0])
+            assert fanout.close() == []
+        assert "some of this was rejected for good: 3 of 9 scores were refused" in caplog.text
+        assert len(server.traces()) == 4 and not list(tmp_path.iterdir())
 
 
 def test_publishing_never_waits_and_closing_waits_only_so_long(tmp_path: Path) -> None:

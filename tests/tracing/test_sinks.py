@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
+from tests.fakes.trace_server import PUBLIC, REPLIES, SECRET, TraceServer, trace_server
 from understudy.contracts import GroupsFinished, TraceSink
 from understudy.errors import ConfigError
-from understudy.integration import DeliveryError
+from understudy.integration import DeliveryError, RejectedError
 from understudy.testing.sinks import RUN, check_sink, sample_events, sample_rollout
 from understudy.tracing.fanout import show
 from understudy.tracing.jsonl import JsonlSink
@@ -131,7 +131,7 @@ def test_a_score_that_is_refused_is_named_and_costs_no_other() -> None:
     event = GroupsFinished(RUN, "train", 0, ("a",), tuple(sample_rollout(index) for index in range(4)))
     for options in ({}, {"bulk": False}, {"bulk": False, "scores_as_list": True}):
         with trace_server(refused_scores=lambda body: body["name"] == "success", **options) as server:
-            with pytest.raises(DeliveryError, match=r"3 of 9 scores were not taken, such as .*refused"):
+            with pytest.raises(RejectedError, match=r"3 of 9 scores were refused, such as .*refused"):
                 LangfuseSink(connection(server)).groups_finished(event)
             assert sorted({score["name"] for score in server.scores.values()}) == ["reward", "ruler_score"]
 
@@ -143,9 +143,43 @@ def test_one_rollout_that_the_server_refuses_costs_no_other(server: TraceServer)
     bad = next(iter(server.traces()))
     server.spans.clear()
     server.breaks = lambda traces: bad in traces
-    with pytest.raises(Exception, match="1 rollouts were refused, such as trace"):
+    with pytest.raises(RejectedError, match=f"the server refused trace {bad}: HTTP 400"):
         LangfuseSink(connection(server)).groups_finished(event)
     assert len(server.traces()) == 7 and bad not in server.traces()
+    traced = {score["traceId"] for score in server.scores.values()}
+    assert server.traces().keys() <= traced | {trace for trace, spans in server.traces().items() if spans[0].error}
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+@pytest.mark.parametrize("langfuse", [True, False])
+def test_any_answer_with_a_2xx_status_is_an_accepted_export(reply: str, langfuse: bool) -> None:
+    rollouts = tuple(sample_rollout(index) for index in range(4))
+    with trace_server(langfuse=langfuse, reply=reply) as server:
+        sink = LangfuseSink(connection(server)) if langfuse else OtlpSink(server.endpoint)
+        sink.check()
+        server.requests.clear()
+        sink.groups_finished(GroupsFinished(RUN, "train", 0, ("a",), rollouts))
+        sink.closed()
+        exports = [path for _, path in server.requests if path.endswith("/traces")]
+        assert len(exports) == 1 and len(server.traces()) == 4 and bool(server.scores) is langfuse
+
+
+@pytest.mark.parametrize("reply", ["json", "protobuf"])
+def test_spans_that_a_collector_rejects_in_part_are_named_and_not_sent_again(reply: str) -> None:
+    event = GroupsFinished(RUN, "train", 0, ("a",), tuple(sample_rollout(index) for index in range(4)))
+    with trace_server(langfuse=False, reply=reply, partial=(2, "too old")) as server:
+        with pytest.raises(RejectedError, match="the server refused 2 spans of a request: 'too old'"):
+            OtlpSink(server.endpoint).groups_finished(event)
+        assert len(server.requests) == 1
+        server.partial = (0, "use a newer exporter")  # a warning, and everything was accepted
+        OtlpSink(server.endpoint).groups_finished(event)
+
+
+def test_an_answer_to_a_redirect_is_no_answer_to_the_export() -> None:
+    event = GroupsFinished(RUN, "train", 0, ("a",), (sample_rollout(0),))
+    with trace_server(langfuse=False) as server, pytest.raises(DeliveryError, match=r"HTTP 301: '/elsewhere'"):
+        server.faults.append("redirect")
+        OtlpSink(server.endpoint).groups_finished(event)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from understudy.contracts import (
 from understudy.errors import ServerError
 
 from .notes import DeliveryNotes
+from .otlp import RejectedError
 from .reading import read_groups
 
 logger = logging.getLogger("understudy")
@@ -206,8 +207,11 @@ class Delivery:
         return show(self._sink, self._reader.complete(event, runner))
 
     def _guard(self, deliver: Callable[[], None]) -> bool:
+        """Whether the event needs no further delivery: the sink accepted it, or rejected some of it for good."""
         try:
             deliver()
+        except RejectedError as error:
+            self._warn("rejected", f"some of this was rejected for good: {error!s:.500}")
         except Exception as error:  # noqa: BLE001  # a sink is third-party code, and must never stop training
             self._warn(
                 type(error).__name__, f"failed and goes on without this, which is delivered later: {error!r:.500}"

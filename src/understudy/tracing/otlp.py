@@ -23,6 +23,10 @@ class DeliveryError(RuntimeError):
     """A server did not accept spans. The message has its response."""
 
 
+class RejectedError(DeliveryError):
+    """A server accepted a request, but rejected some of its spans or scores. It would reject them again."""
+
+
 @dataclass(frozen=True)
 class OtlpSpan:
     """A span to send. Ids are integers, times are Unix nanoseconds; `error` is the message of a failed span.
@@ -48,6 +52,7 @@ class SpanExport(Protocol):
     """An exporter that keeps the server's last response; see `otlp_export.SdkExport`."""
 
     status: int | None
+    rejected: int
 
     def sent(self, spans: Sequence[OtlpSpan]) -> bool: ...
 
@@ -78,21 +83,31 @@ class OtlpSender:
         self._export = cast(SpanExport, export_class(endpoint, headers, timeout, resource or {}, protocol))
 
     def send(self, rollouts: Sequence[Sequence[OtlpSpan]]) -> None:
-        """Send all rollouts. If the server rejects a batch (400), its rollouts are sent one by one.
+        """Send all rollouts. If the server refuses a batch as invalid (400), its rollouts are sent one by one.
 
-        Raises DeliveryError at the end for rejected rollouts, or at once if the server accepts nothing.
+        Raises RejectedError at the end if the server accepted all but some spans, DeliveryError at once if it accepts
+        nothing. As the OTLP specification demands, what was rejected is not sent again.
         """
-        refused: list[str] = []
+        rejected: list[str] = []
         for batch in _batches(rollouts):
-            if self._export.sent([span for spans in batch for span in spans]):
+            if self._accepted([span for spans in batch for span in spans], rejected):
                 continue
-            if self._export.status not in (200, 400):
-                raise DeliveryError(self._export.line())
             for spans in batch:
-                if not self._export.sent(spans):
-                    refused.append(f"trace {spans[0].trace_id:032x}: {self._export.line()}")
-        if refused:
-            raise DeliveryError(f"{len(refused)} rollouts were refused, such as {refused[0]}")
+                if not self._accepted(spans, rejected):
+                    rejected.append(f"trace {spans[0].trace_id:032x}: {self._export.line()}")
+        if rejected:
+            more = f", and {len(rejected) - 1} more" if len(rejected) > 1 else ""
+            raise RejectedError(f"the server refused {rejected[0]}{more}")
+
+    def _accepted(self, spans: Sequence[OtlpSpan], rejected: list[str]) -> bool:
+        """Send one request and note the spans that it rejects. Returns False for 400, raises DeliveryError for other failures."""
+        if not self._export.sent(spans):
+            if self._export.status != 400:
+                raise DeliveryError(self._export.line())
+            return False
+        if self._export.rejected:
+            rejected.append(self._export.line())
+        return True
 
     def probe(self) -> int | None:
         """Send an empty request; returns the HTTP status, None for gRPC. Raises ConnectionError without a response."""

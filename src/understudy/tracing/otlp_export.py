@@ -11,9 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import requests
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
@@ -27,7 +32,8 @@ GZIP_LEVEL = 6
 
 
 class SdkExport:
-    """One exporter that keeps the last response, which the SDK only logs: `status`, and `line()` as text."""
+    """One exporter that keeps the last response, which the SDK only logs: `status`, the number of `rejected` spans, and
+    `line()` as text."""
 
     def __init__(
         self,
@@ -38,8 +44,8 @@ class SdkExport:
         protocol: OtlpProtocol,
     ) -> None:
         self.status: int | None = None
+        self.rejected = 0
         self._text = ""
-        self._rejected = 0
         self._outgoing = Outgoing()
         own = dict(headers) if headers is not None else None
         self._exporter: SpanExporter = (
@@ -53,12 +59,12 @@ class SdkExport:
         self._encoder = RequestEncoder(cast(Mapping[str, Attribute], attributes), "understudy", understudy.__version__)
 
     def sent(self, spans: Sequence[OtlpSpan]) -> bool:
-        """Send the spans; returns whether the server accepted all of them."""
-        self.status, self._text, self._rejected = None, "", 0
+        """Send the spans; returns whether the server accepted the request, perhaps without its `rejected` spans."""
+        self.status, self._text, self.rejected = None, "", 0
         self._outgoing.request = self._encoder.request(spans)
         with _Quiet():
             done = self._exporter.export(()) is SpanExportResult.SUCCESS  # sends the request in `_outgoing`
-        return done and not self._rejected
+        return done and (self.status is None or self.status < 300)
 
     def close(self) -> None:
         """Close the connections."""
@@ -71,20 +77,37 @@ class SdkExport:
 
     def line(self) -> str:
         """The last response as text."""
-        if self._rejected:
-            return f"the collector rejected {self._rejected} spans: {self._text}"
+        if self.rejected:
+            return f"{self.rejected} spans of a request: {self._text[:300]!r}"
         return (
             f"HTTP {self.status}: {self._text[:300]!r}" if self.status is not None else "no answer within the timeout"
         )
 
-    def _seen(self, response: Any, *_: object, **__: object) -> None:
-        self.status = int(response.status_code)
-        if response.ok:
-            if response.content:
-                partial = ExportTraceServiceResponse.FromString(response.content).partial_success
-                self._rejected, self._text = int(partial.rejected_spans), str(partial.error_message)
-        else:
-            self._text = response.text
+    def _seen(self, response: requests.Response, *_: object, **__: object) -> None:
+        """Keep a response. A redirect that repeats the request without its body counts as the answer."""
+        if response.request.method != "POST":
+            return
+        self.status, self._text = int(response.status_code), str(response.headers.get("location") or response.text)
+        if self.status < 300:
+            partial = _partial_success(response)
+            self.rejected, self._text = int(partial.rejected_spans), str(partial.error_message)
+
+
+def _partial_success(response: requests.Response) -> ExportTracePartialSuccess:
+    """Read the partial success of a 2xx response, as protobuf or JSON.
+
+    Servers also answer with bodies of their own: Langfuse with the job of its queue, others with plain text or nothing.
+    Such a body says nothing about spans, so all of them were accepted.
+    """
+    answer, kind = ExportTraceServiceResponse(), response.headers.get("content-type", "")
+    try:
+        if "protobuf" in kind:
+            answer.ParseFromString(response.content)
+        elif "json" in kind:
+            json_format.Parse(response.content, answer, ignore_unknown_fields=True)
+    except (DecodeError, json_format.ParseError, UnicodeDecodeError):
+        return ExportTracePartialSuccess()
+    return answer.partial_success
 
 
 class _EncodedSession(requests.Session):

@@ -88,7 +88,7 @@ HEAVY = {
     "litellm",
     "langfuse",
 }
-LIGHT_PARTS = set(MAY_IMPORT) - {"engine", "tiny", "quickstart"}
+LIGHT_PARTS = set(MAY_IMPORT) - {"engine", "quickstart"}
 
 
 def part_of(module: str) -> str | None:
@@ -134,7 +134,7 @@ def test_every_module_of_the_package_imports_only_what_its_part_may() -> None:
     assert faults == []
 
 
-def test_only_the_engine_the_tiny_policy_and_the_quickstart_import_heavy_packages() -> None:
+def test_only_the_engine_and_the_quickstart_import_heavy_packages() -> None:
     faults: list[str] = []
     for path, module in modules(ROOT / "src"):
         if part_of(module) in LIGHT_PARTS:

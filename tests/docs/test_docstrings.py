@@ -41,6 +41,7 @@ FINISHED = [
     "server/sampler",
     "server/training",
     "stored_json.py",
+    "policies",
     "tiny",
     "tool_runs.py",
     "trace_commands.py",
@@ -59,7 +60,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def modules_of(part: str) -> list[Path]:
     if "*" in part:
         return sorted(PACKAGE.glob(part))
-    path = PACKAGE / part
+    path = ROOT / part if part == "policies" else PACKAGE / part
     return sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 

@@ -47,15 +47,15 @@ CONVERSIONS = [
     "understudy.server.sampler.transport",  # an error response -> its message
     "understudy.server.training.gguf",  # a configuration -> one that older readers know
     "understudy.server.training.jobs",  # recorded calls -> the learner's samples
-    "understudy.tiny.episodes",  # right completions -> their probabilities
-    "understudy.tiny.evaluate",  # a completion -> its call; probabilities -> their spread
-    "understudy.tiny.evaluate_services",  # arguments -> their kinds
-    "understudy.tiny.fields",  # a name -> its words; a value -> its strings
-    "understudy.tiny.service_requests",  # a word -> its offset in a name
-    "understudy.tiny.service_tools",  # a JSON Schema -> a signature
-    "understudy.tiny.services",  # a value -> an answer
-    "understudy.tiny.tool_sets",  # a tool -> its signature
-    "understudy.tiny.train",  # characters -> tokens
+    "policies.episodes",  # right completions -> their probabilities
+    "policies.evaluate",  # a completion -> its call; probabilities -> their spread
+    "policies.evaluate_services",  # arguments -> their kinds
+    "policies.fields",  # a name -> its words; a value -> its strings
+    "policies.service_requests",  # a word -> its offset in a name
+    "policies.service_tools",  # a JSON Schema -> a signature
+    "policies.services",  # a value -> an answer
+    "policies.tool_sets",  # a tool -> its signature
+    "policies.train",  # characters -> tokens
     "understudy.trainer.statistics",  # successes -> pass@k
 ]
 

@@ -47,6 +47,7 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         sizes = {item.filename: item.file_size for item in archive.infolist()}
     assert "understudy/py.typed" in sizes
+    assert [name for name in sizes if name.startswith("policies/")] == []
     for package in ("understudy_langgraph", "understudy_mcp"):
         assert {f"{package}/__init__.py", f"{package}/py.typed"} <= set(sizes)
     kit = {f"understudy/testing/{path.name}" for path in (ROOT / "src/understudy/testing").glob("*.py")}

@@ -1,5 +1,5 @@
 """The bundled policies: small Qwen2 models that call tools, trained from random weights by `python -m
-understudy.tiny.make`."""
+policies.make`."""
 
 from pathlib import Path
 

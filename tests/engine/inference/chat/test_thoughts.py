@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from policies.tokenizer import ids_of
 from understudy import tiny
 from understudy.engine.inference.chat.answers import AnswerWriter
 from understudy.engine.inference.chat.families import thinks
@@ -14,7 +15,6 @@ from understudy.engine.inference.chat.requests import ChatCompletionRequest
 from understudy.engine.inference.chat.thoughts import ThoughtSplitter
 from understudy.engine.inference.decoding.generation import Update
 from understudy.engine.inference.decoding.text import Decoder
-from understudy.tiny.tokenizer import ids_of
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}

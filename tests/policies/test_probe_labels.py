@@ -1,9 +1,9 @@
 import random
 
-from understudy.tiny.episodes import Episode, exchange
-from understudy.tiny.probe_labels import ARGUMENT, FIRST_TOOL, NAME, NOTHING, VALUE, probe_labels
-from understudy.tiny.tool_sets import Argument, Tool
-from understudy.tiny.wording import Mention
+from policies.episodes import Episode, exchange
+from policies.probe_labels import ARGUMENT, FIRST_TOOL, NAME, NOTHING, VALUE, probe_labels
+from policies.tool_sets import Argument, Tool
+from policies.wording import Mention
 
 ORDER_STATUS = Tool(("order", "status"), (Argument("order"),))
 ORDER_BUYER = Tool(("order", "buyer"), (Argument("order"),))

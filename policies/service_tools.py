@@ -6,8 +6,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..types import Json
-from ..types import Tool as ToolSchema
+from understudy.types import Json
+from understudy.types import Tool as ToolSchema
+
 from .fields import Field, draw_field, draw_optional, draw_pair, joined, object_schema, words_of
 from .words import WordSource
 

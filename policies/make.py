@@ -1,4 +1,4 @@
-"""Trains a bundled policy: `python -m understudy.tiny.make --help`."""
+"""Trains a bundled policy: `python -m policies.make --help`."""
 
 import argparse
 import sys
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from . import path
+from understudy.tiny import path
+
 from .evaluate import load, progress_report, service_progress
 from .tokenizer import make_tokenizer, template
 from .train import SERVICES, STAGES, Stage, grow, make_model, save, train

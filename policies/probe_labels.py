@@ -8,8 +8,9 @@ import json
 import re
 from collections.abc import Iterator
 
-from ..types import Message
-from ..types import Tool as ToolSchema
+from understudy.types import Message
+from understudy.types import Tool as ToolSchema
+
 from .episodes import Episode
 from .fields import flat, words_of
 from .tokenizer import NUMBERS

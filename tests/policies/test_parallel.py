@@ -3,7 +3,7 @@ import copy
 import torch
 from torch import nn
 
-from understudy.tiny.parallel import Replicas
+from policies.parallel import Replicas
 
 
 def loss(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..types import Message
-from ..types import Tool as ToolSchema
+from understudy.types import Message
+from understudy.types import Tool as ToolSchema
+
 from .tool_sets import Argument, Tool, draw_result, draw_tool_set, render_result
 from .wording import Mention, argument_phrases, filler, finish, mention, named_request, open_request
 from .words import Value, WordSource, phrase, title, value_text

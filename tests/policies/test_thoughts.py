@@ -5,10 +5,10 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
+from policies.services import service_episode
+from policies.tokenizer import render
+from policies.train import encode
 from understudy.tiny import path
-from understudy.tiny.services import service_episode
-from understudy.tiny.tokenizer import render
-from understudy.tiny.train import encode
 
 TOKENIZER = AutoTokenizer.from_pretrained(path("tiny-mcp"))
 USER = {"role": "user", "content": "status of order 4821"}

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from understudy.tiny.muon import Muon, orthogonalized
+from policies.muon import Muon, orthogonalized
 
 
 def test_singular_values_are_moved_near_one():

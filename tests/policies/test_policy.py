@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from understudy.tiny import FOLDERS, path
-from understudy.tiny.evaluate import (
+from policies.evaluate import (
     called,
     complete,
     draw,
@@ -17,6 +16,7 @@ from understudy.tiny.evaluate import (
     measure_exact,
     single,
 )
+from understudy.tiny import FOLDERS, path
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Measures a policy on fresh episodes: `python -m understudy.tiny.evaluate`."""
+"""Measures a policy on fresh episodes: `python -m policies.evaluate`."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # transformers and torch carry partial types.
@@ -15,7 +15,8 @@ from statistics import mean
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from . import path
+from understudy.tiny import path
+
 from .basics import basic_episode
 from .episodes import Episode, Kind, Turn, episode
 from .services import service_episode

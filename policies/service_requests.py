@@ -9,7 +9,8 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ..types import Json
+from understudy.types import Json
+
 from .fields import PAIRS, Field, flat
 from .service_tools import ServiceTool
 from .wording import CLOSINGS, HELD_OUT_FRAMES, OPENINGS, ORDERS, filler, finish

@@ -6,9 +6,8 @@ from statistics import mean
 import pytest
 from transformers import AutoTokenizer
 
-from understudy.tiny import path
-from understudy.tiny.evaluate import complete, load
-from understudy.tiny.evaluate_services import (
+from policies.evaluate import complete, load
+from policies.evaluate_services import (
     SERVICE_TOKENS,
     canonical,
     is_right,
@@ -18,7 +17,8 @@ from understudy.tiny.evaluate_services import (
     service_prompts,
     table,
 )
-from understudy.tiny.services import service_episode
+from policies.services import service_episode
+from understudy.tiny import path
 
 SERVERS = sorted((Path(__file__).parent / "real_tools").glob("*.json"))
 CALL = '<tool_call>\n{"name": "move", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'

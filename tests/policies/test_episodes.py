@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from understudy.tiny.basics import basic_episode
-from understudy.tiny.episodes import KINDS, Episode, episode
-from understudy.tiny.words import english
+from policies.basics import basic_episode
+from policies.episodes import KINDS, Episode, episode
+from policies.words import english
 
 
 def test_a_seed_gives_the_same_episodes_again():

@@ -2,8 +2,8 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer
 
-from understudy.tiny.evaluate import load
-from understudy.tiny.train import grow, save
+from policies.evaluate import load
+from policies.train import grow, save
 
 
 def test_a_grown_policy_has_a_token_for_each_of_sixteen_numbers_and_keeps_its_other_rows(tmp_path):

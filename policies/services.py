@@ -9,7 +9,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..types import Json, Message
+from understudy.types import Json, Message
+
 from .episodes import Episode, Turn, completion, system_prompt
 from .fields import KINDS, Field, flat, object_schema
 from .service_requests import Naming, argument_phrases, clause, contains_value, naming, request

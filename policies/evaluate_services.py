@@ -1,4 +1,4 @@
-"""Measures a policy on services: `python -m understudy.tiny.evaluate_services`."""
+"""Measures a policy on services: `python -m policies.evaluate_services`."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Values are JSON, which has partial types.
@@ -14,8 +14,9 @@ from statistics import mean
 
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from ..types import Json
-from . import path
+from understudy.tiny import path
+from understudy.types import Json
+
 from .episodes import Episode, Turn
 from .evaluate import EvaluationPrompt, call_of, complete, evaluation_prompts, load, single, tool_of
 from .fields import UNITS

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from ..types import Json
+from understudy.types import Json
+
 from .words import WordSource, number, phrase, title
 
 Shape = Literal["one", "many", "flag", "choice", "object", "objects"]

@@ -4,13 +4,13 @@ import random
 import pytest
 import torch
 
-from understudy.tiny.basics import basic_episode
-from understudy.tiny.episodes import Turn, episode
-from understudy.tiny.evaluate import load
-from understudy.tiny.probe_labels import LABELS
-from understudy.tiny.soft_targets import soft_targets
-from understudy.tiny.tokenizer import end_id, ids_of, template
-from understudy.tiny.train import FALLING, Batch, encode, grow, loss_of, padded
+from policies.basics import basic_episode
+from policies.episodes import Turn, episode
+from policies.evaluate import load
+from policies.probe_labels import LABELS
+from policies.soft_targets import soft_targets
+from policies.tokenizer import end_id, ids_of, template
+from policies.train import FALLING, Batch, encode, grow, loss_of, padded
 
 
 @pytest.fixture(scope="module")

@@ -396,3 +396,9 @@ def call_ref(choice: Choice) -> CallRef | None:
     if (mark := mark_of(choice)) is None:
         return None
     return CallRef(call_id=str(mark["call_id"]), index=int(cast(int, mark.get("index", choice.index))))
+
+
+def recorded_under(choice: Choice) -> str | None:
+    """Id of the trajectory under which the choice's call was recorded. None: another endpoint answered."""
+    mark = mark_of(choice)
+    return None if mark is None else str(mark["trajectory_id"])

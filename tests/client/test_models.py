@@ -293,8 +293,33 @@ async def test_a_client_with_only_a_url_submits_what_its_completions_remember(lo
             group.trajectories.append(trajectory)
         result = await client.submit_trajectories([group], model="by-url", config={"learning_rate": 1e-4})
         assert (result.model, result.step) == ("by-url", 1)
-        with pytest.raises(ConfigError, match=r"model: the server has the models .*'by-url'"):
-            await client.submit_trajectories([group])
+        for several in (None, "lora:latest"):
+            with pytest.raises(ConfigError, match=r"model: 'lora:latest' is ambiguous: .*by-url, by-url-too.*model="):
+                await client.submit_trajectories([group], model=several)
+
+
+@pytest.mark.parametrize("field", ["understudy", "art"])
+async def test_a_trajectory_that_the_caller_names_keeps_its_id_and_all_its_turns(
+    local_backend: us.LocalBackend, field: str
+) -> None:
+    await model_of(local_backend, "named").register()
+    api = await local_backend.connect()
+    group = us.TrajectoryGroup()
+    async with us.AsyncClient(api.url, api.key) as client:
+        for reward in (0.0, 1.0):
+            name, messages = f"{field}-{reward}", ask(reward)
+            for _ in range(2):
+                completion = await client.chat.completions.create(
+                    model="named", messages=messages, max_tokens=4, extra_body={field: {"trajectory_id": name}}
+                )
+                trajectory = completion.trajectory  # type: ignore[attr-defined]
+                assert trajectory.id == name
+                messages = [*trajectory.messages(), {"role": "user", "content": "And then?"}]
+            trajectory.reward = reward
+            group.trajectories.append(trajectory)
+        await client.submit_trajectories([group], model="named", config={"learning_rate": 1e-4})
+    found = await api.trajectory(f"{field}-1.0")
+    assert found.trajectory is not None and (found.trajectory.reward, len(found.calls)) == (1.0, 2)
 
 
 async def test_a_server_that_cannot_be_reached_says_so_through_the_openai_client(

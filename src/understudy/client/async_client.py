@@ -12,9 +12,9 @@ from openai.types.chat import ChatCompletion
 from pydantic import PrivateAttr
 
 from ..config import TrainConfig
-from ..errors import ConfigError
-from ..types import Json, Message, MessageOrChoice, Tool, TrainResult, Trajectory, TrajectoryGroup
-from ..wire import TrainEvent
+from ..errors import ConfigError, ServerError
+from ..types import Json, Message, MessageOrChoice, Tool, TrainResult, Trajectory, TrajectoryGroup, recorded_under
+from ..wire import LATEST, OPEN, TrainEvent
 from .backend import train_config, train_groups
 from .http import Api
 from .inference import TIMEOUT, LabellingTransport, httpx_client
@@ -29,10 +29,17 @@ class RecordedCompletion(ChatCompletion):
 
     @property
     def trajectory(self) -> Trajectory:
-        """The request's messages and the first choice as a trajectory; the same object on every access."""
+        """The request's messages and the first choice as a trajectory; the same object on every access.
+
+        If the request named its trajectory (in `extra_body`, a header or the URL), this is the trajectory of that id, and every
+        call recorded under the id belongs to it: submit that of the last turn.
+        """
         if self._trajectory is None:
             items: list[MessageOrChoice] = [*self._messages, self.choices[0]]
             self._trajectory = Trajectory(messages_and_choices=items, tools=self._tools)
+            named = recorded_under(self.choices[0])
+            if named is not None and not named.startswith(f"{OPEN}-"):
+                self._trajectory.id, self._trajectory.captured = named, True
         return self._trajectory
 
     def answers(self, body: Json) -> None:
@@ -83,12 +90,12 @@ class AsyncClient(AsyncOpenAI):
     ) -> TrainResult:
         """Train one step on these groups; see `Backend.train` for options and errors.
 
-        `model=None` takes the server's only model (`default` counts only when it is alone). Raises ConfigError when there
-        are several, or none.
+        `model=None` means "lora:latest": the server's only model besides its default one, else the default one. Raises
+        ConfigError when it could mean several.
         """
         return await train_groups(
             self.api,
-            model or await self._only_model(),
+            await self._model_name(model),
             groups,
             train_config(config, {}),
             request_id=request_id,
@@ -96,9 +103,12 @@ class AsyncClient(AsyncOpenAI):
             timeout=timeout,
         )
 
-    async def _only_model(self) -> str:
-        names = [state.name for state in await self.api.models()]
-        others = [name for name in names if name != "default"]
-        if len(others) > 1 or not names:
-            raise ConfigError(f"model: the server has the models {names}; pass model= with one of them")
-        return (others or names)[0]
+    async def _model_name(self, model: str | None) -> str:
+        if model not in (None, LATEST):
+            return model
+        try:
+            return (await self.api.latest_model()).name
+        except ServerError as error:
+            if error.code != "ambiguous_model":
+                raise
+            raise ConfigError(f"model: {error} with model=") from error

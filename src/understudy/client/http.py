@@ -17,6 +17,7 @@ from ..errors import ConfigError, ServerError, UnreachableError
 from ..types import Json
 from ..wire import (
     FINISHED_AT_ONCE,
+    LATEST,
     ArchiveRequest,
     ArchiveState,
     CheckpointState,
@@ -96,6 +97,10 @@ class Api:
     async def model(self, name: str) -> ModelState:
         """One registered model, with its newest step."""
         return ModelState.model_validate(await self._ask("GET", _path(name)))
+
+    async def latest_model(self) -> ModelState:
+        """The model that `lora:latest` means. Raises ServerError with code `ambiguous_model` when it could mean several."""
+        return ModelState.model_validate(await self._ask("GET", f"/api/models/{LATEST}"))
 
     async def fork(self, name: str, request: ForkRequest) -> ModelState:
         """Create a model that starts from a step of this one."""

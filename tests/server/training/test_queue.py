@@ -43,6 +43,13 @@ def asked(server: RunningServer, body: dict[str, Any]) -> httpx.Response:
 # ---- models
 
 
+def test_lora_latest_is_called_and_trained_like_the_model_that_it_means(server: RunningServer) -> None:
+    ids = server.rollouts(2, "latest", [1.0, 1.0], model="lora:latest")
+    result = list(events(server.http, train_body("latest", [ids], model="lora:latest")))[-1]["result"]
+    assert (result["model"], result["reason"]) == ("default", "no_signal")
+    assert server.http.get("/api/models/lora:latest").json() == server.http.get("/api/models/default").json()
+
+
 def test_registering_again_finds_the_model(server: RunningServer) -> None:
     first = register(server, "again", lora={"r": 4})
     assert first.json()["step"] == 0 and first.json()["lora"]["r"] == 4

@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from ...config import Name
 from ...wire import (
+    LATEST,
     ArchiveRequest,
     ArchiveState,
     CheckpointState,
@@ -149,6 +150,8 @@ async def delete_archive(services: ServicesDep, archive_id: str) -> dict[str, st
 @router.post("/train", response_class=TrainEvents)
 async def train(services: ServicesDep, body: TrainRequest) -> TrainEvents:
     """Apply a train request and stream its events. A request with a known id is not applied again."""
+    if body.model == LATEST:
+        body = body.model_copy(update={"model": services.models.registry.model(LATEST).facts.name})
     feed = await services.training.submit(body)
     return TrainEvents(_server_sent(feed), headers={"cache-control": "no-cache"})
 

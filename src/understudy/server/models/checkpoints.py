@@ -31,7 +31,7 @@ _DELETING = ".deleting-"
 
 
 class ModelFacts(BaseModel):
-    """The content of `model.json`: what is fixed when a model is registered."""
+    """The content of `model.json`: what is fixed when a model is registered, and whether "lora:latest" has meant it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,6 +39,7 @@ class ModelFacts(BaseModel):
     project: Name
     base_model: str
     lora: LoraOptions
+    called_latest: bool = False
 
 
 def scan(folder: Path) -> dict[int, Checkpoint]:

@@ -81,7 +81,7 @@ class ModelRegistration:
         async with self._leases.lease(name) as route:
             start = origin.checkpoints[route.step] if route.step else None
             project = request.project or origin.facts.project
-            facts = origin.facts.model_copy(update={"name": request.name, "project": project})
+            facts = origin.facts.model_copy(update={"name": request.name, "project": project, "called_latest": False})
             folder = self._new_folder(facts)
             await asyncio.to_thread(checkpoints.copy_model, folder, facts, start)
         model = ServedModel(folder, facts, await asyncio.to_thread(checkpoints.scan, folder / "checkpoints"))

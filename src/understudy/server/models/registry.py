@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from ...errors import ConfigError
+from ...wire import LATEST
 from ..errors import ApiError
 from ..sampler.transport import SERVED_NAME
 from . import checkpoints
@@ -14,9 +15,6 @@ from .checkpoints import ModelFacts
 from .model import ModelRoute, ServedModel
 
 logger = logging.getLogger(__name__)
-
-LATEST = "lora:latest"
-"""Name for the newest step of the only model beside the default one; without such a model, of the default one."""
 
 
 class ModelRegistry:
@@ -77,7 +75,10 @@ class ModelRegistry:
         return [*names, self.base.name] if self._is_base(self.base.name) else names
 
     def model(self, name: str) -> ServedModel:
-        """The served model of this name. Raises ApiError 404, which lists the names."""
+        """The served model of this name, or the one that "lora:latest" means. Raises ApiError: 404 lists the names, 400 for
+        an ambiguous "lora:latest"."""
+        if name == LATEST:
+            return self._latest()
         model = self._models.get(name)
         if model is not None:
             return model
@@ -100,8 +101,6 @@ class ModelRegistry:
         The base's name means the base without an adapter, as in vLLM. Calls to it train no model. Raises ApiError 404
         for an unknown name and 400 for an ambiguous one; both list the names.
         """
-        if name == LATEST:
-            return self._latest().route()
         if self._is_base(name):
             return ModelRoute(name, 0, SERVED_NAME)
         model_name, separator, number = name.partition("@")
@@ -122,13 +121,19 @@ class ModelRegistry:
         return name == self.base.name and name not in self._models and name not in self._on_other_base
 
     def _latest(self) -> ServedModel:
-        others = [model for name, model in sorted(self._models.items()) if name != self._default]
-        if len(others) > 1:
-            names = ", ".join(model.facts.name for model in others)
+        """The model that "lora:latest" means. Once used, the name never moves to another model, also not after a restart:
+        whoever began with it would sample and train somebody else's model. It becomes ambiguous instead."""
+        meant = [model for model in self.models() if model.facts.name != self._default or model.facts.called_latest]
+        if len(meant) > 1:
+            names = ", ".join(model.facts.name for model in meant)
             raise ApiError(
                 400,
                 f"{LATEST!r} is ambiguous: several models are registered ({names}). Name one of them",
                 "model",
                 "ambiguous_model",
             )
-        return others[0] if others else self.model(self._default)
+        model = meant[0] if meant else self.model(self._default)
+        if not model.facts.called_latest:
+            model.facts = model.facts.model_copy(update={"called_latest": True})
+            checkpoints.write_facts(model.folder, model.facts)
+        return model

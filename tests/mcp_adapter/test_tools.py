@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from jinja2 import Environment
 from mcp import types
-from mcp.types import ToolAnnotations
 from pydantic import BaseModel
 
 from tests.mcp_adapter.conftest import misbehaving
@@ -16,10 +15,10 @@ from tests.mcp_adapter.servers import notes_server
 from tests.paths import ROOT
 from understudy.errors import ConfigError
 from understudy.printable import one_line, printable
-from understudy_mcp import ServerDescription, ServerPool, ServerTool, Target, ToolKind
+from understudy_mcp import ServerDescription, ServerPool, ServerTool, Target
 from understudy_mcp.tools.results import as_tool_result, resource_text
 from understudy_mcp.tools.schemas import simplified
-from understudy_mcp.tools.tool import fingerprint, tool_kind
+from understudy_mcp.tools.tool import fingerprint
 from understudy_mcp.tools.toolset import make_toolset
 
 TEXT: dict[str, object] = {"type": "string"}
@@ -193,26 +192,6 @@ def test_the_schemas_of_five_real_servers_lose_nothing_but_nulls(name: str) -> N
         assert result.parameters.get("required", []) == each["inputSchema"].get("required", [])
         assert all("null is not offered" in change for change in result.changes), result.changes
         assert '"title":' not in json.dumps(result.parameters)
-
-
-@pytest.mark.parametrize(
-    ("name", "hints", "kind"),
-    [
-        ("delete_everything", {"read_only_hint": True}, "read"),  # the annotation decides
-        ("create_branch", {"read_only_hint": False, "destructive_hint": False}, "write"),
-        ("write_file", {"read_only_hint": False, "destructive_hint": True}, "delete"),
-        ("git_reset", {"read_only_hint": False}, "delete"),
-        ("get_weather", {"title": "Weather"}, "read"),
-        ("get_weather", None, "read"),
-        ("searchIssues", None, "read"),
-        ("list-and-delete", None, "delete"),
-        ("deleteUser", None, "delete"),
-        ("get_or_create", None, "write"),
-        ("frobnicate", None, "write"),  # nothing tells: not to be called without leave
-    ],
-)
-def test_what_a_tool_does_is_read_from_annotations_then_from_its_name(name: str, hints: Any, kind: str) -> None:
-    assert tool_kind(name, ToolAnnotations(**hints) if hints else None) == ToolKind(kind)
 
 
 def test_names_are_what_every_provider_takes() -> None:

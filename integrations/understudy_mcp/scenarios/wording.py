@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from ..tools.tool import ToolKind, is_verb
+from ..tools.effects import ToolKind, is_verb
 from ..tools.toolset import ModelTool
 from .harvest import singular, strings_of
 from .plans import Plan

@@ -1,13 +1,11 @@
-"""Tools as a server lists them, and whether a call reads, writes or deletes."""
+"""Tools as a server lists them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from mcp import types
@@ -15,16 +13,9 @@ from mcp import types
 from understudy.integration import ConfigError
 
 from ..connection.servers import ROLLOUT_DIR
+from .effects import ToolKind, tool_kind
 
 Schema = dict[str, object]
-
-
-class ToolKind(StrEnum):
-    """The effect of a tool's call."""
-
-    READ = "read"  # changes nothing
-    WRITE = "write"  # adds or changes something, or may do so: nothing shows that it only reads
-    DELETE = "delete"  # destroys or overwrites something
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,7 @@ class ServerTool:
     description: str
     input_schema: Schema = field(hash=False)
     output_schema: Schema | None = field(default=None, hash=False)
-    kind: ToolKind = ToolKind.WRITE
+    kind: ToolKind = ToolKind.UNKNOWN
     annotated_read_only: bool = False  # the server says so; `kind` may also come from the name
     open_world: bool = False  # depends on the outside world, so its results change over time
     needs_task: bool = False  # can only be called as an MCP task, which is not supported
@@ -71,157 +62,17 @@ def as_server_tool(server: str, tool: types.Tool) -> ServerTool:
     """Convert a tool of the SDK."""
     hints = tool.annotations
     execution = tool.execution
-    return ServerTool(
+    listed = ServerTool(
         server=server,
         name=tool.name,
         description=tool.description or tool.title or "",
         input_schema=tool.input_schema,
         output_schema=tool.output_schema,
-        kind=tool_kind(tool.name, hints),
         annotated_read_only=bool(hints and hints.read_only_hint),
         open_world=bool(hints and hints.open_world_hint),
         needs_task=bool(execution and execution.task_support == "required"),
     )
-
-
-_DELETING = frozenset(
-    [
-        "clear",
-        "delete",
-        "destroy",
-        "drop",
-        "erase",
-        "kill",
-        "purge",
-        "remove",
-        "reset",
-        "revoke",
-        "rm",
-        "truncate",
-        "uninstall",
-        "wipe",
-    ]
-)
-_WRITING = frozenset(
-    [
-        "add",
-        "append",
-        "apply",
-        "approve",
-        "archive",
-        "assign",
-        "book",
-        "buy",
-        "cancel",
-        "checkout",
-        "close",
-        "commit",
-        "configure",
-        "copy",
-        "create",
-        "edit",
-        "execute",
-        "generate",
-        "import",
-        "insert",
-        "install",
-        "invite",
-        "make",
-        "merge",
-        "modify",
-        "move",
-        "open",
-        "order",
-        "pay",
-        "post",
-        "publish",
-        "push",
-        "put",
-        "rebase",
-        "rename",
-        "replace",
-        "reply",
-        "restart",
-        "restore",
-        "run",
-        "save",
-        "schedule",
-        "send",
-        "set",
-        "start",
-        "stop",
-        "submit",
-        "sync",
-        "toggle",
-        "trigger",
-        "update",
-        "upload",
-        "upsert",
-        "write",
-    ]
-)
-_READING = frozenset(
-    [
-        "analyze",
-        "browse",
-        "calculate",
-        "check",
-        "compare",
-        "compute",
-        "convert",
-        "count",
-        "describe",
-        "diff",
-        "download",
-        "echo",
-        "explain",
-        "export",
-        "fetch",
-        "find",
-        "get",
-        "help",
-        "info",
-        "inspect",
-        "is",
-        "list",
-        "log",
-        "lookup",
-        "measure",
-        "preview",
-        "read",
-        "resolve",
-        "retrieve",
-        "search",
-        "show",
-        "stat",
-        "status",
-        "suggest",
-        "summarize",
-        "validate",
-        "verify",
-        "view",
-    ]
-)
-
-
-def is_verb(word: str) -> bool:
-    """Whether a word of a tool's name is a known verb."""
-    return word in _READING or word in _WRITING or word in _DELETING
-
-
-def tool_kind(name: str, hints: types.ToolAnnotations | None = None) -> ToolKind:
-    """Determine a tool's kind from its annotations, else from the verbs in its name, else WRITE.
-
-    `readOnlyHint` separates READ from the rest. `destructiveHint: true` or a verb such as `delete` then means DELETE.
-    """
-    words = set(re.findall(r"[a-z]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name).lower()))
-    if hints is not None and hints.read_only_hint is not None:
-        if hints.read_only_hint:
-            return ToolKind.READ
-        return ToolKind.DELETE if hints.destructive_hint or words & _DELETING else ToolKind.WRITE
-    if words & _DELETING:
-        return ToolKind.DELETE
-    return ToolKind.READ if words & _READING and not words & _WRITING else ToolKind.WRITE
+    return replace(listed, kind=tool_kind(listed.name, hints, listed.description, listed.properties))
 
 
 def picked(tools: Mapping[str, ServerTool], only: Iterable[str]) -> tuple[ServerTool, ...]:

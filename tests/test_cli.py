@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import typer
 
-from understudy import LocalBackend
+from understudy import LocalBackend, cli
 from understudy.cli import app, guarded
 from understudy.errors import ConfigError, LeakError
 from understudy.extras import install_command
+from understudy.server.__main__ import main as server_main
 from understudy.trainer.target import load_target
 from understudy.types import new_id
 
@@ -256,6 +259,29 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(code: str
     done = subprocess.run(probe, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert f"{missing} is not installed: {install_command(extra)}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["serve", "ui", "runs", "show", "checkpoints", "export", "verify", "backup", "usage", "traces export", "doctor"],
+)
+def test_the_servers_directory_is_always_given_by_an_option_with_the_same_default(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(words: Sequence[str]) -> NoReturn:
+        sys.exit(server_main(words))
+
+    monkeypatch.setattr(cli, "run_server", run)
+    assert called(f"{command} --help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"--dir (<path>|DIR|TEXT) [^()\[]*[(\[]default: \S*\.understudy[)\]]", text), text
+    assert not re.search(r"^.*(\[dir\]|\{dir\})", text)
+
+
+def test_the_command_of_an_integration_is_described_in_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.add_plugged_commands()
+    assert called("--help") == 0
+    assert "mcp Inspect an MCP server, and train a model" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:

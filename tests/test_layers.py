@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"choices", "client", "command_options", "llms", "rewards", "scenarios", "tracing", "trainer"},
     "quickstart": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "understudy_langgraph"},
     "compat": USER_BASE | {"choices", "client", "llms", "rewards", "understudy_langgraph"},
-    "doctor": USER_BASE | {"client", "devices", "llms", "memory_plan"},
+    "doctor": USER_BASE | {"client", "command_options", "devices", "llms", "memory_plan"},
     "integration": USER_BASE | {"client", "comparison", "llms", "rewards", "scenarios", "tracing", "trainer"},
     "cli": USER_BASE
     | {

@@ -30,6 +30,15 @@ def test_a_plugin_is_loaded_only_when_asked_for(installed: Path) -> None:
     assert getattr(plugins.load("understudy.sinks", "mine"), "__name__") == "Mine"  # noqa: B009
 
 
+def test_a_plugin_is_described_without_being_loaded(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "plugged_sinks", raising=False)
+    (installed / "plugged_sinks.py").write_text('"""Sends rollouts\n\nto nobody."""\nraise RuntimeError("loaded")\n')
+    assert plugins.summary("understudy.sinks", "mine") == "Sends rollouts"
+    assert plugins.summary("understudy.commands", "mcp") == "Inspect an MCP server, and train a model to use its tools."
+    (installed / "plugged_sinks.py").unlink()
+    assert plugins.summary("understudy.sinks", "mine") is None
+
+
 def test_an_unknown_or_broken_plugin_is_named(installed: Path) -> None:
     with pytest.raises(ConfigError, match=r"no plugin 'other' in 'understudy.sinks'; installed: broken, .*mine"):
         plugins.load("understudy.sinks", "other")

@@ -1,4 +1,4 @@
-"""The commands of `understudy mcp`."""
+"""Inspect an MCP server, and train a model to use its tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tools_page import as_json, lines
 from .training.commands import add_training_commands
 
 app = typer.Typer(
-    help="Inspect an MCP server, and train a model to use its tools.",
+    help=__doc__,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

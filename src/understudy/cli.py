@@ -16,14 +16,13 @@ from typing import Annotated, Any, Final, get_args
 import typer
 
 from . import plugins
-from .client.commands import convert_command, export_model, list_checkpoints, run_server
+from .client.commands import convert_command, export_model, list_checkpoints, run_server, server_folder
 from .client.model import TrainableModel
 from .command_options import (
     MAX_COMPLETION_HELP,
     BaseModel,
     Concurrency,
     Dir,
-    Folder,
     JudgeBase,
     JudgeModel,
     MaxCost,
@@ -114,7 +113,7 @@ def quickstart(
         int | None, typer.Option(min=1, help="total number of training steps  [default: enough for the full gain]")
     ] = None,
     json: Results = None,
-    dir: Annotated[Path, typer.Option(help="folder for all files that it writes")] = Path("understudy-quickstart"),
+    output: Annotated[Path, typer.Option(help="folder for all files that it writes")] = Path("understudy-quickstart"),
     engine: Annotated[str, typer.Option(help="inference engine: auto, embedded or vllm")] = "auto",
     loader: Annotated[str, typer.Option(help="loader of the base for training: auto, peft or unsloth")] = "auto",
 ) -> None:
@@ -122,7 +121,7 @@ def quickstart(
 
     The agent answers questions from a SQLite database. Its success rate is printed before and after training."""
     engines = EngineOptions.parse(engine=engine, loader=loader)
-    part("understudy.quickstart.run", "langchain", "quickstart").main(seed, steps, dir, json, engines)
+    part("understudy.quickstart.run", "langchain", "quickstart").main(seed, steps, output, json, engines)
 
 
 @app.command()
@@ -286,21 +285,21 @@ def export(
 
 @app.command()
 def verify(
-    dir: Folder,
+    dir: Dir = None,
     repair: Annotated[bool, typer.Option("--repair", help="move damaged parts aside and rebuild model.json")] = False,
 ) -> None:
     """Check the records, models and checkpoints of a directory.
 
     Exits with code 1 if any is damaged. No server may run on the directory."""
-    run_server(["verify", str(dir.expanduser().absolute()), *(["--repair"] if repair else [])])
+    run_server(["verify", "--dir", str(server_folder(dir)), *(["--repair"] if repair else [])])
 
 
 @app.command()
-def backup(dir: Folder, output: Annotated[Path, typer.Argument(help="new folder for the copy")]) -> None:
+def backup(output: Annotated[Path, typer.Option(help="new folder for the copy")], dir: Dir = None) -> None:
     """Copy the records, models and checkpoints of a directory.
 
     Its server may be running."""
-    run_server(["backup", str(dir.expanduser().absolute()), str(output.expanduser().absolute())])
+    run_server(["backup", "--dir", str(server_folder(dir)), "--output", str(output.expanduser().absolute())])
 
 
 def length_option(max_completion_tokens: int | None) -> TargetOptions:
@@ -360,7 +359,7 @@ def add_plugged_commands() -> None:
     own = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     for name in plugins.names(COMMANDS):
         if name not in own:
-            text = f"Integration: see `understudy {name} --help`."
+            text = plugins.summary(COMMANDS, name) or f"Plugin: see `understudy {name} --help`."
             app.command(name, context_settings=ALL_TO_THE_COMMAND, help=text)(run_plugged)
 
 

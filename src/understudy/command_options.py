@@ -15,7 +15,6 @@ Target = Annotated[
 """The app to run: loaded with `load_target`."""
 Scenarios = Annotated[Path, typer.Option(help="JSONL or CSV file, or FOLDER[:SPLIT] of a saved Hugging Face dataset")]
 Model = Annotated[str, typer.Argument(help="name of the model, such as email-agent")]
-Folder = Annotated[Path, typer.Argument(help="directory of the server, its --dir")]
 
 Temperature = Annotated[
     float, typer.Option(min=0, max=MAX_TEMPERATURE, help="sampling temperature; 0 always takes the likeliest token")

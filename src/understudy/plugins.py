@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 from .errors import ConfigError
@@ -14,6 +17,18 @@ PluginGroup = Literal["understudy.sinks", "understudy.commands"]
 def names(group: PluginGroup) -> list[str]:
     """The names of the installed plugins, sorted. Nothing is loaded."""
     return sorted({point.name for point in entry_points(group=group)})
+
+
+def summary(group: PluginGroup, name: str) -> str | None:
+    """The first line of the docstring of an entry point's module, read without importing it. None if there is none."""
+    package, *parts = next(point for point in entry_points(group=group) if point.name == name).module.split(".")
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent.joinpath(*parts)
+    files = [path.with_suffix(".py"), path / "__init__.py"] if parts else [Path(spec.origin)]
+    texts = [ast.get_docstring(ast.parse(file.read_bytes())) for file in files if file.is_file()]
+    return texts[0].splitlines()[0] if texts and texts[0] else None
 
 
 def load(group: PluginGroup, name: str) -> object:

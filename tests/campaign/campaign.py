@@ -184,12 +184,12 @@ class Campaign:
         self._stop_server()
         kept = self._work / "records.kept"
         shutil.rmtree(kept, ignore_errors=True)
-        self._command("backup", str(self.folder), str(kept))
+        self._command("backup", "--dir", str(self.folder), "--output", str(kept))
         self._damages += 1
         order = [PARTS[(self._damages + shift) % len(PARTS)] for shift in range(len(PARTS))]
         done = next(found for part in order if (found := damage(self.folder, part, self._chance)) is not None)
         outcome.part, outcome.how = f"damage: {done.part}", done.how
-        told = self._command("verify", str(self.folder), fails=True)
+        told = self._command("verify", "--dir", str(self.folder), fails=True)
         outcome.verify = "named" if done.named in told else "MISSED"
         if done.named not in told:
             outcome.broken.append(f"verify does not name {done.named} ({done.how}): {told}")
@@ -203,7 +203,7 @@ class Campaign:
                 Path(f"{self.folder / 'records.db'}{end}").unlink(missing_ok=True)
             shutil.copyfile(kept / "records.db", self.folder / "records.db")
         elif done.part == "state":
-            self._command("verify", str(self.folder), "--repair")
+            self._command("verify", "--dir", str(self.folder), "--repair")
             self._read()
             self.promises.state.pop(done.model, None)
         elif done.step is not None:
@@ -255,7 +255,7 @@ class Campaign:
         self.promises.read(self._journals)
 
     def _verified(self, outcome: Outcome) -> None:
-        told = self._command("verify", str(self.folder))
+        told = self._command("verify", "--dir", str(self.folder))
         outcome.verify = "clean" if " 0 damaged" in told else "damaged"
         if outcome.verify != "clean":
             outcome.broken.append(f"verify: {told}")

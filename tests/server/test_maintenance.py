@@ -161,12 +161,12 @@ def test_verify_names_what_is_damaged_and_repair_puts_it_aside(
     (agent(folder) / "state.json").write_text("{")
     (agent(folder) / "model.json").write_text("")
     (folder / "records.db").write_text("x")
-    assert main(["verify", str(folder)]) == 1
+    assert main(["verify", "--dir", str(folder)]) == 1
     told = capsys.readouterr().out
     for part in ("0002", "state.json", "model.json", "records.db"):
         assert f"{part}: " in told
     assert "4 damaged" in told and weights.exists()
-    assert main(["verify", str(folder), "--repair"]) == 0
+    assert main(["verify", "--dir", str(folder), "--repair"]) == 0
     assert "written again" in capsys.readouterr().out
     assert verify(folder, repair=False) == 0
     assert registry(folder).model("agent").step == 1
@@ -178,7 +178,7 @@ def test_verify_waits_for_no_server(folder: Path) -> None:
     with pytest.raises(ConfigError, match="another server has this directory"):
         verify(folder, repair=False)
     lock.release()
-    assert main(["verify", str(folder / "nowhere")]) == 2
+    assert main(["verify", "--dir", str(folder / "nowhere")]) == 2
 
 
 # ---- understudy backup

@@ -94,9 +94,9 @@ def test_a_run_says_where_it_is_watched(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)  # a command below the working directory is shown by its relative path
     folder = tmp_path / "of mine"
     models = [TrainableModel(name, base_model="tiny", backend=LocalBackend(folder)) for name in ("planner", "writer")]
-    assert watch_line(models, "run-1") == f"watch the run: {command} ui '{folder}'"
+    assert watch_line(models, "run-1") == f"watch the run: {command} ui --dir '{folder}'"
     monkeypatch.setenv("PATH", str(command.parent))
-    assert watch_line(models, "run-1") == f"watch the run: understudy ui '{folder}'"
+    assert watch_line(models, "run-1") == f"watch the run: understudy ui --dir '{folder}'"
     other = TrainableModel("reader", base_model="tiny", backend=RemoteBackend("http://gpu-box:8000/"))
     assert watch_line([models[0], other], "run-1").endswith(", http://gpu-box:8000/runs/run-1")
 

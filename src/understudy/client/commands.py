@@ -90,23 +90,24 @@ def server_at(url: str | None, folder: Path | None) -> Api | None:
     """The server at `url`, else the one running on the directory; None if there is none."""
     if url is not None:
         return asyncio.run(RemoteBackend(url).connect())
-    return running_server(_root(folder))
+    return running_server(server_folder(folder))
 
 
 async def directory_rollouts(folder: Path | None, query: TrajectoryQuery) -> AsyncIterator[RolloutTrace]:
     """All rollouts in a directory's records that match the query. Raises ConfigError for a directory without records,
     BackendError."""
-    for line in _directory_lines("traces", "--dir", str(_root(folder)), "--query", query.model_dump_json()):
+    for line in _directory_lines("traces", "--dir", str(server_folder(folder)), "--query", query.model_dump_json()):
         yield RolloutTrace.model_validate_json(line)
 
 
 def directory_models(folder: Path | None) -> list[ModelRecords]:
     """All models of a directory. Raises ConfigError for a directory without records, BackendError."""
-    lines = _directory_lines("models", "--dir", str(_root(folder)))
+    lines = _directory_lines("models", "--dir", str(server_folder(folder)))
     return [ModelRecords.model_validate_json(line) for line in lines]
 
 
-def _root(folder: Path | None) -> Path:
+def server_folder(folder: Path | None) -> Path:
+    """A server's directory as an absolute path. None: the default."""
     return (folder or default_dir()).expanduser().absolute()
 
 
@@ -133,7 +134,7 @@ def _directory(command: str, model: str, folder: Path | None, *words: str) -> st
 
     Its warnings go to stderr. Raises ConfigError or BackendError with its error message.
     """
-    argv = [command, "--dir", str(_root(folder)), *words, "--", checked_name(model, "model")]
+    argv = [command, "--dir", str(server_folder(folder)), *words, "--", checked_name(model, "model")]
     done = subprocess.run(
         [sys.executable, "-m", "understudy.server", *argv],
         capture_output=True,

@@ -73,7 +73,7 @@ class LocalBackend(Backend):
 
     def watched_at(self, run: str) -> str:
         """Return the command that shows the directory's runs: the server's own pages want its key, which nobody has seen."""
-        return shlex.join([shell_command(), "ui", str(self.dir)])
+        return shlex.join([shell_command(), "ui", "--dir", str(self.dir)])
 
     def close(self) -> None:
         """End the server of this directory if this process started it. The next use starts another."""

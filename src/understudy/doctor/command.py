@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json as json_format
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from ..config import EngineOptions, default_dir
+from ..client.commands import server_folder
+from ..command_options import Dir
+from ..config import EngineOptions
 from .examine import examine
 from .memory import Planned, plan_checks, plans
 from .page import as_json, console, show
@@ -18,7 +19,7 @@ from .page import as_json, console, show
 def doctor_command(
     engine: Annotated[str, typer.Option(help="inference engine to check: auto, embedded or vllm")] = "auto",
     loader: Annotated[str, typer.Option(help="loader to check: auto, peft or unsloth")] = "auto",
-    dir: Annotated[Path | None, typer.Option(help="directory of a server  [default: ./.understudy]")] = None,
+    dir: Dir = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     model: Annotated[
         str | None, typer.Option(help="base to plan GPU memory for: tiny, a folder, or a Hugging Face name")
@@ -54,7 +55,7 @@ def doctor_command(
     if card is not None:
         _show_plans(planned, json)
         return
-    folder = (dir or default_dir()).expanduser().absolute()
+    folder = server_folder(dir)
     with Console(stderr=True).status("Asking torch and the engines ..."):
         report = examine(options, folder, more=plan_checks(planned))
     if json:

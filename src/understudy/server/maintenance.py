@@ -1,4 +1,4 @@
-"""`python -m understudy.server verify DIR [--repair]` and `backup DIR OUT`: checks or copies a server's directory."""
+"""`python -m understudy.server verify --dir DIR [--repair]` and `backup --dir DIR --output OUT`: checks or copies a server's directory."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m understudy.server", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     verify_words, backup_words = commands.add_parser("verify"), commands.add_parser("backup")
-    verify_words.add_argument("dir", type=Path)
+    for command in (verify_words, backup_words):
+        command.add_argument("--dir", type=Path, required=True)
     verify_words.add_argument("--repair", action="store_true")
-    backup_words.add_argument("dir", type=Path)
-    backup_words.add_argument("output", type=Path)
+    backup_words.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args(argv)
     if not arguments.dir.is_dir():
         raise ConfigError(f"{arguments.dir}: there is no such directory")

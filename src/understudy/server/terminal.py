@@ -251,14 +251,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="understudy", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("runs", prog="understudy runs", description="List the runs of a server's directory.")
-    runs.add_argument("dir", type=Path, nargs="?", help="directory of a server (default: ./.understudy)")
     runs.add_argument("--json", action="store_true", help="as JSON")
     show = commands.add_parser("show", prog="understudy show", description="Show a run's steps, or a rollout.")
     show.add_argument("name", help="name of a run, or id of a trajectory")
-    show.add_argument("--dir", type=Path, help="directory of a server (default: ./.understudy)")
     show.add_argument(
         "--html", type=Path, metavar="FILE", help="write the trajectory as one HTML file, with its tokens"
     )
     for command in (runs, show):
+        command.add_argument("--dir", type=Path, help="directory of the server (default: ./.understudy)")
         command.add_argument("--store-url", help="SQLAlchemy URL of the records, if the server has one")
     return parser.parse_args(argv)

@@ -54,7 +54,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Show the runs of a server's directory in a browser. Needs no running server, and changes nothing.",
         allow_abbrev=False,
     )
-    parser.add_argument("dir", type=Path, nargs="?", help="directory of a server (default: ./.understudy)")
+    parser.add_argument("--dir", type=Path, help="directory of the server (default: ./.understudy)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8001, help="port to listen on; 0 takes a free one (default: 8001)")
     parser.add_argument(

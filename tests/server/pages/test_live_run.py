@@ -70,7 +70,7 @@ def test_the_page_of_a_run_that_goes_on_shows_its_steps_as_they_land(unfinished:
 
 @pytest.mark.slow("whole trainings")
 def test_understudy_ui_serves_a_directory_on_which_no_server_runs(recorded: Path, widest: RolloutRow) -> None:
-    words = [sys.executable, "-m", "understudy", "ui", str(recorded), "--port", "0"]
+    words = [sys.executable, "-m", "understudy", "ui", "--dir", str(recorded), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -34,9 +34,9 @@ async def folder(gateway: Gateway, tmp_path: Path) -> Path:
 
 
 async def test_runs_are_listed_and_given_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    await asyncio.to_thread(main, ["runs", str(folder)])
+    await asyncio.to_thread(main, ["runs", "--dir", str(folder)])
     assert "run-1" in capsys.readouterr().out
-    await asyncio.to_thread(main, ["runs", str(folder), "--json"])
+    await asyncio.to_thread(main, ["runs", "--dir", str(folder), "--json"])
     [run] = json.loads(capsys.readouterr().out)
     assert run["run"] == "run-1" and run["rollouts"] == 2
 
@@ -112,7 +112,7 @@ async def test_the_id_of_a_run_is_on_one_line_at_any_width(
     run = new_id("run")
     await finish(gateway, record("rollout-1", 0.5, model="a-model-with-quite-a-long-name", place={"run": run}))
     monkeypatch.setenv("COLUMNS", str(width))
-    await asyncio.to_thread(main, ["runs", str(tmp_path)])
+    await asyncio.to_thread(main, ["runs", "--dir", str(tmp_path)])
     shown = capsys.readouterr().out
     assert run in shown
     assert ("evaluation" in shown) == (width == 200)

@@ -23,7 +23,7 @@ def check_file(path: Path) -> None:
     if problem is not None:
         raise StoreError(
             f"the records at {path} cannot be used: {problem}. Restore them from a backup, or run `understudy verify "
-            f"{path.parent} --repair` to move them aside, so that the server starts new ones"
+            f"--dir {path.parent} --repair` to move them aside, so that the server starts new ones"
         )
 
 

@@ -233,7 +233,7 @@ class TrajectoryRecord(Wire):
     weights: dict[str, CallWeight] = Field(default_factory=dict)  # by call id; 0: not trained; missing: 1
     call_rewards: dict[str, FiniteFloat] = Field(default_factory=dict)  # by call id: reward earned after the call
     unused: tuple[str, ...] = ()  # ids of calls whose output the app discarded
-    tool_runs: tuple[ToolRun, ...] = ()  # in order of start; records of older versions have none
+    tool_runs: tuple[ToolRun, ...] = ()  # in order of start
     started_at: UnixSeconds
     ended_at: UnixSeconds
     place: RolloutPlace = RolloutPlace()

@@ -25,7 +25,7 @@ from understudy.server.training.job_folders import JobFolders
 from understudy.types import TrainResult
 from understudy.wire import TrainStatus
 
-WRITTEN = Path(__file__).with_name("old_directory") / "files"
+WRITTEN = Path(__file__).with_name("written_directory") / "files"
 
 
 @pytest.fixture(autouse=True)

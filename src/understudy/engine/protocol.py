@@ -229,7 +229,7 @@ class _SampleHead(Line):
     parse_failure: bool
     weight: float
     unused: bool
-    earned_before: int = 0  # jobs of older versions have none
+    earned_before: int
 
 
 class _TrajectoryHead(Line):
@@ -239,7 +239,7 @@ class _TrajectoryHead(Line):
     left_out: int
     samples: tuple[_SampleHead, ...]
     histories: tuple[RenderedHistory, ...]
-    call_rewards: tuple[float, ...] = ()  # jobs of older versions have none
+    call_rewards: tuple[float, ...]
 
 
 class _JobHead(Line):

@@ -24,6 +24,7 @@ from tests.server.records.conftest import POSTGRES
 from understudy.errors import StoreError
 from understudy.server.errors import ApiError, StoreFullError
 from understudy.server.records.database import engine_at
+from understudy.server.records.read_only import ReadOnlyRecords
 from understudy.server.records.store import Store
 from understudy.server.records.tables import metadata, trajectories
 from understudy.types import Call, CallOrigin, CallOutput, CallRef, CallStatus, Sampling, new_id
@@ -341,14 +342,19 @@ async def test_a_full_disk_is_an_error_that_names_the_file_and_recording_goes_on
     await store.close()
 
 
-async def test_records_of_a_newer_schema_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("schema", "remedy"), [("99", "upgrade with"), ("1", "move them away")])
+async def test_records_of_another_schema_are_refused(tmp_path: Path, schema: str, remedy: str) -> None:
     path = tmp_path / "records.db"
     await (await Store.open(f"sqlite:///{path}")).close()
     with sqlite3.connect(path) as raw:
-        raw.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
+        raw.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (schema,))
     raw.close()
-    with pytest.raises(StoreError, match=r"schema '99'.*upgrade understudy"):
+    written = path.read_bytes()
+    with pytest.raises(StoreError, match=f"schema '{schema}'.*{remedy}.*--store-url"):
         await Store.open(f"sqlite:///{path}")
+    with pytest.raises(StoreError, match=f"schema '{schema}'.*{remedy}"):
+        ReadOnlyRecords.open(f"sqlite:///{path}")
+    assert path.read_bytes() == written
 
 
 @pytest.mark.parametrize(
@@ -375,6 +381,7 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 RECORDING = """
 import asyncio, sys
 from tests.server.records.test_store import a_call
+from understudy.server.records.read_only import ReadOnlyRecords
 from understudy.server.records.store import Store
 
 async def main():

@@ -91,7 +91,7 @@ def output_rows(call: Call) -> list[OutputRow]:
 def call_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> Call:
     """Build a call from its row and rows of its choices. The choices are sorted by index."""
     body = orjson.loads(row.body)
-    failures = frozenset[int](body.pop("parse_failures", ()))  # absent in records of older versions
+    failures = frozenset[int](body.pop("parse_failures"))
     return Call(
         id=row.id,
         trajectory_id=row.trajectory_id,
@@ -127,7 +127,7 @@ def output_of(row: Row[Json], parse_failure: bool) -> CallOutput:
 def call_trace_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> CallTrace:
     """Build a call without token ids. The rows have `prompt_bytes` and `token_bytes`, the lengths of the blobs."""
     body = orjson.loads(row.body)
-    failures = frozenset[int](body.pop("parse_failures", ()))
+    failures = frozenset[int](body.pop("parse_failures"))
     return CallTrace(
         id=row.id,
         trajectory_id=row.trajectory_id,

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, inspect, select
+from sqlalchemy import Connection, Engine, inspect
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from ...errors import StoreError
 from .database import read_only_engine_at
-from .tables import SCHEMA, meta
+from .schema import check_schema
 from .writer import store_error
 
 R = TypeVar("R")
@@ -30,7 +30,7 @@ class Readable(Protocol):
 
 
 class ReadOnlyRecords:
-    """Records without the directory's lock. They cannot be written or migrated."""
+    """Records without the directory's lock. They cannot be written."""
 
     def __init__(self, engine: Engine, where: str) -> None:
         self._engine = engine
@@ -86,14 +86,4 @@ def _check_schema(engine: Engine, where: str) -> None:
     with engine.connect() as connection:
         if not inspect(connection).has_table("meta"):
             raise StoreError(f"the database at {where} has no records of Understudy: check the path or URL")
-        stored = connection.execute(select(meta.c.value).where(meta.c.key == "schema")).scalar()
-    if stored is not None and int(stored) < SCHEMA:
-        raise StoreError(
-            f"the records at {where} have the older schema {stored}: start a server on them once "
-            f"(`understudy serve --dir {Path(where).parent}`) to migrate them to schema {SCHEMA}"
-        )
-    if stored is None or int(stored) > SCHEMA:
-        raise StoreError(
-            f"the records at {where} have schema {stored!r}, but this version of understudy reads schemas up to {SCHEMA}: "
-            "upgrade understudy"
-        )
+        check_schema(connection, where)

@@ -64,10 +64,10 @@ class Store:
 
     @classmethod
     async def open(cls, url: str, *, durable: bool = False) -> Store:
-        """Open or create records at a SQLAlchemy URL, and migrate those of an older version.
+        """Open or create records at a SQLAlchemy URL.
 
-        `durable`: see `engine_at`. Raises StoreError if the database is unreachable or belongs to another program, has a
-        newer schema, or cannot be migrated.
+        `durable`: see `engine_at`. Raises StoreError if the database is unreachable, belongs to another program, or
+        has another schema.
         """
         return await asyncio.to_thread(cls._opened, url, durable)
 

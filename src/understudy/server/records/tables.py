@@ -110,7 +110,7 @@ trains = Table(
     Column("request", Text, nullable=False),
 )
 
-expired = Table(  # created without a new schema, because older versions ignore it
+expired = Table(
     "expired",
     metadata,
     Column("trajectory_id", String(200), primary_key=True),

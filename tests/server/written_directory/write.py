@@ -1,4 +1,4 @@
-"""What wrote `files/`: python write.py FOLDER, with the last version whose records have schema 1.
+"""Writes `files/`: python write.py FOLDER.
 
 Two models, two steps of one of them; rollouts that failed, are unscored, or called both; a log, a state, an unclaimed call.
 """

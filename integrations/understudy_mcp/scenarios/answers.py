@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..tools.result_values import structure_of
 from ..tools.results import ToolResult
-from .harvest import SHORT, Leaf, leaves_of, strings_of
+from .harvest import SHORT, Leaf, comma_list, leaves_of, strings_of
 from .moments import is_dated
 
 _MOST_LISTED = 5
 _LONGEST_LINE = 48
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\w)")
+_NUMBER = re.compile(r"(?<![\w.-])-?\d+(?:\.\d+)?(?![\w.]*\w)")
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def _named(leaves: Sequence[Leaf], answered: Answered) -> list[Leaf]:
         leaf
         for leaf in leaves
         if places[leaf.place] == names[leaf.words] == 1
-        and not leaf.place.endswith(("lines", SHORT, "]"))
+        and not leaf.place.endswith(("lines", "list", SHORT, "]", "}"))
         and leaf.words[-1] not in answered.tool.split("_")
         and len(_shown(leaf)) > 1
     ]
@@ -85,7 +86,7 @@ def _listed(leaves: Sequence[Leaf]) -> list[Leaf]:
 def _line(answered: Answered) -> Expected | None:
     """Of a short sentence, the numbers that are not in the arguments; else the whole sentence."""
     text = answered.text.strip()
-    if text[:1] in "{[" or not text or text.endswith(":"):
+    if not text or text.endswith(":") or structure_of(text) is not None:
         return None
     known = {match for text_in_call in strings_of(answered.arguments) for match in _NUMBER.findall(text_in_call)}
     known |= {json.dumps(value) for value in answered.arguments.values() if isinstance(value, int | float)}
@@ -93,6 +94,8 @@ def _line(answered: Answered) -> Expected | None:
     if 1 <= len(numbers) <= 2:
         return Expected(tuple(numbers))
     repeated = any(text in text_in_call for text_in_call in strings_of(answered.arguments))
+    if len(comma_list(text)) > 1:
+        return None
     return Expected((text,)) if len(text) <= _LONGEST_LINE and not repeated and "{" not in text else None
 
 

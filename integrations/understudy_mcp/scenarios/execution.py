@@ -35,12 +35,13 @@ class Runnable(Protocol):
 class ReferenceRun:
     """The results of reference calls.
 
-    `fault` is why they cannot become a scenario; "" if they can. `effect` is whether the calls changed what the server's
+    `fault` is why they cannot become a scenario, and `example` the call and the answer that show it; "" if they can. `effect` is whether the calls changed what the server's
     reading tools return; None if nothing was written.
     """
 
     answers: tuple[Answered, ...] = field(default=(), hash=False)
     fault: str = ""
+    example: str = ""
     effect: bool | None = None
 
 
@@ -143,10 +144,9 @@ class Executor:
                 result, text = await answered(tools, call.tool, call.arguments)
             except TimeoutError:
                 return ReferenceRun(fault=too_slow(tools))
-            if result.is_error:
-                return ReferenceRun(fault="a tool reported an error")
-            if call.tool in self._reading and self._found.is_empty(call.tool, call.arguments, result, text):
-                return ReferenceRun(fault="an answer was empty")
+            tool = self._pool.toolset.find(call.tool)
+            if tool is not None and (fault := self._found.fault(tool, call.arguments, result, text)):
+                return ReferenceRun(fault=fault, example=f"{call.tool}: {text}" if text.strip() else call.tool)
             answers.append(Answered(call.tool, call.arguments, result, text))
         return ReferenceRun(tuple(answers))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -23,8 +23,9 @@ from ..tools.rollout_tools import RolloutTools
 from ..tools.tool import Schema, ToolKind
 from ..tools.toolset import ModelTool
 from .complaints import leaves_of_complaint
-from .harvest import Leaf, is_empty, leaves_of, strings_of, words_of
-from .sampler import ArgumentSampler, DraftCall
+from .error_texts import NO_ID, NONSENSE, Control, reads_like_error
+from .harvest import Leaf, Scalar, is_empty, leaves_of, words_of
+from .sampler import ArgumentSampler, DraftCall, Pick
 from .scenario import ReferenceCall
 from .split import combination
 
@@ -35,14 +36,13 @@ _WRITERS_AT_ONCE = 2
 _MOST_ROLLOUTS = 4
 _MOST_RESOURCES = 8
 _TEXT_KEPT = 2_000
-_NONSENSE = "zq-nothing-has-this-name"
 _PRIVATE = {"env", "environment", "secret", "credential", "password", "token", "apikey"}
 
 
 _NONE = re.compile(r"(there (are|is) )?(no|none|nothing)\b.{0,80}", re.IGNORECASE)
-_ERRNO = re.compile(r"\bE(NOENT|ISDIR|NOTDIR|ACCES|PERM|EXIST|INVAL)\b")
-"""A file system error that a server returns as ordinary text."""
-_COMPLAINT = re.compile(r"error|not found|no such|unknown|invalid|does not exist|missing", re.IGNORECASE)
+REFUSED = "a tool reported an error"
+REFUSED_AS_TEXT = "a tool answered with an error as ordinary text"
+EMPTY = "an answer was empty"
 
 
 @dataclass(frozen=True)
@@ -73,41 +73,50 @@ class Exploration:
     observations: list[Observation] = field(default_factory=list[Observation])
     resources: dict[str, str] = field(default_factory=dict[str, str])
     left_out: dict[str, str] = field(default_factory=dict[str, str])
-    nothing: dict[str, str] = field(default_factory=dict[str, str])
-    """The result of each tool for arguments that match nothing; "" if the tool takes no free text."""
+    controls: dict[str, Control | None] = field(default_factory=dict[str, Control | None])
+    """The result of each tool for arguments that match nothing; None if the tool takes no free text."""
 
     def of(self, tool: str) -> list[Observation]:
         """The observations of one tool."""
         return [observation for observation in self.observations if observation.tool == tool]
 
     def first_error(self, tool: str) -> str | None:
-        """The first call of a tool that the server answered with an error, and the error, on one line; None without errors."""
-        for observation in self.of(tool):
-            if observation.is_error:
-                return f"{one_line(repr(dict(observation.arguments)), 100)} -> {one_line(observation.text, 160)}"
-        return None
+        """The first call of a tool that was answered with an error, and the error, on one line; without errors, the first
+        empty answer; None if every call worked."""
+        failed = [observation for observation in self.of(tool) if not observation.worked]
+        if not failed:
+            return None
+        shown = min(failed, key=lambda observation: not observation.is_error)
+        text = one_line(shown.text, 160) or "an empty answer"
+        return f"{one_line(repr(dict(shown.arguments)), 100)} -> {text}"
 
-    def is_empty(self, tool: str, arguments: Mapping[str, object], result: ToolResult, text: str) -> bool:
-        """Whether a result is empty, says that there is nothing, or reads like the tool's result for nonsense arguments."""
-        if is_empty(result, text) or _NONE.fullmatch(text.strip()) or text == self.nothing.get(tool):
-            return True
-        if _ERRNO.search(text):
-            return True
-        complaints = {line for line in _masked(self.nothing.get(tool, ""), [_NONSENSE]) if _COMPLAINT.search(line)}
-        return not complaints.isdisjoint(_masked(text, list(strings_of(arguments))))
+    def fault(self, tool: ModelTool, arguments: Mapping[str, object], result: ToolResult, text: str) -> str:
+        """Why a result is of no use: REFUSED, REFUSED_AS_TEXT, or EMPTY; "" if it is of use.
+
+        A reading tool's result is also empty if it says that there is nothing, or is the same as for nonsense.
+        """
+        if result.is_error:
+            return REFUSED
+        control = self.controls.get(tool.name)
+        if reads_like_error(tool.name, arguments, result, text, control):
+            return REFUSED_AS_TEXT
+        same = control is not None and text == control.text
+        nothing = is_empty(result, text) or same or _NONE.fullmatch(text.strip()) is not None
+        return EMPTY if nothing and tool.tool.kind is ToolKind.READ else ""
 
     def keep(self, draft: DraftCall, result: ToolResult, text: str, *, harvest: bool = True) -> None:
         """Record a result. The sampler learns whether the draft worked, the values that an error lists, and with `harvest`
         the result's values."""
         name = draft.tool.name
-        empty = self.is_empty(name, draft.arguments, result, text)
-        leaves = () if result.is_error or empty else leaves_of(name, draft.arguments, result, text)
-        self.sampler.learn(draft, not result.is_error and not empty)
-        if result.is_error or empty:
+        fault = self.fault(draft.tool, draft.arguments, result, text)
+        leaves = () if fault else leaves_of(name, draft.arguments, result, text)
+        self.sampler.learn(draft, not fault)
+        if fault:
             self.sampler.add(leaves_of_complaint(draft, text))
         if harvest:
             self.sampler.add(leaves)
-        self.observations.append(Observation(name, draft.arguments, text[:_TEXT_KEPT], result.is_error, empty, leaves))
+        refused, empty = fault in (REFUSED, REFUSED_AS_TEXT), fault == EMPTY
+        self.observations.append(Observation(name, draft.arguments, text[:_TEXT_KEPT], refused, empty, leaves))
 
 
 async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False) -> Exploration:
@@ -128,13 +137,6 @@ async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False
     await _Reading(pool, exploration).run(readers)
     await _explore_writers(pool, exploration, writers)
     return exploration
-
-
-def _masked(text: str, values: list[str]) -> list[str]:
-    """The lines of a result, with texts from the arguments replaced by `*`."""
-    for value in sorted(values, key=len, reverse=True):
-        text = text.replace(value, "*") if value.strip(". ") else text
-    return text.splitlines()
 
 
 def reads_secrets(tool: ModelTool) -> bool:
@@ -199,8 +201,8 @@ class _Reading:
     async def _calls(self, tools: RolloutTools, tool: ModelTool) -> None:
         """Make some new calls of one tool."""
         self.calling = tool.name
-        if tool.name not in self.exploration.nothing and tool.name not in self.exploration.left_out:
-            self.exploration.nothing[tool.name] = await self._answer_to_nonsense(tools, tool)
+        if tool.name not in self.exploration.controls and tool.name not in self.exploration.left_out:
+            await _call_with_nonsense(tools, self.exploration, tool)
         for _ in range(_CALLS_PER_ROUND):
             if tool.name in self.exploration.left_out:
                 return
@@ -218,17 +220,31 @@ class _Reading:
             return
         self.exploration.keep(draft, result, text)
 
-    async def _answer_to_nonsense(self, tools: RolloutTools, tool: ModelTool) -> str:
-        """The tool's result for arguments that match nothing, to recognise empty results later."""
-        draft = self.exploration.sampler.draw(tool)
-        open_texts = {str(pick.value) for pick in draft.picks if pick.slot.kind == "string" and not pick.slot.closed}
-        if not open_texts:
-            return ""
-        try:
-            return (await answered(tools, tool.name, cast(Schema, _replaced(draft.arguments, open_texts))))[1]
-        except TimeoutError:
-            self.exploration.left_out[tool.name] = too_slow(tools)
-            return ""
+
+async def _call_with_nonsense(tools: RolloutTools, exploration: Exploration, tool: ModelTool) -> None:
+    """Record the tool's result for arguments that match nothing, to recognise errors and empty results later."""
+    draft = exploration.sampler.draw(tool)
+    arguments = cast(Schema, _replaced(draft.arguments, {pick.value: _nonsense(pick) for pick in draft.picks}))
+    exploration.controls[tool.name] = None
+    if arguments == draft.arguments:
+        return
+    try:
+        text = (await answered(tools, tool.name, arguments))[1]
+    except TimeoutError:
+        exploration.left_out[tool.name] = too_slow(tools)
+    else:
+        exploration.controls[tool.name] = Control(arguments, text)
+
+
+def _nonsense(pick: Pick) -> Scalar:
+    """A value that matches nothing in place of an open text or an id; others stay, since a huge number may be a duration."""
+    if pick.slot.closed:
+        return pick.value
+    if pick.slot.kind == "string":
+        return NONSENSE
+    return (
+        NO_ID if pick.slot.kind == "integer" and pick.slot.words[-1:] in (("id",), ("isbn",), ("sku",)) else pick.value
+    )
 
 
 async def _read_resources(pool: ServerPool, exploration: Exploration) -> None:
@@ -261,17 +277,21 @@ async def _read(uri: str, client: Client) -> ReadResourceResult:
     return await client.read_resource(uri)
 
 
-def _replaced(value: object, texts: set[str]) -> object:
-    """Replace these texts in the arguments by a name that matches nothing."""
+def _replaced(value: object, others: Mapping[Scalar, Scalar]) -> object:
+    """Replace these values in the arguments by others."""
     if isinstance(value, dict):
-        return {key: _replaced(item, texts) for key, item in cast(dict[str, object], value).items()}
+        return {key: _replaced(item, others) for key, item in cast(dict[str, object], value).items()}
     if isinstance(value, list):
-        return [_replaced(item, texts) for item in cast(list[object], value)]
-    return _NONSENSE if value in texts else value
+        return [_replaced(item, others) for item in cast(list[object], value)]
+    return others.get(value, value) if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
 async def _explore_writers(pool: ServerPool, exploration: Exploration, writers: list[ModelTool]) -> None:
     """Call every writing tool a few times, each call in its own rollout, to learn which values it accepts."""
+    for tool in writers:
+        await _in_own_rollout(
+            pool, exploration, tool, lambda tools, tool=tool: _call_with_nonsense(tools, exploration, tool)
+        )
     for _ in range(_CALLS_PER_WRITER):
         drafts = [exploration.sampler.draw(tool) for tool in writers if tool.name not in exploration.left_out]
         for start in range(0, len(drafts), _WRITERS_AT_ONCE):
@@ -281,17 +301,25 @@ async def _explore_writers(pool: ServerPool, exploration: Exploration, writers: 
 
 
 async def _write(pool: ServerPool, exploration: Exploration, draft: DraftCall) -> None:
-    name = draft.tool.name
+    async def call(tools: RolloutTools) -> None:
+        try:
+            result, text = await answered(tools, draft.tool.name, draft.arguments)
+        except TimeoutError:
+            exploration.left_out[draft.tool.name] = too_slow(tools)
+        else:
+            exploration.keep(draft, result, text, harvest=False)
+
+    await _in_own_rollout(pool, exploration, draft.tool, call)
+
+
+async def _in_own_rollout(
+    pool: ServerPool, exploration: Exploration, tool: ModelTool, call: Callable[[RolloutTools], Awaitable[None]]
+) -> None:
+    """Run `call` in a new rollout. A tool at which the server fails is left out."""
     try:
         async with pool.rollout() as tools:
-            try:
-                result, text = await answered(tools, name, draft.arguments)
-            except TimeoutError:
-                exploration.left_out[name] = too_slow(tools)
-                return
+            await call(tools)
     except McpToolsChangedError:
         raise
     except McpServerError as error:
-        exploration.left_out[name] = f"the server failed: {error}"
-    else:
-        exploration.keep(draft, result, text, harvest=False)
+        exploration.left_out[tool.name] = f"the server failed: {error}"

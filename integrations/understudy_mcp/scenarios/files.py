@@ -23,13 +23,14 @@ from .scenario import McpScenario
 class ScenarioSet:
     """Scenarios of one target.
 
-    `fingerprint` identifies the servers on which they were validated. `dropped` counts the rejected candidates by reason;
-    it is not saved.
+    `fingerprint` identifies the servers on which they were validated. `dropped` counts the rejected candidates by reason, and
+    `examples` has an answer of the server for some reasons; they are not saved.
     """
 
     scenarios: tuple[McpScenario, ...]
     fingerprint: str
     dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+    examples: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def train(self) -> tuple[McpScenario, ...]:

@@ -14,7 +14,7 @@ from ..tools.toolset import ModelTool
 from .answers import Answered
 from .execution import ReferenceRun
 from .generation import ScenarioGeneration
-from .harvest import LONGEST_VALUE, strings_of, usable_value
+from .harvest import usable_value
 from .moments import is_dated
 from .scenario import ReferenceCall
 from .wording import is_short
@@ -80,12 +80,10 @@ class _Writing:
         before = self.work.dropped.copy()
         written = [item for item in map(self._checked, await self._ask(wanted)) if item is not None]
         first = await self.work.executor.run(written)
-        good = [(item, run) for item, run in zip(written, first, strict=True) if not self._dropped(run.fault)]
+        good = [(item, run) for item, run in zip(written, first, strict=True) if not self.work.drop(run)]
         second = await self.work.executor.again([item for item, _ in good])
         pairs = [
-            (item, run, again)
-            for (item, run), again in zip(good, second, strict=True)
-            if not self._dropped(again.fault)
+            (item, run, again) for (item, run), again in zip(good, second, strict=True) if not self.work.drop(again)
         ]
         answers = await self._answers(pairs)
         for number, (item, _, _) in enumerate(pairs):
@@ -166,8 +164,6 @@ class _Writing:
         named = cast(dict[str, object], arguments)
         if wrong := _wrong_names(tool, named):
             return wrong
-        if any(len(text) > LONGEST_VALUE for text in strings_of(named)):
-            return f"an argument longer than {LONGEST_VALUE} characters"
         return ReferenceCall(tool=tool.name, arguments=named)
 
     def _dropped(self, fault: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .answers import Expected, expected
 from .execution import SERVER_FAILED, ReferenceRun
@@ -15,8 +15,8 @@ from .wording import task_of, tells_its_calls
 _WAVES = 12
 _WAVE_PLANS = 60
 _WAVE_WRITES = 12
-_SPARE = 1.15
-"""Factor of valid scenarios to draw, so that the selection can be balanced."""
+_SPARE = 1.3
+"""Factor of valid scenarios to draw, so that the selection can be balanced and something held out."""
 _SAME_ANSWER = 3
 """The most single-call scenarios of a tool with the same result text."""
 
@@ -85,9 +85,7 @@ class _Drawing:
             key = f"{plan.drafts[0].tool.name}\n{run.answers[0].text}"
             self.answers[key] += 1
             fault = "the same answer as others" if self.answers[key] > 2 * _SAME_ANSWER else ""  # every plan runs twice
-        if fault:
-            self.work.dropped[fault] += 1
-        return not fault
+        return not self.work.drop(replace(run, fault=fault))
 
     def _keep(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> None:
         answers = [] if self.work.executor.writes(plan.calls[-1:]) else self._expected(plan, first, second)

@@ -68,7 +68,10 @@ async def _opened(pool_or_target: ServerPool | TargetLike) -> AsyncGenerator[Ser
 
 def _reasons(work: ScenarioGeneration) -> str:
     """Why no scenario is valid, on one line."""
-    reasons = [f"{number} {reason}" for reason, number in work.dropped.most_common()]
+    reasons = [
+        f"{number} {reason}" + (f" ({example})" if (example := work.examples.get(reason)) else "")
+        for reason, number in work.dropped.most_common()
+    ]
     reasons += [f"{name}: {why}" for name, why in work.exploration.left_out.items()]
     return one_line("; ".join(reasons), 600) or "nothing was tried"
 

@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from understudy.integration import one_line
+
 from ..connection.pool import ServerPool
-from .execution import Executor
+from .execution import Executor, ReferenceRun
 from .explore import Exploration
 from .files import ScenarioSet
 from .scenario import CheckKind, McpScenario, ReferenceCall
 from .selection import select
-from .split import combination, normalised, split_scenarios
+from .split import combination, normalised, split_scenarios, without_joints
 from .wording import is_short
 
 Progress = Callable[[str], None]
@@ -33,6 +35,8 @@ class ScenarioGeneration:
     progress: Progress
     valid: list[McpScenario] = field(default_factory=list[McpScenario])
     dropped: Counter[str] = field(default_factory=Counter[str])
+    examples: dict[str, str] = field(default_factory=dict[str, str])
+    """By reason of `dropped`: what a tool answered, on one line."""
     _known: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
@@ -42,6 +46,14 @@ class ScenarioGeneration:
     def is_new(self, calls: Sequence[ReferenceCall]) -> bool:
         """Whether no earlier candidate has the same calls in any order. Registers these calls."""
         return self._first_time("\n".join(sorted(combination(call) for call in calls)), "the same calls as another")
+
+    def drop(self, run: ReferenceRun) -> bool:
+        """Whether a run has a fault. Counts it as dropped, with its first example."""
+        if run.fault:
+            self.dropped[run.fault] += 1
+            if run.example:
+                self.examples.setdefault(run.fault, one_line(run.example, 120))
+        return bool(run.fault)
 
     def keep(
         self,
@@ -80,13 +92,19 @@ class ScenarioGeneration:
         self.progress(f"{len(self.valid)} valid scenarios, {sum(self.dropped.values())} candidates dropped")
 
     def result(self, held_out: float) -> ScenarioSet:
-        """Select `count` scenarios, split and number them."""
-        chosen = select(self.valid, self.count, self.rng)
-        if spare := len(self.valid) - len(chosen):
+        """Split the valid scenarios, select `count` of them, and number them."""
+        separable = without_joints(self.valid, held_out)
+        split = split_scenarios(separable, held_out=held_out, seed=self.seed)
+        evaluation = [scenario for scenario in split if scenario.split == "eval"]
+        chosen = select(evaluation, round(held_out * self.count), self.rng)
+        chosen += select([s for s in split if s.split == "train"], self.count - len(chosen), self.rng)
+        self.rng.shuffle(chosen)
+        if joints := len(self.valid) - len(separable):
+            self.dropped["it would join held-out calls to the others"] += joints
+        if spare := len(separable) - len(chosen):
             self.dropped["more than were asked for"] += spare
-        split = split_scenarios(chosen, held_out=held_out, seed=self.seed)
-        numbered = tuple(scenario.model_copy(update={"id": f"s{n:04}"}) for n, scenario in enumerate(split, 1))
-        return ScenarioSet(numbered, self.pool.fingerprint, dict(self.dropped))
+        numbered = tuple(scenario.model_copy(update={"id": f"s{n:04}"}) for n, scenario in enumerate(chosen, 1))
+        return ScenarioSet(numbered, self.pool.fingerprint, dict(self.dropped), self.examples)
 
     def _first_time(self, key: str, otherwise: str) -> bool:
         if key in self._known:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import importlib
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias, cast
 
 from ..connection.servers import ROLLOUT_DIR
+from ..tools.result_values import structure_of
 from ..tools.results import ToolResult
+from ..tools.tool import is_verb
 
 Scalar: TypeAlias = str | int | float | bool
 
@@ -20,7 +23,7 @@ _MOST_LEAVES = 400
 _DEEPEST = 8
 SHORT = " (short)"
 _HASH = re.compile(r"[0-9a-f]{32,64}")
-_LABELLED = re.compile(r"([A-Za-z][\w /-]{0,30}): +(.+)")
+_LABELLED = re.compile(r"([^\W\d_][\w /-]{0,30}): +(.+)")
 _MARKED = re.compile(r"\[([A-Za-z]+)\] +(.+)")
 _BULLET = re.compile(r"(?:[-*+•]|\d+[.)])\s+")
 _WRAPPERS = {"result", "content", "text"}
@@ -44,16 +47,21 @@ class Leaf:
 def words_of(name: str) -> tuple[str, ...]:
     """Split a name into lower-case singular words: `entityNames` -> ("entity", "name")."""
     spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
-    return tuple(singular(word.lower()) for word in re.findall(r"[A-Za-z]+|\d+", spaced))
+    return tuple(singular(word.lower()) for word in re.findall(r"[^\W\d_]+|\d+", spaced))
 
 
+@cache
 def singular(word: str) -> str:
-    """The singular of an English word, approximately: `entities` -> `entity`. Good enough to compare words."""
-    if len(word) > 4 and word.endswith("ies"):
-        return f"{word[:-3]}y"
-    if len(word) > 4 and word.endswith(("ches", "shes", "xes", "sses")):
-        return word[:-2]
-    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")) else word
+    """The singular of an English word: `entities` -> `entity`, `people` -> `person`. A word that is none stays."""
+    if len(word) < 4 or word.endswith(("ss", "us", "is")) or not word.isascii():
+        return word
+    return str(_singular_noun()(word) or word)
+
+
+@cache
+def _singular_noun() -> Callable[[str], str | bool]:
+    """`inflect` takes a second to import, so it is imported when the first word needs it."""
+    return cast(Callable[[str], str | bool], importlib.import_module("inflect").engine().singular_noun)
 
 
 def leaves_of(tool: str, arguments: Mapping[str, object], result: ToolResult, neutral: str) -> tuple[Leaf, ...]:
@@ -64,6 +72,7 @@ def leaves_of(tool: str, arguments: Mapping[str, object], result: ToolResult, ne
     """
     context = frozenset(text for text in strings_of(arguments) if text)
     folder = _folder(arguments)
+    about = tuple(word for word in words_of(tool) if not is_verb(word)) or words_of(tool)
     leaves: list[Leaf] = []
     for value, place, words, record in _values(result, neutral):
         usable = usable_value(value)
@@ -71,7 +80,7 @@ def leaves_of(tool: str, arguments: Mapping[str, object], result: ToolResult, ne
             continue
         if place[:1] == "[" and place[1:2].isalpha() and isinstance(usable, str) and folder:
             usable = f"{folder}/{usable}"
-        words = words or (singular(tool.lower()),)
+        words = words or about
         leaves.append(Leaf(usable, f"{tool}: {place}", words, record, context))
         if isinstance(usable, str) and _HASH.fullmatch(usable):
             leaves.append(Leaf(usable[:8], f"{tool}: {place}{SHORT}", words, record, context))
@@ -113,18 +122,9 @@ def strings_of(value: object) -> Iterator[str]:
             yield from strings_of(item)
 
 
-def json_of(result: ToolResult, neutral: str) -> object:
-    """A result's JSON object or list; None if it is plain text or was cut."""
-    try:
-        value = cast(object, json.loads(neutral))
-    except (ValueError, RecursionError):
-        return None
-    return None if result.cut or not isinstance(value, dict | list) else cast(dict[str, object] | list[object], value)
-
-
 def is_empty(result: ToolResult, neutral: str) -> bool:
-    """Whether a result has no text, or is JSON whose lists and strings are all empty."""
-    value = json_of(result, neutral)
+    """Whether a result has no text, or its lists and strings are all empty."""
+    value = structure_of(neutral, cut=result.cut)
     return not neutral.strip() if value is None else _hollow(value)
 
 
@@ -140,15 +140,21 @@ FoundValue: TypeAlias = tuple[object, str, tuple[str, ...], str]
 
 
 def _values(result: ToolResult, neutral: str) -> Iterator[FoundValue]:
-    value = json_of(result, neutral)
-    yield from _lines(neutral) if value is None else _walk(value, "", (), "", 0)
+    value = structure_of(neutral, cut=result.cut)
+    if value is None:
+        yield from _lines(neutral.rpartition("\n[cut here")[0].rpartition("\n")[0] if result.cut else neutral)
+    else:
+        yield from _walk(value, "", (), "", 0)
 
 
 def _walk(value: object, path: str, words: tuple[str, ...], record: str, depth: int) -> Iterator[FoundValue]:
     if depth > _DEEPEST:
         return
     if isinstance(value, dict):
-        for key, inner_value in cast(dict[str, object], value).items():
+        named_values = cast(dict[str, object], value)
+        if _is_index(named_values):
+            yield from ((key, f"{path}{{}}", words, f"{record}/{path}{key}") for key in named_values)
+        for key, inner_value in named_values.items():
             inner = f"{path}.{key}".lstrip(".")
             named = words if key in _WRAPPERS and not path else (*words, *words_of(key))
             yield from _walk(inner_value, inner, named, record, depth + 1)
@@ -164,6 +170,15 @@ def _walk(value: object, path: str, words: tuple[str, ...], record: str, depth: 
         yield value, path, words, record
 
 
+def _is_index(value: dict[str, object]) -> bool:
+    """Whether the keys of an object are values themselves, as in `{"p1": {...}, "p2": {...}}` and `{"bolt": 40, "nut": 7}`."""
+    items = list(value.values())
+    alike = [set(cast(dict[str, object], item)) for item in items if isinstance(item, dict)]
+    if len(items) > 1 and len(alike) == len(items):
+        return all(keys == alike[0] for keys in alike)
+    return len(items) > 2 and all(isinstance(item, int | float) and not isinstance(item, bool) for item in items)
+
+
 def _lines(text: str) -> Iterator[FoundValue]:
     """The values of a plain text: `Key: value`, `[FILE] name`, list items and whole lines."""
     for line in text.split("\n"):
@@ -173,9 +188,23 @@ def _lines(text: str) -> Iterator[FoundValue]:
         if match := _MARKED.fullmatch(stripped):
             yield match[2], f"[{match[1]}]", words_of(match[1]), ""
         elif match := _LABELLED.fullmatch(stripped):
-            yield _unquoted(match[2]), f"{match[1].strip()}:", words_of(match[1]), ""
+            for value in comma_list(match[2]) or [match[2]]:
+                yield _unquoted(value), f"{match[1].strip()}:", words_of(match[1]), ""
+        elif values := comma_list(stripped):
+            yield from ((_unquoted(value), "list", (), "") for value in values)
         else:
             yield _unquoted(stripped), "lines", (), ""
+
+
+def comma_list(line: str) -> list[str]:
+    """The values of a line such as `bolt, nut and washer`; [] if it is a sentence."""
+    first, *others = re.split(r"\s*[,;]\s+|\s*[,;](?=[^\d\s])", line.strip().removesuffix("."))
+    if not others:
+        return []
+    values = [first, *others[:-1], *re.split(r"^(?:and|or)\s+|\s+(?:and|or)\s+", others[-1])]
+    values = [value for value in values if value]
+    short = all(len(value.split()) <= (3 if len(values) > 2 else 2) and usable_value(value) for value in values)
+    return values if short else []
 
 
 def _unquoted(text: str) -> str:

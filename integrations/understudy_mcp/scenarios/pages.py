@@ -67,6 +67,7 @@ def made(scenarios: ScenarioSet) -> Iterator[str]:
     if scenarios.dropped:
         ranked = sorted(scenarios.dropped.items(), key=lambda item: (-item[1], item[0]))
         yield "dropped: " + "; ".join(f"{number} {one_line(reason)}" for reason, number in ranked)
+        yield from (f"  {one_line(reason)}, such as {one_line(text)}" for reason, text in scenarios.examples.items())
 
 
 def planned(pool: ServerPool, left_out: dict[str, str], count: int, questions: int, output: str) -> Iterator[str]:

@@ -109,12 +109,12 @@ class ArgumentSampler:
         others: list[str] = []
         for place, values in self.places.items():
             leaf = next(iter(values.values()))
-            if not fits(slot, leaf):
+            if fitting(slot, leaf) is None:
                 continue
             closeness = affinity(slot.words, leaf.words)
             if closeness:
                 weights[place] = _MATCHING * closeness
-            elif is_open and slot.kind == "string":
+            elif is_open and slot.kind == "string" and isinstance(leaf.value, str):
                 others.append(place)
         share = _OTHERS_OF_WRITERS if slot.writes else _OTHERS
         weights |= {place: share / len(others) for place in others}
@@ -152,9 +152,16 @@ def affinity(slot: tuple[str, ...], leaf: tuple[str, ...]) -> int:
     return 1 + len(set(slot[:-1]) & set(leaf[:-1]))
 
 
-def fits(slot: Slot, leaf: Leaf) -> bool:
-    """Whether the value's type is the slot's."""
-    return is_of_type(leaf.value, slot.kind)
+def fitting(slot: Slot, leaf: Leaf) -> Scalar | None:
+    """The value as the slot's type: `"40"` of a table for an integer is 40; None if it has another type."""
+    if is_of_type(leaf.value, slot.kind):
+        return leaf.value
+    if isinstance(leaf.value, str) and slot.kind in ("integer", "number") and _FIGURE.fullmatch(leaf.value):
+        number = float(leaf.value)
+        return int(number) if number.is_integer() else number if slot.kind == "number" else None
+    if slot.kind == "string" and isinstance(leaf.value, int) and not isinstance(leaf.value, bool):
+        return str(leaf.value)
+    return None
 
 
 @dataclass
@@ -206,12 +213,12 @@ class _Drawing:
         return pick.value
 
     def _near(self, slot: Slot) -> Pick | None:
-        matching = [(affinity(slot.words, leaf.words), leaf) for leaf in self.near if fits(slot, leaf)]
+        matching = [(affinity(slot.words, leaf.words), leaf) for leaf in self.near if fitting(slot, leaf) is not None]
         best = max((closeness for closeness, _ in matching), default=0)
         if not best or slot.closed:
             return None
         leaf = self.sampler.rng.choice([leaf for closeness, leaf in matching if closeness == best])
-        return Pick(slot, leaf.place, leaf.value, leaf)
+        return self._pick(slot, leaf.place, leaf)
 
     def _drawn(self, slot: Slot) -> Pick:
         rng = self.sampler.rng
@@ -224,8 +231,13 @@ class _Drawing:
         leaves = list(self.sampler.places[source].values())
         chosen = {pick.value for pick in self.picks}
         leaves = [leaf for leaf in leaves if leaf.context & chosen] or leaves
-        leaf = rng.choice([leaf for leaf in leaves if fits(slot, leaf)] or leaves)
-        return Pick(slot, source, leaf.value, leaf)
+        return self._pick(
+            slot, source, rng.choice([leaf for leaf in leaves if fitting(slot, leaf) is not None] or leaves)
+        )
+
+    def _pick(self, slot: Slot, source: str, leaf: Leaf) -> Pick:
+        value = fitting(slot, leaf)
+        return Pick(slot, source, leaf.value if value is None else value, leaf)
 
     def _wanted(self, schema: Schema, depth: int, free: bool) -> bool:
         """Whether to draw an optional argument: rarely, and only if the schema restricts its values.

@@ -33,10 +33,52 @@ def normalised(value: object) -> object:
 
 
 def combinations(scenario: McpScenario) -> frozenset[str]:
-    """The combinations of a scenario's calls; its task if it has no calls."""
+    """The combinations of a scenario's calls; its task if it has no calls.
+
+    A call without arguments counts only if no call has any: there is nothing in it that could be held out.
+    """
     if not scenario.calls:
         return frozenset([json.dumps(["", normalised(scenario.task)])])
-    return frozenset(combination(call) for call in scenario.calls)
+    with_arguments = [call for call in scenario.calls if call.arguments]
+    return frozenset(combination(call) for call in with_arguments or scenario.calls)
+
+
+def without_joints(scenarios: Sequence[McpScenario], held_out: float) -> list[McpScenario]:
+    """Remove scenarios that join calls which could be held out to those of all others, as few as are needed.
+
+    If a tool accepts few values, tasks with several calls soon join all of them, and nothing could be held out. This stops
+    at the share `held_out`, or when a third of the scenarios would be removed.
+    """
+    kept = list(scenarios)
+    while True:
+        families = _families(kept)
+        eval_indices = _held_out(kept, families, round(held_out * len(kept)))
+        missing = {tool for scenario in kept for tool in scenario.tools}
+        missing -= {tool for index in eval_indices for tool in kept[index].tools}
+        if not held_out or (not missing and len(eval_indices) >= 0.8 * held_out * len(kept)):
+            return kept
+        joints = _cheapest_joints(kept, missing)
+        if not joints or 3 * (len(scenarios) - len(kept) + len(joints)) > len(scenarios):
+            return kept
+        kept = [scenario for index, scenario in enumerate(kept) if index not in joints]
+
+
+def _cheapest_joints(scenarios: Sequence[McpScenario], tools: set[str]) -> set[int]:
+    """The fewest scenarios that join a combination to others, of those that also have a scenario of their own.
+
+    Combinations of `tools` come first. Empty if there is no such combination.
+    """
+    holders: defaultdict[str, set[int]] = defaultdict(set)
+    for index, scenario in enumerate(scenarios):
+        for key in combinations(scenario):
+            holders[key].add(index)
+    alone = {next(iter(keys)) for scenario in scenarios if len(keys := combinations(scenario)) == 1}
+    joints = {
+        key: {index for index in holders[key] if len(combinations(scenarios[index])) > 1} for key in sorted(alone)
+    }
+    choices = {key: indices for key, indices in joints.items() if indices}
+    wanted = {key: indices for key, indices in choices.items() if json.loads(key)[0] in tools} or choices
+    return min(wanted.values(), key=len, default=set[int]())
 
 
 def split_scenarios(

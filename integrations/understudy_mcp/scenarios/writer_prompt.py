@@ -13,7 +13,6 @@ from pydantic import BaseModel, Field, field_validator
 from ..tools.toolset import ModelTool
 from .answers import Answered
 from .explore import Exploration
-from .harvest import LONGEST_VALUE
 from .moments import is_dated
 from .wording import MOST_WORDS
 
@@ -102,8 +101,7 @@ def question(
         "Rules:",
         "- Ground every task in what the observed calls show: use names, paths and values that exist there.",
         "- Every argument follows from the task or from the answer of an earlier call of the same solution.",
-        f"- A task has at most {MOST_WORDS} words, a text argument at most {LONGEST_VALUE} characters, a solution at most "
-        f"{MOST_CALLS} calls.",
+        f"- A task has at most {MOST_WORDS} words, a solution at most {MOST_CALLS} calls.",
         "- A task speaks of what the user wants, in other words each time. It is solved by exactly these calls.",
         "- No two tasks have the same calls with the same arguments.",
         "",

@@ -96,7 +96,7 @@ def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         try:
             stand_in = capture.stand_in(self, *_labels(name, capture, args, kwargs))
-            arguments = kwargs if stand_in is None else to_openai(kwargs)
+            arguments = kwargs if stand_in is None else to_openai(kwargs, type(self).__name__)
             if stand_in is not None and stand_in.trajectory_id is not None:
                 check_text(_messages(name, args, kwargs))
         except CaptureError as error:

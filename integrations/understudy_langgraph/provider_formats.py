@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -11,10 +13,12 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from understudy.integration import CaptureError
 
+logger = logging.getLogger("understudy")
+
 Fields: TypeAlias = dict[str, Any]
 Choice: TypeAlias = str | bool | Mapping[str, Any]
 
-NOT_PASSED_ON = frozenset({"temperature", "seed", "top_p", "top_k", "min_p"})
+SAMPLING = frozenset({"temperature", "seed", "top_p", "top_k", "min_p"})
 """The app's sampling options. During a capture the training decides them."""
 PROVIDER_ONLY = frozenset(
     {
@@ -25,29 +29,64 @@ PROVIDER_ONLY = frozenset(
         "timeout",
         "extra_headers",
         "extra_query",
-        "extra_body",
-        # reasoning, which every provider configures differently
-        "thinking",
-        "thinking_budget",
-        "thinking_level",
-        "include_thoughts",
-        "reasoning",
-        "reasoning_effort",
-        "reasoning_format",
-        # of the services of Anthropic, Google and Amazon, and of OpenAI's Responses API
+        # of the services of Anthropic, Google, Amazon and Ollama, and of OpenAI's Responses API
         "betas",
         "cache_control",
-        "context_management",
         "inference_geo",
-        "safety_settings",
-        "guardrail_config",
         "performance_config",
         "include",
-        "truncation",
         "keep_alive",
     }
 )
-"""Keyword arguments that only one provider understands, or that name the original model. They are dropped."""
+"""Keyword arguments without effect on what is sampled. They are dropped."""
+_TOKENS = "its token ids are those of another tokenizer"
+_LOGPROBS = "the recorded logprobs would no longer be the policy's"
+_THOUGHTS = "every provider configures reasoning differently; the trained model's chat template decides"
+_SHORTENED = "it shortens the conversation at the provider; the trained model gets all of it"
+_FILTERED = "the provider's service filters with it; the trained model's answers are not filtered"
+_ENDPOINT = "it was written for the app's own endpoint"
+DROPPED = {
+    "logit_bias": _TOKENS,
+    "stop_token_ids": _TOKENS,
+    "allowed_token_ids": _TOKENS,
+    "frequency_penalty": _LOGPROBS,
+    "presence_penalty": _LOGPROBS,
+    "repetition_penalty": _LOGPROBS,
+    "repeat_penalty": _LOGPROBS,
+    "length_penalty": _LOGPROBS,
+    "mirostat": _LOGPROBS,
+    "tfs_z": _LOGPROBS,
+    "thinking": _THOUGHTS,
+    "thinking_budget": _THOUGHTS,
+    "thinking_config": _THOUGHTS,
+    "thinking_level": _THOUGHTS,
+    "include_thoughts": _THOUGHTS,
+    "reasoning": _THOUGHTS,
+    "reasoning_effort": _THOUGHTS,
+    "reasoning_format": _THOUGHTS,
+    "context_management": _SHORTENED,
+    "truncation": _SHORTENED,
+    "safety_settings": _FILTERED,
+    "guardrail_config": _FILTERED,
+    "guardrails": _FILTERED,
+    "safe_mode": _FILTERED,
+    "safe_prompt": _FILTERED,
+    "extra_body": _ENDPOINT,
+    "additional_model_request_fields": _ENDPOINT,
+}
+"""Options that change what the app's own model samples -> why the trained model does not get them. Each is dropped with a
+warning."""
+NEUTRAL = {"repetition_penalty": 1, "repeat_penalty": 1, "length_penalty": 1, "tfs_z": 1}
+"""Values of these options that change nothing. For the others it is 0, or nothing."""
+SAME = {
+    "stop_sequences": "stop",
+    "max_output_tokens": "max_tokens",
+    "max_tokens_to_sample": "max_tokens",
+    "num_predict": "max_tokens",
+}
+"""Other providers' names of OpenAI's options."""
+FORMATS = ("output_config", "output_format", "response_json_schema", "response_schema", "response_mime_type", "format")
+"""Other providers' names of a response format."""
 NOT_TEXT = frozenset(
     {"image", "image_url", "input_image", "audio", "input_audio", "video", "media", "file", "input_file"}
 )
@@ -61,21 +100,27 @@ PROVIDER_STATE = {
 """Arguments that refer to state or tools at the provider's service, with what to do instead. They cannot be redirected."""
 
 
-def to_openai(arguments: Mapping[str, Any]) -> Fields:
-    """Convert the keyword arguments of a call on the original model.
+def to_openai(arguments: Mapping[str, Any], kind: str = "the app's chat model") -> Fields:
+    """Convert the keyword arguments of a call on the original model, whose class is `kind`.
 
     Raises CaptureError for a feature that only the provider's service has, such as its own web search.
     """
     for name, alternative in PROVIDER_STATE.items():
         if arguments.get(name):
             raise CaptureError(f"{name} cannot be redirected to the trained model: {alternative}")
-    kept = {name: value for name, value in arguments.items() if name not in PROVIDER_ONLY | NOT_PASSED_ON}
+    kept = {name: value for name, value in arguments.items() if name not in PROVIDER_ONLY | SAMPLING}
+    for name in DROPPED.keys() & kept.keys():
+        if (value := kept.pop(name)) and value != NEUTRAL.get(name):
+            warn_dropped(kind, name)
     wanted = _taken_format(kept)
     if wanted is not None:
         kept["response_format"] = wanted
-    sequences = kept.pop("stop_sequences", None)
-    if sequences and not kept.get("stop"):
-        kept["stop"] = sequences
+    for theirs, ours in SAME.items():
+        value = kept.pop(theirs, None)
+        if value is not None and not kept.get(ours):
+            kept[ours] = value
+    if (kept.get("max_tokens") or 0) < 0:
+        del kept["max_tokens"]  # Ollama's value for no limit
     if kept.get("tools"):
         kept["tools"] = [to_openai_tool(tool) for tool in kept["tools"] if not _is_cache_point(tool)]
     choice: Choice | None = kept.pop("tool_choice", None)
@@ -84,6 +129,12 @@ def to_openai(arguments: Mapping[str, Any]) -> Fields:
             kept["parallel_tool_calls"] = False
         kept["tool_choice"] = to_openai_choice(choice)
     return kept
+
+
+@functools.cache  # the option is the same in each rollout
+def warn_dropped(kind: str, option: str) -> None:
+    """Warn, once a process, that an option of the app's chat model is not passed on."""
+    logger.warning("%s of %s is not passed on to the trained model: %s", option, kind, DROPPED[option])
 
 
 def check_text(messages: Sequence[BaseMessage]) -> None:

@@ -9,12 +9,14 @@ import pytest
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_google_genai import ChatGoogleGenerativeAI
 from langchain_groq import ChatGroq
 from langchain_openai import AzureChatOpenAI, ChatOpenAI
 from openai import BadRequestError
 from pydantic import SecretStr
 
 from understudy.errors import CaptureError
+from understudy_langgraph.provider_formats import warn_dropped
 
 from .apps import TEAL, City, add, asked, double, last, own_model
 from .policy import Policy, names_of, one_branch
@@ -25,6 +27,10 @@ ORDER = "add(a=1, b=2)"
 
 def claude(**options: Any) -> ChatAnthropic:
     return ChatAnthropic(model="claude-sonnet-4-5", max_retries=0, **options)  # type: ignore[call-arg]
+
+
+def gemini(**options: Any) -> ChatGoogleGenerativeAI:
+    return ChatGoogleGenerativeAI(model="gemini-2.5-pro", api_key=SecretStr("unused"), **options)
 
 
 def groq(**options: Any) -> ChatGroq:
@@ -184,6 +190,70 @@ def test_what_other_providers_bind(policy: Policy, provider: str) -> None:
         assert (request["response_format"]["json_schema"]["schema"] if name == "schema" else request[name]) == value
     if "tools" in bound:
         assert request["tools"] == [{"type": "function", "function": {"name": "add", "parameters": ADD}}]
+
+
+ANOTHER_POLICYS: dict[str, Any] = {
+    "logit_bias": {"50256": -100},
+    "frequency_penalty": 1,
+    "presence_penalty": 0.5,
+    "reasoning_effort": "low",
+    "extra_body": {"top_k": 3},
+}
+"""Options that would change what is sampled, in terms of the app's own model."""
+
+
+@pytest.mark.parametrize("option", ANOTHER_POLICYS)
+@pytest.mark.parametrize("place", ["bind", "constructor"])
+def test_an_option_that_only_fits_the_apps_own_model_is_left_out_with_a_warning(
+    policy: Policy, caplog: pytest.LogCaptureFixture, option: str, place: str
+) -> None:
+    warn_dropped.cache_clear()
+    given = {option: ANOTHER_POLICYS[option]}
+    model = own_model().bind(**given) if place == "bind" else own_model(**given)
+    with policy.rollout() as made:
+        model.invoke("hi")
+        model.invoke("hi again")
+    assert made.calls(2)[0].constrained is None
+    assert option not in made.requests[0]
+    assert made.requests[0]["top_k"] == 0
+    assert caplog.text.count(f"{option} of ChatOpenAI is not passed on to the trained model: ") == 1
+
+
+def test_neutral_values_of_such_options_are_not_worth_a_warning(
+    policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_dropped.cache_clear()
+    with policy.rollout() as made:
+        own_model(frequency_penalty=0, logit_bias={}).bind(repetition_penalty=1.0).invoke("hi")
+    made.calls(1)
+    assert not caplog.records
+
+
+def test_what_googles_constructor_sets_is_what_its_bind_sets(policy: Policy) -> None:
+    schema = City.model_json_schema()
+    model = gemini(response_mime_type="application/json", response_schema=schema, max_output_tokens=77)
+    with policy.rollout() as made:
+        model.invoke("which city?")
+        own_model().bind(max_output_tokens=77).invoke("hi")
+    made.calls(2)
+    assert made.requests[0]["response_format"]["json_schema"]["schema"] == schema
+    assert [request["max_completion_tokens"] for request in made.requests] == [77, 77]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gemini(cached_content="cachedContents/1"),
+        lambda: claude(mcp_servers=[{"type": "url", "url": "https://example.com/mcp", "name": "notes"}]),
+    ],
+)
+def test_what_a_constructor_leaves_to_the_provider_is_refused_by_name(policy: Policy, make: Any) -> None:
+    with (
+        pytest.raises(CaptureError, match=r"(cached_content|mcp_servers) cannot be redirected"),
+        policy.rollout() as made,
+    ):
+        make().invoke("hi")
+    made.recorded(0)
 
 
 def responses_model(**options: Any) -> ChatOpenAI:

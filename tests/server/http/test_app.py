@@ -111,14 +111,15 @@ def test_a_folder_that_is_no_model_is_named_with_what_it_lacks(tmp_path: Path) -
     assert "config.json" in done.stderr and "empty" in done.stderr
 
 
-def test_a_base_that_the_engine_cannot_load_ends_the_server_with_the_engines_last_words(tmp_path: Path) -> None:
+def test_a_base_that_the_engine_cannot_load_ends_the_server_with_one_line_that_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text('{"model_type": "qwen2"}')
     (broken / "model.safetensors").write_bytes(b"not safetensors")
     done = start("--model", str(broken), folder=tmp_path / "dir")
     assert done.returncode == 1, done.stderr
-    assert "sampler.log" in done.stderr and "could not be started" in done.stderr
+    assert f"could not be started: --model {broken}: model.safetensors is missing or cut off" in done.stderr
+    assert "sampler.log" in done.stderr and "ERROR understudy.sampler" not in done.stderr
     assert not (tmp_path / "dir" / "server.json").exists()
 
 

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, P
 
 from understudy.errors import ConfigError
 
+from ..base_weights import check_weights
 from . import attention, unsloth_loader
 
 Loader = Literal["peft", "unsloth"]
@@ -23,6 +24,7 @@ def load_base(base: Path, loader: Loader, device: str, dtype: torch.dtype, *, fo
     """Load the base in folder `base`, ready for an adapter. Raises ConfigError, OSError."""
     if four_bit:
         _check_four_bit(device, dtype)
+    check_weights(base)
     attention.register()
     kind = _attention_name(base, loader)
     try:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from understudy.errors import ConfigError
 
+from ..base_weights import check_weights
 from ..precision import device_name, dtype_of
 
 
@@ -26,6 +27,7 @@ def merge(base: Path, adapter: Path, output: Path, dtype: torch.dtype) -> Path:
     CPU, so a learner's weights stay unchanged. Raises ConfigError if `output` exists, OSError."""
     if output.exists():
         raise ConfigError(f"output: {output} exists already; name a new folder")
+    check_weights(base)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=dtype), str(adapter))
     merged = model.merge_and_unload()  # pyright: ignore[reportCallIssue]  # PEFT types it as a Tensor
     scratch = output.with_name(f".{output.name}.part-{os.getpid()}")

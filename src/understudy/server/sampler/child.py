@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 1800.0
 """Limit for a start. Loading a large base from a slow disk takes minutes, and so does vLLM's compilation."""
+REFUSED = 2
+"""Exit code of a sampler that does not start with these options or this base: the last line of its log says why."""
 UNHEALTHY_SECONDS = 60.0
 """A child that answers no health check for so long is killed and started again."""
 
@@ -96,6 +98,9 @@ class ChildSampler(SupervisedSampler):
         except (EngineError, httpx.HTTPError) as error:
             child.kill()
             await child.exited.wait()
+            if child.returncode == REFUSED:
+                why = child.log.tail(1).rpartition(" ERROR understudy.sampler: ")[2]
+                raise EngineError(f"The sampler could not be started: {why} (log: {child.log.path})") from error
             raise EngineError(
                 f"The sampler could not be started ({error}). The last lines of {child.log.path}:\n{child.log.tail()}"
             ) from error

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from understudy.engine.inference.vllm.command import Place, arguments, environment, find_place, main, parse
 from understudy.errors import ConfigError
+from understudy.extras import install_command
 from understudy.tiny import path as tiny_policy
 
 
@@ -104,3 +108,15 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(caplog: pytest.LogCaptureFix
     code = main(["--model", str(tiny_policy()), "--served-model-name", "base", "--uds", "/s", "--device", "cuda"])
     assert code == 2
     assert "--device cuda: nvidia-smi shows no GPU on this machine" in caplog.text
+
+
+def test_a_base_that_lacks_a_weight_is_refused_before_vllm_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], require: Callable[[bool, str], None]
+) -> None:
+    require(find_spec("vllm") is not None, install_command("vllm"))
+    folder = Path(shutil.copytree(tiny_policy(), tmp_path / "base"))
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert main(["--model", str(folder), "--served-model-name", "base", "--uds", "/s", "--device", "cpu"]) == 2
+    assert "the files lack weights of Qwen2ForCausalLM" in capfd.readouterr().err

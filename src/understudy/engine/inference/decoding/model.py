@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from ....errors import ConfigError, EngineError
+from ...base_weights import check_weights
 from ...ends import end_tokens
 from ...precision import device_name, dtype_of
 from .adapters import AdapterLayers
@@ -170,9 +171,12 @@ def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int | No
     if precision not in _PROBE_LIMIT:
         raise ConfigError(f"--dtype {dtype!r} is not supported: use auto, float32, bfloat16 or float16")
     try:
+        check_weights(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         limit = int(AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=precision, attn_implementation=NAME)
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {str(folder)!r} cannot be loaded: {error}") from error
     if max_model_len is not None and max_model_len > limit:

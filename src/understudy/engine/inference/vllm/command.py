@@ -49,6 +49,10 @@ FORCED_CALLS = "hermes"
 """The parser for a model whose chat template has no tools. vLLM needs one even for forced calls, which it does not parse."""
 _PARENT_CHECK = 0.5  # seconds
 _PR_SET_PDEATHSIG = 1
+WEIGHTS_MODULE = "understudy.engine.base_weights"
+"""python -m WEIGHTS_MODULE DIR: the check of the base's weight files."""
+REFUSED = 2
+"""Exit code of WEIGHTS_MODULE, and of this module, for a base or an option that is wrong."""
 OPTIONAL_THOUGHTS_MODULE = f"{__package__}.optional_thoughts"
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number, by dtype."""
@@ -232,6 +236,11 @@ def _check_version() -> None:
             logger.warning("vLLM %s is installed; this Understudy is tested with %s", installed, KNOWN_VERSION)
 
 
+def _weights_are_wrong(base: Path) -> bool:
+    """Check the base's weight files, in a process that frees the memory of torch and transformers when it ends."""
+    return subprocess.run([sys.executable, "-m", WEIGHTS_MODULE, str(base)], check=False).returncode == REFUSED
+
+
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="understudy-vllm", description="vLLM as Understudy's sampler.")
@@ -285,7 +294,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = arguments(options, place)
     except UnderstudyError as error:
         logger.error("%s", error)
-        return 2
+        return REFUSED
+    if _weights_are_wrong(options.model):
+        return REFUSED
     logger.info("vLLM: %s", " ".join(words))
     return run(words, environment(place, options.threads), options.parent_pid)
 

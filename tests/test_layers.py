@@ -13,7 +13,7 @@ import understudy
 import understudy.integration as door
 from tests.paths import ROOT
 
-BASE = {"config", "errors", "extras", "printable", "tool_runs", "types"}
+BASE = {"config", "errors", "extras", "printable", "rounding", "tool_runs", "types"}
 USER_BASE = BASE | {"alerts", "contracts", "plugins", "stored_json", "wire"}
 
 SHARED_ENGINE = {"engine.protocol", "engine.checkpoint_files", "engine.token_file", "engine.token_tree"}
@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "command_options": {"config"},
     "choices": set(),
     "printable": set(),
+    "rounding": set(),
     "tool_runs": set(),
     "tiny": BASE,
     "config": {"errors"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from statistics import fmean, pstdev
@@ -11,6 +12,7 @@ from typing import TypeAlias, cast
 
 from understudy.contracts import Judge
 from understudy.errors import ConfigError, RolloutError
+from understudy.rounding import distinct
 from understudy.types import Trajectory, TrajectoryGroup
 
 from .judge_metrics import DISAGREEMENT, GATE, merged, tie
@@ -44,7 +46,8 @@ class AverageJudge:
 
 
 class TieJudge:
-    """Uses rewards first, and a judge to break ties. The judge scores trajectories of equal reward among themselves.
+    """Uses rewards first, and a judge to break ties. The judge scores trajectories of equal reward, up to rounding, among
+    themselves.
 
     A score from 0 to 1 adds at most `share` x the smallest difference between rewards (x 1 if all are equal), so the
     order of different rewards does not change. `reward`: computes a trajectory's reward; None: the reward that it has.
@@ -59,11 +62,14 @@ class TieJudge:
 
     async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup | None:
         own = [await _rewarded(trajectory, self._reward) for trajectory in group]
-        rewards = sorted({trajectory.reward for trajectory in own if trajectory.reward is not None})
+        rewards = distinct([trajectory.reward for trajectory in own if trajectory.reward is not None])
         if not rewards:
             raise RolloutError("TieJudge: no trajectory has a reward: set one in the rollout, or pass reward=")
         gap = min((high - low for low, high in pairwise(rewards)), default=1.0)
-        classes = [[i for i, trajectory in enumerate(own) if trajectory.reward == reward] for reward in rewards]
+        classes: list[list[int]] = [[] for _ in rewards]
+        for i, trajectory in enumerate(own):
+            if trajectory.reward is not None:
+                classes[bisect_right(rewards, trajectory.reward) - 1].append(i)
         ties = [indexes for indexes in classes if len(indexes) > 1]
         parts = await asyncio.gather(*(self._judge(_part(group, [own[i] for i in indexes])) for indexes in ties))
         for indexes, part in zip(ties, parts, strict=True):

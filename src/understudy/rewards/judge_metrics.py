@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+from understudy.rounding import distinct
 from understudy.types import Metric, Trajectory
 
 TIE = "judge/tie"
-"""Of a group: 1 if all rewards are equal, so that it trains nothing, else 0."""
+"""Of a group: 1 if all rewards are equal up to rounding, so that it trains nothing, else 0."""
 CUT = "judge/cut"
 """Of a group: 1 if texts were shortened to fit `max_prompt_tokens`, else 0."""
 DISAGREEMENT = "judge/disagreement"
@@ -20,7 +21,7 @@ GATE = "judge/gate"
 def tie(trajectories: Iterable[Trajectory]) -> dict[str, Metric]:
     """The metric `judge/tie`: 1 if at least two trajectories are scored and all rewards are equal."""
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
-    return {TIE: float(len(rewards) > 1 and len(set(rewards)) == 1)}
+    return {TIE: float(len(rewards) > 1 and len(distinct(rewards)) == 1)}
 
 
 def merged(parts: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from understudy.client.failures import FailureKind
 from understudy.config import TrainConfig
 from understudy.llms.ledger import Spending
+from understudy.rounding import distinct
 from understudy.types import TrajectoryGroup
 
 from .evaluate import Evaluation, mean
@@ -36,7 +37,7 @@ class RolloutBatch:
     @property
     def has_signal(self) -> bool:
         """Whether rewards differ inside any group. If not, no model can learn; if so, a model almost surely does."""
-        return any(len(set(_rewards(group))) > 1 for group in self.groups)
+        return any(len(distinct(_rewards(group))) > 1 for group in self.groups)
 
     @property
     def rollouts(self) -> int:

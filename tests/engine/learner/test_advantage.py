@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.engine.learner.advantage import call_advantages, group_advantages
+from understudy.rounding import distinct
 
 
 def test_the_advantage_is_the_reward_minus_the_groups_mean() -> None:
@@ -42,6 +43,28 @@ def test_a_group_without_spread_trains_nothing_even_where_the_mean_rounds() -> N
     assert (result.too_few, result.no_spread, result.trained_groups) == (0, 2, 0)
 
 
+FLOAT32 = 0.10000000149011612
+"""0.1 in float32."""
+
+
+@pytest.mark.parametrize("equal", [[0.1, FLOAT32, 0.1], [0.1 + 0.2 - 0.3, 0.0], [-3e7, -3e7 - 1], [1e-9, 1e-9]])
+def test_rewards_that_differ_by_rounding_are_equal(equal: list[float]) -> None:
+    result = group_advantages([equal], min_group_size=2, divide_by_std=True)
+    assert (result.values, result.no_spread) == (((None,) * len(equal),), 1)
+
+
+@pytest.mark.parametrize("different", [[1e-9, 0.0], [1000.0, 1000.01], [0.5, 0.500002]])
+def test_rewards_that_differ_by_more_than_rounding_are_not(different: list[float]) -> None:
+    half = (different[0] - different[1]) / 2
+    [values] = group_advantages([different], min_group_size=2, divide_by_std=False).values
+    assert values == pytest.approx((half, -half))
+
+
+def test_a_reward_that_is_the_mean_up_to_rounding_has_no_advantage() -> None:
+    [[low, middle, high]] = group_advantages([[0.0, FLOAT32, 0.2]], min_group_size=2, divide_by_std=True).values
+    assert middle == 0.0 and low == pytest.approx(-1.2247, abs=1e-4) and high == pytest.approx(1.2247, abs=1e-4)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_no_finite_number_is_an_error(bad: float) -> None:
     with pytest.raises(ValueError, match="group 1: rewards must be finite"):
@@ -51,7 +74,7 @@ def test_a_reward_that_is_no_finite_number_is_an_error(bad: float) -> None:
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.booleans())
 def test_advantages_of_a_group_sum_to_zero_and_keep_the_order_of_rewards(rewards: list[float], divide: bool) -> None:
     [values] = group_advantages([rewards], min_group_size=2, divide_by_std=divide).values
-    if min(rewards) == max(rewards):
+    if len(distinct(rewards)) == 1:
         assert set(values) == {None}
         return
     numbers = [value for value in values if value is not None]
@@ -82,6 +105,14 @@ def test_rounding_leaves_no_rest() -> None:
     result = call_advantages([[0.1 + 0.2, 0.3]], [[[0.1, 0.2], [0.3]]], min_group_size=2, divide_by_std=False)
     assert result.by_call is not None
     assert result.by_call[0][1] == pytest.approx((0.1, 0.0))  # the mean of 0.1, 0.2 and 0.3, and no fourth part
+
+
+def test_call_rewards_that_differ_by_rounding_are_equal_and_leave_no_rest() -> None:
+    result = call_advantages([[0.2, 2 * FLOAT32]], [[[0.1, 0.1], [FLOAT32, 0.1]]], min_group_size=2, divide_by_std=True)
+    assert (result.values, result.no_spread) == (((None, None),), 1)
+    result = call_advantages([[0.1, 0.3]], [[[FLOAT32], [0.3]]], min_group_size=2, divide_by_std=False)
+    assert result.by_call is not None
+    assert result.by_call[0][0] == pytest.approx((-0.1, 0.0))  # no second part of 1e-9
 
 
 def test_equal_parts_are_no_spread_and_few_scored_rollouts_are_counted() -> None:

@@ -6,24 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from understudy.rounding import RELATIVE, distinct, rounding
+
 STD_EPSILON = 1e-6
 LARGEST_REWARD = 1e100
 """Larger rewards are rejected: their sums of squares could overflow."""
-SMALLEST_REST = 1e-9
-"""Rounding error of a reward minus its call rewards, relative to the largest of them. A smaller rest counts as 0."""
 
 
 @dataclass(frozen=True)
 class Advantages:
     """The advantages of a step. `values[g][i]` is that of rollout i of group g; None: the rollout is not trained,
-    because it is unscored, its group is too small, or its group's rewards are equal.
+    because it is unscored, its group is too small, or its group's rewards are equal up to rounding
+    (`understudy.rounding`).
 
     `by_call` is None unless advantages are per call. Then `by_call[g][i][k]` is the advantage of the calls of rollout i
     that follow its first k call rewards, and `values[g][i]` is `by_call[g][i][0]`."""
 
     values: tuple[tuple[float | None, ...], ...]
     too_few: int  # groups with fewer scored rollouts than min_group_size
-    no_spread: int  # groups whose scored rollouts all have the same reward
+    no_spread: int  # groups whose scored rollouts all have the same reward, up to rounding
     by_call: tuple[tuple[tuple[float, ...] | None, ...], ...] | None = None
 
     @property
@@ -45,8 +46,9 @@ def group_advantages(
     """One advantage per rollout: its reward minus the mean reward of the group's scored rollouts.
 
     `divide_by_std` divides by their population standard deviation + 1e-6 (GRPO 2402.03300, section 4.1.2); Dr. GRPO
-    2503.20783, section 3.2, does not. A reward of None (unscored) gets None and does not enter the mean. Raises
-    ValueError for a reward that is not finite or beyond `LARGEST_REWARD`.
+    2503.20783, section 3.2, does not. A reward of None (unscored) gets None and does not enter the mean. A reward that
+    equals the mean up to rounding has the advantage 0. Raises ValueError for a reward that is not finite or beyond
+    `LARGEST_REWARD`.
 
     The first group has an unscored rollout; the second has equal rewards, so it trains nothing:
 
@@ -64,7 +66,7 @@ def group_advantages(
         if len(scored) < min_group_size:
             too_few += 1
             values.append(nothing)
-        elif min(scored) == max(scored):
+        elif len(distinct(scored)) == 1:
             no_spread += 1
             values.append(nothing)
         else:
@@ -104,12 +106,15 @@ def call_advantages(
         to_go: tuple[tuple[float, ...] | None, ...] = (None,) * len(group)
         if len(scored) < min_group_size:
             too_few += 1
-        elif not all_parts or min(all_parts) == max(all_parts):
+        elif len(distinct(all_parts)) <= 1:
             no_spread += 1
         else:
             mean, scale = _moments(all_parts, divide_by_std)
+            smallest = rounding(all_parts) / 2
             to_go = tuple(
-                None if rollout is None else _sums_to_go([(part - mean) / scale for part in rollout], len(own) + 1)
+                None
+                if rollout is None
+                else tuple(_advantage(rest, smallest, scale) for rest in _sums_to_go(rollout, mean, len(own) + 1))
                 for rollout, own in zip(parts, earned, strict=True)
             )
         by_call.append(to_go)
@@ -121,8 +126,8 @@ def _parts(group: Sequence[float | None], earned: Sequence[Sequence[float]]) -> 
     """Per rollout, the parts of its reward in the order in which they were earned, the rest last; None: unscored."""
     rests = [None if reward is None else reward - math.fsum(own) for reward, own in zip(group, earned, strict=True)]
     at_the_end = any(
-        rest is not None and (not own or abs(rest) > SMALLEST_REST * max(1.0, *map(abs, own)))
-        for rest, own in zip(rests, earned, strict=True)
+        rest is not None and (not own or abs(rest) > RELATIVE * max(abs(reward or 0.0), *map(abs, own)))
+        for reward, rest, own in zip(group, rests, earned, strict=True)
     )
     return [
         None if rest is None else [*own, *([rest] if at_the_end else [])]
@@ -130,9 +135,9 @@ def _parts(group: Sequence[float | None], earned: Sequence[Sequence[float]]) -> 
     ]
 
 
-def _sums_to_go(parts: Sequence[float], count: int) -> tuple[float, ...]:
-    """The sums of the parts after the first 0, 1, ..., count - 1 of them."""
-    return tuple(math.fsum(parts[k:]) for k in range(count))
+def _sums_to_go(parts: Sequence[float], mean: float, count: int) -> tuple[float, ...]:
+    """The sums of the parts minus `mean` after the first 0, 1, ..., count - 1 of them."""
+    return tuple(math.fsum(part - mean for part in parts[k:]) for k in range(count))
 
 
 def _scored(g: int, group: Sequence[float | None]) -> list[float]:
@@ -151,7 +156,14 @@ def _advantages(
     group: Sequence[float | None], scored: Sequence[float], divide_by_std: bool
 ) -> tuple[float | None, ...]:
     mean, scale = _moments(scored, divide_by_std)
-    return tuple(None if reward is None else (reward - mean) / scale for reward in group)
+    smallest = rounding(scored) / 2  # half of it, as some deviation is at least half of the spread
+    return tuple(None if reward is None else _advantage(reward - mean, smallest, scale) for reward in group)
+
+
+def _advantage(deviation: float, smallest: float, scale: float) -> float:
+    """deviation / scale; 0 for a deviation of at most `smallest`, which is rounding. AdamW would make a whole update of
+    it, since it divides by the gradient's size."""
+    return 0.0 if abs(deviation) <= smallest else deviation / scale
 
 
 def _moments(rewards: Sequence[float], divide_by_std: bool) -> tuple[float, float]:

@@ -6,7 +6,7 @@
 | reward/group_std | mean over groups of the standard deviation inside a group |
 | groups/total, trained | groups of the request; groups whose rollouts have advantages |
 | groups/dropped_too_few | fewer scored rollouts than min_group_size |
-| groups/no_spread | all scored rollouts have the same reward |
+| groups/no_spread | all scored rollouts have the same reward, up to rounding |
 | trajectories/total, trained, failed, unscored | unscored does not count the failed |
 | trajectories/without_targets | had an advantage and nothing to train |
 | calls/total | calls of the request with sampled tokens, recorded or rendered; one for each choice of a call |

@@ -10,6 +10,7 @@ from itertools import takewhile
 from sqlalchemy import Connection
 
 from ...engine.token_file import TokenHead
+from ...rounding import distinct
 from ...types import Call
 from ...wire import TrajectoryRecord
 from ..records.call_reading import WHOLE, read_calls
@@ -232,7 +233,7 @@ def _why(
     update: TrainUpdate | None,
     heads: Sequence[TokenHead],
 ) -> str:
-    if len(scored) >= 2 and min(scored) == max(scored):
+    if len(scored) >= 2 and len(distinct(scored)) == 1:
         return f"All {len(scored)} scored rollouts have the reward {scored[0]:g}: there is nothing to compare, so the group trains nothing."
     if len(scored) < 2:
         return (

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ...rounding import distinct
 from ..records.overview import RolloutRow
 
 MIN_GROUP_SIZE = 2
@@ -24,7 +25,8 @@ class RewardChip:
 
 @dataclass(frozen=True)
 class GroupLine:
-    """A group. `spread` is the population standard deviation of its rewards. `why` says why it cannot be trained, or ""."""
+    """A group. `spread` is the population standard deviation of its rewards, 0 if they are equal up to rounding. `why`
+    says why it cannot be trained, or ""."""
 
     group: str | None
     scenario: str | None
@@ -65,7 +67,7 @@ def _line(group: str | None, members: Sequence[RolloutRow], min_group_size: int)
     ordered = sorted(members, key=lambda rollout: (rollout.index is None, rollout.index, rollout.seq))
     rewards = [rollout.reward for rollout in ordered if rollout.reward is not None and not rollout.failed]
     mean = statistics.fmean(rewards) if rewards else None
-    spread = statistics.pstdev(rewards) if rewards else None
+    spread = None if not rewards else statistics.pstdev(rewards) if len(distinct(rewards)) > 1 else 0.0
     chips: list[RewardChip] = []
     for rollout in ordered:
         z: float | None = None

@@ -1,0 +1,30 @@
+"""Compares rewards up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+RELATIVE = 1e-6
+"""Rounding of a reward, relative to the largest of its group: 8 units in the last place of float32. It covers a float32
+beside a Python float, and sums of some of them."""
+ABSOLUTE = 1e-12
+"""Rounding of a reward that is a difference of larger numbers, such as 0.1 + 0.2 - 0.3."""
+
+
+def rounding(values: Collection[float]) -> float:
+    """The largest difference between two of these finite values that rounding explains."""
+    return max(RELATIVE * max(map(abs, values), default=0.0), ABSOLUTE)
+
+
+def distinct(values: Collection[float]) -> list[float]:
+    """The finite values in ascending order, without those that equal the last one kept up to rounding.
+
+    >>> distinct([0.2, 0.1, 0.10000000149, 0.1])
+    [0.1, 0.2]
+    """
+    kept: list[float] = []
+    allowed = rounding(values)
+    for value in sorted(values):
+        if not kept or value - kept[-1] > allowed:
+            kept.append(value)
+    return kept

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+import understudy as us
 from understudy.errors import ConfigError, MissingExtraError
 from understudy.extras import install_command
 from understudy.scenarios.loading import load_scenarios
+from understudy.trainer.trainer import checked_scenarios
 
 datasets: Any
 try:
@@ -60,6 +62,41 @@ def test_arrays_load_as_lists_whatever_format_the_dataset_had(tmp_path: Path) ->
     found.cast_column("grid", datasets.Array2D((2, 2), "float32")).with_format("numpy").save_to_disk(tmp_path / "data")
     [scenario] = load_scenarios(tmp_path / "data")
     assert scenario["grid"] == [[1.0, 2.0], [3.0, 4.0]]
+
+
+NESTED: list[dict[str, Any]] = [
+    {
+        "id": "a",
+        "tools": [
+            {"name": "weather", "args": {"city": {"type": "string"}}},
+            {"name": "order", "args": {"id": {"enum": [1]}}},
+        ],
+        "deep": {"list": [[{"a": [{"x": 1}, {"y": None}]}], [{"b": {}}]], "word": "w"},
+        "nothing": None,
+    },
+    {"id": "b", "tools": [{"name": "none", "args": {}}], "deep": {"list": [None, []]}, "nothing": 1},
+]
+UNPADDED = [
+    {**NESTED[0], "deep": {"list": [[{"a": [{"x": 1}, {}]}], [{"b": {}}]], "word": "w"}},
+    NESTED[1],
+]
+
+
+def test_nested_columns_have_no_keys_of_other_rows_at_any_depth(tmp_path: Path) -> None:
+    """Arrow gives each object the keys of all others. A row's own null stays; inside values null and absent are one."""
+    dataset = datasets.Dataset.from_list(NESTED)
+    assert [
+        scenario.model_dump(exclude={"prompt"}) for scenario in load_scenarios(saved(tmp_path / "a", NESTED))
+    ] == UNPADDED
+    for rows in (dataset, dataset.with_format("numpy").with_format(None), dataset.to_iterable_dataset()):
+        assert checked_scenarios(rows, "scenarios") == UNPADDED
+    assert [item for batch in us.iterate_dataset(dataset, 2, shuffle=False) for item in batch.items] == UNPADDED
+
+
+def test_nulls_of_a_json_column_are_the_users() -> None:
+    features = datasets.Features({"id": datasets.Value("string"), "schema": datasets.Json()})
+    rows = [{"id": "a", "schema": {"default": None}}, {"id": "b", "schema": {"type": "string"}}]
+    assert checked_scenarios(datasets.Dataset.from_list(rows, features=features), "scenarios") == rows
 
 
 def test_the_split_of_a_saved_dataset_dict_is_named(tmp_path: Path) -> None:

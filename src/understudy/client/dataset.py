@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from ..errors import ConfigError
+from .arrow_rows import unpadded
 
 Item = TypeVar("Item")
 
@@ -41,6 +42,7 @@ def iterate_dataset(
             "iterate_dataset: groups_per_step and num_epochs must be at least 1, initial_step at least 0; got "
             f"{groups_per_step!r}, {num_epochs!r}, {initial_step!r}"
         )
+    dataset = cast(Sequence[Item], unpadded(dataset))
     if not dataset:
         raise ConfigError("iterate_dataset: the dataset is empty")
     per_epoch = -(-len(dataset) // groups_per_step)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from understudy.client.arrow_rows import unpadded_row
 from understudy.errors import ConfigError, MissingExtraError
 from understudy.types import Json
 
@@ -40,7 +41,7 @@ def dataset_rows(folder: Path, split: str | None) -> Iterator[FileRow]:
             raise ConfigError(
                 f"{folder}: row {index}: cannot be read: {type(error).__name__}: {error!s:.500}"
             ) from error
-        yield row_of(index, row, "column")
+        yield row_of(index, unpadded_row(row, dataset.features), "column")
 
 
 def _one_dataset(folder: Path, split: str | None) -> Path:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Unpack, overload
 
+from understudy.client.arrow_rows import unpadded
 from understudy.client.capture import logged_reward
 from understudy.client.gather import gather_trajectory_groups
 from understudy.client.model import TrainableModel
@@ -383,7 +384,7 @@ def refuse_running_loop(method: str, twin: str) -> None:
 
 def checked_scenarios(scenarios: Sequence[object], option: str) -> list[object]:
     """The scenarios as a list. Raises ConfigError, which names `option`, for no scenario or duplicate ids."""
-    checked = list(scenarios)
+    checked = list(unpadded(scenarios))
     if not checked:
         raise ConfigError(f"{option}: at least one scenario is needed")
     ids = [scenario_id(scenario) for scenario in checked]

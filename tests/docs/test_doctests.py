@@ -45,7 +45,7 @@ CONVERSIONS = [
     "understudy.server.records.running_time",  # running time -> wall-clock time
     "understudy.server.sampler.answer_limits",  # a request -> the largest answer
     "understudy.server.sampler.transport",  # an error response -> its message
-    "understudy.server.training.gguf",  # a configuration -> one that older readers know
+    "understudy.server.training.export_folders",  # a configuration -> one that older readers know
     "understudy.server.training.jobs",  # recorded calls -> the learner's samples
     "policies.episodes",  # right completions -> their probabilities
     "policies.evaluate",  # a completion -> its call; probabilities -> their spread

@@ -14,8 +14,18 @@ import pytest
 
 from tests.paths import ROOT
 from understudy.config import EngineOptions
-from understudy.doctor.examine import Report, choose, device_checks, disk_check, examine, torch_checks
-from understudy.doctor.facts import Broken, Device, TorchFacts, query_facts
+from understudy.doctor.examine import (
+    Broken,
+    Device,
+    Report,
+    TorchFacts,
+    choose,
+    device_checks,
+    disk_check,
+    examine,
+    query_facts,
+    torch_checks,
+)
 from understudy.doctor.packages import KNOWN, Check, Installed, package_checks
 from understudy.extras import install_command
 

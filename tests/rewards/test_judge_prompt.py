@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from understudy import History
 from understudy.errors import ConfigError, RolloutError
-from understudy.rewards.judge_prompt import DEFAULT_RUBRIC, JudgePrompt, judge_prompt
-from understudy.rewards.prompt_cuts import tokens_of
+from understudy.rewards.judge_prompt import DEFAULT_RUBRIC, JudgePrompt, judge_prompt, tokens_of
 from understudy.rewards.transcripts import Transcript, json_line
 from understudy.testing import attempts_shown
 

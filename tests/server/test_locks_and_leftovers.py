@@ -14,7 +14,7 @@ import pytest
 from understudy.config import EngineOptions, LoraOptions
 from understudy.engine.protocol import Failed, TrainCommand
 from understudy.errors import ConfigError, StoreError
-from understudy.server import scratch
+from understudy.server import serving
 from understudy.server.lock import DirectoryLock
 from understudy.server.models.base_model import BaseModelPath
 from understudy.server.serving import _local, listen, url_of  # pyright: ignore[reportPrivateUsage]
@@ -67,7 +67,7 @@ def test_half_made_things_are_swept_at_the_start_and_nothing_else_is(tmp_path: P
     files = [model / ".state.json.ab.part", tmp_path / "server.json.part"]
     for file in (*files, model / "state.json"):
         file.write_text("{}")
-    assert scratch.sweep(tmp_path) == 6
+    assert serving.sweep(tmp_path) == 6
     assert all(folder.is_dir() for folder in kept) and (model / "state.json").exists()
     assert not any(path.exists() for path in (*left, *files, model.parent / ".fork-n"))
 

@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.gateway import Gateway
 from tests.server.servers import RunningServer, until
 from understudy.config import EngineOptions
-from understudy.doctor.services import server_checks
+from understudy.doctor.examine import server_checks
 from understudy.engine.protocol import CompletionScored, ScoreCommand
 from understudy.server import logprob_check
 from understudy.server.logprob_check import FACT, TEMPERATURE, Agreement, check_logprobs

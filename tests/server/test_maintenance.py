@@ -21,7 +21,7 @@ from understudy.server.models.registry import ModelRegistry
 from understudy.server.records import sqlite_file
 from understudy.server.records.store import Store
 from understudy.server.training.history import TrainHistory
-from understudy.server.training.job_folders import JobFolders
+from understudy.server.training.jobs import JobFolders
 from understudy.types import TrainResult
 from understudy.wire import TrainStatus
 

@@ -7,10 +7,12 @@ import json
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
@@ -24,7 +26,39 @@ from .outcome import Outcome, of_response
 from .prices import estimate, price_of
 from .provider import ResponseReader, complete, load
 from .redaction import redact
-from .slots import slots_of
+
+
+class EndpointSlots:
+    """The requests in flight to one endpoint in one event loop. Callers may have different limits."""
+
+    def __init__(self) -> None:
+        self._in_flight = 0
+        self._waiting: list[asyncio.Event] = []
+
+    @asynccontextmanager
+    async def slot(self, limit: int) -> AsyncGenerator[None]:
+        """Wait until fewer than `limit` requests are in flight, and count one inside the block."""
+        while self._in_flight >= limit:
+            turn = asyncio.Event()
+            self._waiting.append(turn)
+            await turn.wait()
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            waiting, self._waiting = self._waiting, []
+            for turn in waiting:  # limits differ, so all of them check again
+                turn.set()
+
+
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, EndpointSlots]] = WeakKeyDictionary()
+
+
+def slots_of(endpoint: str) -> EndpointSlots:
+    """The slots of an endpoint in the running event loop."""
+    return _slots.setdefault(asyncio.get_running_loop(), {}).setdefault(endpoint, EndpointSlots())
+
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")

@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .judge_chains import AverageJudge, GateJudge, TieJudge
     from .judge_prompt import DEFAULT_RUBRIC
-    from .matches import exact_match, fuzzy_match, json_valid, numeric_match
     from .outcome import RewardResult
-    from .parts import clipped, gated, length_penalty, tool_call_penalty, tool_calls, weighted
+    from .parts import (
+        clipped,
+        exact_match,
+        fuzzy_match,
+        gated,
+        json_valid,
+        length_penalty,
+        numeric_match,
+        tool_call_penalty,
+        tool_calls,
+        weighted,
+    )
     from .rubric import write_rubric
     from .ruler_judge import Ruler, TrajectoryScore, ruler, ruler_score_group
 
@@ -45,12 +55,12 @@ _MODULE_OF = {
     "TieJudge": "judge_chains",
     "TrajectoryScore": "ruler_judge",
     "clipped": "parts",
-    "exact_match": "matches",
-    "fuzzy_match": "matches",
+    "exact_match": "parts",
+    "fuzzy_match": "parts",
     "gated": "parts",
-    "json_valid": "matches",
+    "json_valid": "parts",
     "length_penalty": "parts",
-    "numeric_match": "matches",
+    "numeric_match": "parts",
     "ruler": "ruler_judge",
     "ruler_score_group": "ruler_judge",
     "tool_call_penalty": "parts",

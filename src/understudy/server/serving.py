@@ -1,4 +1,5 @@
-"""Runs one server: takes its directory and its port, starts its children, and shuts down in order."""
+"""Runs one server: takes its directory and its port, removes the unfinished files of a crash, starts its children, and
+shuts down in order."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import gc
 import logging
 import os
 import resource
+import shutil
 import signal
 import socket
 from collections.abc import Generator
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import psutil
@@ -36,17 +39,47 @@ from .private import make_private
 from .records.running_time import RunningTime
 from .records.store import Store
 from .sampler.choice import EngineChoice, choose
-from .scratch import sweep
 from .services import Services
 from .training.archives import Archives
 from .training.history import TrainHistory
-from .training.job_folders import JobFolders
+from .training.jobs import JobFolders
 from .training.learner_client import LearnerClient
 from .training.memory_check import MemoryCheck
 from .training.queue import TrainQueue
 from .training.runner import TrainRunner
 
 logger = logging.getLogger(__name__)
+
+
+LEFTOVERS = (
+    "*.part",
+    "exports/.*",
+    "*/models/.fork-*",
+    "*/models/*/.*.part",
+    "*/models/*/checkpoints/.scratch-*",
+    "*/models/*/checkpoints/.deleting-*",
+    "jobs/*/*.part",
+)
+"""Patterns of unfinished forks, exports, checkpoints and files, and of unfinished deletions.
+
+Unfinished exports to folders outside the directory stay, since their paths are not recorded.
+"""
+
+
+def sweep(root: Path) -> int:
+    """Delete the leftovers in the directory `root` and return their number. Those that cannot be deleted are logged."""
+    swept = 0
+    for pattern in LEFTOVERS:
+        for path in root.glob(pattern):
+            try:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except OSError as error:
+                logger.warning("%s is left over from a crash and cannot be removed: %s", path, error)
+                continue
+            swept += 1
+            logger.info("Removed %s, left over from a crash", path)
+    return swept
+
 
 END_SECONDS = 120
 """Shutdown deadline: running calls and the running train step get this long to finish."""

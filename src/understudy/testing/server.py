@@ -24,7 +24,7 @@ from understudy.server.sampler.supervised import SupervisedSampler
 from understudy.server.services import Services
 from understudy.server.training.archives import Archives
 from understudy.server.training.history import TrainHistory
-from understudy.server.training.job_folders import JobFolders
+from understudy.server.training.jobs import JobFolders
 from understudy.server.training.queue import TrainQueue
 from understudy.types import Call
 from understudy.wire import TrajectoryWithCalls

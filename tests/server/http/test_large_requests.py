@@ -15,7 +15,7 @@ import pytest
 from tests.fakes.gateway import Gateway, gateway_over
 from understudy.client.http import _batches  # pyright: ignore[reportPrivateUsage]
 from understudy.server.http.json_body import MAX_OTHER_BYTES
-from understudy.server.loop_lag import LoopLag
+from understudy.server.services import LoopLag
 from understudy.testing import scripted_sampler
 from understudy.wire import FINISHED_AT_ONCE, GROUPS_AT_ONCE, TrajectoryRecord
 

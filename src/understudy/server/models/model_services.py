@@ -1,20 +1,25 @@
-"""The services for the models of one directory."""
+"""The services for the models of one directory. Checkpoints are taken into use and deleted while calls run."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...config import DEFAULT_NAME
-from ...errors import ConfigError
+from ...engine import checkpoint_files
+from ...errors import ConfigError, EngineError
 from ...wire import RegisterRequest
 from ..errors import ApiError
 from ..sampler.sampler import SamplerAdapters
+from . import checkpoints
 from .base_model import BaseModelPath
 from .leases import AdapterLeases
 from .registration import MAX_RANK, ModelRegistration
 from .registry import ModelRegistry
-from .swaps import CheckpointSwaps
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,3 +50,56 @@ def open_models(
         except ApiError as error:
             raise ConfigError(f"--name {default}: {error} Use another --name or another --dir") from error
     return ModelServices(registry, leases, CheckpointSwaps(registry, leases), registration)
+
+
+class CheckpointSwaps:
+    """Changes which checkpoints the calls to a model can use."""
+
+    def __init__(self, registry: ModelRegistry, leases: AdapterLeases) -> None:
+        self._registry = registry
+        self._leases = leases
+
+    async def advance(self, name: str, step: int) -> str | None:
+        """Load the learner's new checkpoint in the sampler, then route calls to `name` to it.
+
+        If the sampler cannot load it now, returns the reason; the next call tries again. Returns None otherwise. Raises
+        EngineError for a damaged checkpoint.
+        """
+        model = self._registry.model(name)
+        try:
+            checkpoint = checkpoint_files.read(checkpoint_files.path_of(model.checkpoint_folder, step), contents=False)
+        except EngineError as error:
+            raise EngineError(f"The learner's checkpoint cannot be used: {error}") from error
+        problem = None
+        try:
+            await self._leases.load(model.adapter(step), checkpoint)
+        except EngineError as error:
+            problem = str(error)
+            logger.error("Step %d of %s is saved, but not loaded yet: %s", step, name, error)
+        model.checkpoints[step] = checkpoint
+        return problem
+
+    async def delete(self, name: str, step: int) -> None:
+        """Delete a checkpoint: stop routing calls to it, wait for its calls, unload it, delete its folder.
+
+        Raises ApiError 404 for an unknown model or step, and 409 for the newest step and for step 0.
+        """
+        model = self._registry.model(name)
+        route = model.route(step)
+        if step == model.step:
+            raise ApiError(
+                409,
+                f"Step {step} is the newest of {name!r}, and the newest step cannot be deleted.",
+                "step",
+                "newest_checkpoint",
+            )
+        if step == 0:
+            raise ApiError(409, "Step 0 is the base model; it has no checkpoint to delete.", "step", "no_checkpoint")
+        checkpoint = model.checkpoints.pop(step)
+        try:
+            async with self._leases.withdrawn(route.adapter):
+                await asyncio.to_thread(checkpoints.delete, checkpoint)
+        except BaseException:
+            if checkpoint.path.is_dir():
+                model.checkpoints[step] = checkpoint
+            raise

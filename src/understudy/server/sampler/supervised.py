@@ -1,21 +1,225 @@
-"""One sampler with a supervisor, which starts it, watches it, and starts it again with its adapters."""
+"""One sampler: its chat completions in vLLM's HTTP dialect, its loaded adapters, and the supervisor that starts it,
+watches it, and starts it again with its adapters."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Literal
+
+import aiohttp
+import httpx
+import orjson
 
 from ...errors import EngineError
-from .adapters import LoadedAdapters
-from .client import SamplerClient
+from ...types import Json
+from .answer_limits import MAX_ANSWER
 from .link import SamplerLink
 from .sampler import SamplerState
-from .transport import SamplerConnection, error_text
+from .transport import SERVED_NAME, CallClient, Reply, SamplerConnection, error_text, read, reason_of
 
 logger = logging.getLogger(__name__)
+
+
+class SamplerClient:
+    """Sends calls to one sampler. A call is retried once if the sampler dies while it runs."""
+
+    def __init__(self, link: SamplerLink) -> None:
+        self._link = link
+        self._changed = asyncio.Condition()
+        self._awake = True
+        self._in_flight = 0
+        self._queued = (0.0, 0.0)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of calls that have not been answered completely."""
+        return self._in_flight
+
+    async def post(self, payload: Mapping[str, Json], limit: int = MAX_ANSWER) -> Reply:
+        """Send a chat completion and return the whole answer; see `SamplerCalls.post`."""
+        body = self._body(payload)
+
+        async def whole(connection: SamplerConnection) -> Reply:
+            client = connection.calls
+            response = await client.open(body)
+            try:
+                return Reply(response.status, await read(response, limit))
+            finally:
+                client.done(response)
+
+        async with self._turn():
+            return await self._link.send(whole)
+
+    @asynccontextmanager
+    async def stream(self, payload: Mapping[str, Json]) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Open a streamed chat completion; see `SamplerCalls.stream`."""
+        body = self._body(payload)
+
+        async def opened(connection: SamplerConnection) -> tuple[CallClient, aiohttp.ClientResponse]:
+            return connection.calls, await connection.calls.open(body)
+
+        async with self._turn():
+            client, response = await self._link.send(opened)
+            try:
+                yield response
+            except aiohttp.ClientError as error:
+                raise EngineError(await self._link.explain(error)) from error
+            finally:
+                client.done(response)
+
+    @asynccontextmanager
+    async def asleep(self, *, keep_weights: bool = False) -> AsyncGenerator[None]:
+        """Free the GPU inside the block; see `SamplerCalls.asleep`."""
+        await self._link.ready()
+        async with self._changed:
+            self._awake = False
+            await self._changed.wait_for(lambda: not self._in_flight)
+        try:
+            try:
+                await self._sleep(keep_weights)
+                yield
+            finally:
+                await self._wake()
+        finally:
+            async with self._changed:
+                self._awake = True
+                self._changed.notify_all()
+
+    async def queue_seconds(self) -> float | None:
+        """Mean time in vLLM's queue since the last reading; see `SamplerCalls.queue_seconds`."""
+        connection = self._link.connection
+        if self._link.state != "ok" or connection is None:
+            return None
+        try:
+            text = (await connection.control.get("/metrics", timeout=10.0)).text
+        except (httpx.HTTPError, RuntimeError) as error:  # the sampler has died meanwhile
+            logger.debug("The sampler's queue time cannot be read: %s", error)
+            return None
+        seconds, calls = _queue_time(text, "sum"), _queue_time(text, "count")
+        before, self._queued = self._queued, (seconds, calls)
+        if calls < before[1]:
+            before = (0.0, 0.0)  # restarted since then: its counters began at 0
+        return (seconds - before[0]) / (calls - before[1]) if calls > before[1] else None
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncGenerator[None]:
+        """Count one call as in flight inside the block. Waits until the sampler is awake."""
+        if not self._awake:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._awake)
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            if not self._awake:
+                async with self._changed:
+                    self._changed.notify_all()
+
+    async def _sleep(self, keep_weights: bool) -> None:
+        """Put vLLM to sleep. Level 1 moves the weights to host memory and drops the KV cache.
+
+        Level 0 only pauses the scheduler, which vLLM requires before it releases the KV cache.
+        """
+        if keep_weights:
+            await self._command("/sleep?level=0&mode=wait")
+            await self._command("/release_kv_cache_memory")
+        else:
+            await self._command("/sleep?level=1&mode=wait")
+
+    async def _wake(self) -> None:
+        """Wake the sampler, or restart it if it does not wake: the train step that is done must not fail now."""
+        try:
+            await self._command("/wake_up")
+        except EngineError as error:
+            logger.error("The sampler did not wake up; restarting it: %s", error)
+            await self._link.restart()
+
+    async def _command(self, path: str) -> None:
+        response = await self._link.command(path)
+        if response.is_error:
+            raise EngineError(f"The sampler refused {path}: {reason_of(response)}")
+
+    def _body(self, payload: Mapping[str, Json]) -> bytes:
+        if payload["model"] == SERVED_NAME != self._link.served_name:
+            payload = {**payload, "model": self._link.served_name}
+        return orjson.dumps(payload)
+
+
+def _queue_time(text: str, what: Literal["sum", "count"]) -> float:
+    """The sum (seconds) or the count of vLLM's histogram of queue times, over all of its engines."""
+    return sum(float(value) for value in re.findall(rf"^vllm:request_queue_time_seconds_{what}\S* (\S+)$", text, re.M))
+
+
+LOAD = "/v1/load_lora_adapter"
+UNLOAD = "/v1/unload_lora_adapter"
+
+
+class LoadedAdapters:
+    """The adapters of one sampler by name. A sampler that was restarted loads all of them again."""
+
+    def __init__(self, link: SamplerLink) -> None:
+        self._link = link
+        self._folders: dict[str, Path] = {}
+
+    @property
+    def loaded(self) -> Collection[str]:
+        """The names of the adapters. A sampler that is starting loads them before it answers calls."""
+        return self._folders
+
+    def remember(self, adapter: str, folder: Path) -> None:
+        """Load the adapter at the sampler's next start."""
+        self._folders.setdefault(adapter, folder)
+
+    def forget(self, adapter: str) -> None:
+        """Do not load the adapter at the sampler's next start."""
+        self._folders.pop(adapter, None)
+
+    async def load(self, adapter: str, folder: Path) -> None:
+        """Load a LoRA folder under the name `adapter`; a loaded name is left as it is. Raises EngineError."""
+        if adapter in self._folders:
+            return
+        response = await self._link.command(LOAD, _lora(adapter, folder))
+        if _rejected(response):
+            raise EngineError(f"The sampler could not load {adapter} from {folder}: {reason_of(response)}")
+        self._folders[adapter] = folder
+
+    async def unload(self, adapter: str) -> None:
+        """Unload an adapter; an unknown name is ignored. Raises EngineError."""
+        if self._folders.pop(adapter, None) is None:
+            return
+        response = await self._link.command(UNLOAD, {"lora_name": adapter})
+        if response.is_error and response.status_code != 404:
+            raise EngineError(f"The sampler could not unload {adapter}: {reason_of(response)}")
+
+    async def reload(self, control: httpx.AsyncClient) -> None:
+        """Load every adapter into a sampler that has just started. Drops and logs those that it rejects.
+
+        Raises httpx.TransportError.
+        """
+        for adapter, folder in list(self._folders.items()):
+            response = await control.post(LOAD, json=_lora(adapter, folder))
+            if _rejected(response):
+                del self._folders[adapter]
+                logger.error(
+                    "The restarted sampler rejected adapter %s at %s: %s", adapter, folder, reason_of(response)
+                )
+
+
+def _lora(adapter: str, folder: Path) -> dict[str, str]:
+    return {"lora_name": adapter, "lora_path": str(folder)}
+
+
+def _rejected(response: httpx.Response) -> bool:
+    """Whether a load failed. vLLM also answers with an error if the name is "already" loaded, which is no failure."""
+    return response.is_error and "already" not in response.text
+
 
 RETRY_SECONDS = 15.0
 """A call that arrives this long after a failed start triggers another start. Earlier calls get the error."""

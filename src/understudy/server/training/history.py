@@ -11,7 +11,7 @@ from ...wire import TrainRequest, TrainStatus
 from ..errors import ApiError
 from ..models.registry import ModelRegistry
 from ..records.store import Store
-from .job_folders import JobFolders
+from .jobs import JobFolders
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from ...wire import TrainRequest, TrainStatus
 from ..errors import ApiError
 from .feed import TrainFeed
 from .history import INTERRUPTED, TrainHistory, check_same
-from .job_folders import JobFolders
+from .jobs import JobFolders
 from .runner import TrainRunner
 
 logger = logging.getLogger(__name__)

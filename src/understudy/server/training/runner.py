@@ -16,7 +16,7 @@ from ..models.model_services import ModelServices
 from ..sampler.sampler import SamplerCalls
 from .feed import TrainFeed
 from .history import TrainHistory
-from .job_folders import JobFolders
+from .jobs import JobFolders
 from .learner_client import LearnerClient
 from .memory_check import MemoryCheck
 

@@ -27,7 +27,7 @@ For anyone who reads a run's numbers: every metric of a step and of an evaluatio
 
 Every trace sink shows the metrics of a step and of an evaluation under these names. `a/b, c` stands for `a/b` and `a/c`.
 W&B and TensorBoard put `train/` before the metrics of steps, and `val/` or `val-sampled/` before those of evaluations.
-Langfuse has them as scores of the session `{{run}}/step-{{step}}`.
+Langfuse has a few of them as scores of a [session](langfuse.md#what-you-see), and all in the metadata of its first score.
 
 This page is made from the code: `python scripts/metrics_page.py`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from understudy import TraceSink
 from understudy.integration import (
     Alert,
+    Attribute,
     DeliveryError,
     EvaluationFinished,
     GroupsFinished,
@@ -34,8 +36,16 @@ from .scores import LangfuseScore, ScoreSender, rollout_scores
 
 Mask = Callable[[Json], Json]
 OTLP_PATH: Final = "/api/public/otel/v1/traces"
+SCOPE: Final = "langfuse-sdk.understudy"
+"""Instrumentation scope. Langfuse shows all attributes a second time as metadata, unless the scope begins with `langfuse-sdk`
+and, for some of its versions, names the public key."""
 ENVIRONMENT: Final = "LANGFUSE_TRACING_ENVIRONMENT"
+RELEASE: Final = "LANGFUSE_RELEASE"
 SAMPLE_RATE: Final = "LANGFUSE_SAMPLE_RATE"
+STEP_SCORES: Final = ("reward", "success", "entropy", "kl/base")
+"""Metrics of a step that are scores of its session. Each name of a score is a column of Langfuse's table of sessions."""
+EVALUATION_DETAILS: Final = ("reward_spread", "reward_error", "scenarios")
+"""Metrics of an evaluation that are no scores."""
 EVALUATED: Final = ("val", "compare")
 """How the splits of evaluations and comparisons begin."""
 
@@ -46,7 +56,8 @@ class LangfuseSink(TraceSink):
     Without `connection` it reads LANGFUSE_BASE_URL (or LANGFUSE_HOST), LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY. `mask`
     changes every input and output before it leaves the process. `sample_rate`: the share of rollouts that is shown, by
     default LANGFUSE_SAMPLE_RATE or 1. `environment`: by default LANGFUSE_TRACING_ENVIRONMENT or the split. `dataset`: the
-    name of a Langfuse dataset whose item ids are the scenarios' ids: evaluations become experiments on it.
+    name of a Langfuse dataset whose item ids are the scenarios' ids: evaluations become experiments on it. `release`: of the
+    app, by default LANGFUSE_RELEASE.
     """
 
     name = "langfuse"
@@ -59,6 +70,7 @@ class LangfuseSink(TraceSink):
         sample_rate: float | None = None,
         environment: str | None = None,
         dataset: str | None = None,
+        release: str | None = None,
         timeout: float = REQUEST_SECONDS,
     ) -> None:
         self._connection = connection or LangfuseConnection.from_environment()
@@ -66,9 +78,17 @@ class LangfuseSink(TraceSink):
         self._rate = _sample_rate(sample_rate)
         self._environment = environment or os.environ.get(ENVIRONMENT)
         self._dataset = dataset
+        release = release or os.environ.get(RELEASE)
+        self._release: dict[str, Attribute] = {"langfuse.release": release} if release else {}
         self._experiments: dict[str, Experiment] | None = None
         headers = {"authorization": self._connection.authorization, "x-langfuse-ingestion-version": "4"}
-        self._sender = OtlpSender(f"{self._connection.base_url}{OTLP_PATH}", headers, timeout=timeout)
+        self._sender = OtlpSender(
+            f"{self._connection.base_url}{OTLP_PATH}",
+            headers,
+            timeout=timeout,
+            scope_name=SCOPE,
+            scope={"public_key": self._connection.public_key},
+        )
         self._scores = ScoreSender(self._connection, timeout)
 
     def check(self) -> None:
@@ -77,7 +97,7 @@ class LangfuseSink(TraceSink):
     def run_started(self, event: RunStarted) -> None:
         """The run as a trace of its own, with the settings as its input."""
         trace, start = int(digest(event.id) * 2, 16), int(event.at * 1e9)
-        attributes = run_attributes(event, self._environment_of("train"))
+        attributes = run_attributes(event, self._environment_of("train")) | self._release
         self._sender.send([[OtlpSpan(trace, trace % 2**64 or 1, None, "run", start, start, attributes)]])
 
     def groups_finished(self, event: GroupsFinished) -> None:
@@ -93,12 +113,12 @@ class LangfuseSink(TraceSink):
         self._scores.send(scores)
 
     def evaluation_finished(self, event: EvaluationFinished) -> None:
-        named = {f"{event.split}/{name}": value for name, value in event.metrics.items()}
-        self._session_scores(event, event.step, event.split, named)
+        names = [name for name in event.metrics if name not in EVALUATION_DETAILS]
+        self._session_scores(event, event.step, event.split, {name: f"{event.split}/{name}" for name in names})
 
     def step_finished(self, event: StepFinished) -> None:
         """Session scores of the rollouts that the step was trained on."""
-        self._session_scores(event, event.began, "train", event.metrics)
+        self._session_scores(event, event.began, "train", {name: name for name in STEP_SCORES})
 
     def alert(self, event: Alert) -> None:
         session = session_id(event.run, event.step)
@@ -110,20 +130,23 @@ class LangfuseSink(TraceSink):
         self._scores.close()
 
     def _session_scores(
-        self, event: StepFinished | EvaluationFinished, step: int, split: str, metrics: Mapping[str, float]
+        self, event: StepFinished | EvaluationFinished, step: int, split: str, scored: Mapping[str, str]
     ) -> None:
+        """Send metrics as scores of the session. `scored`: the score's name by metric. The first score has all metrics of the
+        event as its metadata."""
+        numbers: Json = {name: float(value) for name, value in event.metrics.items() if math.isfinite(value)}
         session, environment = session_id(event.run, step), self._environment_of(split)
         scores = [
             LangfuseScore(
-                digest(event.id, name),
-                name,
-                float(value),
+                digest(event.id, scored[metric]),
+                scored[metric],
+                numbers[metric],
                 event.at,
                 session=session,
                 environment=environment,
-                metadata={"model": event.model},
+                metadata={"model": event.model, **({} if index else {"metrics": numbers})},
             )
-            for name, value in metrics.items()
+            for index, metric in enumerate(name for name in scored if name in numbers)
         ]
         self._scores.send(scores)
 
@@ -133,7 +156,7 @@ class LangfuseSink(TraceSink):
         scenario = rollout.record.place.scenario or ""
         spans, environment, trace = rollout_spans(rollout), self._environment_of(event.split), trace_id(rollout)
         ids = {span.key: span_id(rollout, span.key) for span in spans}
-        shared = trace_attributes(rollout, spans[0], event, environment, experiments.get(scenario))
+        shared = trace_attributes(rollout, spans[0], event, environment, experiments.get(scenario)) | self._release
         return [
             OtlpSpan(
                 trace,
@@ -142,7 +165,7 @@ class LangfuseSink(TraceSink):
                 span.name,
                 span.start,
                 span.end,
-                span_attributes(span, self._mask),
+                span_attributes(span, rollout.record.metadata, self._mask),
                 span.error,
                 shared=shared,
             )

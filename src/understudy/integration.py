@@ -78,6 +78,7 @@ from .types import (
     CallOrigin,
     CallOutput,
     CallStatus,
+    CallTrace,
     Json,
     Message,
     Sampling,
@@ -85,7 +86,7 @@ from .types import (
     as_rollout_exception,
     new_id,
 )
-from .wire import CallTrace, RolloutTrace, call_headers, is_labelled
+from .wire import RolloutTrace, call_headers, is_labelled
 
 __all__ = [
     "MAX_COMPLETION_TOKENS",

@@ -135,6 +135,43 @@ class Call(Frozen):
     late: bool = False  # recorded after its trajectory was sealed; never trained
     started_at: float  # unix seconds
     ended_at: float
+    first_token_at: float | None = None  # unix seconds; None: the call was not streamed
+
+
+class OutputTrace(Frozen):
+    """One choice of a call, with a token count instead of token ids. Logprobs are in nats; None: not recorded."""
+
+    index: int
+    message: Message
+    finish_reason: str | None
+    status: CallStatus
+    parse_failure: bool
+    tokens: int
+    logprob_mean: float | None
+    logprob_min: float | None
+
+
+class CallTrace(Frozen):
+    """A call without its token arrays, for trace sinks: recorded by the server, or answered by another LLM."""
+
+    id: str
+    trajectory_id: str
+    model: str
+    step: int
+    status: CallStatus
+    sampling: Sampling
+    constrained: str | None
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] | None
+    prompt_tokens: int
+    outputs: tuple[OutputTrace, ...]
+    origin: CallOrigin | None
+    error: str | None
+    late: bool = False
+    started_at: float
+    ended_at: float
+    first_token_at: float | None = None  # unix seconds; None: the call was not streamed
+    cost: float | None = None  # USD; None: unknown
 
 
 class CallRef(Frozen):
@@ -231,6 +268,7 @@ class Trajectory(History):
     call_rewards: dict[str, float] = Field(default_factory=dict[str, float])  # by call id: reward earned after the call
     unused: list[str] = Field(default_factory=list[str])  # ids of calls whose output the app discarded
     tool_runs: list[ToolRun] = Field(default_factory=list[ToolRun])  # in order of start, timed by the adapter
+    outside_calls: list[CallTrace] = Field(default_factory=list[CallTrace])  # answered by another LLM; never trained
     started_at: float = Field(default_factory=time.time)
     ended_at: float | None = None
     place: RolloutPlace = RolloutPlace()  # filled in by the functions that gather, train and log it

@@ -42,14 +42,11 @@ from .types import (
     Call,
     CallOrigin,
     CallRef,
-    CallStatus,
+    CallTrace,
     Json,
-    Message,
     RenderedHistory,
     RolloutException,
     RolloutPlace,
-    Sampling,
-    Tool,
     TrainResult,
     new_id,
 )
@@ -234,6 +231,7 @@ class TrajectoryRecord(Wire):
     call_rewards: dict[str, FiniteFloat] = Field(default_factory=dict)  # by call id: reward earned after the call
     unused: tuple[str, ...] = ()  # ids of calls whose output the app discarded
     tool_runs: tuple[ToolRun, ...] = ()  # in order of start
+    outside_calls: tuple[CallTrace, ...] = ()  # see Trajectory.outside_calls
     started_at: UnixSeconds
     ended_at: UnixSeconds
     place: RolloutPlace = RolloutPlace()
@@ -311,40 +309,6 @@ class TrajectoryWithCalls(Wire):
 
     trajectory: TrajectoryRecord | None  # None: not finished yet
     calls: tuple[Call, ...]
-
-
-class OutputTrace(Wire):
-    """One choice of a call, with a token count instead of token ids. Logprobs are in nats; None: not recorded."""
-
-    index: int
-    message: Message
-    finish_reason: str | None
-    status: CallStatus
-    parse_failure: bool
-    tokens: int
-    logprob_mean: float | None
-    logprob_min: float | None
-
-
-class CallTrace(Wire):
-    """A recorded call without its token arrays, for trace sinks."""
-
-    id: str
-    trajectory_id: str
-    model: str
-    step: int
-    status: CallStatus
-    sampling: Sampling
-    constrained: str | None
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] | None
-    prompt_tokens: int
-    outputs: tuple[OutputTrace, ...]
-    origin: CallOrigin | None
-    error: str | None
-    late: bool
-    started_at: float
-    ended_at: float
 
 
 class RolloutTrace(Wire):

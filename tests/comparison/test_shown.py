@@ -74,19 +74,32 @@ def test_one_line_shows_every_candidate_in_langfuse_the_dashboard_and_an_export_
 ) -> None:
     with scripted_llm(blue_only) as api:
         words = ["compare", "shown_app:agent", "--scenarios", "held_out.jsonl", "--trace", "langfuse,jsonl:log"]
-        words += ["--with", "step:0", "--with", f"openai/big?name=my big&api_base={api.url}"]
+        words += [
+            "--with",
+            "step:0",
+            "--with",
+            f"openai/big?name=my big&api_base={api.url}&prompt_price=1&completion_price=2",
+        ]
         assert guarded(lambda: command_line(words, standalone_mode=False)) == 0
     run = json.loads((folder / "comparison" / "comparison.json").read_text())["run"]
-    runs = (f"{run}-step-0", f"{run}-my-big")
+    runs = (f"step-0-{run}", f"my-big-{run}")
 
     assert langfuse.faults_found() == []
     agents = [span for span in langfuse.spans.values() if span.type == "agent"]
     sessions = Counter(span.attributes["langfuse.session.id"] for span in agents)
-    assert sessions == {f"{each}/step-00000": 3 for each in runs}
+    assert sessions == {f"step-00000/{each}": 3 for each in runs}
     means = {
         score["sessionId"]: score["value"] for score in langfuse.scores.values() if score["name"] == "compare/success"
     }
-    assert means == {f"{runs[0]}/step-00000": 1.0, f"{runs[1]}/step-00000": pytest.approx(1 / 3)}
+    assert means == {f"step-00000/{runs[0]}": 1.0, f"step-00000/{runs[1]}": pytest.approx(1 / 3)}
+    calls = [span.attributes for span in langfuse.spans.values() if span.type == "generation"]
+    assert Counter(own["langfuse.observation.model.name"] for own in calls) == {"shown": 3, "openai/big": 3}
+    [big, *_] = [own for own in calls if own["langfuse.observation.model.name"] == "openai/big"]
+    usage = json.loads(big["langfuse.observation.usage_details"])
+    cost = (usage["input"] + 2 * usage["output"]) / 1e6
+    assert json.loads(big["langfuse.observation.cost_details"]) == {"total": pytest.approx(cost)} and usage["output"]
+    assert json.loads(big["langfuse.observation.input"])[0]["content"].startswith("say ")
+    assert "langfuse.version" not in big and big["langfuse.trace.name"] == "my-big"
     said = [
         span.attributes["langfuse.observation.output"]
         for span in agents
@@ -129,5 +142,5 @@ def test_a_comparison_is_an_experiment_on_a_langfuse_dataset_for_each_candidate(
         for span in langfuse.spans.values()
         if span.type == "agent"
     )
-    names = [f"{found.run}-{name}@step-0" for name in ("step-0", "big")]
+    names = [f"shown step 0 compare (step-0-{found.run})", f"big compare (big-{found.run})"]
     assert items == {(name, each["id"]): 1 for name in names for each in SCENARIOS}

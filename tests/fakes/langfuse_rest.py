@@ -96,15 +96,25 @@ def _observation(span: Received) -> dict[str, Any]:
     def named(prefix: str) -> dict[str, Any]:
         return {key.removeprefix(prefix): value for key, value in own.items() if key.startswith(prefix)}
 
+    metadata, input = (
+        named("langfuse.observation.metadata.") | named("langfuse.trace.metadata."),
+        own.get("langfuse.observation.input"),
+    )
+    if "tools" in metadata:  # Langfuse 4 shows these tools beside the messages
+        input = json.dumps({"messages": json.loads(input), "tools": json.loads(metadata.pop("tools"))})
     return {
         "id": span.id, "traceId": span.trace, "projectId": "project", "parentObservationId": span.parent or None,
         "startTime": _time(span.start), "endTime": _time(span.end), "type": span.type.upper(),
         "isRootObservation": own.get("langfuse.internal.is_app_root") is True or not span.parent,
-        "name": own.get("gen_ai.tool.name", span.name), "level": own.get("langfuse.observation.level", "DEFAULT"),
+        "name": span.name, "level": own.get("langfuse.observation.level", "DEFAULT"),
         "statusMessage": own.get("langfuse.observation.status_message"), "version": own.get("langfuse.version"),
         "environment": own.get("langfuse.environment"), "sessionId": own.get("langfuse.session.id"),
-        "input": own.get("langfuse.observation.input"), "output": own.get("langfuse.observation.output"),
-        "metadata": named("langfuse.trace.metadata.") | named("langfuse.observation.metadata."),
+        "input": input, "output": own.get("langfuse.observation.output"), "metadata": metadata,
+        "userId": own.get("user.id"), "release": own.get("langfuse.release"),
+        "promptName": own.get("langfuse.observation.prompt.name"),
+        "promptVersion": own.get("langfuse.observation.prompt.version"),
+        "completionStartTime": own.get("langfuse.observation.completion_start_time"),
+        "costDetails": json.loads(own.get("langfuse.observation.cost_details", "{}")),
         "model": own.get("langfuse.observation.model.name"),
         "modelParameters": json.loads(own.get("langfuse.observation.model.parameters", "null")),
         "usageDetails": json.loads(own.get("langfuse.observation.usage_details", "{}")),
@@ -153,13 +163,16 @@ def _experiments(server: TraceServer, query: Query, *, items: bool) -> Answer:
             "level": "DEFAULT", "environment": own["langfuse.environment"], "experimentId": own[prefix + "id"],
             "experimentName": own[prefix + "name"], "experimentItemId": own[prefix + "item.id"],
             "experimentDatasetId": own[prefix + "dataset.id"],
-            "expectedOutput": own[prefix + "item.expected_output"],
+            "expectedOutput": own[prefix + "item.expected_output"], "description": own[prefix + "description"],
+            "metadata": json.loads(own[prefix + "metadata"]),
         })  # fmt: skip
     if items:
         return _page(found, query)
     whole = [
         {"id": each["experimentId"], "name": each["experimentName"], "startTime": each["startTime"],
-         "endTime": each["endTime"], "itemCount": len(found), "datasetId": each["experimentDatasetId"]}
+         "endTime": each["endTime"], "itemCount": len(found), "datasetId": each["experimentDatasetId"],
+         "description": each["description"],
+         **({"metadata": each["metadata"]} if "metadata" in query.get("fields", [""])[0] else {})}
         for each in found[:1]
     ]  # fmt: skip
     return _page(whole, query)

@@ -35,8 +35,19 @@ PUBLIC, SECRET = "pk-lf-test", "sk-lf-test"
 TYPES = {"agent", "generation", "tool", "span", "evaluator"}
 ON_EVERY_SPAN = (
     "langfuse.observation.type", "langfuse.trace.name", "langfuse.session.id", "langfuse.trace.tags", "langfuse.environment",
-    "langfuse.version",
 )  # fmt: skip
+READ = (
+    *ON_EVERY_SPAN, "langfuse.version", "langfuse.release", "user.id", "langfuse.internal.is_app_root",
+    *(f"langfuse.observation.{name}" for name in (
+        "input", "output", "level", "status_message", "model.name", "model.parameters", "usage_details", "cost_details",
+        "completion_start_time", "prompt.name", "prompt.version",
+    )),
+    *(f"langfuse.experiment.{name}" for name in (
+        "id", "name", "description", "metadata", "dataset.id", "item.id", "item.root_observation_id", "item.expected_output",
+    )),
+)  # fmt: skip
+"""Attributes of packages/shared/src/server/otel/attributes.ts that the processor reads; others say nothing, or the same twice."""
+PREFIXES = ("langfuse.trace.metadata.", "langfuse.observation.metadata.")
 Fault = int | str
 """A status to answer with, `hang`, or `redirect`."""
 JSON = "application/json; charset=utf-8"
@@ -137,6 +148,10 @@ class TraceServer:
             for scope in resource.scope_spans
             for span in scope.spans
         ]
+        for scope in [scope.scope for resource in request.resource_spans for scope in resource.scope_spans]:
+            known = scope.name.startswith("langfuse-sdk") and _attributes(scope.attributes) == {"public_key": PUBLIC}
+            if self.langfuse and not known:
+                self.broken.append(f"{scope.name}: all attributes are shown again as metadata")
         if self.breaks({span.trace for span in new}) or any(
             int(span.id, 16) == 0 or len(span.id) != 16 for span in new
         ):
@@ -168,6 +183,16 @@ class TraceServer:
         if not self.langfuse:
             return
         self.broken += [f"{span.name}: no {name}" for name in ON_EVERY_SPAN if name not in span.attributes]
+        self.broken += [
+            f"{span.name}: {name} is not read" for name in span.attributes
+            if name not in READ and not name.startswith(PREFIXES)
+        ]  # fmt: skip
+        both = [
+            {name.removeprefix(prefix) for name in span.attributes if name.startswith(prefix)} for prefix in PREFIXES
+        ]
+        self.broken += [f"{span.name}: trace metadata {name} hides the observation's" for name in both[0] & both[1]]
+        if len(str(span.attributes.get("langfuse.session.id"))) > 200:
+            self.broken.append(f"{span.name}: the session id is too long and dropped")
         if span.type not in TYPES:
             self.broken.append(f"{span.name}: type {span.type!r}")
         if not span.parent and span.attributes.get("langfuse.internal.is_app_root") is not True:
@@ -175,9 +200,8 @@ class TraceServer:
         environment = str(span.attributes.get("langfuse.environment"))
         if set(environment) - set("abcdefghijklmnopqrstuvwxyz0123456789-_"):
             self.broken.append(f"{span.name}: environment {environment!r}")
-        for name in ("langfuse.observation.input", "langfuse.observation.output", "langfuse.observation.usage_details"):
-            if name in span.attributes:
-                json.loads(span.attributes[name])
+        for name in ("input", "output", "usage_details", "cost_details", "model.parameters"):
+            json.loads(span.attributes.get(f"langfuse.observation.{name}", "null"))
         if span.error is not None and span.attributes.get("langfuse.observation.level") != "ERROR":
             self.broken.append(f"{span.name}: an error without its level")
 

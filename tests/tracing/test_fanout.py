@@ -180,8 +180,8 @@ def test_a_process_that_is_killed_in_the_middle_leaves_notes_of_what_it_owes(
     assert [note.event.id for note in notes.undelivered] == [f"{RUN}/agent/1/step", f"{RUN}/agent/2/step"]
     assert FanOut([langfuse(server)], "next", [], notes=tmp_path).close() == []
     assert sorted({score["sessionId"] for score in server.scores.values()}) == [
-        f"{RUN}/step-00000",
-        f"{RUN}/step-00001",
+        f"step-00000/{RUN}",
+        f"step-00001/{RUN}",
     ]
 
 

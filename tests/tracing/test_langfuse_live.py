@@ -35,7 +35,7 @@ from understudy_langfuse import (
 T = TypeVar("T")
 VARIABLES = ("LANGFUSE_BASE_URL", "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
 MISSING = [name for name in VARIABLES if not os.environ.get(name)]
-FIELDS = "core,basic,io,metadata,model,usage,trace_context"
+FIELDS = "core,basic,time,io,metadata,model,usage,prompt,trace_context"
 BEGAN = datetime.fromtimestamp(START - 60, UTC)
 
 
@@ -115,7 +115,10 @@ def rollouts(project: Project, split: str = "train") -> tuple[RolloutTrace, ...]
     """Four rollouts of one group; a tool of the first was timed."""
     first, *others = (sample_rollout(index, run=project.run, split=split) for index in range(4))
     run = ToolRun(tool_call_id="tool-0", name="look_up", started_at=START + 0.35, ended_at=START + 0.45)
-    return (first.model_copy(update={"record": first.record.model_copy(update={"tool_runs": (run,)})}), *others)
+    metadata = {**first.record.metadata, "user_id": "ann", "prompt": "greet@3"}
+    record = first.record.model_copy(update={"tool_runs": (run,), "metadata": metadata})
+    call = first.calls[0].model_copy(update={"cost": 0.25, "first_token_at": START + 0.15})
+    return (first.model_copy(update={"record": record, "calls": (call, *first.calls[1:])}), *others)
 
 
 def plain(value: Any) -> Any:
@@ -126,15 +129,22 @@ def plain(value: Any) -> Any:
 def test_a_rollout_is_one_trace_also_when_it_is_exported_again(project: Project) -> None:
     several = rollouts(project)
     for _ in range(2):
-        with project.sink() as sink:
+        with project.sink(release="v7") as sink:
             sink.groups_finished(GroupsFinished(project.run, "train", 0, ("g",), several))
     root, node, call, tool, _, _ = project.observations(several[0], 6)
     assert [each.type for each in (root, node, call, tool)] == ["AGENT", "SPAN", "GENERATION", "TOOL"]
-    assert (root.name, root.is_root_observation, root.version) == ("box-0", True, "lora-step-0")
-    assert root.session_id == f"{project.run}/step-00000" and root.environment == project.environment
+    assert (root.name, root.trace_name, root.is_root_observation) == ("shelves", "shelves", True)
+    assert (root.version, root.release, root.user_id) == ("lora-step-0", "v7", "ann")
+    assert root.session_id == f"step-00000/{project.run}" and root.environment == project.environment
+    assert root.metadata["scenario"] == "box-0" and not {"attributes", "scope"} & root.metadata.keys()
     assert set(root.tags) == {"understudy", "split:train", "model:agent"}
-    assert call.model == "agent@0" and call.usage_details["input"] == 40 and call.usage_details["output"] == 12
-    assert plain(call.input)[1]["content"] == "Where is box 0?"
+    assert call.model == "agent" and call.usage_details["input"] == 40 and call.usage_details["output"] == 12
+    assert call.cost_details["total"] == 0.25 and call.completion_start_time.timestamp() == pytest.approx(START + 0.15)
+    if project.seconds < 1:  # a real server links only prompts that it has
+        assert (call.prompt_name, call.prompt_version) == ("greet", 3)
+    assert plain(call.input)["messages"][1]["content"] == "Where is box 0?"
+    assert plain(call.input)["tools"][0]["function"]["name"] == "look_up"
+    assert plain(node.input)["content"] == "Where is box 0?" and plain(node.output) == plain(call.output)
     assert plain(root.output)["content"] == "On shelf 7."
     assert (tool.name, plain(tool.input), plain(tool.output)) == ("look_up", {"box": 7}, "shelf 7")
     assert tool.parent_observation_id == root.id and call.parent_observation_id == node.id
@@ -155,7 +165,7 @@ def test_rewards_metrics_explanations_and_steps_are_scores(project: Project) -> 
         "ruler_score": 0.25,
     }
     assert scores["reward"].comment == "answer 1 is short"
-    session = project.scores(2, session_id=f"{project.run}/step-00000")
+    session = project.scores(2, session_id=f"step-00000/{project.run}")
     assert {name: score.value for name, score in session.items()} == {"reward": 0.5, "entropy": 1.5}
 
 
@@ -194,10 +204,14 @@ def test_a_dataset_comes_back_and_an_evaluation_is_an_experiment_on_it(project: 
     with project.sink(dataset=name) as sink:
         sink.groups_finished(GroupsFinished(project.run, "val", 2, ("v",), (rollout,)))
         sink.evaluation_finished(evaluated)
-    experiment = f"{project.run}@step-2"
+    experiment = f"agent step 2 val ({project.run})"
     read = project.api.experiments.list
-    [found] = project.awaited(lambda: project.all(read, from_start_time=BEGAN, name=experiment), 1)
+    [found] = project.awaited(
+        lambda: project.all(read, from_start_time=BEGAN, name=experiment, fields="core,metadata"), 1
+    )
     assert (found.name, found.dataset_id, found.item_count) == (experiment, dataset.id, 1)
+    assert found.description.startswith("Understudy evaluated agent step 2 on the split val")
+    assert found.metadata["model"] == "agent" and found.metadata["split"] == "val"
     items = project.api.experiments.list_items
     [item] = project.awaited(lambda: project.all(items, from_start_time=BEGAN, experiment_name=experiment), 1)
     assert (item.trace_id, item.experiment_item_id) == (f"{trace_id(rollout):032x}", f"{project.run}-box-0")

@@ -120,9 +120,11 @@ def test_an_evaluation_is_an_experiment_on_the_dataset(server: TraceServer) -> N
     for span in server.spans.values():
         own = {name.removeprefix("langfuse.experiment."): value for name, value in span.attributes.items()
                if name.startswith("langfuse.experiment.")}  # fmt: skip
+        assert json.loads(own.pop("metadata")) == {"model": "agent", "step": 2, "split": "val", "run": "run"}
         assert own == {
-            "id": "run@step-2", "name": "run@step-2", "dataset.id": "dataset-boxes", "item.id": "box-0",
+            "id": "run/val@step-2", "name": "agent step 2 val (run)", "dataset.id": "dataset-boxes", "item.id": "box-0",
             "item.expected_output": '"7"', "item.root_observation_id": root,
+            "description": "Understudy evaluated agent step 2 on the split val of run run.",
         }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.trace_server import PUBLIC, REPLIES, SECRET, TraceServer, trace_server
-from understudy.contracts import GroupsFinished, TraceSink
+from understudy.contracts import GroupsFinished, StepFinished, TraceSink
 from understudy.errors import ConfigError
 from understudy.integration import DeliveryError, RejectedError
 from understudy.testing.sinks import RUN, check_sink, sample_events, sample_rollout
@@ -74,20 +74,23 @@ def test_a_rollout_is_a_trace_with_its_calls_tools_scores_and_error(server: Trac
     ]  # fmt: skip
     assert [each.parent for each in (node, call, tool, call_2)] == [root.id, node.id, root.id, node_2.id]
     own = call.attributes
-    assert own["langfuse.session.id"] == f"{RUN}/step-00000" and own["langfuse.version"] == "lora-step-0"
-    assert own["langfuse.observation.model.name"] == "agent@0" and own["langfuse.environment"] == "train"
+    assert own["langfuse.session.id"] == f"step-00000/{RUN}" and own["langfuse.version"] == "lora-step-0"
+    assert own["langfuse.observation.model.name"] == "agent" and own["langfuse.environment"] == "train"
     assert json.loads(own["langfuse.observation.usage_details"]) == {"input": 40, "output": 12, "total": 52}
     assert json.loads(own["langfuse.observation.model.parameters"])["temperature"] == 0.7
-    assert json.loads(own["langfuse.observation.metadata.logprob_mean"]) == [-0.25]
-    assert json.loads(own["langfuse.observation.input"])[1]["content"] == "Where is box 1?"
+    assert own["langfuse.observation.metadata.call.logprob_mean"] == "-0.25"
+    assert own["langfuse.trace.name"] == root.name == "shelves"
+    assert json.loads(own["langfuse.observation.input"])["messages"][1]["content"] == "Where is box 1?"
+    assert json.loads(node.attributes["langfuse.observation.input"])["content"] == "Where is box 1?"
+    assert node.attributes["langfuse.observation.output"] == own["langfuse.observation.output"]
     assert (tool.name, json.loads(tool.attributes["langfuse.observation.input"])) == ("look_up", {"box": 7})
     assert json.loads(tool.attributes["langfuse.observation.output"]) == "shelf 7"
-    assert tool.attributes["langfuse.observation.metadata.timing"] == GAP
+    assert tool.attributes["langfuse.observation.metadata.tool.timing"] == GAP
     assert json.loads(root.attributes["langfuse.observation.output"])["content"] == "On shelf 7."
     lost = traces[f"traj-{RUN}-train-0-3"]
     assert lost[0].error == "TimeoutError: the tool is away"
     assert lost[0].attributes["langfuse.observation.level"] == "ERROR"
-    assert lost[-1].attributes["langfuse.observation.metadata.timing"] == NO_RESULT
+    assert lost[-1].attributes["langfuse.observation.metadata.tool.timing"] == NO_RESULT
     mine = {score["name"]: score for score in server.scores.values() if score.get("traceId") == root.trace}
     assert {name: score["value"] for name, score in mine.items()} == {
         "reward": 0.25,
@@ -98,8 +101,27 @@ def test_a_rollout_is_a_trace_with_its_calls_tools_scores_and_error(server: Trac
     sessions = {
         (score["sessionId"], score["name"]): score["value"] for score in server.scores.values() if "sessionId" in score
     }
-    assert sessions[f"{RUN}/step-00001", "reward"] == 1.25 and sessions[f"{RUN}/step-00000", "val/success"] == 0.25
-    assert (f"{RUN}/step-00000", "not/finite") not in sessions
+    assert sessions[f"step-00001/{RUN}", "reward"] == 1.25 and sessions[f"step-00000/{RUN}", "val/success"] == 0.25
+
+
+def test_a_step_with_many_metrics_has_few_scores_and_one_of_them_holds_all_numbers(server: TraceServer) -> None:
+    metrics = {"reward": 0.5, "kl/base": 0.01, "not/finite": float("nan")} | {f"layout/{i}": 1.0 for i in range(110)}
+    sink = LangfuseSink(connection(server))
+    sink.step_finished(StepFinished(RUN, "agent", 1, 0, 1.0, metrics))
+    sink.closed()
+    scores = {score["name"]: score for score in server.scores.values()}
+    assert scores.keys() == {"reward", "kl/base"}
+    assert scores["reward"]["metadata"]["metrics"] == {k: v for k, v in metrics.items() if k != "not/finite"}
+
+
+def test_sessions_of_steps_and_of_candidates_differ_in_their_first_30_letters(server: TraceServer) -> None:
+    sink = LangfuseSink(connection(server))
+    run = "train-shelf-agent-2026-01-01-at-09-30-" + "x" * 120
+    for step in (1, 2, 11):
+        rollout = sample_rollout(0, run=run, step=step)
+        sink.groups_finished(GroupsFinished(run, "train", step, ("a",), (rollout,)))
+    sessions = {span.attributes["langfuse.session.id"] for span in server.spans.values()}
+    assert len({session[:30] for session in sessions}) == 3 and server.faults_found() == []
 
 
 def test_what_is_masked_does_not_leave_and_a_sample_is_the_same_each_time(server: TraceServer) -> None:
@@ -256,6 +278,7 @@ def test_otlp_spans_speak_the_genai_conventions_and_continue_the_apps_own_trace(
         "agent",
         12,
     )
+    assert (own["gen_ai.response.model"], own["understudy.call.step"]) == ("agent", 0)
     assert own["gen_ai.response.finish_reasons"] == ["tool_calls"]
     assert json.loads(own["gen_ai.input.messages"])[0] == {
         "role": "system",
@@ -352,4 +375,6 @@ def test_the_same_spans_go_by_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
         sink.groups_finished(GroupsFinished(RUN, "train", 0, ("a",), (sample_rollout(1),)))
     finally:
         server.stop(None)
-    assert sorted(got) == ["agent", "agent", "box-0", "chat agent", "chat agent", "execute_tool look_up"]
+    assert sorted(got) == [
+        "agent", "agent", "chat agent", "chat agent", "execute_tool look_up", "invoke_agent shelves",
+    ]  # fmt: skip

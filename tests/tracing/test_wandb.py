@@ -144,7 +144,7 @@ async def test_each_candidate_of_a_comparison_is_a_run_with_its_table_and_means(
             rollout, scenarios, ["step:0", big], model=model, output=folder / "out", sinks=["wandb"], success_at=1.0
         )
     ids = {record.run.run_id for _, record in records(folder) if record.HasField("run")}
-    assert ids == {f"{found.run}-step-0", f"{found.run}-big"}
+    assert ids == {f"step-0-{found.run}", f"big-{found.run}"}
     rows = [row for row in history(folder) if "compare/reward" in row or "samples/compare" in row]
     assert [row["compare/reward"] for row in rows] == [1.0, 1.0]
     assert [row["samples/compare"]["nrows"] for row in rows] == [2, 2]

@@ -147,6 +147,7 @@ def trajectory_record(
         call_rewards=_finite(trajectory.call_rewards, f"{where}: call_rewards"),
         unused=tuple(trajectory.unused),
         tool_runs=tuple(trajectory.tool_runs),
+        outside_calls=tuple(trajectory.outside_calls),
         started_at=trajectory.started_at,
         ended_at=time.time() if trajectory.ended_at is None else trajectory.ended_at,
         place=trajectory.place.filled(known, index),

@@ -21,7 +21,18 @@ from understudy.client.http import Api
 from understudy.errors import BudgetExceeded, ConfigError, LlmError, MissingExtraError
 from understudy.llms.answer import ChatAnswer
 from understudy.llms.llm import Llm
-from understudy.types import CUT_OFF, Call, CallOutput, CallStatus, Json, Message, Sampling, new_id
+from understudy.types import (
+    CUT_OFF,
+    Call,
+    CallOutput,
+    CallStatus,
+    CallTrace,
+    Json,
+    Message,
+    OutputTrace,
+    Sampling,
+    new_id,
+)
 from understudy.wire import CALL_HEADER, OPEN, TRAJECTORY_HEADER
 
 from .rows import MeasuredCall
@@ -35,11 +46,47 @@ LASTING = (BudgetExceeded, ConfigError, MissingExtraError)
 
 
 class RecordedCall:
-    """A call that the gateway answered, with its time, tokens and cost."""
+    """A call that the gateway answered, with its time, tokens and cost. `llm_name`: the LLM's name in litellm."""
 
-    def __init__(self, call: Call, measured: MeasuredCall) -> None:
+    def __init__(self, call: Call, measured: MeasuredCall, llm_name: str) -> None:
         self.call = call
         self.measured = measured
+        self._llm_name = llm_name
+
+    def trace(self) -> CallTrace:
+        """The call for trace sinks. Tokens of further choices are counted with the first: providers report only sums."""
+        call, measured = self.call, self.measured
+        outputs = tuple(
+            OutputTrace(
+                index=output.index,
+                message={"role": "assistant", **output.message},
+                finish_reason=output.finish_reason,
+                status=output.status,
+                parse_failure=False,
+                tokens=(measured.completion_tokens or 0) if number == 0 else 0,
+                logprob_mean=None,
+                logprob_min=None,
+            )
+            for number, output in enumerate(call.outputs)
+        )
+        return CallTrace(
+            id=call.id,
+            trajectory_id=call.trajectory_id,
+            model=self._llm_name,
+            step=0,
+            status=call.status,
+            sampling=call.sampling,
+            constrained=None,
+            messages=call.messages,
+            tools=call.tools,
+            prompt_tokens=measured.prompt_tokens or 0,
+            outputs=outputs,
+            origin=None,
+            error=None,
+            started_at=measured.started_at,
+            ended_at=call.ended_at,
+            cost=measured.cost,
+        )
 
 
 class Gateway:
@@ -121,9 +168,11 @@ class Gateway:
             return 402, _error(str(error), type(error).__name__)
         except CancelledError:
             return 503, _error("the comparison has ended", "ended")
-        return 200, self._record(request, trajectory, answer, began)
+        return 200, self._record(request, trajectory, answer, began, llm.options.model)
 
-    def _record(self, request: dict[str, Json], trajectory: str, answer: ChatAnswer, began: float) -> Json:
+    def _record(
+        self, request: dict[str, Json], trajectory: str, answer: ChatAnswer, began: float, llm_name: str
+    ) -> Json:
         """Store the call, and return the completion, whose choices name the call."""
         call_id, ended = new_id("call"), time.time()
         outputs = tuple(_output(choice) for choice in answer.choices)
@@ -133,7 +182,7 @@ class Gateway:
             model=str(request["model"]),
             step=0,
             status=outputs[0].status,
-            sampling=Sampling(),
+            sampling=_sampling(request),
             messages=tuple(request["messages"]),
             tools=tuple(request["tools"]) if request.get("tools") else None,
             prompt_ids=(),
@@ -150,7 +199,7 @@ class Gateway:
             cut=call.status == CallStatus.TRUNCATED,
         )
         with self._lock:
-            self._calls.setdefault(trajectory, []).append(RecordedCall(call, measured))
+            self._calls.setdefault(trajectory, []).append(RecordedCall(call, measured, llm_name))
         mark = {"trajectory_id": trajectory, "call_id": call_id, "step": 0}
         choices = [{**choice, "understudy": mark | {"index": choice["index"]}} for choice in answer.choices]
         completion: dict[str, Json] = {
@@ -165,6 +214,12 @@ class Gateway:
             usage = {"prompt_tokens": prompt, "completion_tokens": completed, "total_tokens": prompt + completed}
             completion["usage"] = usage
         return completion
+
+
+def _sampling(request: dict[str, Json]) -> Sampling:
+    """The sampling settings of a request, as far as OpenAI's API has them."""
+    given = {name: request[name] for name in ("temperature", "top_p") if isinstance(request.get(name), int | float)}
+    return Sampling.model_validate(given)
 
 
 def _output(choice: Json) -> CallOutput:

@@ -104,8 +104,8 @@ class RolloutStage:
         return [FixedStepModel(model, candidate.step) for model in own]
 
     def run_of(self, candidate: Candidate) -> str:
-        """The candidate's run id in the server's records and in trace sinks."""
-        return f"{self.run}-{candidate.record_name}"
+        """The candidate's run id in the server's records and in trace sinks, whose lists cut long names: it comes first."""
+        return f"{candidate.record_name}-{self.run}"
 
     def _fingerprint(self, candidate: Candidate, scenario: object) -> str:
         """Hash of everything that the candidate's rollouts of a scenario depend on."""
@@ -203,7 +203,7 @@ def _measured(call: Call) -> MeasuredCall:
 
 
 def unmarked(trajectory: Trajectory, calls: Sequence[RecordedCall]) -> Trajectory:
-    """The trajectory as that of another endpoint: its choices name no recorded calls.
+    """The trajectory as that of another endpoint: its choices name no recorded calls, and it has the calls itself.
 
     If it has no choices, its conversations are built from the calls.
     """
@@ -221,6 +221,7 @@ def unmarked(trajectory: Trajectory, calls: Sequence[RecordedCall]) -> Trajector
         "weights": {},
         "call_rewards": {},
         "unused": [],
+        "outside_calls": [recorded.trace() for recorded in calls],
     }
     return trajectory.model_copy(update=update)
 

@@ -23,8 +23,17 @@ from understudy.contracts import (
 )
 from understudy.tracing.fanout import show, sink_name
 from understudy.tracing.names import METHODS
-from understudy.types import CallOrigin, CallStatus, Message, RolloutException, RolloutPlace, Sampling
-from understudy.wire import CallTrace, OutputTrace, RolloutTrace, TrajectoryRecord
+from understudy.types import (
+    CallOrigin,
+    CallStatus,
+    CallTrace,
+    Message,
+    OutputTrace,
+    RolloutException,
+    RolloutPlace,
+    Sampling,
+)
+from understudy.wire import RolloutTrace, TrajectoryRecord
 
 START = 1_767_225_600.0
 """Unix seconds at which the sample run begins."""

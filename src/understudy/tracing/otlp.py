@@ -63,6 +63,7 @@ class SpanExport(Protocol):
 
 class OtlpSender:
     """Sends the spans of rollouts. `endpoint=None` and `headers=None` read OTEL_EXPORTER_OTLP_*; `timeout` is in seconds.
+    `scope_name`, `scope`: name and attributes of the instrumentation scope.
 
     Raises MissingExtraError without the OpenTelemetry SDK.
     """
@@ -73,14 +74,15 @@ class OtlpSender:
         headers: Mapping[str, str] | None = None,
         *,
         timeout: float | None = None,
-        resource: Mapping[str, str] | None = None,
+        scope: Mapping[str, str] | None = None,
+        scope_name: str = "understudy",
         protocol: OtlpProtocol = "http/protobuf",
     ) -> None:
         try:
             export_class = import_module("understudy.tracing.otlp_export").SdkExport
         except ModuleNotFoundError as error:
             raise MissingExtraError("opentelemetry-exporter-otlp-proto-http", "otlp") from error
-        self._export = cast(SpanExport, export_class(endpoint, headers, timeout, resource or {}, protocol))
+        self._export = cast(SpanExport, export_class(endpoint, headers, timeout, scope or {}, scope_name, protocol))
 
     def send(self, rollouts: Sequence[Sequence[OtlpSpan]]) -> None:
         """Send all rollouts. If the server refuses a batch as invalid (400), its rollouts are sent one by one.

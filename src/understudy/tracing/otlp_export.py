@@ -40,7 +40,8 @@ class SdkExport:
         endpoint: str | None,
         headers: Mapping[str, str] | None,
         timeout: float | None,
-        resource: Mapping[str, str],
+        scope: Mapping[str, str],
+        scope_name: str,
         protocol: OtlpProtocol,
     ) -> None:
         self.status: int | None = None
@@ -55,8 +56,8 @@ class SdkExport:
                 endpoint=endpoint, headers=own, timeout=timeout, compression=Compression.Gzip, session=self._session()
             )
         )
-        attributes = Resource.create({"service.name": "understudy", **resource}).attributes
-        self._encoder = RequestEncoder(cast(Mapping[str, Attribute], attributes), "understudy", understudy.__version__)
+        resource = cast(Mapping[str, Attribute], Resource.create({"service.name": "understudy"}).attributes)
+        self._encoder = RequestEncoder(resource, scope_name, understudy.__version__, scope)
 
     def sent(self, spans: Sequence[OtlpSpan]) -> bool:
         """Send the spans; returns whether the server accepted the request, perhaps without its `rejected` spans."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope
@@ -26,11 +27,19 @@ class Outgoing:
 class RequestEncoder:
     """Encodes the spans of one resource and scope."""
 
-    def __init__(self, resource: Mapping[str, Attribute], scope: str, version: str) -> None:
+    def __init__(
+        self,
+        resource: Mapping[str, Attribute],
+        scope: str,
+        version: str,
+        scope_attributes: Mapping[str, Attribute] = MappingProxyType({}),
+    ) -> None:
         self._resource = Resource()
         for name, value in resource.items():
             _set(self._resource.attributes.add(key=name).value, value)
         self._scope = InstrumentationScope(name=scope, version=version)
+        for name, value in scope_attributes.items():
+            _set(self._scope.attributes.add(key=name).value, value)
 
     def request(self, spans: Sequence[OtlpSpan]) -> ExportTraceServiceRequest:
         """The request with these spans. Shared attributes of neighbouring spans are encoded once."""

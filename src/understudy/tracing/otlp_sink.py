@@ -16,8 +16,8 @@ from understudy.contracts import (
     digest,
 )
 from understudy.errors import ConfigError
-from understudy.types import Json, Message
-from understudy.wire import CallTrace, RolloutTrace
+from understudy.types import CallTrace, Json, Message
+from understudy.wire import RolloutTrace
 
 from .json_text import json_text
 from .otlp import Attribute, OtlpProtocol, OtlpSender, OtlpSpan
@@ -29,6 +29,7 @@ ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_EN
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 CHECK_SECONDS: Final = 4.0
 OPERATIONS: Final = {SpanKind.AGENT: "invoke_agent", SpanKind.GENERATION: "chat", SpanKind.TOOL: "execute_tool"}
+NAMES: Final = {SpanKind.AGENT: "invoke_agent {}", SpanKind.TOOL: "execute_tool {}"}
 Mask = Callable[[Json], Json]
 """Input, output or arguments -> the value that may leave the process."""
 
@@ -118,7 +119,7 @@ class OtlpSink(TraceSink):
                 trace,
                 ids[span.key],
                 ids[span.parent] if span.parent is not None else None,
-                f"execute_tool {span.name}" if span.kind is SpanKind.TOOL else span.name,
+                NAMES.get(span.kind, "{}").format(span.name),
                 span.start,
                 span.end,
                 self._attributes(span, rollout),
@@ -137,7 +138,7 @@ class OtlpSink(TraceSink):
         if span.error is not None:
             attributes["error.type"] = span.error.split(":")[0][:200]
         if span.kind is SpanKind.AGENT:
-            attributes |= _rollout_attributes(rollout)
+            attributes |= _rollout_attributes(rollout, span.name)
         elif span.call is not None:
             attributes |= call_attributes(span.call)
             if self._content:
@@ -172,7 +173,8 @@ def call_attributes(call: CallTrace) -> dict[str, Attribute]:
     attributes: dict[str, Attribute] = {
         "gen_ai.provider.name": "understudy",
         "gen_ai.request.model": call.model,
-        "gen_ai.response.model": f"{call.model}@{call.step}",
+        "gen_ai.response.model": call.model,
+        "understudy.call.step": call.step,
         "gen_ai.response.id": call.id,
         "gen_ai.request.temperature": call.sampling.temperature,
         "gen_ai.request.top_p": call.sampling.top_p,
@@ -180,6 +182,8 @@ def call_attributes(call: CallTrace) -> dict[str, Attribute]:
         "gen_ai.usage.output_tokens": sum(output.tokens for output in call.outputs),
         "gen_ai.response.finish_reasons": [output.finish_reason or "error" for output in call.outputs],
     }
+    if call.cost is not None:
+        attributes["understudy.call.cost"] = call.cost
     if call.sampling.top_k:
         attributes["gen_ai.request.top_k"] = call.sampling.top_k
     return attributes
@@ -201,9 +205,9 @@ def as_parts(message: Message) -> dict[str, Json]:
     return {"role": message.get("role"), "parts": parts}
 
 
-def _rollout_attributes(rollout: RolloutTrace) -> dict[str, Attribute]:
+def _rollout_attributes(rollout: RolloutTrace, name: str) -> dict[str, Attribute]:
     record, place = rollout.record, rollout.record.place
-    attributes: dict[str, Attribute] = {"gen_ai.agent.name": record.model, "understudy.trajectory": record.id}
+    attributes: dict[str, Attribute] = {"gen_ai.agent.name": name, "understudy.trajectory": record.id}
     for name, value in (("scenario", place.scenario), ("group", place.group), ("index", place.index)):
         if value is not None:
             attributes[f"understudy.{name}"] = value

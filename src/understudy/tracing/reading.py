@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from understudy.client.capture import histories_of
 from understudy.client.http import Api
-from understudy.types import Call, CallOutput, Message, RenderedHistory, Tool
-from understudy.wire import CallTrace, RolloutTrace, TrajectoryQuery
+from understudy.types import Call, CallOutput, CallTrace, Message, RenderedHistory, Tool
+from understudy.wire import RolloutTrace, TrajectoryQuery
 
 PAGE = 100
 """Rollouts per request."""
@@ -110,5 +110,6 @@ def _without_tokens(call: CallTrace) -> Call:
         )
         for output in call.outputs
     )
-    own = {name: getattr(call, name) for name in CallTrace.model_fields if name not in ("outputs", "prompt_tokens")}
+    left_out = {"outputs", "prompt_tokens", "cost"}
+    own = {name: getattr(call, name) for name in CallTrace.model_fields.keys() - left_out}
     return Call(**own, prompt_ids=(), outputs=outputs)

@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Final, cast
 
 from understudy.tool_runs import ToolRun
-from understudy.types import CallStatus, Json, Message
-from understudy.wire import CallTrace, RolloutTrace
+from understudy.types import CallStatus, CallTrace, Json, Message
+from understudy.wire import RolloutTrace
 
 from .reading import question_and_answer
 
@@ -64,14 +64,17 @@ def span_id(rollout: RolloutTrace, key: str) -> int:
 
 
 def rollout_spans(rollout: RolloutTrace) -> list[TraceSpan]:
-    """The spans of a rollout, parents before children, with strictly increasing start milliseconds."""
+    """The spans of a rollout, parents before children, with strictly increasing start milliseconds.
+
+    The root is named after the app (`metadata["app"]`), else after the model.
+    """
     record = rollout.record
     opening, last = question_and_answer(rollout)
     error = f"{record.exception.type}: {record.exception.message}" if record.exception is not None else None
     starts = [record.started_at, *(call.started_at for call in rollout.calls)]
     ends = [record.ended_at, *(call.ended_at for call in rollout.calls)]
-    root = TraceSpan(ROOT, None, str(record.place.scenario or ROOT), SpanKind.AGENT, _ns(min(starts)), _ns(max(ends)),
-                     list(opening), last, error)  # fmt: skip
+    name = str(record.metadata.get("app") or record.model)
+    root = TraceSpan(ROOT, None, name, SpanKind.AGENT, _ns(min(starts)), _ns(max(ends)), list(opening), last, error)
     nodes = _nodes(rollout.calls)
     inner = [*nodes.values(), *(_generation(call) for call in rollout.calls), *_tools(rollout, nodes)]
     return _increasing([root, *sorted(inner, key=lambda span: (span.start, _DEPTH[span.kind], span.key.count("|")))])
@@ -82,7 +85,6 @@ _DEPTH = {SpanKind.AGENT: 0, SpanKind.TOOL: 1, SpanKind.NODE: 2, SpanKind.GENERA
 
 
 def _generation(call: CallTrace) -> TraceSpan:
-    answers = [output.message for output in call.outputs]
     failed = call.status in (CallStatus.FAILED, CallStatus.CANCELLED)
     error = (call.error or f"the call was {call.status.value}") if failed else None
     path = _node_path(call)
@@ -94,10 +96,16 @@ def _generation(call: CallTrace) -> TraceSpan:
         _ns(call.started_at),
         _ns(call.ended_at),
         list(call.messages),
-        answers[0] if len(answers) == 1 else answers or None,
+        _answer(call),
         error,
         call,
     )
+
+
+def _answer(call: CallTrace) -> Json:
+    """The call's message; a list if it has several choices, None without any."""
+    answers: list[Json] = [output.message for output in call.outputs]
+    return answers[0] if len(answers) == 1 else answers or None
 
 
 def _node_path(call: CallTrace) -> tuple[str, ...]:
@@ -117,7 +125,10 @@ def _node_key(path: Sequence[str]) -> str:
 
 
 def _nodes(calls: Sequence[CallTrace]) -> dict[str, TraceSpan]:
-    """A span per node with calls, and per enclosing node, from its first call's start to its last call's end."""
+    """A span per node with calls, and per enclosing node, from its first call's start to its last call's end.
+
+    Its input is the last message that its first call was sent, its output the answer of its last call.
+    """
     spans: dict[str, TraceSpan] = {}
     for call in calls:
         path = _node_path(call)
@@ -125,14 +136,17 @@ def _nodes(calls: Sequence[CallTrace]) -> dict[str, TraceSpan]:
             key, start, end = _node_key(path[:depth]), _ns(call.started_at), _ns(call.ended_at)
             known = spans.get(key)
             if known is not None:
-                spans[key] = replace(known, start=min(known.start, start), end=max(known.end, end))
+                spans[key] = replace(
+                    known, start=min(known.start, start), end=max(known.end, end), output=_answer(call) or known.output
+                )
                 continue
             facts: dict[str, Json] = {"path": "|".join(path[:depth])}
             if depth == len(path) and call.origin is not None:
                 facts |= call.origin.model_dump(mode="json", exclude_none=True, exclude={"unused"})
             parent = _node_key(path[: depth - 1]) if depth > 1 else ROOT
             name = path[depth - 1].split(":")[0] or "node"
-            spans[key] = TraceSpan(key, parent, name, SpanKind.NODE, start, end, facts=facts)
+            sent = call.messages[-1] if call.messages else None
+            spans[key] = TraceSpan(key, parent, name, SpanKind.NODE, start, end, sent, _answer(call), facts=facts)
     return spans
 
 

@@ -58,6 +58,7 @@ async def test_a_whole_answer_is_recorded_with_the_engines_own_ids(gateway: Gate
     assert call.outputs[0].logprobs == pytest.approx((-0.1, -0.2, -0.3))
     assert call.outputs[0].message == {"role": "assistant", "content": "Hello"}
     assert (call.status, call.model, call.step, call.constrained) == (CallStatus.COMPLETE, "default", 0, None)
+    assert call.first_token_at is None
     assert call.sampling.model_dump() == {"temperature": 0.7, "top_p": 0.9, "top_k": 0, "min_p": 0.0}
     assert (call.messages, call.tools) == (({"role": "user", "content": "hi"},), (tool("f"),))
     mark = {"trajectory_id": "t1", "call_id": call.id, "index": 0, "step": 0}
@@ -84,6 +85,7 @@ async def test_a_streamed_answer_is_recorded_with_the_same_ids_before_its_finish
                 (call,) = await gateway.calls("t1")
                 assert choice["understudy"] == {"trajectory_id": "t1", "call_id": call.id, "index": 0, "step": 0}
     assert text == "Hello" == call.outputs[0].message["content"]
+    assert call.first_token_at is not None and call.started_at <= call.first_token_at <= call.ended_at
     assert (call.prompt_ids, call.outputs[0].token_ids) == ((1, 2, 3), (11, 12, 13))
     assert call.outputs[0].logprobs == pytest.approx((-0.1, -0.2, -0.3))
     assert response.headers["x-understudy-call"] == call.id

@@ -157,6 +157,8 @@ class ChatExchange(Response):
                     chunk = json_object(raw)
                     ready += map(_event, await self._take(chunk, call, sampled, held))
                     relay.learn(raw, chunk)
+                if call is not None:
+                    call.note_first_token(sampled)
             finally:  # chunks that arrived before an error are sent before it
                 await self._send_events(ready, call, send)
         if not sampled.finished():
@@ -171,6 +173,8 @@ class ChatExchange(Response):
         if "error" in chunk:
             raise _engine_error(chunk)
         understood(sampled.add_chunk, chunk)
+        if call is not None:
+            call.note_first_token(sampled)
         if call is None or call.settled:
             return [self._shown(chunk)]
         going_on, finishing = split(chunk)

@@ -35,7 +35,13 @@ class OpenCall:
     step: int
     id: str = field(default_factory=lambda: new_id("call"))
     started_at: float = field(default_factory=time.time)
+    first_token_at: float | None = None
     settled: bool = False
+
+    def note_first_token(self, sampled: Sampled) -> None:
+        """Keep the time at which the first token of a stream arrived."""
+        if self.first_token_at is None and sampled.begun():
+            self.first_token_at = time.time()
 
 
 class Recorder:
@@ -160,6 +166,7 @@ class Recorder:
             error=error,
             started_at=call.started_at,
             ended_at=time.time(),
+            first_token_at=call.first_token_at,
         )
         call.settled = True
         return await self._store.add_call(record, request.idempotency_key if status.usable else None)

@@ -166,6 +166,10 @@ class Sampled:
         self.limits.check_length(index, len(choice.token_ids))
         return choice
 
+    def begun(self) -> bool:
+        """Whether a token was sampled."""
+        return any(choice.token_ids for choice in self.choices.values())
+
     def finished(self) -> bool:
         """Whether all requested choices have a finish reason."""
         if len(self.choices) < self.limits.choices:

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, func, or_, select
 
-from ...types import Call, Json
-from ...wire import CallTrace, RolloutTrace, TracePage, TrajectoryQuery
+from ...types import Call, CallTrace, Json
+from ...wire import RolloutTrace, TracePage, TrajectoryQuery, TrajectoryRecord
 from .call_rows import call_of, call_trace_of
 from .claims import chunks
 from .listing import page
@@ -42,8 +42,16 @@ def trace_page(connection: Connection, query: TrajectoryQuery) -> TracePage:
     """A page of the finished trajectories that match the query, with their calls but without token ids."""
     listed = page(connection, query)
     calls_of = read_calls(connection, [record.id for record in listed.trajectories], WITHOUT_TOKENS)
-    rollouts = tuple(RolloutTrace(record=record, calls=calls_of[record.id]) for record in listed.trajectories)
+    rollouts = tuple(_with_calls(record, calls_of[record.id]) for record in listed.trajectories)
     return TracePage(rollouts=rollouts, next=listed.next)
+
+
+def _with_calls(record: TrajectoryRecord, recorded: tuple[CallTrace, ...]) -> RolloutTrace:
+    """The rollout with its recorded calls; one that another LLM answered, with the calls in its record."""
+    if not record.outside_calls:
+        return RolloutTrace(record=record, calls=recorded)
+    calls = sorted((*recorded, *record.outside_calls), key=lambda call: call.started_at)
+    return RolloutTrace(record=record.model_copy(update={"outside_calls": ()}), calls=tuple(calls))
 
 
 def read_calls(connection: Connection, ids: Sequence[str], form: CallForm[C]) -> dict[str, tuple[C, ...]]:

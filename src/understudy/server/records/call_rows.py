@@ -13,8 +13,7 @@ from typing import TypedDict
 import orjson
 from sqlalchemy import Row
 
-from ...types import Call, CallOutput, CallStatus, Json
-from ...wire import CallTrace, OutputTrace
+from ...types import Call, CallOutput, CallStatus, CallTrace, Json, OutputTrace
 
 
 class CallRow(TypedDict):
@@ -55,6 +54,7 @@ def call_row(call: Call, idempotency_key: str | None) -> CallRow:
         "tools": call.tools,
         "origin": origin,
         "error": call.error,
+        "first_token_at": call.first_token_at,
         "parse_failures": [output.index for output in call.outputs if output.parse_failure],
     }
     return CallRow(

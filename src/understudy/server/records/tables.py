@@ -40,7 +40,7 @@ calls = Table(
     Column("started_at", Double, nullable=False),
     Column("ended_at", Double, nullable=False),
     Column("prompt_ids", LargeBinary, nullable=False),
-    Column("body", Text, nullable=False),  # sampling, constrained, messages, tools, origin, error, parse_failures
+    Column("body", Text, nullable=False),  # sampling, messages, tools, origin, ...: see call_rows.call_row
     UniqueConstraint("trajectory_id", "idempotency_key", name="calls_idempotency"),  # also the index by trajectory
 )
 

@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from heapq import merge
 from typing import Final, TypedDict, Unpack, cast
 
 from understudy import Scenario
 from understudy.integration import ConfigError, Json
 
+from .attributes import OWN_TAG
 from .connection import LangfuseConnection
 from .rest import LangfuseRest
 
@@ -20,6 +22,8 @@ PAGE: Final = 500
 """Observations of a request."""
 SCORES: Final = 100
 """Scores of a request: the API takes no more."""
+IDS: Final = 50
+"""Trace ids of a request, whose URL holds them."""
 _SCORE = re.compile(r"\s*(?P<name>[^<>=]+?)\s*(?P<sign><=|<|>=|>)\s*(?P<value>-?[0-9.]+(?:e-?[0-9]+)?)\s*")
 
 
@@ -77,11 +81,11 @@ def scenarios_from_traces(
     connection: LangfuseConnection | None = None,
     **also: Unpack[TraceFilter],
 ) -> list[Scenario]:
-    """The newest traces that fit, at most `limit`, one scenario for each different input.
+    """The newest traces that fit, at most `limit`, one scenario for each different input; an empty list if none fits.
 
     A scenario has `prompt` (the last user message, where the input is a text or messages), `input` (the whole), `answer`
-    (what the app answered then), `trace_id`, and `scores` when `low_score` chose it. Its id is the trace's. Raises
-    ConfigError where nothing fits."""
+    (what the app answered then), `trace_id`, and `score` when `low_score` chose it; then those scored last come first. Its
+    id is the trace's. Traces that Understudy sent are left out, unless `tags` names theirs (`understudy`)."""
     wanted: TraceFilter = {**(filter or {}), **also}
     unknown = sorted(set(wanted) - set(TraceFilter.__annotations__))
     if unknown:
@@ -90,23 +94,20 @@ def scenarios_from_traces(
         raise ConfigError(f"limit: a whole number of at least 1 is needed, got {limit!r}")
     with LangfuseRest(connection or LangfuseConnection.from_environment()) as rest:
         bound = ScoreBound.parse(low_score) if low_score is not None else None
-        scores = _scored(rest, bound) if bound is not None else None
-        found = list(_scenarios(rest, wanted, scores, limit))
-    if not found:
-        asked = ", ".join(f"{name}={value!r}" for name, value in wanted.items()) or "no filter"
-        raise ConfigError(f"no trace in Langfuse fits {asked}" + (f" and {low_score!r}" if low_score else ""))
-    return found
+        scores = _scored(rest, bound, wanted.get("from_time")) if bound is not None else None
+        return list(_scenarios(rest, wanted, scores, limit))
 
 
-def _scored(rest: LangfuseRest, bound: ScoreBound) -> dict[str, float]:
-    """Trace id -> the score, where it is in bounds."""
+def _scored(rest: LangfuseRest, bound: ScoreBound, since: datetime | None) -> dict[str, float]:
+    """Trace id -> the score, where it is in bounds, those scored last first."""
     found: dict[str, float] = {}
-    for score in rest.by_cursor("/api/public/v3/scores", {**bound.parameters, "fields": "subject", "limit": SCORES}):
+    parameters = {**bound.parameters, "fields": "subject", "limit": SCORES, "fromTimestamp": _time(since)}
+    for score in rest.by_cursor("/api/public/v3/scores", parameters):
         subject = cast(Mapping[str, Json], score.get("subject") or {})
         trace = subject.get("id") if subject.get("kind") == "trace" else subject.get("traceId")
         value = score.get("value")
         if trace is not None and isinstance(value, int | float) and bound.holds(float(value)):
-            found[str(trace)] = float(value)
+            found.setdefault(str(trace), float(value))
     return found
 
 
@@ -114,9 +115,9 @@ def _scenarios(
     rest: LangfuseRest, wanted: TraceFilter, scores: Mapping[str, float] | None, limit: int
 ) -> Iterator[Scenario]:
     known: set[str] = set()
-    for root in _roots(rest, wanted):
+    for root in _roots(rest, wanted, scores):
         trace, text = str(root.get("traceId")), json.dumps(_value(root.get("input")), sort_keys=True)
-        if (scores is not None and trace not in scores) or text in known or root.get("input") is None:
+        if text in known or root.get("input") is None:
             continue
         known.add(text)
         facts: dict[str, Json] = {
@@ -131,25 +132,64 @@ def _scenarios(
             return
 
 
-def _roots(rest: LangfuseRest, wanted: TraceFilter) -> Iterator[Mapping[str, Json]]:
-    """The root observation of each trace that fits."""
-    environment = wanted.get("environment")
-    parameters: dict[str, str | int | bool | Sequence[str] | None] = {
-        "isRootObservation": "true",
-        "fields": FIELDS,
-        "limit": PAGE,
-        "environment": [environment] if isinstance(environment, str) else environment,
-        "userId": wanted.get("user_id"),
-        "version": wanted.get("version"),
-        "fromStartTime": _time(wanted.get("from_time")),
-        "toStartTime": _time(wanted.get("to_time")),
-    }
-    tags, ids, name = set(wanted.get("tags") or ()), wanted.get("trace_ids"), wanted.get("name")
-    for root in rest.by_cursor("/api/public/v2/observations", parameters):
-        own = set(cast(Sequence[str], root.get("tags") or ()))
-        named = name is None or name in (root.get("traceName"), root.get("name"))
-        if tags <= own and named and (ids is None or root.get("traceId") in ids):
-            yield root
+def _roots(rest: LangfuseRest, wanted: TraceFilter, scores: Mapping[str, float] | None) -> Iterator[Mapping[str, Json]]:
+    """The root observation of each trace that fits, newest first. Traces by id are read in several requests, whose order is
+    that of the ids."""
+    given = wanted.get("trace_ids")
+    ids = list(given) if scores is None and given is not None else None
+    if scores is not None:
+        ids = [trace for trace in scores if given is None or trace in given]
+    chunks = [None] if ids is None else [ids[start : start + IDS] for start in range(0, len(ids), IDS)]
+    known: set[str] = set()
+    for chunk in chunks:
+        conditions = [
+            *_conditions(wanted),
+            *([_condition("traceId", "stringOptions", "any of", chunk)] if chunk else []),
+        ]
+        for root in merge(*(_read(rest, each) for each in _named(wanted, conditions)), key=_start, reverse=True):
+            trace = str(root.get("traceId"))
+            if trace not in known:
+                known.add(trace)
+                yield root
+
+
+def _read(rest: LangfuseRest, conditions: Sequence[Json]) -> Iterator[Mapping[str, Json]]:
+    return rest.by_cursor(
+        "/api/public/v2/observations", {"fields": FIELDS, "limit": PAGE, "filter": json.dumps(conditions)}
+    )
+
+
+def _named(wanted: TraceFilter, conditions: list[Json]) -> list[list[Json]]:
+    """The conditions for traces of a name: that of the trace or, without one, of its root observation."""
+    name = wanted.get("name")
+    if name is None:
+        return [conditions]
+    return [[*conditions, _condition(column, "string", "=", name)] for column in ("traceName", "name")]
+
+
+def _conditions(wanted: TraceFilter) -> list[Json]:
+    """The filter in the form of the API's parameter `filter`, which takes the place of all its other parameters."""
+    environment, tags = wanted.get("environment"), list(wanted.get("tags") or ())
+    environments = [environment] if isinstance(environment, str) else environment
+    known: list[tuple[str, str, str, Json]] = [
+        ("isRootObservation", "boolean", "=", True),
+        ("environment", "stringOptions", "any of", list(environments) if environments else None),
+        ("userId", "string", "=", wanted.get("user_id")),
+        ("version", "string", "=", wanted.get("version")),
+        ("tags", "arrayOptions", "all of", tags or None),
+        ("tags", "arrayOptions", "none of", None if OWN_TAG in tags else [OWN_TAG]),
+        ("startTime", "datetime", ">=", _time(wanted.get("from_time"))),
+        ("startTime", "datetime", "<", _time(wanted.get("to_time"))),
+    ]
+    return [_condition(*each) for each in known if each[3] is not None]
+
+
+def _condition(column: str, kind: str, operator: str, value: Json) -> Json:
+    return {"type": kind, "column": column, "operator": operator, "value": value}
+
+
+def _start(root: Mapping[str, Json]) -> str:
+    return str(root.get("startTime"))
 
 
 def _time(moment: datetime | None) -> str | None:

@@ -4,7 +4,7 @@ the API's reference names."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -80,13 +80,43 @@ def _observations(server: TraceServer, query: Query) -> Answer:
     if int(query.get("limit", ["50"])[0]) > 1000:
         return 400, {"message": "limit: at most 1000"}
     items = server.observations + [_observation(span) for span in server.spans.values()]
-    for parameter, key in (("traceId", "traceId"), ("sessionId", "sessionId"), ("version", "version")):
+    if "filter" in query:  # takes the place of the other parameters
+        try:
+            conditions = [_condition(each) for each in json.loads(query["filter"][0])]
+        except (KeyError, ValueError) as error:
+            return 400, {"message": "Invalid request data", "error": [{"path": ["filter"], "message": repr(error)}]}
+        items = [each for each in items if all(holds(each) for holds in conditions)]
+        return _page(sorted(items, key=lambda each: str(each.get("startTime")), reverse=True), query)
+    for parameter in ("traceId", "sessionId", "version"):
         if parameter in query:
-            items = [each for each in items if each.get(key) in query[parameter]]
-    if query.get("isRootObservation") == ["true"]:
-        items = [each for each in items if each.get("isRootObservation", True)]
-    wanted = query.get("environment")
-    return _page([each for each in items if wanted is None or each["environment"] in wanted], query)
+            items = [each for each in items if each.get(parameter) in query[parameter]]
+    return _page(items, query)
+
+
+OPERATORS: dict[str, dict[str, Callable[[Any, Any], bool]]] = {
+    "string": {"=": lambda own, value: own == value},
+    "boolean": {"=": lambda own, value: own == value},
+    "datetime": {">=": lambda own, value: own >= value, "<": lambda own, value: own < value},
+    "stringOptions": {"any of": lambda own, value: own in value},
+    "arrayOptions": {
+        "all of": lambda own, value: set(value) <= set(own),
+        "none of": lambda own, value: not set(value) & set(own),
+    },
+}
+COLUMNS = {
+    "isRootObservation": "boolean", "environment": "stringOptions", "userId": "string", "version": "string", "name": "string",
+    "traceName": "string", "tags": "arrayOptions", "startTime": "datetime", "traceId": "stringOptions",
+}  # fmt: skip
+
+
+def _condition(condition: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+    """A condition of `filter`, of those types and operators that the API's reference has for its column."""
+    column, kind, value = condition["column"], condition["type"], condition["value"]
+    if COLUMNS[column] != kind:
+        raise ValueError(f"{column} is {COLUMNS[column]}")
+    holds, default = OPERATORS[kind][condition["operator"]], {"tags": [], "isRootObservation": True}.get(column)
+    moment = datetime.fromisoformat if kind == "datetime" else (lambda own: own)
+    return lambda item: holds(moment(item.get(column, default)), moment(value))
 
 
 def _observation(span: Received) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def test_low_scored_traces_come_back_as_scenarios(project: Project) -> None:
     for each in several[:3]:
         project.scores(3, trace_id=f"{trace_id(each):032x}")
     found = scenarios_from_traces(
-        environment=project.environment, low_score="reward<0.5", connection=project.connection
+        environment=project.environment, low_score="reward<0.5", tags=["understudy"], connection=project.connection
     )
     assert {each.prompt for each in found} == {"Where is box 0?", "Where is box 1?"}
     assert all(each["answer"]["content"] == "On shelf 7." for each in found)

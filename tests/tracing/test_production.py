@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,9 @@ def connection(server: TraceServer) -> LangfuseConnection:
 
 
 def trace(number: int, input: object, environment: str = "production", **more: object) -> dict[str, object]:
-    facts = {"id": f"root-{number}", "traceId": f"trace-{number}", "environment": environment, "tags": ["shop"]}
+    began = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=number)
+    facts = {"id": f"root-{number}", "traceId": f"trace-{number}", "environment": environment, "tags": ["shop"],
+             "startTime": began.isoformat()}  # fmt: skip
     return {**facts, "input": json.dumps(input), "output": json.dumps(f"answer {number}"), "traceName": "agent", **more}
 
 
@@ -59,24 +62,43 @@ def test_low_scored_traces_of_real_users_become_scenarios_with_what_was_answered
         for number, value in ((1, 0.2), (2, 0.5), (3, 0.1), (5, 0.9))
     ]
     everything = scenarios_from_traces(connection=connection(server))
-    assert [each.id for each in everything] == ["trace-1", "trace-2", "trace-4", "trace-5"]
+    assert [each.id for each in everything] == ["trace-5", "trace-4", "trace-3", "trace-1"]
     low = scenarios_from_traces(
         {"environment": "production"}, low_score="helpfulness<0.5", connection=connection(server)
     )
     assert [(each.id, each.prompt, each["answer"], each["score"]) for each in low] == [
-        ("trace-1", "where?", "answer 1", 0.2), ("trace-3", "a plain text", "answer 3", 0.1),
+        ("trace-3", "a plain text", "answer 3", 0.1), ("trace-1", "where?", "answer 1", 0.2),
     ]  # fmt: skip
-    assert low[0]["input"] == {"messages": messages} and scenario_text(low[1]) == "a plain text"
-    assert [each.prompt for each in scenarios_from_traces(limit=2, tags=["shop"], connection=connection(server))] == [
-        "where?",
-        "a plain text",
+    assert low[1]["input"] == {"messages": messages} and scenario_text(low[0]) == "a plain text"
+    newest = scenarios_from_traces(limit=2, tags=["shop"], connection=connection(server))
+    assert [each.prompt for each in newest] == ["how?", "why?"]
+
+
+def test_traces_that_understudy_sent_are_left_out_and_the_server_filters(server: TraceServer) -> None:
+    server.observations = [trace(1, "a"), trace(2, "b", traceName=None, name="agent"), trace(3, "c", traceName="other")]
+    LangfuseSink(connection(server)).groups_finished(GroupsFinished("run", "train", 0, ("g",), (sample_rollout(0),)))
+
+    def ids(**wanted: Any) -> list[str]:
+        server.requests.clear()
+        return [each.id for each in scenarios_from_traces(connection=connection(server), **wanted)]
+
+    assert ids() == ["trace-3", "trace-2", "trace-1"]
+    assert ids(name="agent") == ["trace-2", "trace-1"]
+    assert ids(trace_ids=["trace-3"], tags=["shop"]) == ["trace-3"] and len(server.requests) == 1
+    assert ids(to_time=datetime(2026, 1, 3, tzinfo=UTC), limit=1) == ["trace-1"]
+    assert len(ids(tags=["understudy"])) == 1
+    server.kept_scores = [
+        {"name": "help", "value": 0.1, "subject": {"kind": "trace", "id": f"trace-{number}"}} for number in (1, 3)
     ]
+    assert ids(low_score="help<0.5") == ["trace-3", "trace-1"]
+    server.observations += [trace(number, f"text {number}") for number in range(100, 300)]
+    assert ids(low_score="help<0.5", name="agent") == ["trace-1"] and len(server.requests) < 5
 
 
 def test_a_filter_that_nothing_fits_or_nobody_knows_is_said(server: TraceServer) -> None:
     server.observations = [trace(1, "hello")]
-    with pytest.raises(ConfigError, match=r"no trace in Langfuse fits tags=\['bank'\]"):
-        scenarios_from_traces(tags=["bank"], connection=connection(server))
+    assert scenarios_from_traces(tags=["bank"], connection=connection(server)) == []
+    assert scenarios_from_traces(low_score="helpfulness<0.5", connection=connection(server)) == []
     with pytest.raises(ConfigError, match="filter: there is no 'env'; there are name, environment"):
         scenarios_from_traces({"env": "x"}, connection=connection(server))  # type: ignore[typeddict-unknown-key]
     with pytest.raises(ConfigError, match="low_score: 'helpfulness' is not of the form"):

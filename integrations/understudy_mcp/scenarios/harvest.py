@@ -11,9 +11,9 @@ from functools import cache
 from typing import TypeAlias, cast
 
 from ..connection.servers import ROLLOUT_DIR
+from ..tools.effects import is_verb
 from ..tools.result_values import structure_of
 from ..tools.results import ToolResult
-from ..tools.tool import is_verb
 
 Scalar: TypeAlias = str | int | float | bool
 

@@ -21,12 +21,16 @@ _NUMBER = re.compile(r"(?<![\w.-])-?\d+(?:\.\d+)?(?![\w.]*\w)")
 
 @dataclass(frozen=True)
 class Answered:
-    """A call with its result. `text` is the result with the rollout's folder replaced by its placeholder."""
+    """A call with its result. `text` is the result with the rollout's folder replaced by its placeholder.
+
+    `digest` is a hash of the whole result if the call has arguments in a language, such as SQL; else "".
+    """
 
     tool: str
     arguments: Mapping[str, object]
     result: ToolResult
     text: str
+    digest: str = ""
 
 
 @dataclass(frozen=True)

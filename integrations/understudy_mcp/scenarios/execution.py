@@ -10,11 +10,13 @@ from typing import Protocol
 
 from ..connection.pool import ServerPool
 from ..errors import McpServerError, McpStartError, McpToolsChangedError
+from ..tools.free_form import result_digest
 from ..tools.rollout_tools import RolloutTools
 from ..tools.tool import ToolKind
 from .answers import Answered
 from .explore import Exploration, Observation, answered, too_slow
 from .harvest import strings_of
+from .moments import is_dated
 from .scenario import ReferenceCall
 
 APART_SECONDS = 1.2
@@ -43,6 +45,18 @@ class ReferenceRun:
     fault: str = ""
     example: str = ""
     effect: bool | None = None
+
+
+def with_results(
+    calls: Sequence[ReferenceCall], first: ReferenceRun, second: ReferenceRun
+) -> tuple[ReferenceCall, ...]:
+    """The calls with the hashes of their results, where both runs have the same and it will not depend on the date."""
+    return tuple(
+        call.model_copy(update={"returned": one.digest})
+        if one.digest == other.digest and not is_dated(one.text)
+        else call
+        for call, one, other in zip(calls, first.answers, second.answers, strict=True)
+    )
 
 
 class Executor:
@@ -147,7 +161,8 @@ class Executor:
             tool = self._pool.toolset.find(call.tool)
             if tool is not None and (fault := self._found.fault(tool, call.arguments, result, text)):
                 return ReferenceRun(fault=fault, example=f"{call.tool}: {text}" if text.strip() else call.tool)
-            answers.append(Answered(call.tool, call.arguments, result, text))
+            digest = result_digest(tools, tool, result) if tool is not None and not tool.tool.open_world else ""
+            answers.append(Answered(call.tool, call.arguments, result, text, digest))
         return ReferenceRun(tuple(answers))
 
     def _looks(self, calls: Sequence[ReferenceCall]) -> list[Observation]:

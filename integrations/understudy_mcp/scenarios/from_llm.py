@@ -12,7 +12,7 @@ from understudy.integration import ConfigError, Llm, LlmError
 
 from ..tools.toolset import ModelTool
 from .answers import Answered
-from .execution import ReferenceRun
+from .execution import ReferenceRun, with_results
 from .generation import ScenarioGeneration
 from .harvest import usable_value
 from .moments import is_dated
@@ -86,10 +86,10 @@ class _Writing:
             (item, run, again) for (item, run), again in zip(good, second, strict=True) if not self.work.drop(again)
         ]
         answers = await self._answers(pairs)
-        for number, (item, _, _) in enumerate(pairs):
+        for number, (item, run, again) in enumerate(pairs):
             self.work.keep(
                 item.task,
-                item.calls,
+                with_results(item.calls, run, again),
                 answers.get(number, ()),
                 difficulty=item.difficulty,
                 source="llm",

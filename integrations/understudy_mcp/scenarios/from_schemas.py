@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from .answers import Expected, expected
-from .execution import SERVER_FAILED, ReferenceRun
+from .execution import SERVER_FAILED, ReferenceRun, with_results
 from .generation import ScenarioGeneration
 from .harvest import strings_of
 from .plans import Plan, PlanKind, Planner
@@ -94,7 +94,8 @@ class _Drawing:
             self.work.dropped["the task did not tell its calls"] += 1
             return
         values = tuple(dict.fromkeys(value for answer in answers for value in answer.values if value not in task))
-        self.work.keep(task, plan.calls, values, difficulty=plan.difficulty, source="schemas", recipe=plan.kind.value)
+        calls = with_results(plan.calls, first, second)
+        self.work.keep(task, calls, values, difficulty=plan.difficulty, source="schemas", recipe=plan.kind.value)
 
     def _expected(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> list[Expected]:
         """The values that the final answer must contain: of all independent calls, else of the last call.

@@ -18,12 +18,16 @@ class CheckKind(StrEnum):
 
 
 class ReferenceCall(BaseModel):
-    """One call of the solution; `tool` is the name that the model sees."""
+    """One call of the solution; `tool` is the name that the model sees.
+
+    `returned` is a hash of what the call returns, if arguments in a language such as SQL are compared by it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tool: str
     arguments: Mapping[str, object] = Field(default_factory=dict[str, object])
+    returned: str = ""
 
 
 class McpScenario(BaseModel):

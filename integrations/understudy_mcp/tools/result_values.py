@@ -25,6 +25,8 @@ _PAIR = re.compile(r"(?:[-*+•] +)?\**(?P<key>[^\W\d_][\w /.#()-]{0,39}?)\**[ \
 _NAME = re.compile(r"[^\W\d_][^\W\d]*(?:[ -][^\W\d]+)*")
 _LONGEST_CELL = 200
 _DELIMITERS = (",", "\t", ";", "|")
+_LONGEST_READ = 200_000
+"""Longer texts are compared as text: reading them takes too long between two calls."""
 _PREFACE = 200
 """The most characters of an introduction such as `Found 3 parts:` before JSON, Python or XML."""
 
@@ -51,9 +53,9 @@ def structure_of(text: str, *, cut: bool = False) -> Structure | None:
     return next((value for read in (_table, _rows, _pairs) if (value := read(whole)) is not None), None)
 
 
-def digest_of(text: str, *, cut: bool = False) -> str:
+def digest_of(text: str) -> str:
     """A hash of a result's values that ignores the notation, the order of rows and of columns, and the columns' names."""
-    value: object = structure_of(text, cut=cut) or text
+    value: object = (structure_of(text) if len(text) <= _LONGEST_READ else None) or text
     while isinstance(value, Mapping) and len(named := cast(Mapping[str, object], value)) == 1:  # {"rows": [...]}
         value = next(iter(named.values()))
     rows: list[object] = cast(list[object], value) if isinstance(value, list) else [cast(object, value)]

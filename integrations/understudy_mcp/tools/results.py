@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from mcp import types
@@ -18,13 +18,19 @@ class ToolResult:
     """A tool's result. The model reads `text`.
 
     `structured` is the JSON result, if the server sent one. `cut` means that the text exceeded the limit and ends with a
-    note about it.
+    note about it; `whole` is the text before.
     """
 
     text: str
     is_error: bool = False
     structured: object = None
     cut: bool = False
+    whole: str = field(default="", repr=False)
+
+    @property
+    def full_text(self) -> str:
+        """The text without a limit."""
+        return self.whole if self.cut else self.text
 
 
 def as_tool_result(
@@ -64,7 +70,7 @@ def _bounded(text: str, is_error: bool, structured: object, limit: int) -> ToolR
     if len(text) <= limit:
         return ToolResult(text, is_error, structured)
     note = f"\n[cut here: these are the first {limit:,} of {len(text):,} characters]"
-    return ToolResult(text[:limit] + note, is_error, structured, cut=True)
+    return ToolResult(text[:limit] + note, is_error, structured, cut=True, whole=text)
 
 
 def _masked(value: object, hide: Callable[[str], str]) -> object:

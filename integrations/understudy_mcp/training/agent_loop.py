@@ -15,6 +15,7 @@ from openai.types.chat.chat_completion_message_tool_call import ChatCompletionMe
 from understudy import History
 from understudy.integration import ConfigError
 
+from ..tools.free_form import result_digest
 from ..tools.results import ToolResult, bounded_text
 from ..tools.rollout_tools import RolloutTools
 from .episode import Arguments, EpisodeEnd, MadeCall, ToolEpisode
@@ -142,11 +143,13 @@ class AgentLoop:
         return ToolRecord(turn, name, written, result, timing.seconds)
 
     def _as_made_call(self, record: ToolRecord) -> MadeCall:
-        arguments = parsed(record.arguments) if self.tools.toolset.find(record.tool) else None
-        if arguments is None:
+        tool = self.tools.toolset.find(record.tool)
+        arguments = parsed(record.arguments) if tool is not None else None
+        if tool is None or arguments is None:
             return MadeCall(record.tool, None, record.turn)
         neutral = cast(Arguments, _neutral(arguments, self.tools))
-        return MadeCall(record.tool, neutral, record.turn, record.result.is_error)
+        returned = result_digest(self.tools, tool, record.result)
+        return MadeCall(record.tool, neutral, record.turn, record.result.is_error, returned)
 
 
 def parsed(written: str) -> Arguments | None:

@@ -21,13 +21,15 @@ class MadeCall:
     """One tool call of the policy.
 
     `arguments` is None if they were not a JSON object or the tool was not offered, so that nothing was called. `failed`
-    means that the tool reported an error, which is counted but not scored.
+    means that the tool reported an error, which is counted, and scored only for arguments in a language such as SQL. `returned`
+    is a hash of the result of a call with such arguments.
     """
 
     tool: str
     arguments: Arguments | None = field(hash=False)
     turn: int = 0
     failed: bool = False
+    returned: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ reward = TOOLS x tool_match + ARGUMENTS x argument_match + ANSWER x argument_mat
 argument_match, so that a guess without calls is worth nothing; a scenario without reference calls has argument_match 1. A
 needless call costs NEEDLESS, at most MOST_NEEDLESS in total.
 
-No text of a server (result, error or description) enters the reward.
+Arguments in a language, such as SQL and code, are compared by what the calls returned (`ReferenceCall.returned`): the same
+values are the same arguments, and a call that fails has none right. Apart from that, no text of a server (result, error or
+description) enters the reward.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from understudy import RewardResult
 
 from ..scenarios.scenario import CheckKind, McpScenario, ReferenceCall
+from ..tools.free_form import free_form_arguments, same_code
 from ..tools.tool import ToolKind
 from ..tools.toolset import Toolset
 from .answers import answer_score
@@ -29,6 +32,8 @@ from .equivalence import argument_score
 
 TOOLS, ARGUMENTS, ANSWER = 0.2, 0.4, 0.4
 NEEDLESS, MOST_NEEDLESS = 0.05, 0.2
+_DIFFERENT = object()
+"""In place of an argument in a language that has another meaning than the reference: equal to nothing."""
 
 
 def score(scenario: McpScenario, episode: ToolEpisode, toolset: Toolset) -> RewardResult:
@@ -118,7 +123,17 @@ def _likeness(reference: ReferenceCall, call: MadeCall, toolset: Toolset) -> flo
     for name in tool.bound:  # bound arguments do not depend on the policy
         expected.pop(name, None)
         actual.pop(name, None)
+    for name in free_form_arguments(tool) & expected.keys() & actual.keys():
+        actual[name] = expected[name] if _means_the_same(reference, call, name) else _DIFFERENT
     return argument_score(expected, actual, tool.parameters)
+
+
+def _means_the_same(reference: ReferenceCall, call: MadeCall, name: str) -> bool:
+    """Whether an argument in a language has the reference's meaning: by the results; by the spelling if none is known."""
+    if call.failed or reference.returned:
+        return not call.failed and call.returned == reference.returned
+    wanted, written = reference.arguments[name], (call.arguments or {}).get(name)
+    return same_code(wanted, written) if isinstance(wanted, str) and isinstance(written, str) else wanted == written
 
 
 def _may_write(call: MadeCall, toolset: Toolset) -> bool:

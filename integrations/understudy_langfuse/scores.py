@@ -93,7 +93,7 @@ class ScoreSender:
         refused: list[str] = []
         if self._http is None:
             self._http = self._connection.client(self._timeout)
-            weakref.finalize(self, self._http.close)
+            weakref.finalize(self, self._http.close).atexit = False  # a thread may still send at the interpreter's end
         for start in range(0, len(finite), BULK):
             refused += self._bulk(self._http, finite[start : start + BULK])
         if refused:

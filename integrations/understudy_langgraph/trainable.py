@@ -279,7 +279,9 @@ def checked_plan(options: TrainableOptions) -> TrainingPlan:
     known = [option.name for option in fields(TrainingPlan)]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise ConfigError(f"trainable: there is no option {unknown[0]!r}; there are {', '.join(known)}")
+        other = unknown[0] in TrainerOptions.__annotations__
+        hint = f"; it is one of train() and evaluate(): agent.train(scenarios, {unknown[0]}=...)" if other else ""
+        raise ConfigError(f"trainable: there is no option {unknown[0]!r}{hint}; there are {', '.join(known)}")
     plan = TrainingPlan(**options)
     for option in ("scope", "on_leak", "shared_state"):
         check_choice(option, getattr(plan, option))

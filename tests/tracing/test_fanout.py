@@ -120,7 +120,7 @@ def test_what_a_server_did_not_take_is_tried_again_at_the_end_and_arrives_once(
     fanout = FanOut([langfuse(server)], RUN, [], notes=tmp_path)
     for event in sample_events():
         fanout.publish(event)
-    assert fanout.close() == []
+    assert fanout.close() == ["trace sink 'langfuse': it works again, all events were delivered"]
     assert server.faults_found() == [] and not list(tmp_path.iterdir())
     assert Counter(span.type for span in server.spans.values())["agent"] == 24
 
@@ -163,6 +163,34 @@ time.sleep(60)
 """
 
 
+SLOW = """
+import atexit, sys, time
+atexit.register(time.sleep, 2)  # a local server that is stopped at the end takes as long
+from pathlib import Path
+from understudy.contracts import StepFinished
+from understudy.testing.sinks import RUN, sample_events
+from understudy.tracing.fanout import FanOut
+from understudy_langfuse import LangfuseConnection, LangfuseSink
+url, public, secret, notes = sys.argv[1:]
+fanout = FanOut([LangfuseSink(LangfuseConnection(url, public, secret), timeout=60)], RUN, [], notes=Path(notes))
+for event in sample_events():
+    if isinstance(event, StepFinished):
+        fanout.publish(event)
+print(*fanout.close(seconds=0.5), flush=True)
+"""
+
+
+def test_a_process_that_ends_while_a_sink_is_slow_says_only_what_is_missing(tmp_path: Path) -> None:
+    with trace_server(hang_seconds=1.0) as server:
+        server.faults.extend(["hang"] * 5)
+        words = [sys.executable, "-c", SLOW, server.url, PUBLIC, SECRET, str(tmp_path)]
+        paths = f"{ROOT / 'src'}:{ROOT / 'integrations'}"
+        ended = subprocess.run(
+            words, capture_output=True, text=True, timeout=30, env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"}
+        )
+    assert "2 events of run" in ended.stdout and ended.stderr == "" and ended.returncode == 0
+
+
 def test_a_process_that_is_killed_in_the_middle_leaves_notes_of_what_it_owes(
     server: TraceServer, tmp_path: Path
 ) -> None:
@@ -178,6 +206,7 @@ def test_a_process_that_is_killed_in_the_middle_leaves_notes_of_what_it_owes(
     child.stdout.close()
     [notes] = DeliveryNotes.of_sink(tmp_path, "langfuse")
     assert [note.event.id for note in notes.undelivered] == [f"{RUN}/agent/1/step", f"{RUN}/agent/2/step"]
+    server.faults.clear()
     assert FanOut([langfuse(server)], "next", [], notes=tmp_path).close() == []
     assert sorted({score["sessionId"] for score in server.scores.values()}) == [
         f"step-00000/{RUN}",

@@ -40,6 +40,8 @@ QUEUED = 10_000
 """Length of a sink's queue. Further events are only noted."""
 CLOSE_SECONDS = 10.0
 """How long the end of a run waits for the sinks."""
+REJECTED = "rejected"
+"""Kind of the warning about what a server rejects for good."""
 
 
 class FanOut:
@@ -67,7 +69,7 @@ class FanOut:
     def close(self, seconds: float = CLOSE_SECONDS) -> list[str]:
         """Wait for the sinks, at most so many seconds.
 
-        Returns a line per sink with undelivered events, with the command that delivers them.
+        Returns a line per sink with undelivered events, with the command that delivers them, and per sink that recovered.
         """
         deadline = time.monotonic() + seconds
         for delivery in self._deliveries:
@@ -143,6 +145,7 @@ class Delivery:
         self._queue: queue.Queue[TraceEvent | None] = queue.Queue(queued)
         self._failed: list[tuple[DeliveryNotes, TraceEvent]] = []
         self._warned: set[str] = set()
+        self._over = False  # the run has been told what is missing
         self._deadline: float | None = None
         self._thread: threading.Thread | None = None
 
@@ -167,12 +170,14 @@ class Delivery:
                 return
 
     def missing_line(self, deadline: float) -> str | None:
-        """Wait for the thread until the deadline; returns a line about undelivered events, or None."""
+        """Wait for the thread until the deadline; returns a line about undelivered events, or that a sink which failed has
+        recovered; else None."""
         if self._thread is not None:
             self._thread.join(max(deadline - time.monotonic(), 0.0))
-        missing = self._notes.undelivered
+        missing, self._over = self._notes.undelivered, True
         if not missing:
-            return None
+            recovered = self._warned - {REJECTED}
+            return f"trace sink {self._name!r}: it works again, all events were delivered" if recovered else None
         run = self._notes.run
         return (
             f"trace sink {self._name!r}: {len(missing)} events of run {run} were not delivered; the next run delivers them, or "
@@ -211,7 +216,7 @@ class Delivery:
         try:
             deliver()
         except RejectedError as error:
-            self._warn("rejected", f"some of this was rejected for good: {error!s:.500}")
+            self._warn(REJECTED, f"some of this was rejected for good: {error!s:.500}")
         except Exception as error:  # noqa: BLE001  # a sink is third-party code, and must never stop training
             self._warn(
                 type(error).__name__, f"failed and goes on without this, which is delivered later: {error!r:.500}"
@@ -220,7 +225,7 @@ class Delivery:
         return True
 
     def _warn(self, kind: str, what: str) -> None:
-        if kind not in self._warned:
+        if kind not in self._warned and not self._over:
             self._warned.add(kind)
             logger.warning("trace sink %r: %s", self._name, what)
 

@@ -13,7 +13,7 @@ import understudy
 import understudy.integration as door
 from tests.paths import ROOT
 
-BASE = {"config", "errors", "extras", "printable", "rounding", "tool_runs", "types"}
+BASE = {"config", "errors", "extras", "plain_values", "printable", "rounding", "tool_runs", "types"}
 USER_BASE = BASE | {"alerts", "contracts", "plugins", "stored_json", "wire"}
 
 SHARED_ENGINE = {"engine.protocol", "engine.checkpoint_files", "engine.token_file", "engine.token_tree"}
@@ -28,10 +28,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "choices": set(),
     "printable": set(),
     "rounding": set(),
-    "tool_runs": set(),
+    "plain_values": {"errors"},
+    "tool_runs": {"plain_values"},
     "tiny": BASE,
     "config": {"errors"},
-    "types": {"choices", "errors", "tool_runs"},
+    "types": {"choices", "errors", "plain_values", "tool_runs"},
     "devices": {"errors"},
     "memory_plan": {"config", "errors", "tiny", "types"},
     "stored_json": {"types"},

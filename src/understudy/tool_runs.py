@@ -9,6 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from .plain_values import plain_text
+
 UnixSeconds = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
 """A time between 1970 and 9999."""
 
@@ -31,4 +33,4 @@ class ToolRun(BaseModel):
     @classmethod
     def _encodable(cls, text: object) -> object:
         """Replace lone surrogates, which UTF-8 cannot encode, by question marks."""
-        return text.encode("utf-8", "replace").decode() if isinstance(text, str) else text
+        return plain_text(text) if isinstance(text, str) else text

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from .choices import as_choice, as_entry, as_message, mark_of
+from .plain_values import plain_text
 from .tool_runs import ToolRun
 
 Json: TypeAlias = Any
@@ -288,9 +289,9 @@ class Trajectory(History):
                 raise ValueError(f"weights[{call_id!r}] must be a finite number of at least 0, got {weight!r}")
         return weights
 
-    def log(self, message: str) -> None:
-        """Add a line to the trajectory's log."""
-        self.logs.append(message)
+    def log(self, message: object) -> None:
+        """Add a line to the trajectory's log; other values than text as `str` shows them."""
+        self.logs.append(plain_text(message))
 
     def for_logging(self) -> dict[str, Json]:
         """Reward, metrics, metadata, logs and messages as JSON. Each message has a flag `trainable`: it was sampled."""
@@ -367,9 +368,9 @@ class TrajectoryGroup(BaseModel):
         )
         self._pending = tuple(pending)
 
-    def log(self, message: str) -> None:
+    def log(self, message: object) -> None:
         """Add a line to the group's log."""
-        self.logs.append(message)
+        self.logs.append(plain_text(message))
 
     @property
     def pending(self) -> tuple[PendingRollout, ...]:
@@ -390,8 +391,13 @@ class TrajectoryGroup(BaseModel):
 
 def as_rollout_exception(error: BaseException) -> RolloutException:
     """The serialisable record of an exception, with its traceback and the current time."""
-    text = "".join(traceback.format_exception(error))
-    return RolloutException(type=type(error).__name__, message=str(error), traceback=text, at=time.time())
+    said = traceback.TracebackException.from_exception(error)  # also of an exception whose own str() raises
+    try:
+        message = plain_text(error)
+    except Exception:  # noqa: BLE001  # the user's class
+        message = plain_text("".join(said.format_exception_only()).strip())
+    text = plain_text("".join(said.format()))
+    return RolloutException(type=type(error).__name__, message=message, traceback=text, at=time.time())
 
 
 class Scenario(BaseModel):

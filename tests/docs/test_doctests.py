@@ -26,6 +26,7 @@ CONVERSIONS = [
     "understudy.extras",  # where the package came from -> a pip command
     "understudy.memory_plan.base_shape",  # config.json -> numbers of weights
     "understudy.memory_plan.card",  # a size -> bytes
+    "understudy.plain_values",  # an object -> text
     "understudy.quickstart.story",  # a tool call -> its arguments
     "understudy.rewards.agreement",  # two scorings -> Kendall's tau
     "understudy.rewards.outcome",  # a return value -> a reward

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import islice
@@ -25,7 +24,7 @@ from ..types import (
 )
 from .failures import details, failure_kinds, summary
 from .progress import RolloutBar
-from .records import as_numbers
+from .records import make_recordable
 
 logger = logging.getLogger("understudy")
 
@@ -271,7 +270,7 @@ class _Runner:
         return self._checked(result)
 
     def _checked(self, result: object) -> Trajectory | list[Trajectory] | RolloutException:
-        """Validate what a rollout returned and convert its numbers to float; an invalid result becomes an exception."""
+        """Make what a rollout returned recordable; an invalid result becomes an exception."""
         trajectories = [result]
         if self._several and isinstance(result, Iterable) and not isinstance(result, BaseModel | str):
             trajectories = list(cast(Iterable[object], result))
@@ -280,7 +279,7 @@ class _Runner:
                 message = f"the rollout returned {result!r:.200}; it must return a Trajectory"
                 return as_rollout_exception(RolloutError(message))
             try:  # the progress bar and means need plain numbers
-                _make_plain(trajectory)
+                make_recordable(trajectory)
             except ConfigError as error:
                 return as_rollout_exception(RolloutError(f"the rollout returned a trajectory of which {error}"))
         return result if isinstance(result, Trajectory) else cast(list[Trajectory], trajectories)
@@ -350,23 +349,6 @@ async def _group(source: PendingGroup, runner: _Runner, after_each: AfterEach | 
     groups = [] if kept is None else [kept] if isinstance(kept, TrajectoryGroup) else list(kept)
     runner.dropped += not groups
     return groups
-
-
-def _make_plain(trajectory: Trajectory) -> None:
-    """Convert reward and metrics to float, also from scalars of numpy or torch. Raises ConfigError if one is not finite."""
-    numbers = as_numbers(trajectory.metrics, "metrics")
-    if trajectory.reward is not None:
-        trajectory.reward = as_numbers({"reward": trajectory.reward}, "the trajectory")["reward"]
-        _check_finite(trajectory.reward, "the trajectory['reward']")
-    for name, value in numbers.items():
-        _check_finite(value, f"metrics[{name!r}]")
-        if not isinstance(trajectory.metrics[name], int | float):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
-            trajectory.metrics[name] = value
-
-
-def _check_finite(value: float, where: str) -> None:
-    if not math.isfinite(value):
-        raise ConfigError(f"{where} must be a finite number, got {value!r}")
 
 
 def raise_common_fault(error: Exception) -> None:

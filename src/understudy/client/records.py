@@ -16,6 +16,7 @@ from typing import cast
 from openai.types.chat.chat_completion import Choice
 
 from ..errors import ConfigError
+from ..plain_values import json_value, plain_text
 from ..types import (
     History,
     Json,
@@ -141,7 +142,7 @@ def trajectory_record(
         reward=_reward(trajectory.reward, where),
         metrics=_finite(trajectory.metrics, f"{where}: metrics"),
         metadata=as_json(trajectory.metadata, f"{where}: metadata"),
-        logs=tuple(trajectory.logs),
+        logs=tuple(map(plain_text, trajectory.logs)),
         exception=trajectory.exception,
         weights=_weights(trajectory.weights, where),
         call_rewards=_finite(trajectory.call_rewards, f"{where}: call_rewards"),
@@ -152,6 +153,27 @@ def trajectory_record(
         ended_at=time.time() if trajectory.ended_at is None else trajectory.ended_at,
         place=trajectory.place.filled(known, index),
     )
+
+
+def make_recordable(trajectory: Trajectory) -> None:
+    """Make plain what user code wrote into a rollout: numbers of numpy or torch, dates, text that UTF-8 cannot encode.
+
+    Raises ConfigError for what cannot be recorded, so that it fails this rollout and not the request with all others.
+    """
+    numbers = as_numbers(trajectory.metrics, "metrics")
+    if trajectory.reward is not None:
+        trajectory.reward = as_numbers({"reward": trajectory.reward}, "the trajectory")["reward"]
+        _check_finite(trajectory.reward, "the trajectory['reward']")
+    for name, value in numbers.items():
+        _check_finite(value, f"metrics[{name!r}]")
+        if not isinstance(trajectory.metrics[name], int | float):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+            trajectory.metrics[name] = value
+    trajectory.logs = [plain_text(line) for line in trajectory.logs]
+    trajectory.metadata = as_json(trajectory.metadata, "metadata")
+    try:
+        trajectory_record(trajectory, "", "it", RolloutPlace()).model_dump_json()
+    except (ValueError, TypeError) as error:  # pydantic's errors are ValueErrors
+        raise ConfigError(f"something cannot be recorded: {plain_text(error)}") from error
 
 
 def require_calls(groups: Iterable[GroupWire], recorded: Mapping[str, int]) -> None:
@@ -234,6 +256,11 @@ def _finite(numbers: Mapping[str, Metric], where: str) -> dict[str, float]:
     return values
 
 
+def _check_finite(value: float, where: str) -> None:
+    if not math.isfinite(value):
+        raise ConfigError(f"{where} must be a finite number, got {value!r}")
+
+
 def _weights(weights: Mapping[str, float], where: str) -> dict[str, float]:
     values = as_numbers(weights, f"{where}: weights")
     for call_id, value in values.items():
@@ -245,13 +272,20 @@ def _weights(weights: Mapping[str, float], where: str) -> dict[str, float]:
 
 
 def as_json(values: Mapping[str, object], where: str) -> dict[str, Json]:
-    """Return the values when all are JSON. Raises ConfigError naming the first that is not.
+    """Return the values as JSON: dates as text, for instance. Raises ConfigError naming the first that has no JSON.
 
     A nested NaN is rejected too: the server would return it as null.
     """
+    plain: dict[str, Json] = {}
     for name, value in values.items():
         try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{where}[{name!r}] is not JSON ({error}), got {value!r}: use JSON types only") from error
-    return dict(values)
+            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # in C, and the usual case
+            plain[plain_text(name)] = value
+        except (TypeError, ValueError, RecursionError) as error:
+            try:
+                plain[plain_text(name)] = json_value(value, f"{where}[{name!r}]")
+            except (ConfigError, RecursionError):
+                raise ConfigError(
+                    f"{where}[{name!r}] is not JSON ({error}), got {value!r:.500}: use JSON types only"
+                ) from error
+    return plain

@@ -17,7 +17,7 @@ from understudy.client.endpoint_model import FixedStepModel
 from understudy.client.gather import raise_common_fault
 from understudy.client.http import Api
 from understudy.client.model import Model, TrainableModel
-from understudy.client.records import rollout_records
+from understudy.client.records import make_recordable, rollout_records
 from understudy.client.sampling import at_temperature, completions_limited
 from understudy.errors import RolloutError
 from understudy.scenarios.identity import scenario_id
@@ -124,6 +124,7 @@ class RolloutStage:
         try:
             async with limit:
                 trajectory = await self.target.rollout_by(models, scenario, own, judged=self.judged)
+            make_recordable(trajectory)
         except Exception as error:  # noqa: BLE001  # a bad rollout is data, not a crash
             raise_common_fault(error)
             late = isinstance(error, TimeoutError) and limit.expired()

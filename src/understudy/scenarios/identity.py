@@ -37,7 +37,7 @@ def scenario_id(scenario: object) -> str:
     content = (
         scenario if isinstance(scenario, str) else json.dumps(scenario_fields(scenario), sort_keys=True, default=repr)
     )
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def scenario_text(scenario: object) -> str:

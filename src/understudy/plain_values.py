@@ -1,0 +1,47 @@
+"""Makes values of user code plain: text that UTF-8 can encode, and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time
+from numbers import Integral, Real
+from typing import Any, cast
+
+from .errors import ConfigError
+
+
+def plain_text(value: object) -> str:
+    r"""The value as text. Lone surrogates, which UTF-8 cannot encode, become question marks.
+
+    >>> plain_text({"city": "Os\ud800lo"}), plain_text("\udc00")
+    ("{'city': 'Os\\ud800lo'}", '?')
+    """
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def json_value(value: object, where: str, text: Callable[[str, str], str] = lambda text, _: plain_text(text)) -> Any:
+    """The value as JSON: dates and times as ISO text, numbers of other libraries as int and float.
+
+    `text` converts a string at a place. Raises ConfigError that begins with `where`, and with the place inside, for what
+    JSON has no word for: NaN, infinity, bytes, images, other objects.
+    """
+    if isinstance(value, str):
+        return text(value, where)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        if not math.isfinite(value):
+            raise ConfigError(f"{where}: JSON has no {value!r}; use null, or leave it out")
+        return float(value)
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        items = cast("list[object]", value)
+        return [json_value(item, f"{where}[{index}]", text) for index, item in enumerate(items)]
+    if isinstance(value, Mapping):
+        named = cast(Mapping[object, object], value)
+        return {text(str(name), where): json_value(item, f"{where}[{name!r}]", text) for name, item in named.items()}
+    raise ConfigError(f"{where}: {type(value).__name__} is no JSON value; store text or numbers, or a path to the file")

@@ -391,12 +391,12 @@ class TrajectoryGroup(BaseModel):
 
 def as_rollout_exception(error: BaseException) -> RolloutException:
     """The serialisable record of an exception, with its traceback and the current time."""
-    said = traceback.TracebackException.from_exception(error)  # also of an exception whose own str() raises
+    printed = traceback.TracebackException.from_exception(error)  # also of an exception whose own str() raises
     try:
         message = plain_text(error)
     except Exception:  # noqa: BLE001  # the user's class
-        message = plain_text("".join(said.format_exception_only()).strip())
-    text = plain_text("".join(said.format()))
+        message = plain_text("".join(printed.format_exception_only()).strip())
+    text = plain_text("".join(printed.format()))
     return RolloutException(type=type(error).__name__, message=message, traceback=text, at=time.time())
 
 

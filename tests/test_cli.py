@@ -220,7 +220,7 @@ async def test_an_agent_is_trained_and_evaluated_from_the_shell(
     done = understudy(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     watch, before, step, after, end = done.stdout.splitlines()
-    assert watch.startswith(f"watch the run: {api.url}/runs/run-")
+    assert re.fullmatch(rf"watch the run: {api.url}/runs/train-\d{{8}}-\d{{6}}-{name}-[0-9a-f]{{4}}", watch)
     assert before.startswith("step 0, greedy, 2 scenarios: reward ")
     assert step.startswith("step 1/1  reward ")
     assert after.startswith("step 1, greedy, 2 scenarios: reward ")
@@ -228,10 +228,11 @@ async def test_an_agent_is_trained_and_evaluated_from_the_shell(
     assert end == f"{name} is at step 1. The LoRA is in {lora}"
     assert len((tmp_path / "runs/rollouts.jsonl").read_text().splitlines()) == 2 + 4 + 2
     (tmp_path / "bad.csv").write_text("question\nwhat is the size of box 4821?\nno question\n")
-    done = understudy(f"eval {named.replace('data', 'bad')} --json out.json", cwd=tmp_path)
+    done = understudy(f"eval {named.replace('data', 'bad')} --run second-look --json out.json", cwd=tmp_path)
     assert (done.returncode, json.loads((tmp_path / "out.json").read_text())["step"]) == (0, 1)
     assert "1 rollout failed: 1 x ValueError: no box" in done.stdout.splitlines()[0]
     assert "rollouts of the evaluation failed" not in done.stderr
+    assert "second-look" in understudy(f"runs {local_backend.dir}", cwd=tmp_path).stdout
 
 
 def test_serve_becomes_the_server_so_that_a_signal_reaches_it(tmp_path: Path) -> None:

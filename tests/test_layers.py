@@ -13,7 +13,7 @@ import understudy
 import understudy.integration as door
 from tests.paths import ROOT
 
-BASE = {"config", "errors", "extras", "plain_values", "printable", "rounding", "tool_runs", "types"}
+BASE = {"config", "errors", "extras", "plain_values", "plurals", "printable", "rounding", "tool_runs", "types"}
 USER_BASE = BASE | {"alerts", "contracts", "plugins", "stored_json", "wire"}
 
 SHARED_ENGINE = {"engine.protocol", "engine.checkpoint_files", "engine.token_file", "engine.token_tree"}
@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "alerts": {"errors"},
     "command_options": {"config"},
     "choices": set(),
+    "plurals": set(),
     "printable": set(),
     "rounding": set(),
     "plain_values": {"errors"},

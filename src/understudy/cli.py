@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, cast, get_args
 
 import typer
 
@@ -32,6 +32,7 @@ from .command_options import (
     Results,
     Retries,
     RubricFile,
+    RunName,
     Scenarios,
     Server,
     SuccessAt,
@@ -149,6 +150,7 @@ def train(
     rubric: RubricFile = None,
     log: Annotated[Path | None, typer.Option(help="folder to write rollouts and steps to, as JSONL")] = None,
     trace: Trace = None,
+    run: RunName = None,
     model: ModelName = None,
     base_model: BaseModel = None,
 ) -> None:
@@ -165,11 +167,9 @@ def train(
         "config": TrainConfig.parse(learning_rate=learning_rate, loss=loss, overlap=overlap, seed=seed),
         "seed": seed,
         **judge_option(judge, judge_api_base, rubric),
-        **length_option(max_completion_tokens),
+        **chosen_options(run=run, max_cost=max_cost, max_completion_tokens=max_completion_tokens),
         **model_option(model, base_model),
     }
-    if max_cost is not None:
-        options["max_cost"] = max_cost
     loaded = load_scenarios(scenarios)
     if eval is not None:
         options["eval"] = load_scenarios(eval)
@@ -198,6 +198,7 @@ def evaluate(
     ] = None,
     json: Results = None,
     trace: Trace = None,
+    run: RunName = None,
     model: ModelName = None,
     base_model: BaseModel = None,
 ) -> None:
@@ -209,7 +210,7 @@ def evaluate(
         "timeout": timeout,
         "retries": retries,
         **judge_option(judge, judge_api_base, rubric),
-        **length_option(max_completion_tokens),
+        **chosen_options(run=run, max_completion_tokens=max_completion_tokens),
         **model_option(model, base_model),
         **sinks_option(None, trace),
     }
@@ -222,11 +223,10 @@ def evaluate(
     if json is not None:
         json.write_text(report_json(evaluation), encoding="utf-8")
     comparison, faults = gate.examine(evaluation)
-    lines = [evaluation_line(evaluation), *interval_lines(evaluation, success_at), *comparison]
-    typer.echo("\n".join([*lines, *failure_lines(evaluation.failures)]))
-    for fault in faults:
-        typer.echo(fault, err=True)
+    measured = [evaluation_line(evaluation), *interval_lines(evaluation, success_at), *comparison]
+    typer.echo("\n".join([*measured, *failure_lines(evaluation.failures)]))
     if faults:
+        typer.echo("\n".join(faults), err=True)
         raise typer.Exit(1)
 
 
@@ -302,9 +302,12 @@ def backup(output: Annotated[Path, typer.Option(help="new folder for the copy")]
     run_server(["backup", "--dir", str(server_folder(dir)), "--output", str(output.expanduser().absolute())])
 
 
-def length_option(max_completion_tokens: int | None) -> TargetOptions:
-    """The option `max_completion_tokens=`. Empty without a value: the target's own limit holds."""
-    return {} if max_completion_tokens is None else {"max_completion_tokens": max_completion_tokens}
+def chosen_options(
+    run: str | None = None, max_cost: float | None = None, max_completion_tokens: int | None = None
+) -> TargetOptions:
+    """The options that have a value; for the others, the target's own hold."""
+    options = {"run": run, "max_cost": max_cost, "max_completion_tokens": max_completion_tokens}
+    return cast(TargetOptions, {name: value for name, value in options.items() if value is not None})
 
 
 def judge_option(model: str | None, api_base: str | None, rubric: Path | None) -> TargetOptions:

@@ -50,5 +50,9 @@ Trace = Annotated[
 ]
 Results = Annotated[Path | None, typer.Option("--json", help="file to write the results to, as JSON")]
 
+RunName = Annotated[
+    str | None, typer.Option("--run", help="name of the run in lists  [default: what, when and the model's name]")
+]
+
 Server = Annotated[str | None, typer.Option(help="URL of a running server  [default: the one on this machine]")]
 Dir = Annotated[Path | None, typer.Option(help="directory of the server  [default: ./.understudy]")]

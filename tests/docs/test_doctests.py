@@ -27,6 +27,7 @@ CONVERSIONS = [
     "understudy.memory_plan.base_shape",  # config.json -> numbers of weights
     "understudy.memory_plan.card",  # a size -> bytes
     "understudy.plain_values",  # an object -> text
+    "understudy.plurals",  # a count and a noun -> text
     "understudy.quickstart.story",  # a tool call -> its arguments
     "understudy.rewards.agreement",  # two scorings -> Kendall's tau
     "understudy.rewards.outcome",  # a return value -> a reward
@@ -37,7 +38,7 @@ CONVERSIONS = [
     "understudy.server.pages.conversation",  # messages -> text
     "understudy.server.pages.links",  # names -> addresses
     "understudy.server.pages.numbers",  # numbers -> text
-    "understudy.server.pages.sparkline",  # values -> points of a line
+    "understudy.server.pages.trend",  # values -> points of a line
     "understudy.server.pages.step_groups",  # deviations -> CSS classes
     "understudy.server.pages.token_pieces",  # bytes -> text
     "understudy.server.pages.token_view",  # advantages -> text

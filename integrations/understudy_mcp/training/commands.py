@@ -29,7 +29,7 @@ from .chat_command import talk
 from .comparison import tool_lines
 from .defaults import GROUP_SIZE, default_config
 from .mcp_trainer import MCPTrainer, MCPTrainerOptions, ToolOptions
-from .model_options import BaseModel, ModelName, ScenarioFile, ServerDir, ServerUrl, model_from
+from .model_options import BaseModel, ModelName, RunName, ScenarioFile, ServerDir, ServerUrl, model_from
 from .serve_command import serve
 
 STEPS = 20
@@ -91,6 +91,7 @@ def train(
     concurrency: Concurrency = None,
     learning_rate: Rate = None,
     trace: Trace = None,
+    run: RunName = None,
     seed: Annotated[int, typer.Option(min=0, help="random seed for scenarios and their order")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan and stop")] = False,
     dir: ServerDir = None,
@@ -103,7 +104,7 @@ def train(
     named = model_from(target, model, base, dir, url)
     options: MCPTrainerOptions = {"count": count, "llm": writer_at(llm, llm_api_base), "allow_writes": allow_writes}
     options |= {"probe": probe, "judge_all": judge_all, "curriculum": curriculum, "group_size": group_size}
-    options |= {"max_turns": max_turns, "seed": seed, "say": typer.echo, "sinks": names_in(trace)}
+    options |= {"max_turns": max_turns, "seed": seed, "run": run, "say": typer.echo, "sinks": names_in(trace)}
     options |= {"config": default_config(named.base_model, steps, learning_rate)}
     options |= _chosen(judge, judge_api_base, max_cost, scenarios_per_step, max_tools, concurrency)
     trainer = MCPTrainer(target, named, scenarios, **options)
@@ -129,6 +130,7 @@ def evaluate(
     max_tools: MaxTools = None,
     concurrency: Concurrency = None,
     trace: Trace = None,
+    run: RunName = None,
     json: Annotated[Path | None, typer.Option(help="JSON file for the results")] = None,
     dir: ServerDir = None,
     url: ServerUrl = None,
@@ -142,6 +144,7 @@ def evaluate(
     options: MCPTrainerOptions = {
         "judge_all": judge_all,
         "max_turns": max_turns,
+        "run": run,
         "say": typer.echo,
         "sinks": names_in(trace),
         **_chosen(judge, judge_api_base, max_cost, None, max_tools, concurrency),

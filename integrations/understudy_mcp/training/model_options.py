@@ -14,6 +14,9 @@ from understudy.integration import ConfigError
 
 from ..connection.target import Target
 
+RunName = Annotated[
+    str | None, typer.Option("--run", help="name of the run in lists; default: what, when and the model's name")
+]
 ModelName = Annotated[str | None, typer.Option("--model", help="name of the model; default: the server's name")]
 BaseModel = Annotated[
     str | None,

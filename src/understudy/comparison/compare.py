@@ -278,8 +278,9 @@ def _settings(stage: RolloutStage, scored: Sequence[Scored]) -> dict[str, Json]:
 
 def _run_id(scenarios: Sequence[object], app: ComparableTarget) -> str:
     """The run's id. It does not depend on the candidates, so a candidate added later belongs to the same run."""
-    parts = [_scenarios_hash(scenarios), *(model.name for model in app.own_models())]
-    return f"compare-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
+    names = [model.name for model in app.own_models()]
+    digest = hashlib.sha256(" ".join([_scenarios_hash(scenarios), *names]).encode()).hexdigest()[:12]
+    return "-".join(["compare", *names[:1], digest])
 
 
 def _scenarios_hash(scenarios: Sequence[object]) -> str:

@@ -19,16 +19,17 @@ from sqlalchemy import Connection, select
 
 from ..config import default_dir
 from ..errors import ConfigError
+from ..plurals import counted
 from ..printable import printable
 from ..types import Call, Json, Message
 from ..wire import TrajectoryWithCalls
 from .http.viewer import open_records
 from .pages.export import rollout_document
-from .pages.numbers import ago, fixed, moment, number, seconds, signed
+from .pages.numbers import DASH, ago, fixed, moment, number, percent, seconds
 from .pages.rollout_view import rollout_view
 from .pages.run_facts import facts_of, warnings_of
-from .pages.run_page import HEADINGS, run_name, step_lines
-from .pages.runs_page import RunLine, line_of
+from .pages.run_page import HEADINGS, EvaluationLine, evaluation_lines, run_name, step_lines
+from .pages.runs_page import RunLine, lines_of
 from .pages.source import DashboardSource, RunOverview
 from .records.tables import trajectories
 
@@ -39,6 +40,8 @@ _COLUMNS = ("run", "status", "model", "started", *_NUMBERS)
 _GIVE_WAY = ("trend", "rollouts", "evaluation", "started")
 """Columns of `runs` that are left out in a narrow terminal, the first one first."""
 _NARROW_MODEL = 14
+_UNDER = "  "
+"""Indent of the evaluations under a training."""
 _ANY_WIDTH = 10_000
 _STEPS = 20
 """Steps that `show` lists at most."""
@@ -67,8 +70,8 @@ def run_terminal(argv: Sequence[str]) -> int:
 
 
 async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> None:
-    rows = await source.runs()
-    lines = [line_of(overview, source) for overview in await source.overviews(rows[:_RUNS])]
+    listed = await source.listed()
+    lines = await lines_of(listed[:_RUNS], source)
     if as_json:
         console.print_json(json.dumps([asdict(line) for line in lines]))
         return
@@ -78,8 +81,9 @@ async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> 
     table, width = _runs_table(lines, console)
     console.width = width
     console.print(table)
-    if len(rows) > _RUNS:
-        console.print(f"and {len(rows) - _RUNS} older runs: `understudy ui` shows all of them", style="dim")
+    if len(listed) > _RUNS:
+        older = counted(len(listed) - _RUNS, "older run")
+        console.print(f"and {older}: `understudy ui` shows all of them", style="dim")
 
 
 def _runs_table(lines: Sequence[RunLine], console: Console) -> tuple[Table, int]:
@@ -109,19 +113,29 @@ def _table_of(
             overflow="fold",
         )
     for line in lines:
-        cells: dict[str, str | Text] = {
-            "run": Text(run_name(line.run)),
-            "status": f"{line.status.mark} {line.status.text}",
-            "model": Text(line.models),
-            "started": ago(line.began),
-            "step": number(line.step),
-            "reward": fixed(line.reward, 3),
-            "trend": signed(line.change, 3),
-            "evaluation": fixed(line.evaluation, 3),
-            "rollouts": number(line.rollouts),
-        }
-        table.add_row(*(cells[name] for name in columns))
+        _add_rows(table, line, columns)
     return table, Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).minimum
+
+
+def _add_rows(table: Table, line: RunLine, columns: Sequence[str], indent: str = "") -> None:
+    """Add the row of a run, and those of the evaluations that belong to it."""
+    cells: dict[str, str | Text] = {
+        "run": Text(f"{indent}{run_name(line.run)}"),
+        "status": f"{line.status.mark} {line.status.text}",
+        "model": Text(line.models),
+        "started": ago(line.began),
+        "step": number(line.step),
+        "reward": fixed(line.reward, 3),
+        "trend": line.change,
+        "evaluation": fixed(line.evaluation, 3),
+        "rollouts": number(line.rollouts),
+    }
+    table.add_row(*(cells[name] for name in columns))
+    for evaluation in line.evaluations:
+        _add_rows(table, evaluation, columns, indent=_UNDER)
+    if line.left_out:
+        older = {"run": Text(f"{_UNDER}and {line.left_out} older", "dim")}
+        table.add_row(*(older.get(name, "") for name in columns))
 
 
 async def _show(source: DashboardSource, console: Console, name: str, html: Path | None) -> None:
@@ -132,7 +146,7 @@ async def _show(source: DashboardSource, console: Console, name: str, html: Path
             raise ConfigError(
                 f"--html: {name!r} is a run, and only a trajectory can be written: name one of its trajectories"
             )
-        console.print(_run(run))
+        console.print(_run(run, await evaluation_lines(run, await source.listed_at(run.run), source)))
         return
     trajectory = await source.trajectory(name)
     if trajectory is None:
@@ -168,8 +182,8 @@ async def _unknown(source: DashboardSource, name: str) -> str:
     return f"there is no run and no trajectory {name!r} in {source.folder}{hint}"
 
 
-def _run(run: RunOverview) -> Group:
-    """A run's facts, warnings and newest steps."""
+def _run(run: RunOverview, evaluations: Sequence[EvaluationLine]) -> Group:
+    """A run's facts, warnings, newest steps and evaluations."""
     facts = Table.grid(padding=(0, 3))
     for fact in facts_of(run):
         facts.add_row(Text(fact.name, "dim"), Text(fact.value, "bold"), Text(fact.note, "dim"))
@@ -188,9 +202,24 @@ def _run(run: RunOverview) -> Group:
         )
         for warning in warnings_of(run)
     ]
-    head = Text(f"{run_name(run.run)}: {', '.join(run.models)}, {number(run.row.rollouts)} rollouts", "bold")
+    head = Text(f"{run_name(run.run)}: {', '.join(run.models)}, {counted(run.row.rollouts, 'rollout')}", "bold")
     began = Text(f"began {moment(run.first.started_at)}, last rollout {ago(run.last.ended_at)}", "dim")
-    return Group(head, began, *warnings, Text(), facts, Text(), steps if run.updates else Text("Nothing was trained."))
+    tables: list[RenderableType] = [Text(), steps] if run.updates else []
+    if evaluations:
+        tables += [Text(), _evaluations(evaluations[:_STEPS])]
+    return Group(head, began, *warnings, Text(), facts, *(tables or [Text("\nNothing was trained.")]))
+
+
+def _evaluations(lines: Sequence[EvaluationLine]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("evaluated step")
+    for heading in ("split", "success", "reward", "rollouts", "failed"):
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+    table.add_column("run", no_wrap=True, overflow="fold")
+    for line in lines:
+        scores = percent(line.success), fixed(line.reward, 3), number(line.rollouts), number(line.failed)
+        table.add_row(number(line.step), Text(line.split or DASH), *scores, Text(run_name(line.run)))
+    return table
 
 
 def _trajectory(name: str, trajectory: TrajectoryWithCalls) -> Group:

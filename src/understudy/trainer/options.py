@@ -86,7 +86,7 @@ class RunOptions:
     target_reward: float = 1.0  # a run that stops so counts as solved if its mean reward is at least this
     max_cost: float | None = None  # budget for other LLMs (judges, for example) in USD; then the run ends
     seed: int = 0  # of the order of scenarios
-    run: str | None = None  # the run's id in the server's lists; None: a new one per train() and evaluate()
+    run: str | None = None  # the run's name in the server's lists; None: a new one per train() and evaluate()
     sinks: Sequence[str | TraceSink] = ()  # trace sinks: names such as "langfuse", or objects
     alert_limits: AlertLimits = field(default_factory=AlertLimits)  # limits of metrics that cause alerts
     on_alert: AlertFunction | None = None  # called with every alert

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from understudy.client.failures import FailureKind
 from understudy.config import TrainConfig
@@ -21,6 +23,12 @@ from .report import Iteration, Stopped, verdict
 
 Steps = Mapping[str, int]
 """Step by model name."""
+
+
+def run_name(what: Literal["train", "eval"], model: str) -> str:
+    """A name for a run that people can read, such as `train-20261125-153045-email-agent-3f2a`, in local time. It is
+    unique, and its first letters tell runs apart where a list is cut."""
+    return f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{model}-{secrets.token_hex(2)}"
 
 
 @dataclass(frozen=True)

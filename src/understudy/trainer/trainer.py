@@ -22,7 +22,7 @@ from understudy.rewards.outcome import as_reward
 from understudy.scenarios.identity import scenario_id
 from understudy.scenarios.ordering import batch
 from understudy.tracing.trace_context import keep_trace_context
-from understudy.types import RolloutPlace, Trajectory, TrajectoryGroup, new_id
+from understudy.types import RolloutPlace, Trajectory, TrajectoryGroup
 
 from .evaluate import Evaluation, failures_printed, steps_line, summarise
 from .judging import judged
@@ -43,7 +43,7 @@ from .models import check_choices, checked_models, keep, keep_beside, log_spent,
 from .options import RunOptions, TrainerOptions, check_evaluation, check_place
 from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
-from .run import RolloutBatch, Run, Steps
+from .run import RolloutBatch, Run, Steps, run_name
 from .showing import Showing
 from .updates import Updates
 
@@ -106,7 +106,9 @@ class Trainer:
             raise ConfigError(f"steps: a whole number of at least 1 is needed, got {steps!r}")
         started = await steps_of(self.models)
         progress = self.options.progress or make_progress(steps)
-        run = Run(self.options, steps, started, started, progress, self._run_id())
+        run = Run(
+            self.options, steps, started, started, progress, self.options.run or run_name("train", self.model.name)
+        )
         if run.stopped() is Stopped.FINISHED:
             return await self._ended(run, Stopped.NOTHING_LEFT)
         await self._shown.started(run.id, started[self.model.name])
@@ -139,7 +141,7 @@ class Trainer:
         chosen = checked_scenarios(scenarios, "scenarios") if scenarios is not None else self._eval
         if not chosen:
             raise ConfigError("eval: no scenarios to evaluate on; pass some, or give the Trainer eval=")
-        run = self._run_id()
+        run = self.options.run or run_name("eval", self.model.name)
         await self._shown.started(run, await self.model.get_step())
         try:
             with budget(self.options.max_cost):
@@ -284,9 +286,6 @@ class Trainer:
         """The groups with the judge's rewards. The rollouts are stored first, because a judge is slow and may fail."""
         await keep(self.models, groups)
         return await judged(groups, judge)
-
-    def _run_id(self) -> str:
-        return self.options.run or new_id("run")
 
     async def _gather(
         self, scenarios: Sequence[object], rollouts: int, rollout: AnyRollout, place: RolloutPlace

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.fakes.gateway import Gateway
+from understudy.server.pages.trend import trend
+from understudy.server.terminal import run_terminal
+from understudy.types import TrainResult
+from understudy.wire import TrainStatus
 
 
 def record(name: str, reward: float | None = 1.0, **fields: Any) -> dict[str, Any]:
@@ -53,3 +63,111 @@ async def test_pages_carry_the_policy_and_no_inline_script_or_style(gateway: Gat
         page = await gateway.http.get(path)
         assert "require-trusted-types-for 'script'" in page.headers["content-security-policy"]
         assert " style=" not in page.text and "<style" not in page.text and " onclick" not in page.text
+
+
+async def trained(gateway: Gateway, run: str, step: int, rewards: tuple[float, ...], model: str = "default") -> None:
+    """Store the rollouts of a run at `step`, and the update that made the next step of them."""
+    ids = [f"{run}-{step}-{index}" for index in range(len(rewards))]
+    place = {"run": run, "step": step, "group": f"{run}-{step}"}
+    await finish(gateway, *(record(i, r, model=model, place=place) for i, r in zip(ids, rewards, strict=True)))
+    metrics = {"reward/mean": sum(rewards) / len(rewards)}
+    result = TrainResult(model=model, step=step + 1, applied=True, metrics=metrics)
+    status = TrainStatus(id=f"train-{run}-{step}", model=model, state="done", result=result)
+    await gateway.services.store.save_train(status, json.dumps({"groups": [{"trajectory_ids": ids}]}))
+
+
+async def evaluated(
+    gateway: Gateway, run: str, step: int, rewards: tuple[float, ...], model: str = "default", *, log: bool = True
+) -> None:
+    ids = [f"{run}-{index}" for index in range(len(rewards))]
+    place = {"run": run, "step": step, "split": "val"}
+    places = [place | {"group": f"{run}-{index}", "scenario": str(index)} for index in range(len(rewards))]
+    records = [record(i, r, model=model, place=p) for i, r, p in zip(ids, rewards, places, strict=True)]
+    await finish(gateway, *records)
+    if log:
+        metrics = {"val/reward": sum(rewards) / len(rewards)}
+        entry = {"split": "val", "step": step, "metrics": metrics, "trajectory_ids": ids}
+        assert (await gateway.http.post(f"/api/models/{model}/log", json=entry)).status_code == 200
+
+
+def runs_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """What `understudy runs --json` prints."""
+    capsys.readouterr()
+    run_terminal(["runs", str(folder), "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("log", [True, False], ids=["ended", "before it has ended"])
+async def test_an_evaluation_shows_its_mean_and_not_its_last_rollout(
+    log: bool, gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await evaluated(gateway, "eval-1", 0, (0.0, 0.0, 0.074, 1.0), log=log)
+    [line] = await asyncio.to_thread(runs_json, tmp_path, capsys)
+    assert line["reward"] == pytest.approx(0.2685)
+    assert line["evaluation"] == (pytest.approx(0.2685) if log else None)
+    assert line["status"]["text"] == "evaluation"
+    for path in ("/", "/runs/eval-1"):
+        page = (await gateway.http.get(path)).text
+        assert "1.000" not in page and ("0.268" in page or "0.269" in page), path
+        assert "rollouts only" not in page
+    await asyncio.to_thread(run_terminal, ["show", "eval-1", "--dir", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "1.000" not in shown and "Nothing was trained" not in shown
+
+
+async def test_a_run_without_an_update_shows_the_mean_of_its_newest_step(
+    gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await finish(gateway, record("old", 0.0), *(record(f"t{i}", r, place={"step": 1}) for i, r in enumerate((0.5, 1))))
+    [line] = await asyncio.to_thread(runs_json, tmp_path, capsys)
+    assert (line["reward"], line["status"]["text"]) == (0.75, "not trained")
+
+
+async def test_evaluations_stand_under_the_training_that_made_their_step(
+    gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await evaluated(gateway, "before", 0, (0.1,))
+    await trained(gateway, "first", 0, (0.0, 1.0))
+    await trained(gateway, "second", 1, (0.0, 1.0))
+    await evaluated(gateway, "of-2", 2, (0.9,))
+    await evaluated(gateway, "of-1", 1, (0.5,))
+    await evaluated(gateway, "of-nothing", 0, (0.5,), model="other")
+    lines = await asyncio.to_thread(runs_json, tmp_path, capsys)
+    under = {line["run"]: [evaluation["run"] for evaluation in line["evaluations"]] for line in lines}
+    assert under == {"of-nothing": [], "first": ["of-1", "before"], "second": ["of-2"]}
+    assert list(under) == ["of-nothing", "first", "second"], "a training is as new as its newest evaluation"
+    page = (await gateway.http.get("/")).text
+    places = [page.index(f'href="/runs/{run}"') for run in ("of-nothing", "first", "of-1", "before", "second", "of-2")]
+    assert all(earlier < later for earlier, later in pairwise(places))
+    assert 'class="under"><a href="/runs/of-1"' in page and "6 in " in page
+    assert 'href="/runs/of-1"' in (await gateway.http.get("/runs/first")).text
+    assert 'evaluates the training <a href="/runs/first"' in (await gateway.http.get("/runs/of-1")).text
+
+
+async def test_a_training_with_many_evaluations_shows_five_and_counts_the_others(
+    gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await trained(gateway, "first", 0, (0.0, 1.0))
+    for number in range(7):
+        await evaluated(gateway, f"eval-{number}", 1, (0.5,))
+    [line] = await asyncio.to_thread(runs_json, tmp_path, capsys)
+    newest = line["evaluations"][0]["run"]
+    assert (newest, len(line["evaluations"])) == ("eval-6", 5)
+    assert line["left_out"] == 2 and "and 2 older" in (await gateway.http.get("/")).text
+    assert "eval-0" in (await gateway.http.get("/runs/first")).text
+
+
+async def test_the_trend_is_the_same_in_the_list_on_the_runs_page_and_in_the_terminal(
+    gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    await trained(gateway, "first", 0, (0.0, 0.5))
+    await trained(gateway, "first", 1, (0.25, 0.75))
+    text = str(trend([0.25, 0.5]))
+    assert text == "+0.250 in 1 step"
+    for path in ("/", "/runs/first"):
+        page = (await gateway.http.get(path)).text
+        assert text in page and "<polyline" not in page.split("<table")[-1], "two points are no line"
+    for words in (["runs", str(tmp_path)], ["show", "first", "--dir", str(tmp_path)]):
+        await asyncio.to_thread(run_terminal, words)
+        assert text in capsys.readouterr().out

@@ -139,8 +139,12 @@ def evaluations_by_split(entries: Iterable[LoggedEvaluation]) -> dict[str, list[
 
 def score(entry: LoggedEvaluation) -> float | None:
     """The success rate of an evaluation if it has one, otherwise its mean reward."""
-    success = entry.value("success")
-    return success if success is not None else entry.value("reward")
+    return entry.value(measure(entry))
+
+
+def measure(entry: LoggedEvaluation) -> str:
+    """What `score` is of: `success` or `reward`."""
+    return "reward" if entry.value("success") is None else "success"
 
 
 def _chart(chart: Chart, updates: Sequence[TrainUpdate]) -> dict[str, Json]:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ...alerts import AlertLimits, signs
-from .numbers import DASH, fixed, number, percent, seconds, signed
-from .run_charts import evaluations_by_split, saved_by_tree, score
+from ...plurals import counted
+from .numbers import DASH, fixed, number, percent, seconds
+from .run_charts import evaluations_by_split, measure, saved_by_tree, score
 from .source import RunOverview
+from .trend import trend
 
 _LOOKED_BACK = 10
 """Number of last updates whose warnings are shown."""
@@ -38,7 +40,8 @@ def facts_of(overview: RunOverview) -> list[Fact]:
     """Step, reward, evaluation, entropy, clipped tokens, sampler lag, tokens saved by the tree, and seconds per step."""
     done = [update for update in overview.updates if update.state == "done"]
     metrics = done[-1].metrics if done else {}
-    rewards = [update.metrics["reward/mean"] for update in done if "reward/mean" in update.metrics]
+    change = trend(overview.rewards)
+    without_trend = "mean over scenarios" if overview.is_evaluation else "mean of the newest rollouts"
     steps = [update.result_step for update in done if update.result_step is not None]
     scored = [entries[-1] for split, entries in evaluations_by_split(overview.evaluations).items() if split == "val"]
     if not scored:
@@ -46,10 +49,16 @@ def facts_of(overview: RunOverview) -> list[Fact]:
     times = [later.created_at - earlier.created_at for earlier, later in pairwise(done[-6:])]
     saved = saved_by_tree(done[-1]) if done else None
     return [
-        Fact("Step", number(max(steps)) if steps else "0", f"{len(done)} updates"),
-        Fact("Reward", fixed(rewards[-1], 3) if rewards else fixed(overview.last.reward, 3), _change(rewards)),
         Fact(
-            "Evaluation", fixed(score(scored[0]), 3) if scored else DASH, _where(scored[0].step) if scored else "none"
+            "Step",
+            number(max(steps) if steps else overview.last.step),
+            "evaluated" if overview.is_evaluation else counted(len(done), "update"),
+        ),
+        Fact("Reward", fixed(overview.reward, 3), str(change or without_trend)),
+        Fact(
+            "Evaluation",
+            fixed(score(scored[0]), 3) if scored else DASH,
+            f"{measure(scored[0])} at step {scored[0].step}" if scored else "none",
         ),
         Fact("Entropy", number(metrics.get("entropy")), "nats per token"),
         Fact("Clipped", percent(metrics.get("clip_fraction"), 1), "of trained tokens"),
@@ -87,14 +96,3 @@ def _once(warnings: Sequence[RunWarning]) -> list[RunWarning]:
             warning if first is None else RunWarning(first.step, first.from_step, first.text, first.times + 1)
         )
     return list(unique.values())
-
-
-def _change(rewards: Sequence[float]) -> str:
-    if len(rewards) < 2:
-        return ""
-    back = min(10, len(rewards) - 1)
-    return f"{signed(rewards[-1] - rewards[-1 - back], 3)} in {back} step{'s' if back > 1 else ''}"
-
-
-def _where(step: int | None) -> str:
-    return "" if step is None else f"at step {step}"

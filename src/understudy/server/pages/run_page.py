@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from ...types import Json
 from .links import name_of, run_url, step_url
+from .listed_runs import ListedRun
 from .numbers import fixed, number, percent, seconds
 from .rendering import SAFE, Crumb, UnknownPage, page
 from .run_charts import chart_json, saved_by_tree
@@ -39,6 +40,20 @@ class StepLine:
     state: str
 
 
+@dataclass(frozen=True)
+class EvaluationLine:
+    """A row of the table of evaluations. `run` is a run of its own, or the training itself. `success` and `reward` are
+    means over scenarios once the evaluation has ended, before that `reward` is the mean of its rollouts."""
+
+    run: str | None
+    step: int | None
+    split: str | None
+    success: float | None
+    reward: float | None
+    rollouts: int
+    failed: int
+
+
 def run_name(run: str | None) -> str:
     """The title of a run."""
     return "Rollouts without a run" if run is None else run
@@ -63,7 +78,8 @@ async def run_page(
     """The page of a run. The query parameter `at` selects a page of the table of steps."""
     overview = await known_run(source, run)
     lines = step_lines(overview)
-    evaluated = [row for row in await source.steps(overview.run) if row.split != "train"]
+    listed = await source.listed_at(overview.run)
+    evaluated = await evaluation_lines(overview, listed, source)
     context = {
         "run": overview,
         "status": status_of(overview, source.engine),
@@ -73,6 +89,7 @@ async def run_page(
         "lines": lines[(page_number - 1) * STEPS_SHOWN : page_number * STEPS_SHOWN],
         "page_number": page_number,
         "pages": max(1, -(-len(lines) // STEPS_SHOWN)),
+        "training": listed.row.run if listed.row.run != overview.run else None,
         "evaluated": evaluated[:STEPS_SHOWN],
         "data": [data_of(overview, source)],
         "config": overview.updates[-1].config if overview.updates else {},
@@ -127,6 +144,26 @@ def data_of(overview: RunOverview, source: DashboardSource) -> dict[str, Json]:
         "version": f"{overview.row.last}-{len(overview.updates)}-{len(overview.evaluations)}",
         **chart_json(overview),
     }
+
+
+async def evaluation_lines(overview: RunOverview, listed: ListedRun, source: DashboardSource) -> list[EvaluationLine]:
+    """The evaluations inside a run, and those that belong to it, newest step first."""
+    others = listed.evaluations if listed.row.run == overview.run else ()
+    lines: list[EvaluationLine] = []
+    for run in [overview, *await source.overviews(others[:STEPS_SHOWN])]:
+        logged = {(entry.split, entry.step): entry for entry in run.evaluations}
+        for row in await source.steps(run.run):
+            if row.split == "train":
+                continue
+            entry = logged.get((row.split or "", row.step))
+            reward = entry.value("reward") if entry is not None else None
+            lines.append(
+                EvaluationLine(
+                    *(run.run, row.step, row.split, entry.value("success") if entry is not None else None),
+                    *(row.reward if reward is None else reward, row.rollouts, row.failed),
+                )
+            )
+    return sorted(lines, key=lambda line: -1 if line.step is None else line.step, reverse=True)
 
 
 def step_lines(overview: RunOverview) -> list[StepLine]:

@@ -33,7 +33,7 @@ def status_of(overview: RunOverview, engine: EngineState | None, now: float | No
         if (time.time() if now is None else now) - overview.last.ended_at < ACTIVE_SECONDS:
             return RunStatus("active", "●", "active")
     if last is None:
-        return RunStatus("quiet", DASH, "rollouts only")
+        return RunStatus("quiet", DASH, "evaluation" if overview.is_evaluation else "not trained")
     if last.state == "failed":
         return RunStatus("failed", "✕", "failed")
     if last.state != "done":

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from .listed_runs import ListedRun
 from .rendering import Crumb, page
-from .run_charts import score
+from .run_charts import measure, score
 from .run_status import RunStatus, status_of
 from .source import DashboardSource, RunOverview, SourceDep
-from .sparkline import points
+from .trend import points, trend
 
 router = APIRouter()
 
 RUNS_SHOWN = 25
 """Runs on one page of the list."""
-_TREND = 60  # rewards in a sparkline
+_EVALUATIONS_SHOWN = 5  # under one training; its page has all of them
+_DRAWN = 60  # rewards in a sparkline
 
 
 @dataclass(frozen=True)
 class RunLine:
-    """A row of the table of runs. `trend` has the points of an SVG polyline of the last rewards."""
+    """A row of the table of runs.
+
+    `reward`: the mean of the last step, or of an evaluation. `change`: its trend as text. `drawn`: the points of an SVG
+    polyline of the last rewards. `evaluations`: those that belong to it, newest first; `left_out` counts older ones."""
 
     run: str | None
     status: RunStatus
@@ -32,11 +37,14 @@ class RunLine:
     step: int | None
     rollouts: int
     reward: float | None
-    change: float | None
-    trend: str
+    change: str
+    drawn: str
     evaluation: float | None
+    measure: str
     evaluated_at: int | None
     began: float
+    evaluations: tuple[RunLine, ...] = ()
+    left_out: int = 0
 
 
 @router.get("/")
@@ -44,43 +52,50 @@ async def runs_page(
     request: Request, source: SourceDep, page_number: Annotated[int, Query(alias="at", ge=1, le=100_000)] = 1
 ) -> HTMLResponse:
     """The page of all runs. The query parameter `at` selects a page of the list."""
-    rows = await source.runs()
-    chosen = rows[(page_number - 1) * RUNS_SHOWN : page_number * RUNS_SHOWN]
-    lines = [line_of(overview, source) for overview in await source.overviews(chosen)]
+    listed = await source.listed()
+    chosen = listed[(page_number - 1) * RUNS_SHOWN : page_number * RUNS_SHOWN]
     context = {
-        "lines": lines,
-        "total": len(rows),
+        "lines": await lines_of(chosen, source),
+        "total": sum(1 + len(item.evaluations) for item in listed),
         "page_number": page_number,
-        "pages": max(1, -(-len(rows) // RUNS_SHOWN)),
+        "pages": max(1, -(-len(listed) // RUNS_SHOWN)),
         "engine": source.engine,
         "folder": "/".join(source.folder.parts[-2:]),
     }
     return page(request, "runs.html", "Runs", (Crumb("Runs"),), context)
 
 
+async def lines_of(listed: Sequence[ListedRun], source: DashboardSource) -> list[RunLine]:
+    """The rows of runs, each with the newest evaluations that belong to it."""
+    shown = [row for item in listed for row in (item.row, *item.evaluations[:_EVALUATIONS_SHOWN])]
+    lines = {overview.run: line_of(overview, source) for overview in await source.overviews(shown)}
+    return [
+        replace(
+            lines[item.row.run],
+            evaluations=tuple(lines[row.run] for row in item.evaluations[:_EVALUATIONS_SHOWN]),
+            left_out=len(item.evaluations[_EVALUATIONS_SHOWN:]),
+        )
+        for item in listed
+    ]
+
+
 def line_of(overview: RunOverview, source: DashboardSource) -> RunLine:
-    """The row of a run."""
-    rewards = [update.metrics["reward/mean"] for update in overview.updates if "reward/mean" in update.metrics]
+    """The row of a run, without those that belong to it."""
+    rewards = overview.rewards
     last = next((evaluation for evaluation in reversed(overview.evaluations) if score(evaluation) is not None), None)
     steps = [update.result_step for update in overview.updates if update.result_step is not None]
+    change = trend(rewards)
     return RunLine(
         run=overview.run,
         status=status_of(overview, source.engine),
         models=", ".join(overview.models),
         step=max(steps) if steps else overview.last.step,
         rollouts=overview.row.rollouts,
-        reward=rewards[-1] if rewards else overview.last.reward,
-        change=_change(rewards),
-        trend=points(rewards[-_TREND:], 96, 24),
+        reward=overview.reward,
+        change="" if change is None else str(change),
+        drawn=points(rewards[-_DRAWN:], 96, 24),
         evaluation=score(last) if last is not None else None,
+        measure=measure(last) if last is not None else "",
         evaluated_at=last.step if last is not None else None,
         began=overview.first.started_at,
     )
-
-
-def _change(rewards: Sequence[float]) -> float | None:
-    """The mean of the last five rewards minus the mean of the five before; fewer if there are fewer than ten."""
-    if len(rewards) < 2:
-        return None
-    size = min(5, len(rewards) // 2)
-    return sum(rewards[-size:]) / size - sum(rewards[-2 * size : -size]) / size

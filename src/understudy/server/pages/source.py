@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -18,6 +18,7 @@ from ..records.call_reading import WHOLE, read_calls
 from ..records.overview import RolloutRow, RunRow, StepRollouts
 from ..records.read_only import Readable
 from ..records.store import finished
+from .listed_runs import ListedRun, under_trainings
 from .token_files import TokenFiles
 from .updates import EvaluationIndex, LoggedEvaluation, TrainUpdate, UpdateIndex
 
@@ -38,13 +39,16 @@ class EngineState:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """A run with its first and last rollout, its train requests and its evaluations, the latter two oldest first."""
+    """A run with its first and last rollout, its train requests and its evaluations, the latter two oldest first.
+
+    `newest_reward`: the mean over the rollouts that are of the step and split of its last one."""
 
     row: RunRow
     first: RolloutRow
     last: RolloutRow
     updates: tuple[TrainUpdate, ...]
     evaluations: tuple[LoggedEvaluation, ...]
+    newest_reward: float | None
 
     @property
     def run(self) -> str | None:
@@ -56,6 +60,24 @@ class RunOverview:
         """The models of its train requests and of its first and last rollout."""
         names = {update.model for update in self.updates} | {self.first.model, self.last.model}
         return tuple(sorted(names))
+
+    @property
+    def rewards(self) -> list[float]:
+        """The mean reward of each update's rollouts, oldest first."""
+        updates = [update for update in self.updates if update.state == "done"]
+        return [update.metrics["reward/mean"] for update in updates if "reward/mean" in update.metrics]
+
+    @property
+    def reward(self) -> float | None:
+        """The mean reward of its last update, or of an evaluation; before either has ended, of its newest rollouts."""
+        logged = [value for entry in self.evaluations if (value := entry.value("reward")) is not None]
+        measured = logged[-1:] if self.is_evaluation else self.rewards[-1:]
+        return measured[0] if measured else self.newest_reward
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether it only evaluates."""
+        return not self.updates and not self.row.trains
 
 
 class DashboardSource:
@@ -83,7 +105,22 @@ class DashboardSource:
         """All runs, most recently active first."""
         return await self.read(overview.run_rows)
 
-    async def overviews(self, rows: list[RunRow]) -> list[RunOverview]:
+    async def listed(self) -> list[ListedRun]:
+        """All runs, most recently active first. Evaluations are listed under the training that they belong to."""
+
+        def read(connection: Connection) -> list[ListedRun]:
+            self._updates.refresh(connection)
+            return under_trainings(overview.run_rows(connection), self._updates)
+
+        return await self.read(read)
+
+    async def listed_at(self, run: str | None) -> ListedRun:
+        """The training that a known run belongs to, or the run itself, with the evaluations under it."""
+        return next(
+            item for item in await self.listed() if run in (item.row.run, *(row.run for row in item.evaluations))
+        )
+
+    async def overviews(self, rows: Sequence[RunRow]) -> list[RunOverview]:
         """These runs with their train requests and evaluations."""
 
         def read(connection: Connection) -> list[RunOverview]:
@@ -97,6 +134,7 @@ class DashboardSource:
                     ends[row.last],
                     self._updates.of_run(row.run),
                     self._evaluations.of_run(row.run),
+                    overview.newest_reward(connection, row),
                 )
                 for row in rows
             ]

@@ -73,6 +73,10 @@ class UpdateIndex:
         """The requests of a run, oldest first, as of the last `refresh`."""
         return self._by_run.get(run, ())
 
+    def all(self) -> list[TrainUpdate]:
+        """The requests of all runs, oldest first, as of the last `refresh`."""
+        return list(self._known.values())
+
     def refresh(self, connection: Connection) -> None:
         """Read new requests, and those that are not final or changed their state."""
         with self._lock:

@@ -19,12 +19,19 @@ from .tables import calls, logs, outputs, trains, trajectories
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run: its number of rollouts, and the `seq` of the first and the last finished one."""
+    """A run: its number of rollouts, and the `seq` of the first and the last finished one.
+
+    `model`, `step` and `ended_at` (unix seconds) are those of the first rollout. `trains`: it has rollouts to train on,
+    whose split is not that of an evaluation."""
 
     run: str | None
     rollouts: int
     first: int
     last: int
+    model: str
+    step: int | None
+    ended_at: float
+    trains: bool
 
 
 @dataclass(frozen=True)
@@ -116,16 +123,45 @@ LISTED: tuple[ColumnElement[Json], ...] = (
 
 def run_rows(connection: Connection) -> list[RunRow]:
     """All runs, most recently active first."""
-    seq, run = trajectories.c.seq, trajectories.c.run
-    query = select(run, func.count(), func.min(seq), func.max(seq)).group_by(run).order_by(func.max(seq).desc())
-    return [RunRow(*row) for row in connection.execute(query)]
+    return _run_rows(connection)
 
 
 def run_row(connection: Connection, run: str | None) -> RunRow | None:
     """One run; None if it has no rollouts."""
-    seq = trajectories.c.seq
-    row = connection.execute(select(func.count(), func.min(seq), func.max(seq)).where(_of_run(run))).one()
-    return RunRow(run, *row) if row[0] else None
+    return next(iter(_run_rows(connection, _of_run(run))), None)
+
+
+def _run_rows(connection: Connection, *chosen: ColumnElement[bool]) -> list[RunRow]:
+    seq, run = trajectories.c.seq, trajectories.c.run
+    ends = (
+        select(run, func.count().label("count"), func.min(seq).label("first"), func.max(seq).label("last"))
+        .where(*chosen)
+        .group_by(run)
+        .subquery()
+    )
+    first, other = trajectories.alias(), trajectories.alias()
+    trains = (
+        select(other.c.seq)
+        .where(other.c.run.is_not_distinct_from(ends.c.run), func.coalesce(other.c.split, "train") == "train")
+        .exists()
+    )
+    query = (
+        select(*ends.c, first.c.model, first.c.step, first.c.ended_at, trains)
+        .join(first, first.c.seq == ends.c.first)
+        .order_by(ends.c.last.desc())
+    )
+    return [RunRow(*row) for row in connection.execute(query)]
+
+
+def newest_reward(connection: Connection, row: RunRow) -> float | None:
+    """The mean reward of a run's scored rollouts that are of the step and split of its last one; None without any."""
+    columns, last = trajectories.c, trajectories.alias()
+    query = (
+        select(func.avg(columns.reward))
+        .join(last, columns.step.is_not_distinct_from(last.c.step) & columns.split.is_not_distinct_from(last.c.split))
+        .where(_of_run(row.run), last.c.seq == row.last)
+    )
+    return connection.scalar(query)
 
 
 def step_rows(connection: Connection, run: str | None) -> list[StepRollouts]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import httpx
+
 from understudy.contracts import (
     Alert,
     CheckpointSaved,
@@ -28,6 +30,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("wandb", "wandb") from error
 
+ANSWER_SECONDS: Final = 4.0
 SAMPLES: Final = 50
 """Rows of a table."""
 COLUMNS: Final = ("scenario", "index", "input", "output", "reward", "explanation", "error", "trajectory")
@@ -52,14 +55,16 @@ class WandbSink(TraceSink):
         self._id = ""
 
     def check(self) -> None:
-        """Check the key, unless the run is offline. Raises ConfigError for a missing or wrong key, ConnectionError."""
-        if os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun"):
+        """Check the key, unless the run is offline. Raises ConfigError for a missing or wrong key, ConnectionError if nothing
+        answers."""
+        if _is_offline():
             return
-        host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+        host = _host()
         if not os.environ.get("WANDB_API_KEY") and wandb.api.api_key is None:
             raise ConfigError(
                 f"sink wandb: no key for {host}: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline"
             )
+        _require_answer()
         try:
             valid = wandb.login(verify=True, timeout=4)
         except (AuthenticationError, ValueError) as error:
@@ -113,6 +118,8 @@ class WandbSink(TraceSink):
         name = run_id(run)
         if self._open is None or self._id != name:
             self.closed()
+            if not _is_offline():
+                _require_answer()  # W&B's own attempt takes 90 seconds
             self._id = name
             self._open = wandb.init(
                 project=self._project,
@@ -130,6 +137,22 @@ class WandbSink(TraceSink):
     def _log(self, run: str, step: int, values: Mapping[str, Json]) -> None:
         """Log values for a step. W&B ignores steps before its newest one, so nothing is logged twice."""
         self._run(run).log({**values, "step": step}, step=step)
+
+
+def _is_offline() -> bool:
+    return os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun")
+
+
+def _host() -> str:
+    return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+
+
+def _require_answer() -> None:
+    """Raise ConnectionError if the W&B server does not answer. W&B's login reports that as a wrong key."""
+    try:
+        httpx.get(_host(), timeout=ANSWER_SECONDS)
+    except httpx.HTTPError as error:
+        raise ConnectionError(f"{_host()}: {type(error).__name__} {error}".strip()) from error
 
 
 def run_id(run: str) -> str:

@@ -88,8 +88,9 @@ def _learner(facts: dict[str, str]) -> list[Check]:
     lines = [Check("server", "learner", "ok", ", ".join(f"{name} {facts[name]}" for name in _SHOWN if name in facts))]
     if (probe := facts.get("mask_probe")) is not None:
         lines.append(Check("server", "mask probe", "warn" if probe.startswith("refused") else "ok", probe))
-    if (logprobs := facts.get("logprobs")) is not None:
-        lines.append(Check("server", "logprobs", "ok" if logprobs.startswith("ok") else "warn", logprobs))
+    for name, title in (("logprobs", "logprobs"), ("chat_template", "chat template")):
+        if (fact := facts.get(name)) is not None:
+            lines.append(Check("server", title, "ok" if fact.startswith("ok") else "warn", fact))
     return lines
 
 

@@ -94,7 +94,7 @@ COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 
 
 class Ready(Line):
-    """The base is loaded. `facts` are shown by doctor: device, dtype, loader, parameters, mask probe."""
+    """The base is loaded. `facts` are shown by doctor: device, dtype, loader, parameters, mask probe, chat template."""
 
     kind: Literal["ready"] = "ready"
     facts: dict[str, str]

@@ -409,17 +409,19 @@ def test_a_history_is_rendered_with_the_template_up_to_the_end_of_the_turn(lab: 
 
 
 def test_a_rendered_answer_ends_where_the_sampler_would_stop(lab: Lab) -> None:
-    tokenizer = lab.learner._policy.tokenizer  # pyright: ignore[reportPrivateUsage]
+    template, tokenizer = lab.policy.chat_template, lab.policy.tokenizer
     history = RenderedHistory(
         messages=({"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes and no"}), targets=(1,)
     )
     end = tokenizer.eos_token_id
     assert isinstance(end, int)
-    [whole] = render_history(tokenizer, frozenset({end}), history, "t", 0)
-    other = int(whole.completion_ids[1])
-    [cut] = render_history(tokenizer, frozenset({end, other}), history, "t", 0)
-    assert whole.completion_ids[-1] == tokenizer.eos_token_id
-    assert cut.completion_ids.tolist() == whole.completion_ids[:2].tolist()
+    [whole] = render_history(template, frozenset({end}), history, "t", 0)
+    assert whole.completion_ids[-1] == end
+    inside = int(whole.completion_ids[1])
+    with pytest.raises(
+        ConfigError, match="message 1 cannot be trained: the chat template ends the turn before 'and no'"
+    ):
+        render_history(template, frozenset({end, inside}), history, "t", 0)
 
 
 def test_a_history_whose_target_is_no_answer_is_refused(lab: Lab) -> None:

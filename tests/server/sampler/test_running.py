@@ -57,6 +57,15 @@ async def test_one_that_gives_the_logprobs_of_raw_logits_is_refused_with_the_opt
             await client.ready()
 
 
+async def test_one_without_our_plugin_is_used_with_a_warning_that_messages_may_lose_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running() as ((scripted,), client):
+        await client.ready()
+        assert f"vLLM at {scripted.url} runs without Understudy's plugin" in caplog.text
+        assert "UNDERSTUDY_VLLM_PLUGIN=1" in caplog.text
+
+
 async def test_one_whose_answers_have_another_shape_is_refused_by_it() -> None:
     async with running(omit_logprobs=True) as (_, client):
         with pytest.raises(EngineError, match=r"not of vLLM's dialect \(TypeError.*"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from .decoding.generation import Generation, Settings, Update
 from .decoding.model import ModelRunner
 from .decoding.scheduler import Scheduler
 from .decoding.text import Decoder, StopDetector
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -53,6 +56,9 @@ class SamplingService:
         self.decoder = Decoder(runner.tokenizer, kept=(*HERMES.marks, *calls.marks, OPEN, CLOSE))
         self.adapters: dict[str, Adapter] = {}
         self._renderer = ChatRenderer(runner.tokenizer, runner.max_model_len)
+        logger.info("chat template: %s", self._renderer.template.mapping())
+        for warning in self._renderer.template.warnings(runner.eos):
+            logger.warning("%s", warning)
         self._rendering = TimeLimitedPool(4)
         grammars = Grammars(runner.tokenizer, runner.eos, runner.vocabulary, max_string=max_string, max_items=max_items)
         self._shape_compiler = ShapeCompiler(grammars)

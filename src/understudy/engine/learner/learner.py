@@ -201,7 +201,7 @@ class Learner:
             tuple(
                 trajectory
                 if value is None
-                else render_trajectory(self._policy.tokenizer, self._policy.end_ids, trajectory, step)
+                else render_trajectory(self._policy.chat_template, self._policy.end_ids, trajectory, step)
                 for trajectory, value in zip(group, values, strict=True)
             )
             if any(trajectory.histories for trajectory in group)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, cast
 
@@ -22,6 +23,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from understudy.config import LoraOptions
 from understudy.errors import ConfigError, EngineError
 
+from ..chat_template import ChatTemplate
 from ..checkpoint_files import ADAPTER
 from ..ends import end_tokens
 from . import attention, fused_kernels, loaders, unsloth_attention, unsloth_loader
@@ -110,6 +112,11 @@ class Policy:
         if not isinstance(self._tokenizer, PreTrainedTokenizerBase):
             self._tokenizer = self._tokenizer()
         return self._tokenizer
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The base's chat template. Raises ConfigError if it has none."""
+        return ChatTemplate(self.tokenizer)
 
     @property
     def end_ids(self) -> frozenset[int]:

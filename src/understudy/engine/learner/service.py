@@ -14,6 +14,7 @@ from typing import TextIO
 import torch
 
 from understudy.config import LoraOptions
+from understudy.errors import ConfigError
 from understudy.types import TrainResult
 
 from ..precision import dtype_of
@@ -93,6 +94,7 @@ class Service:
             "threads": str(torch.get_num_threads()),
             "deterministic": str(torch.are_deterministic_algorithms_enabled()),
             "mask_probe": f"ok, differs by {probe.max_difference:.1e} nats" if probe.ok else f"refused: {probe.reason}",
+            "chat_template": _chat_template(policy),
         }
         print("The learner: " + "; ".join(f"{name} {value}" for name, value in facts.items()), file=sys.stderr)
         if not probe.ok:
@@ -141,6 +143,15 @@ class Service:
     def _on_device(self) -> AbstractContextManager[object]:
         """The learner on its device inside the block, wherever it is kept."""
         return self._host.on_device() if self._host is not None else nullcontext()
+
+
+def _chat_template(policy: Policy) -> str:
+    """What the base's chat template does with messages, or what is wrong with it."""
+    try:
+        warnings = policy.chat_template.warnings(policy.end_ids)
+        return f"warning: {'; '.join(warnings)}" if warnings else f"ok, {policy.chat_template.mapping()}"
+    except ConfigError as error:  # recorded calls are trained without a template
+        return f"warning: {error}"
 
 
 def _written_to(command: TrainCommand | MergeCommand | ScoreCommand, base: Path) -> Path:

@@ -72,7 +72,13 @@ class RunningSampler(SupervisedSampler):
         self._detail = None
         try:
             self.served_name = await self._base_name(control)
-            await check_sampling(control, self.served_name)
+            if not await check_sampling(control, self.served_name, vllm=True):
+                logger.warning(
+                    "vLLM at %s runs without Understudy's plugin: it renders messages in its own way, and text that its chat "
+                    "template leaves out is lost. Start a vLLM 0.32 with Understudy installed beside it and "
+                    "UNDERSTUDY_VLLM_PLUGIN=1 in its environment",
+                    self.url,
+                )
             await self.adapters.reload(control)
         except (EngineError, httpx.HTTPError) as error:
             raise EngineError(f"vLLM at {self.url} cannot be used: {str(error) or type(error).__name__}") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import httpx
 
+from ...engine.protocol import FLAT_LOGPROBS
 from ...errors import EngineError
 from ...types import Json
 from .answer_limits import too_large
@@ -165,14 +166,16 @@ def _control_client(url: str, *, socket: Path | None, key: str | None) -> httpx.
     )
 
 
-async def check_sampling(client: httpx.AsyncClient, model: str) -> None:
-    """Sample one token with top_k=1 to check what the engine returns.
+async def check_sampling(client: httpx.AsyncClient, model: str, *, vllm: bool = False) -> bool:
+    """Sample one token with top_k=1 to check what the engine returns. With `vllm`, returns whether it runs our plugin, which
+    writes logprobs as a flat list.
 
     Raises EngineError if token ids are missing, or if logprobs are not those of the distribution after top-k: its only
     token has logprob 0 there.
     """
     request = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "top_k": 1}
     request |= {"temperature": 1.0, "logprobs": True, "return_token_ids": True}
+    request |= {"vllm_xargs": {FLAT_LOGPROBS: 1}} if vllm else {}
     response = await client.post("/" + _CHAT, json=request)
     if response.is_error:
         raise EngineError(f"it rejected a plain chat completion: {reason_of(response)}")
@@ -180,7 +183,10 @@ async def check_sampling(client: httpx.AsyncClient, model: str) -> None:
         answer: dict[str, Json] = response.json()
         choice = answer["choices"][0]
         with_ids = answer.get("prompt_token_ids") and choice.get("token_ids")
-        logprob = float(choice["logprobs"]["content"][0]["logprob"])
+        flat = "token_logprobs" in choice["logprobs"]
+        logprob = float(
+            choice["logprobs"]["token_logprobs"][0] if flat else choice["logprobs"]["content"][0]["logprob"]
+        )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         shape = f"{type(error).__name__}: {error}"
         raise EngineError(f"its answer is not of vLLM's dialect ({shape}): {response.text[:500]}") from error
@@ -191,6 +197,7 @@ async def check_sampling(client: httpx.AsyncClient, model: str) -> None:
             f"its logprobs are those of raw logits ({logprob:.3f} for the only token that top_k=1 allows): start vLLM with "
             "--logprobs-mode processed_logprobs"
         )
+    return flat
 
 
 async def healthy(client: httpx.AsyncClient) -> bool:

@@ -163,14 +163,17 @@ class LearnerClient:
             raise EngineError(f"The learner could not be started: {error}") from error
         try:
             async with asyncio.timeout(START_SECONDS):
-                self._facts = (await self._until_ready(child)).facts
+                ready = await self._until_ready(child)
         except BaseException as error:
             self.state = "stopped"
             child.kill()
             if isinstance(error, TimeoutError):
                 raise EngineError(f"The learner was not ready within {START_SECONDS:.0f} s. {_tail(child)}") from error
             raise
-        self.state = "ready"
+        self._facts, self.state = ready.facts, "ready"
+        template = ready.facts.get("chat_template", "ok")
+        if not template.startswith("ok"):
+            logger.warning("The base's chat template: %s", template.removeprefix("warning: "))
         return child
 
     async def _until_ready(self, child: Child) -> Ready:

@@ -17,9 +17,9 @@ THINKING = "{% if enable_thinking is defined and enable_thinking is false %}no t
 
 def rendered(policy: ModelRunner, template: str, **fields: Any) -> str:
     tokenizer = copy.copy(policy.tokenizer)
-    tokenizer.chat_template = template
+    tokenizer.chat_template = "{{ messages[0].content }}: " + template
     request = ChatCompletionRequest(model="base", messages=[{"role": "user", "content": "hi"}], **fields)
-    return str(tokenizer.decode(list(ChatRenderer(tokenizer, 100).prompt_ids(request))))
+    return str(tokenizer.decode(list(ChatRenderer(tokenizer, 100).prompt_ids(request)))).removeprefix("hi: ")
 
 
 @pytest.mark.parametrize(
@@ -41,5 +41,5 @@ def test_an_effort_is_what_the_template_makes_of_it(
 
 def test_an_effort_that_the_template_does_not_know_is_refused(policy: ModelRunner) -> None:
     with pytest.raises(DialectError, match="no variable for effort") as caught:
-        rendered(policy, "{{ messages[0].content }}", reasoning_effort="low")
+        rendered(policy, "", reasoning_effort="low")
     assert caught.value.param == "reasoning_effort"

@@ -33,6 +33,7 @@ def test_calls_are_sampled_as_they_are_recorded_and_trained() -> None:
     assert after("--dtype", words) == "float32" and "--enforce-eager" in words
     assert after("--tool-call-parser", words) == "hermes" and "--enable-auto-tool-choice" in words
     assert (after("--max-loras", words), after("--max-cpu-loras", words)) == ("3", "6")
+    assert after("--tokenizer-mode", words) == "hf"  # the learner's tokenizer, also for Mistral
 
 
 @pytest.mark.parametrize(("rank", "taken"), [("1", "1"), ("9", "16"), ("16", "16"), ("17", "32"), ("257", "320")])
@@ -52,7 +53,7 @@ def test_engine_args_are_vllms_own_options_and_go_before_ours() -> None:
 def test_an_engine_arg_that_is_ours_to_say_is_refused_with_the_option_that_says_it() -> None:
     with pytest.raises(ConfigError, match="engine_args: 'max-num-seqs' is not allowed there: --max-batch"):
         made("--engine-args", '{"max_num_seqs": 4}')
-    for name in ("no-enable-lora", "config"):
+    for name in ("no-enable-lora", "config", "chat-template"):
         with pytest.raises(ConfigError, match=f"engine_args: '{name}' is not allowed there"):
             made("--engine-args", json.dumps({name: True}))
 

@@ -101,6 +101,7 @@ UNTOUCHED = """
 import os
 
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.renderers.hf import HfRenderer
 from vllm.v1.engine import logprobs
 from vllm.v1.sample.sampler import Sampler
 
@@ -115,6 +116,7 @@ def replaced():
         theirs.from_new_request,
         theirs._update_sample_logprobs,
         OpenAIServingChat._create_chat_logprobs,
+        HfRenderer.render_messages_async,
     )
 
 
@@ -148,8 +150,8 @@ def test_answers_are_those_of_vllm_itself() -> None:
 @pytest.mark.usefixtures("needs_vllm")
 def test_another_version_is_left_as_it_is_and_the_log_says_so_and_so_is_a_vllm_that_is_not_ours() -> None:
     ended = run(UNTOUCHED)
-    assert ended.stderr.count("computes logprobs without the faster plugin, which supports 9.9 only") == 1
-    assert "Understudy's plugin computes" not in ended.stderr
+    assert ended.stderr.count("runs without Understudy's plugin, which supports 9.9 only") == 1
+    assert "Understudy's plugin renders" not in ended.stderr
 
 
 def test_vllm_finds_it_by_its_entry_point() -> None:

@@ -108,6 +108,11 @@ def thinks(folder: Path) -> bool:
     return any(OPEN in text for text in _templates(folder).values())
 
 
+def has_template(folder: Path) -> bool:
+    """Whether the model in a folder has a chat template of transformers. vLLM would prefer Mistral's own tokenizer."""
+    return bool(_templates(folder))
+
+
 class _Tokens:
     """Searches tokenizer.json for tokens. The file is read only if a parser needs a token."""
 

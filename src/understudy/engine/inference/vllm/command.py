@@ -28,7 +28,7 @@ import psutil
 from ....devices import Gpu, automatic_dtype, chosen, gpus
 from ....errors import ConfigError, MissingExtraError, UnderstudyError
 from ....types import Json
-from ..chat.families import OPTIONAL_THOUGHTS, parsers
+from ..chat.families import OPTIONAL_THOUGHTS, has_template, parsers
 from .plugin import KNOWN_VERSION, SWITCH
 
 logger = logging.getLogger("understudy.sampler")
@@ -75,6 +75,8 @@ OURS = {
     "dtype": "--dtype",
     "max-model-len": "--max-model-len",
     "max-num-seqs": "--max-batch",
+    "chat-template": "chat_template.jinja in the base's folder, with which the learner renders too",
+    "chat-template-content-format": "messages are rendered as in the learner, with content as one text",
     "config": "name the arguments of the file directly",
     "enable-sleep-mode": "the server sets it if sampling and training share a GPU",
 }
@@ -99,6 +101,7 @@ def arguments(options: argparse.Namespace, place: Place) -> list[str]:
         "model": str(options.model),
         "served-model-name": options.served_model_name,
         "dtype": place.dtype,
+        "tokenizer-mode": "hf" if has_template(options.model) else None,
         "max-model-len": options.max_model_len,
         "max-num-seqs": options.max_batch or (None if place.gpus else CPU_CALLS),
         "generation-config": "vllm",

@@ -1,4 +1,9 @@
-"""A plugin of vLLM that computes the same logprobs of sampled tokens faster.
+"""A plugin of vLLM that renders messages as the learner does, and computes the same logprobs of sampled tokens faster.
+
+vLLM rewrites messages on its own way to the chat template: it parses and respaces the arguments of tool calls, hands
+content to some templates in parts, and lets the template leave text out. The plugin renders them with `ChatTemplate`, as the
+embedded engine and the learner do. Here its check of the prompt costs least, because vLLM renders the prompt in this process
+anyway; the gateway would have to render it a second time.
 
 A recorded call needs the logprob of each sampled token and no alternatives. For these vLLM computes a top 0, counts ranks
 with a compiled kernel whose start costs more than its work if vocabulary and batch are small, decodes each token again, and
@@ -16,11 +21,15 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+from ....errors import ConfigError
 from ...protocol import FLAT_LOGPROBS, UNKNOWN_LOGPROB
 
 if TYPE_CHECKING:
     import torch
+
+    from ...chat_template import ChatTemplate
 
 SWITCH = "UNDERSTUDY_VLLM_PLUGIN"
 """Environment variable that turns the plugin on (1)."""
@@ -42,17 +51,20 @@ def register() -> None:
 
     if not vllm.__version__.startswith(KNOWN_VERSION):
         _print_line(
-            f"vLLM {vllm.__version__} computes logprobs without the faster plugin, which supports {KNOWN_VERSION} only"
+            f"vLLM {vllm.__version__} runs without Understudy's plugin, which supports {KNOWN_VERSION} only: it renders messages "
+            "in its own way, without a check that their text is in the prompt, and computes logprobs more slowly"
         )
         return
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
     from vllm.platforms import current_platform
+    from vllm.renderers.hf import HfRenderer
     from vllm.v1.engine import logprobs
     from vllm.v1.engine.logprobs import LogprobsProcessor
     from vllm.v1.sample.sampler import Sampler
 
     logprobs.convert_ids_list_to_tokens = texts  # pyright: ignore[reportPrivateImportUsage]  # the name that vLLM calls
     methods: list[tuple[Any, str, Callable[[Function], Any]]] = [
+        (HfRenderer, "render_messages_async", wrap_render_messages),
         (LogprobsProcessor, "from_new_request", wrap_from_new_request),
         (LogprobsProcessor, "_update_sample_logprobs", wrap_update_sample_logprobs),
         (OpenAIServingChat, "_create_chat_logprobs", wrap_create_chat_logprobs),
@@ -61,7 +73,55 @@ def register() -> None:
         methods.append((Sampler, "gather_logprobs", lambda original: staticmethod(wrap_gather_logprobs(original))))
     for owner, name, ours in methods:
         setattr(owner, name, ours(getattr(owner, name)))
-    _print_line(f"Understudy's plugin computes the logprobs of sampled tokens in process {os.getpid()}")
+    _print_line(
+        f"Understudy's plugin renders messages, and computes the logprobs of sampled tokens, in process {os.getpid()}"
+    )
+
+
+def wrap_render_messages(original: Function) -> Function:
+    """Replace `HfRenderer.render_messages_async` for messages of text. Those with images stay vLLM's, unchecked."""
+    templates: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()
+
+    @wraps(original)
+    async def render_messages_async(self: Any, messages: Any, params: Any) -> Any:
+        from vllm.exceptions import VLLMValidationError
+        from vllm.renderers.chat_utils import has_non_text_content
+        from vllm.renderers.hf import resolve_chat_template
+        from vllm.renderers.inputs.preprocess import parse_dec_only_prompt
+        from vllm.utils.async_utils import make_async
+
+        from ...chat_template import ChatTemplate  # loads transformers, which the launcher of vLLM does without
+
+        listed = [_listed(message) for message in messages]
+        options: dict[str, Any] = params.get_apply_chat_template_kwargs()
+        if has_non_text_content(listed) or options.pop("tokenize", False):
+            return await original(self, listed, params)
+        tools, source = options.pop("tools", None), options.pop("chat_template", None)
+        del options["return_dict"]
+
+        def render() -> str:
+            tokenizer = self.get_tokenizer()
+            if source is not None or not tokenizer.chat_template:  # vLLM knows templates for some bases without one
+                text = resolve_chat_template(tokenizer, source, tools, model_config=self.model_config)
+                return ChatTemplate(tokenizer, text).render(listed, tools, options)
+            if self not in templates:
+                templates[self] = ChatTemplate(tokenizer)
+                _print_line(f"Chat template: {templates[self].mapping()}")
+            return templates[self].render(listed, tools, options)
+
+        try:
+            text = await self._render_with_timeout(make_async(render, executor=self._executor)())
+        except ConfigError as error:
+            raise VLLMValidationError(str(error), parameter="messages") from error
+        return listed, parse_dec_only_prompt(text)
+
+    return render_messages_async
+
+
+def _listed(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is a text or a list; pydantic makes some lists one-shot iterators."""
+    content = message.get("content")
+    return {**message, "content": content if content is None or isinstance(content, str) else list(content)}
 
 
 def wrap_gather_logprobs(original: Function) -> Function:

@@ -156,7 +156,7 @@ def test_an_evaluation_is_one_line_and_a_file(folder: Path, capsys: pytest.Captu
     options = {"temperature": 0.5, "rollouts": 2, "concurrency": 32, "timeout": 300.0, "retries": 1}
     options["max_completion_tokens"] = 99
     assert json.loads(asked) == ["evaluate", 1, options]
-    assert line == "step 3, sampled at temperature 0.5, 2 scenarios: success 50%, reward 0.250 ± 0.125"
+    assert line == "step 3, sampled at temperature 0.5, 2 scenarios: success 50%, reward 0.250"
     found = json.loads((folder / "out.json").read_text())
     assert (found["step"], found["reward"], found["success"], found["steps"]) == (3, 0.25, 0.5, {"agent": 3})
 

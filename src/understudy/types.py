@@ -126,7 +126,8 @@ class Call(Frozen):
     step: int
     status: CallStatus
     sampling: Sampling
-    constrained: str | None = None  # why the recorded logprobs are unusable (a grammar, a penalty, ...)
+    constrained: str | None = None  # why the logprobs are not those of the policy alone (a grammar, a penalty, ...)
+    allowed_texts: tuple[str, ...] = ()  # the answer had to be one of these, and nothing else constrained it
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] | None
     prompt_ids: tuple[int, ...]

@@ -80,7 +80,17 @@ def test_an_evaluation_counts_each_scenario_once_and_failed_rollouts_not_as_zero
     assert found.reward_spread == pytest.approx(0.3535533905932738)
     assert found.reward_error == pytest.approx(0.25)
     assert found.success == pytest.approx(0.5)
-    assert str(found).startswith("step 3, greedy, 2 scenarios: success 50%, reward 0.750 ± 0.250, 1 rollout failed")
+    line = "step 3, greedy, 2 scenarios: success 50%, reward 0.750, 95 % interval 0.500 to 1.000, 1 rollout failed"
+    assert str(found).startswith(line)
+
+
+def test_an_evaluation_says_nothing_where_nothing_was_measured() -> None:
+    one = summarise([scored(1.0)], {"agent": 3}, temperature=0.0)
+    assert str(one) == "step 3, greedy, 1 scenarios: reward 1.000"
+    assert one.as_metrics().keys() == {"scenarios", "failed", "reward"}
+    none = summarise([scored(None)], {"agent": 3}, temperature=0.0)
+    assert str(none).startswith("step 3, greedy, 0 scenarios: reward -, 1 rollout failed")
+    assert none.as_metrics() == {"scenarios": 1.0, "failed": 1.0}
 
 
 def test_a_state_returned_for_a_reward_is_named_by_its_keys() -> None:

@@ -89,7 +89,7 @@ def test_an_evaluation_keeps_what_each_scenario_earned() -> None:
 
 
 def test_the_lines_say_success_where_there_is_one_else_reward() -> None:
-    assert interval_lines(evaluation(a=0.5, b=0.5)) == ["reward 0.500, 95% interval 0.500 to 0.500 over 2 scenarios"]
+    assert interval_lines(evaluation(a=0.5, b=0.5)) == ["reward 0.500, 95 % interval 0.500 to 0.500 over 2 scenarios"]
     found = summarise([group("a", 1.0, 1.0, 0.0), group("b", 0.0, 0.0, 0.0)], {"agent": 3}, 1.0)
     assert interval_lines(found, success_at=1.0)[1] == "pass@1 0.333, pass@3 0.500"
 
@@ -125,7 +125,7 @@ def test_a_gate_closes_below_a_number_and_where_it_is_surely_worse(tmp_path: Pat
     assert RegressionGate(1.0, file).examine(before)[1] == []
     worse = evaluation(**{f"s{number}": float(number % 2) for number in range(20)})
     said, faults = RegressionGate(0.6, file).examine(worse)
-    assert said[0].startswith(f"reward against {file}: -0.500, 95% interval -0.7")
+    assert said[0].startswith(f"reward against {file}: -0.500, 95 % interval -0.7")
     assert faults == [
         "--fail-below 0.6: reward 0.500 is below it",
         f"--fail-if-worse-than {file}: reward is lower by 0.500",

@@ -160,7 +160,8 @@ class Sample:
     """One sampled completion: a choice of a recorded call. The learner calls it a call; most have one choice.
 
     prompt_ids int32 [P]; completion_ids int32 [C]; logprobs float32 [C], NaN where the engine gave none.
-    `constrained` says why recorded logprobs are unusable, else None. `weight` scales the advantage of its tokens; 0
+    `constrained` says why recorded logprobs are not the policy's, else None. `allowed_texts`: nothing but a list of these
+    texts constrained the answer. `weight` scales the advantage of its tokens; 0
     leaves it out of training. `earned_before`: how many of its trajectory's `call_rewards` belong to earlier calls.
     `offset`: in a TrainBatch, sampled token j is target number `offset + j` of the step.
     """
@@ -173,6 +174,7 @@ class Sample:
     sampling: Sampling
     step: int
     constrained: str | None = None
+    allowed_texts: tuple[str, ...] = ()
     tool_call: bool = False  # the answer held a parsed tool call
     parse_failure: bool = False  # the answer looked like a tool call and was none
     weight: float = 1.0
@@ -225,6 +227,7 @@ class _SampleHead(Line):
     sampling: Sampling
     step: int
     constrained: str | None
+    allowed_texts: tuple[str, ...] = ()  # jobs of older versions have none
     tool_call: bool
     parse_failure: bool
     weight: float
@@ -312,6 +315,7 @@ _KEPT = (
     "sampling",
     "step",
     "constrained",
+    "allowed_texts",
     "tool_call",
     "parse_failure",
     "weight",

@@ -13,7 +13,7 @@ from understudy.client.failures import FailureKind, failure_kinds, failures, mer
 from understudy.errors import ConfigError
 from understudy.types import Trajectory, TrajectoryGroup
 
-from .statistics import pass_at_k
+from .statistics import bootstrap_mean, pass_at_k
 
 _failures_printed: ContextVar[bool] = ContextVar("understudy_failures_printed", default=False)
 
@@ -74,16 +74,18 @@ class Evaluation:
     scores: tuple[ScenarioScore, ...] = ()
 
     def __str__(self) -> str:
-        """The evaluation in one line, with the causes of failed rollouts."""
+        """The evaluation in one line, with the interval of the mean reward and the causes of failed rollouts."""
         sampled = (
             "at the agent's temperature" if self.temperature is None else f"sampled at temperature {self.temperature:g}"
         )
         kind = "greedy" if self.temperature == 0 else sampled
         success = "" if self.success is None else f"success {self.success:.0%}, "
         failed = f", {failed_note(self.failed, self.failures)}" if self.failed else ""
-        reward = f"reward {self.reward or 0.0:.3f} ± {self.reward_error:.3f}"
+        rewards = list(self.rewards().values())
+        reward = "-" if self.reward is None else f"{self.reward:.3f}"
+        reward = bootstrap_mean(rewards).text() if len(rewards) > 1 else reward
         where = steps_line(self.steps) if self.steps else f"step {self.step}"
-        return f"{where}, {kind}, {self.scored} scenarios: {success}{reward}{failed}"
+        return f"{where}, {kind}, {self.scored} scenarios: {success}reward {reward}{failed}"
 
     @property
     def success(self) -> float | None:
@@ -111,10 +113,12 @@ class Evaluation:
         return mean([pass_at_k(len(values), sum(values), k) for values in counted])
 
     def as_metrics(self) -> dict[str, float]:
-        """The metrics that trace sinks and `model.log` receive."""
+        """The metrics that trace sinks and `model.log` receive. What was not measured is left out."""
         named = {"scenarios": float(self.scenarios), "failed": float(self.failed), **self.metrics}
         if self.reward is not None:
-            named |= {"reward": self.reward, "reward_spread": self.reward_spread, "reward_error": self.reward_error}
+            named["reward"] = self.reward
+        if self.scored > 1:
+            named |= {"reward_spread": self.reward_spread, "reward_error": self.reward_error}
         return named
 
 

@@ -13,7 +13,7 @@ from understudy.config import describe
 from understudy.errors import ConfigError
 
 from .evaluate import Evaluation
-from .statistics import Interval, bootstrap_mean, paired_difference
+from .statistics import bootstrap_mean, paired_difference
 
 _EVALUATION = TypeAdapter(Evaluation)
 
@@ -49,7 +49,7 @@ def interval_lines(evaluation: Evaluation, success_at: float | None = None) -> l
     name, values = measured(evaluation, success_at)
     if not values:
         return []
-    lines = [f"{name} {_shown(bootstrap_mean(list(values.values())))} over {len(values)} scenarios"]
+    lines = [f"{name} {bootstrap_mean(list(values.values())).text()} over {len(values)} scenarios"]
     most = max((len(score.succeeded(success_at)) for score in evaluation.scores), default=0)
     if name == "success" and most > 1:
         lines.append(", ".join(f"pass@{k} {evaluation.pass_at(k, success_at):.3f}" for k in dict.fromkeys((1, most))))
@@ -82,12 +82,7 @@ class RegressionGate:
                 raise ConfigError(f"{file} measures {other}, this evaluation {name}: give --success-at to compare them")
             difference = paired_difference(values, before)
             shared = len(values.keys() & before.keys())
-            lines.append(f"{name} against {file}: {_shown(difference, sign='+')} on {shared} scenarios that both have")
+            lines.append(f"{name} against {file}: {difference.text('+')} on {shared} scenarios that both have")
             if difference.high < 0:
                 faults.append(f"--fail-if-worse-than {file}: {name} is lower by {-difference.mean:.3f}")
         return lines, faults
-
-
-def _shown(interval: Interval, sign: str = "") -> str:
-    low, high = f"{interval.low:{sign}.3f}", f"{interval.high:{sign}.3f}"
-    return f"{interval.mean:{sign}.3f}, {interval.level:.0%} interval {low} to {high}"

@@ -25,6 +25,11 @@ class Interval:
     high: float
     level: float = LEVEL
 
+    def text(self, sign: str = "") -> str:
+        """`0.500, 95 % interval 0.250 to 0.750`; `sign="+"` shows the signs."""
+        mean, low, high = (f"{value:{sign}.3f}" for value in (self.mean, self.low, self.high))
+        return f"{mean}, {100 * self.level:.0f} % interval {low} to {high}"
+
 
 def pass_at_k(rollouts: int, successes: int, k: int) -> float:
     """An unbiased estimate of the probability that at least one of `k` rollouts succeeds, from n = `rollouts` rollouts

@@ -141,10 +141,28 @@ def test_a_sampler_far_from_the_learner_is_warned_about_and_constrained_calls_ar
     assert len(result.warnings) == 1
     assert "kl_warn=0.02" in result.warnings[0]
     constrained = scored([1.0, 0.0], logprobs=np.full(3, -0.01, np.float32), constrained="response_format")
-    result = lab.train([constrained], 1)
-    assert result.warnings == ()
-    assert result.metrics["kl/sampler_learner"] == 0
-    assert result.metrics["calls/constrained_share"] == 1
+    result = lab.train([constrained], 1, TrainConfig(kl_coef=0.1, epochs=2))
+    assert len(result.warnings) == 1
+    assert "100% of the trained tokens were sampled under response_format" in result.warnings[0]
+    nothing_measured = {"kl/sampler_learner", "kl/sampler_learner_max_diff", "kl/base", "clip_fraction", "entropy"}
+    assert not nothing_measured & result.metrics.keys()
+    assert (result.metrics["calls/constrained_share"], result.metrics["tokens/unmeasured"]) == (1, 6)
+    assert lab.train([constrained], 2).warnings == ()  # said once
+
+
+def test_a_constrained_call_is_trained_without_ratio_and_kl_and_the_others_means_are_without_it(
+    lab: Lab, toy: Path
+) -> None:
+    config = TrainConfig(kl_coef=0.1, epochs=2, learning_rate=1e-2)
+    free = scored([1.0, 0.0])
+    alone = lab.train([free], 0, config).metrics
+    constrained = [
+        replace(t, id=f"{t.id}-json", samples=(replace(t.samples[0], constrained="response_format"),)) for t in free
+    ]
+    both = Lab(toy, lab.root / "both").train([free, constrained], 0, config).metrics
+    assert (both["tokens/trained"], both["tokens/unmeasured"], both["loss/updates"]) == (12, 6, 2)
+    assert both["entropy"] == pytest.approx(alone["entropy"])
+    assert both["kl/base"] == pytest.approx(alone["kl/base"], rel=0.5)  # of 6 tokens, not of 12
 
 
 def test_greedy_cancelled_and_unanswered_calls_are_context_only_and_counted(lab: Lab) -> None:
@@ -404,7 +422,7 @@ def test_a_history_is_rendered_with_the_template_up_to_the_end_of_the_turn(lab: 
     result = lab.train([group], 0)
     assert result.metrics["calls/trained"] == 4
     assert result.metrics["calls/rendered_share"] == 1
-    assert result.metrics["kl/sampler_learner"] == 0
+    assert "kl/sampler_learner" not in result.metrics and result.metrics["tokens/unmeasured"] == 0
     assert sum(value for name, value in result.metrics.items() if name.startswith("forks/")) == 0
 
 

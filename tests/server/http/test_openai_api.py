@@ -342,10 +342,15 @@ async def test_a_constrained_call_says_why(gateway: Gateway) -> None:
 
 async def test_guided_fields_of_earlier_versions_reach_the_engine_as_it_takes_them_today(gateway: Gateway) -> None:
     cases: list[dict[str, Any]] = [{"guided_choice": ["a", "b"]}, {"structured_outputs": {"choice": ["a", "b"]}}]
-    for fields in cases:
-        assert (await gateway.chat(T1, **fields)).status_code == 200
+    for at, fields in enumerate(cases):
+        assert (await gateway.chat({TRAJECTORY_HEADER: f"guided-{at}"}, **fields)).status_code == 200
         sent = gateway.sampler.received[-1]
         assert sent["structured_outputs"] == {"choice": ["a", "b"]} and "guided_choice" not in sent
+        (call,) = await gateway.calls(f"guided-{at}")
+        assert call.allowed_texts == ("a", "b")
+    assert (await gateway.chat(T1, guided_choice=["a", "b"], frequency_penalty=1)).status_code == 200
+    (call,) = await gateway.calls(T1[TRAJECTORY_HEADER])
+    assert call.allowed_texts == ()  # the penalty changes the distribution too
 
 
 # ---- the same call twice

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from ..protocol import JobTrajectory, Sample
 from ..token_tree import numbered
 from .advantage import Advantages
+from .choice_masks import Allowed
+from .render import RENDERED
 from .target_logprobs import TargetSettings
 
 Number = TypeVar("Number", bound=np.generic)
@@ -33,7 +35,8 @@ class TrainBatch:
     trajectory: NDArray[np.int64]  # [N], index into `trajectories`
     call: NDArray[np.int64]  # [N], index into `samples`
     advantages: NDArray[np.float64]  # [N], advantage of the trajectory (or of the call) times the call's weight
-    sampler: NDArray[np.float64]  # [N], recorded logprob in nats; NaN: not recorded, or the call was constrained
+    sampler: NDArray[np.float64]  # [N], recorded logprob in nats; NaN: not recorded, or `constrained`
+    constrained: NDArray[np.bool_]  # [N]: the call was sampled under a constraint that is not in `settings`
     left_out: Counter[str]  # calls of trajectories with an advantage that are not in `samples`, by reason
     unused: int  # calls of trajectories with an advantage whose output the app discarded
     without_targets: tuple[str, ...]  # trajectories with an advantage, but without targets
@@ -50,11 +53,14 @@ class TrainBatch:
         return tuple(samples for samples in parts if samples)
 
 
-def make_batch(groups: Groups, advantages: Advantages) -> TrainBatch:
+def make_batch(
+    groups: Groups, advantages: Advantages, allowed: Callable[[Sample], Allowed | None] = lambda _: None
+) -> TrainBatch:
     """Collect the targets of all trajectories that have an advantage.
 
     The completion tokens of a call are targets unless its weight is 0 or its temperature is 0. A call without targets
     counts in `left_out` and changes nothing else in the batch: later calls have its tokens in their own prompts.
+    `allowed(sample)`: the tokens that its grammar allowed, if the learner knows it. Such a call is not `constrained`.
 
     Two rollouts, the first with two calls. Every completion token is a target with its trajectory's advantage:
 
@@ -95,7 +101,8 @@ def make_batch(groups: Groups, advantages: Advantages) -> TrainBatch:
                 without.append(trajectory.id)
             else:
                 trajectories.append(trajectory.id)
-    return _as_batch(tuple(trajectories), trained, left_out, unused, tuple(without))
+    masks = [allowed(sample) for _, _, sample in trained]
+    return _as_batch(tuple(trajectories), trained, masks, left_out, unused, tuple(without))
 
 
 def _why_not_trained(sample: Sample) -> str | None:
@@ -110,11 +117,17 @@ def _why_not_trained(sample: Sample) -> str | None:
 def _as_batch(
     trajectories: tuple[str, ...],
     trained: Sequence[tuple[int, float, Sample]],
+    allowed: Sequence[Allowed | None],
     left_out: Counter[str],
     unused: int,
     without: tuple[str, ...],
 ) -> TrainBatch:
-    samples = numbered([sample for _, _, sample in trained])
+    samples = numbered(
+        [
+            sample if tokens is None else replace(sample, constrained=None)
+            for (_, _, sample), tokens in zip(trained, allowed, strict=True)
+        ]
+    )
     lengths = np.array([len(sample.completion_ids) for sample in samples], np.int64)
     call = np.repeat(np.arange(len(samples)), lengths)
 
@@ -125,7 +138,8 @@ def _as_batch(
         return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype)
 
     recorded = chain([sample.logprobs for sample in samples], np.float64)
-    constrained = spread([sample.constrained is not None for sample in samples], np.bool_)
+    unusable = spread([sample.constrained is not None for sample in samples], np.bool_)
+    grammar, allowed_ids = _grammar(samples, allowed)
     return TrainBatch(
         trajectories=trajectories,
         samples=samples,
@@ -135,12 +149,36 @@ def _as_batch(
             top_p=spread([sample.sampling.top_p for sample in samples], np.float64),
             top_k=spread([sample.sampling.top_k for sample in samples], np.int64),
             min_p=spread([sample.sampling.min_p for sample in samples], np.float64),
+            allowed=grammar,
+            allowed_ids=allowed_ids,
         ),
         trajectory=spread([t for t, _, _ in trained], np.int64),
         call=call,
         advantages=spread([advantage for _, advantage, _ in trained], np.float64),
-        sampler=np.where(constrained, np.nan, recorded),
+        sampler=np.where(unusable, np.nan, recorded),
+        constrained=spread([sample.constrained not in (None, RENDERED) for sample in samples], np.bool_),
         left_out=left_out,
         unused=unused,
         without_targets=without,
     )
+
+
+def _grammar(
+    samples: Sequence[Sample], allowed: Sequence[Allowed | None]
+) -> tuple[NDArray[np.int64] | None, tuple[NDArray[np.int64], ...]]:
+    """`TargetSettings.allowed` and `allowed_ids`. Equal sets of tokens have one index."""
+    if all(tokens is None for tokens in allowed):
+        return None, ()
+    numbers: dict[bytes, int] = {}
+    sets: list[NDArray[np.int64]] = []
+    places: list[int] = []
+    for sample, tokens in zip(samples, allowed, strict=True):
+        if tokens is None:
+            places += [-1] * len(sample.completion_ids)
+            continue
+        for ids in tokens:
+            place = numbers.setdefault(ids.tobytes(), len(sets))
+            if place == len(sets):
+                sets.append(ids)
+            places.append(place)
+    return np.array(places, np.int64), tuple(sets)

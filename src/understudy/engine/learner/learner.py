@@ -25,13 +25,14 @@ from . import checkpoints, peak_memory
 from .advantage import Advantages, call_advantages, group_advantages
 from .batch import Groups, TrainBatch, make_batch
 from .checkpoints import Draft, OptimizerState
+from .choice_masks import ChoiceMasks
 from .forks import find_forks
 from .loss_scale import LossScale
 from .metrics import batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
 from .no_signal import NoSignal, equal_rewards, no_gradient
 from .optimizer_state import restore_state, state_tensors
 from .policy import Policy
-from .render import render_trajectory, rendered_warning
+from .render import RENDERED, render_trajectory, rendered_warning
 from .step import Step, StepTotals
 from .token_trace import make_token_file, store_token_file
 
@@ -67,6 +68,8 @@ class Learner:
         self._scale: LossScale | None = None
         self._warnings: list[str] = []
         self._refusal_known = False
+        self._constraints_known: set[str] = set()
+        self._choice_masks = ChoiceMasks(lambda: policy.tokenizer, lambda: policy.end_ids, policy.vocabulary)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -149,8 +152,9 @@ class Learner:
             metrics["layout/probe_difference"] = self._policy.tree_difference
         if advantages.trained_groups == 0:
             return self._no_signal(command, metrics, equal_rewards(advantages))
-        batch = make_batch(groups, advantages)
+        batch = make_batch(groups, advantages, self._choice_masks)
         self._check_batch(batch, command.request_id)
+        self._warn_of_constraints(batch, command.request_id)
         forks = self._forks(groups, advantages)
         metrics |= batch_metrics(batch, command.step) | fork_metrics(forks)
         if (rendered := metrics["calls/rendered_share"]) > config.rendered_warn:
@@ -173,7 +177,7 @@ class Learner:
         metrics |= peak_memory.memory_metrics(peak_memory.read(self._policy.device))
         if self._scale is not None:
             metrics |= {"loss/scale": self._scale.value, "loss/overflows": float(outcome.overflows)}
-        if mismatch.kl > config.kl_warn:
+        if mismatch is not None and mismatch.kl > config.kl_warn:
             self._warner(command.request_id)(
                 f"sampler and learner disagree: KL {mismatch.kl:.3g} nats per token over {mismatch.tokens} tokens, above "
                 f"kl_warn={config.kl_warn:g} (largest logprob difference {mismatch.max_difference:.3g}; "
@@ -228,6 +232,18 @@ class Learner:
         if refused is not None and (layout == "tree" or not self._refusal_known):
             self._warner(request_id)(f"layout={layout!r}: plain rows are used instead of the token tree: {refused}")
         self._refusal_known = refused is not None
+
+    def _warn_of_constraints(self, batch: TrainBatch, request_id: str) -> None:
+        """Warn of calls whose constraint the learner does not know: once for each constraint in the life of this
+        process."""
+        constraints = {sample.constrained for sample in batch.samples if sample.constrained not in (None, RENDERED)}
+        new = sorted(str(name) for name in constraints - self._constraints_known)
+        self._constraints_known |= {str(name) for name in constraints}
+        if new:
+            self._warner(request_id)(
+                f"{batch.constrained.mean():.0%} of the trained tokens were sampled under {'; '.join(new)}, which the learner "
+                "does not reproduce: they are trained, and left out of KL, ratio, clip and entropy"
+            )
 
     def _check_batch(self, batch: TrainBatch, request_id: str) -> None:
         if not len(batch):

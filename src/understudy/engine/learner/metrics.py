@@ -1,4 +1,4 @@
-"""The metrics of a step, all floats. The table lists them; docs/reading_steps.md explains how to read them.
+"""The metrics of a step, all floats. A mean over nothing is left out. The table lists them; docs/reading_steps.md explains how to read them.
 
 | name | meaning |
 |---|---|
@@ -15,6 +15,7 @@
 | calls/unused | of trajectories with an advantage: the app threw the output away (a retry, a node that ran again); marked, trained like any other |
 | calls/tool_call_rate, parse_failure_rate | share of all calls with a parsed tool call; that looked like one and were none |
 | calls/constrained_share, rendered_share | share of trained calls without usable recorded logprobs; rendered from messages |
+| tokens/unmeasured | targets of calls under a constraint that the learner does not know, such as a JSON grammar: they are in no KL, ratio, clip or entropy |
 | calls/stale_share | share of trained calls sampled at an earlier step |
 | calls/staleness_mean, staleness_max | how many steps old the trained calls are |
 | tokens/trained, outside_kept | targets that entered the loss; targets that did not, because the learner's own top-k, top-p or min-p excludes their token |
@@ -22,7 +23,7 @@
 | flops/share | estimated operations of the layout taken, divided by one row per call |
 | kl/sampler_learner | KL(sampler, learner at the start of the step) per token, k3; unconstrained recorded calls only |
 | kl/sampler_learner_max_diff | largest absolute logprob difference between them |
-| kl/base | k3 to the base per token, when kl_coef > 0 |
+| kl/base | k3 to the base per measured token, when kl_coef > 0 |
 | importance/mean, capped_share | the truncated importance weight; share of weights at the cap |
 | loss/value | mean over the step's updates |
 | loss/updates, loss/updates_total, loss/learning_rate | updates of this step; of the model's life; rate of the last update |
@@ -43,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,8 +62,7 @@ from .step import StepTotals
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The difference between the sampler's and the learner's logprobs on unconstrained recorded calls; 0 if there are
-    none."""
+    """The difference between the sampler's and the learner's logprobs on recorded calls without unknown constraints."""
 
     kl: float  # nats per token, k3
     max_difference: float  # nats
@@ -75,7 +75,7 @@ def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
     group_rewards = [[t.reward for t in group if t.reward is not None and not t.failed] for group in groups]
     rewards = [reward for group in group_rewards for reward in group]
     calls = [sample for trajectory in trajectories for sample in trajectory.samples]
-    metrics = {
+    metrics: dict[str, float | None] = {
         "groups/total": len(groups),
         "groups/trained": advantages.trained_groups,
         "groups/dropped_too_few": advantages.too_few,
@@ -95,13 +95,13 @@ def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
             "reward/max": max(rewards),
             "reward/group_std": _mean([float(np.std(group)) for group in group_rewards if len(group) > 1]),
         }
-    return {name: float(value) for name, value in metrics.items()}
+    return _measured(metrics)
 
 
 def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
     """Metrics of the batch: which trajectories and calls are trained. `step`: the model's before the update."""
     samples = batch.samples
-    return {
+    metrics = {
         "trajectories/trained": float(len(batch.trajectories)),
         "trajectories/without_targets": float(len(batch.without_targets)),
         "calls/trained": float(len(samples)),
@@ -112,42 +112,45 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
         "calls/rendered_share": _mean([sample.constrained == RENDERED for sample in samples]),
         "calls/stale_share": _mean([sample.step < step for sample in samples]),
         "calls/staleness_mean": _mean([float(step - sample.step) for sample in samples]),
-        "calls/staleness_max": float(max((step - sample.step for sample in samples), default=0)),
+        "calls/staleness_max": max((float(step - sample.step) for sample in samples), default=None),
+        "tokens/unmeasured": float(batch.constrained.sum()),
     }
+    return _measured(metrics)
 
 
 def step_metrics(
-    batch: TrainBatch, totals: StepTotals, mismatch: Mismatch, importance_cap: float | None, updates_total: int
+    batch: TrainBatch, totals: StepTotals, mismatch: Mismatch | None, importance_cap: float | None, updates_total: int
 ) -> dict[str, float]:
     """Metrics of the forward passes and updates. `updates_total`: the model's optimizer updates, with this step's."""
     kept, plans = totals.old.kept, totals.plans
+    measured = kept & ~torch.from_numpy(batch.constrained)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
     layouts = Counter(plan.layout for plan in plans)
     flops = [plan.flops[plan.layout] for plan in plans]
     plain = [plan.flops["call_rows"] for plan in plans]
-    metrics = {
+    metrics: dict[str, float | None] = {
         "tokens/trained": float(kept.sum()),
         "tokens/outside_kept": float((~kept).sum()),
         "tokens/computed": float(sum(plan.tokens for plan in plans)),
         "tokens/plain_rows": float(sum(plan.plain_tokens for plan in plans)),
         "flops/share": sum(flops) / max(sum(plain), 1.0),
-        "kl/sampler_learner": mismatch.kl,
-        "kl/sampler_learner_max_diff": mismatch.max_difference,
+        "kl/sampler_learner": mismatch.kl if mismatch is not None else None,
+        "kl/sampler_learner_max_diff": mismatch.max_difference if mismatch is not None else None,
         "loss/value": _mean(totals.losses),
         "loss/updates": float(totals.updates),
         "loss/updates_total": float(updates_total),
         "loss/learning_rate": totals.learning_rate,
-        "grad_norm": _mean(totals.grad_norms),
+        "grad_norm": _mean(totals.grad_norms or [0.0]),  # without an update it was exactly 0
         "grad_norm_max": max(totals.grad_norms, default=0.0),
-        "clip_fraction": totals.clipped / max(totals.entered, 1),
-        "entropy": _mean_of(totals.old.entropy[kept]),
+        "clip_fraction": totals.clipped / totals.ratios if totals.ratios else None,
+        "entropy": _mean_of(totals.old.entropy[measured]),
         "layout/tree_refused": float(any(plan.refused is not None for plan in plans)),
     }
-    if totals.base_scored:
-        metrics["kl/base"] = totals.kl_sum / max(totals.entered, 1)
+    if totals.kl_counted:
+        metrics["kl/base"] = totals.kl_sum / totals.kl_counted
     for name in ("tree", "leaf_rows", "call_rows"):
-        metrics[f"layout/{name}"] = layouts[name] / max(len(plans), 1)
+        metrics[f"layout/{name}"] = layouts[name] / len(plans) if plans else None
     metrics |= _importance(batch, totals, importance_cap)
-    return metrics | {f"seconds/{phase}": seconds for phase, seconds in totals.seconds.items()}
+    return _measured(metrics) | {f"seconds/{phase}": seconds for phase, seconds in totals.seconds.items()}
 
 
 def fork_metrics(forks: Sequence[Fork]) -> dict[str, float]:
@@ -156,16 +159,16 @@ def fork_metrics(forks: Sequence[Fork]) -> dict[str, float]:
     return {f"forks/{cause}": float(causes[cause]) for cause in CAUSES}
 
 
-def sampler_mismatch(batch: TrainBatch, totals: StepTotals) -> Mismatch:
-    """Compare recorded logprobs with the learner's at the start of the step."""
+def sampler_mismatch(batch: TrainBatch, totals: StepTotals) -> Mismatch | None:
+    """Compare recorded logprobs with the learner's at the start of the step; None if there is none to compare."""
     sampler, old = _recorded(batch, totals)
     if not len(old):
-        return Mismatch(0.0, 0.0, 0)
+        return None
     # Tokens come from the sampler, so k3 takes it as the current policy and the learner as the reference.
-    return Mismatch(_mean_of(k3(old, sampler)), float((old - sampler).abs().max()), len(old))
+    return Mismatch(float(k3(old, sampler).mean()), float((old - sampler).abs().max()), len(old))
 
 
-def _importance(batch: TrainBatch, totals: StepTotals, cap: float | None) -> dict[str, float]:
+def _importance(batch: TrainBatch, totals: StepTotals, cap: float | None) -> dict[str, float | None]:
     sampler, old = _recorded(batch, totals)
     if cap is None or not len(old):
         return {}
@@ -180,9 +183,14 @@ def _recorded(batch: TrainBatch, totals: StepTotals) -> tuple[Tensor, Tensor]:
     return sampler[both], totals.old.logprobs[both]
 
 
-def _mean(values: Sequence[float] | Sequence[bool]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
+def _measured(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """The metrics without those that are means over nothing."""
+    return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
-def _mean_of(values: Tensor) -> float:
-    return float(values.double().mean()) if len(values) else 0.0
+def _mean(values: Sequence[float] | Sequence[bool]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _mean_of(values: Tensor) -> float | None:
+    return float(values.double().mean()) if len(values) else None

@@ -117,8 +117,10 @@ class StepTotals:
     losses: list[float] = field(default_factory=list[float])
     grad_norms: list[float] = field(default_factory=list[float])
     base_scored: bool = False
-    kl_sum: float = 0.0  # sum of k3 to the base over `entered`
-    clipped: int = 0  # of `entered`: those that the clip affected
+    kl_sum: float = 0.0  # sum of k3 to the base
+    kl_counted: int = 0  # targets in `kl_sum`
+    clipped: int = 0  # of `ratios`: those that the clip affected
+    ratios: int = 0  # of `entered`: those with a ratio, which constrained calls have not
     entered: int = 0  # targets that entered a loss, counted once per epoch
     updates: int = 0
     overflows: int = 0  # repeated gradient computations, at a lower loss scale
@@ -163,6 +165,7 @@ class Step:
         self._clip = Clip(config.epsilon, config.upper_clip, config.kl_coef)
         self._sampler = torch.from_numpy(batch.sampler)
         self._advantages = torch.from_numpy(batch.advantages)
+        self._constrained = torch.from_numpy(batch.constrained)
         by_call = self._by_sequence and config.sequence == "call"
         self._sequence = torch.from_numpy(batch.call if by_call else batch.trajectory)
         self._minibatches = batch.minibatches(config.minibatches)
@@ -217,9 +220,9 @@ class Step:
 
         After an overflow it starts again at a lower loss scale; after out-of-memory, with split rows. It always starts
         from zero, because an aborted backward pass leaves partial gradients."""
-        counts = totals.entered, totals.clipped, totals.kl_sum
+        counts = totals.entered, totals.ratios, totals.clipped, totals.kl_counted, totals.kl_sum
         while True:
-            totals.entered, totals.clipped, totals.kl_sum = counts
+            totals.entered, totals.ratios, totals.clipped, totals.kl_counted, totals.kl_sum = counts
             self._optimizer.zero_grad(set_to_none=True)
             loss = 0.0 if precomputed is None else float(precomputed.value)
             try:
@@ -276,19 +279,22 @@ class Step:
             self._report(phase, len(rows), len(rows))
 
     def _base_logprobs(self, totals: StepTotals) -> Tensor | None:
-        """Logprobs [N] under the base, NaN where its kept set excludes the token; None without a KL term."""
+        """Logprobs [N] under the base, NaN where its kept set excludes the token and for constrained calls; None without
+        a KL term."""
         if self._config.kl_coef == 0:
             return None
         scores = Scores.empty(len(self._batch))
         totals.base_scored = True
         with totals.timed("base_logprobs"):
             self._score_rows(totals.plans, scores, None, adapter=False)
-        return torch.where(scores.kept, scores.logprobs, torch.nan)
+        return torch.where(scores.kept & ~self._constrained, scores.logprobs, torch.nan)
 
-    def _targets(self, ids_K: Tensor, old_K: Tensor) -> Targets:
+    def _targets(self, ids_K: Tensor, old_K: Tensor, current_K: Tensor) -> Targets:
+        """The inputs of a loss. A constrained call was sampled from another distribution than the learner's, whose ratio
+        would say nothing: it is 1, and never clipped."""
         importance_K = importance_weights(old_K, self._sampler[ids_K], self._config.importance_cap)
         return Targets(
-            old_K,
+            torch.where(self._constrained[ids_K], current_K, old_K),
             self._advantages[ids_K],
             self._inverse_divisors[ids_K],
             importance_K,
@@ -306,11 +312,13 @@ class Step:
             self._score_rows((minibatch,), scores, None)
         ids_M = torch.cat([torch.from_numpy(row.target_ids) for row in minibatch.rows]).sort().values
         ids_M = ids_M[totals.old.kept[ids_M] & scores.kept[ids_M]]
-        output = self._loss(scores.logprobs[ids_M], self._targets(ids_M, totals.old.logprobs[ids_M]), self._clip)
+        current_M = scores.logprobs[ids_M]
+        targets = self._targets(ids_M, totals.old.logprobs[ids_M], current_M)
+        output = self._loss(current_M, targets, self._clip)
         coefficients_N = torch.zeros(len(self._batch), dtype=torch.float64)
         coefficients_N[ids_M] = output.coefficients
-        totals.last.put(ids_M, scores.logprobs[ids_M], output)
-        self._count_targets(output, totals)
+        totals.last.put(ids_M, current_M, output)
+        self._count_targets(ids_M, targets, output, totals)
         return _SequenceLoss(output.value, coefficients_N)
 
     def _backward_row(
@@ -334,20 +342,23 @@ class Step:
         if precomputed is not None:
             coefficients_K, value = precomputed.coefficients[ids_K], 0.0
         else:
-            targets = self._targets(ids_K, totals.old.logprobs[ids_K])
             current_K = logprobs_K.detach().cpu().double()
+            targets = self._targets(ids_K, totals.old.logprobs[ids_K], current_K)
             output = self._loss(current_K, targets, self._clip)
             totals.last.put(ids_K, current_K, output)
-            self._count_targets(output, totals)
+            self._count_targets(ids_K, targets, output, totals)
             coefficients_K, value = output.coefficients, float(output.value)
         scale = 1.0 if self._scale is None else self._scale.value
         (logprobs_K * (coefficients_K * scale).to(logprobs_K)).sum().backward()
         return value
 
-    def _count_targets(self, output: LossOutput, totals: StepTotals) -> None:
-        totals.entered += len(output.clipped)
-        totals.clipped += int(output.clipped.sum())
-        if output.kl is not None:
+    def _count_targets(self, ids: Tensor, targets: Targets, output: LossOutput, totals: StepTotals) -> None:
+        free = ~self._constrained[ids]
+        totals.entered += len(free)
+        totals.ratios += int(free.sum())
+        totals.clipped += int((output.clipped & free).sum())
+        if output.kl is not None and targets.base is not None:
+            totals.kl_counted += int((~torch.isnan(targets.base)).sum())
             totals.kl_sum += float(output.kl.sum())
 
     def _update(self, loss: float, totals: StepTotals) -> None:

@@ -1,6 +1,6 @@
 """Logprobs of sampled tokens under their calls' sampling settings.
 
-The settings apply in the order of vLLM's `processed_logprobs`: temperature, min-p, top-k, top-p, then log-softmax.
+The settings apply in the order of vLLM's `processed_logprobs`: grammar, temperature, min-p, top-k, top-p, then log-softmax.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -9,7 +9,7 @@ The settings apply in the order of vLLM's `processed_logprobs`: temperature, min
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ Head = Callable[[Tensor], Tensor]
 class TargetSettings:
     """The sampled token of every target of the step, and the sampling settings of its call; arrays [N].
 
-    top_p 1, top_k 0 and min_p 0 mean off. A target at temperature 0 is never in the kept set.
+    top_p 1, top_k 0 and min_p 0 mean off. A target at temperature 0 is never in the kept set. `allowed[i]` is the index
+    in `allowed_ids` of the token ids that a grammar allowed there, -1 for all; None: all targets are free.
     """
 
     token_ids: NDArray[np.int64]
@@ -35,17 +36,27 @@ class TargetSettings:
     top_p: NDArray[np.float64]
     top_k: NDArray[np.int64]
     min_p: NDArray[np.float64]
+    allowed: NDArray[np.int64] | None = None
+    allowed_ids: tuple[NDArray[np.int64], ...] = ()
 
     def take(self, index: NDArray[np.int64]) -> TargetSettings:
         """The targets at these indexes."""
-        return TargetSettings(
-            self.token_ids[index], self.temperature[index], self.top_p[index], self.top_k[index], self.min_p[index]
+        return replace(
+            self,
+            token_ids=self.token_ids[index],
+            temperature=self.temperature[index],
+            top_p=self.top_p[index],
+            top_k=self.top_k[index],
+            min_p=self.min_p[index],
+            allowed=None if self.allowed is None else self.allowed[index],
         )
 
     def keys(self, predictors: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One column per target, int64 [6, N]. Equal columns have equal logprobs; floats are compared by their bits."""
+        """One column per target, int64 [6 or 7, N]. Equal columns have equal logprobs; floats are compared by their
+        bits."""
         reals = (values.view(np.int64) for values in (self.temperature, self.top_p, self.min_p))
-        return np.stack([predictors, self.token_ids, self.top_k, *reals])
+        grammar = () if self.allowed is None else (self.allowed,)
+        return np.stack([predictors, self.token_ids, self.top_k, *reals, *grammar])
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class _ChunkSettings:
     top_k: Tensor | None
     min_p: Tensor | None
     sampled: Tensor  # bool: temperature above 0
+    allowed: tuple[Tensor, Tensor, Tensor] | None  # bool [n]: under a grammar; target and token of each that it allows
 
 
 def target_logprobs(
@@ -117,7 +129,20 @@ def _chunk_settings(settings: TargetSettings, like: Tensor) -> _ChunkSettings:
         top_k=tensor(settings.top_k, settings.top_k <= 0, torch.int64),
         min_p=tensor(settings.min_p, settings.min_p <= 0.0),
         sampled=torch.from_numpy(~greedy).to(like.device),
+        allowed=_allowed(settings, like.device),
     )
+
+
+def _allowed(settings: TargetSettings, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
+    if settings.allowed is None or not (constrained := settings.allowed >= 0).any():
+        return None
+    rows = np.flatnonzero(constrained)
+    ids = [settings.allowed_ids[place] for place in settings.allowed[rows]]
+    targets = np.repeat(rows, [len(tokens) for tokens in ids])
+    flags, places, tokens = (
+        torch.from_numpy(array).to(device) for array in (constrained, targets, np.concatenate(ids))
+    )
+    return flags, places, tokens
 
 
 def _with_autograd(hidden: Tensor, place: Tensor, chunk: _ChunkSettings, head: Head) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,7 +164,15 @@ def _chunk_logprobs(logits: Tensor, chunk: _ChunkSettings) -> tuple[Tensor, Tens
     if chunk.temperature is not None:
         logits = logits / chunk.temperature[:, None]
     kept = chunk.sampled
-    outside = excluded(logits.detach(), chunk.min_p, chunk.top_k, chunk.top_p)
+    outside = None
+    if chunk.allowed is not None:
+        constrained, targets, tokens = chunk.allowed
+        outside = constrained[:, None].repeat(1, logits.shape[-1])
+        outside[targets, tokens] = False
+        logits = logits.masked_fill(outside, float("-inf"))
+    filtered = excluded(logits.detach(), chunk.min_p, chunk.top_k, chunk.top_p)
+    if filtered is not None:
+        outside = filtered if outside is None else outside | filtered
     if outside is not None:
         logits = logits.masked_fill(outside, float("-inf"))
         kept = kept & ~outside.gather(1, chunk.token_ids[:, None])[:, 0]

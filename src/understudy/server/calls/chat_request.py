@@ -173,6 +173,18 @@ class ChatRequest:
                 reasons.append(name)
         return ", ".join(reasons) or None
 
+    @property
+    def allowed_texts(self) -> tuple[str, ...]:
+        """The texts of which the answer must be one, if nothing else constrains it; else empty."""
+        if self.constrained == "guided_choice":
+            return tuple(self.fields.guided_choice or ())
+        given = cast(
+            dict[str, Json], self.body["structured_outputs"] if self.constrained == "structured_outputs" else {}
+        )
+        kinds = {name for name, value in given.items() if value is not None}
+        texts = cast(list[Json], given["choice"]) if kinds == {"choice"} else []
+        return tuple(text for text in texts if isinstance(text, str))
+
     def payload(self, adapter: str, block: int | None = None) -> dict[str, Json]:
         """The sampler's request: the client's JSON with the adapter's name and explicit sampling defaults.
 

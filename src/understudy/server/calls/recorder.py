@@ -158,6 +158,7 @@ class Recorder:
             status=status,
             sampling=request.sampling,
             constrained=request.constrained,
+            allowed_texts=request.allowed_texts,
             messages=request.messages,
             tools=request.tools,
             prompt_ids=tuple(sampled.prompt_ids or ()),

@@ -56,6 +56,7 @@ def call_row(call: Call, idempotency_key: str | None) -> CallRow:
         "error": call.error,
         "first_token_at": call.first_token_at,
         "parse_failures": [output.index for output in call.outputs if output.parse_failure],
+        **({"allowed_texts": call.allowed_texts} if call.allowed_texts else {}),
     }
     return CallRow(
         id=call.id,
@@ -128,6 +129,7 @@ def call_trace_of(row: Row[Json], outputs: Iterable[Row[Json]]) -> CallTrace:
     """Build a call without token ids. The rows have `prompt_bytes` and `token_bytes`, the lengths of the blobs."""
     body = orjson.loads(row.body)
     failures = frozenset[int](body.pop("parse_failures"))
+    body.pop("allowed_texts", None)
     return CallTrace(
         id=row.id,
         trajectory_id=row.trajectory_id,

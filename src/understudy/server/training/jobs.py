@@ -223,6 +223,7 @@ def _sample(call: Call, output: CallOutput) -> Sample:
         sampling=call.sampling,
         step=call.step,
         constrained=call.constrained,
+        allowed_texts=call.allowed_texts,
         tool_call=bool(output.message.get("tool_calls")),
         parse_failure=output.parse_failure,
     )

@@ -1,0 +1,103 @@
+"""Answers that had to be one of some texts: the learner masks the other tokens, as the sampler did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+import understudy as us
+from tests.engine.learner.jobs import LORA, command, sample
+from tests.families.builders import ATTENTION, QWEN2_5, Family, build
+from tests.families.test_embedded_tool_calls import engine
+from understudy.config import TrainConfig
+from understudy.engine.learner.choice_masks import ChoiceMasks
+from understudy.engine.learner.learner import Learner
+from understudy.engine.learner.policy import Policy
+from understudy.engine.protocol import JobTrajectory, Sample
+
+TEXTS = ("Monday", "Mon", "the 4821 warehouse")
+
+
+def sampled(http: TestClient, count: int, **settings: Any) -> list[Sample]:
+    body = {
+        "model": "base",
+        "messages": [{"role": "user", "content": "Where is order 4821?"}],
+        "structured_outputs": {"choice": list(TEXTS)},
+        "n": count,
+        "seed": 1,
+        "max_tokens": 40,
+        "logprobs": True,
+        "return_token_ids": True,
+        "temperature": 1.0,
+        **settings,
+    }
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    raw = answer.json()
+    assert {choice["message"]["content"] for choice in raw["choices"]} <= set(TEXTS)
+    return [
+        sample(
+            f"call-{choice['index']}",
+            raw["prompt_token_ids"],
+            choice["token_ids"],
+            [token["logprob"] for token in choice["logprobs"]["content"]],
+            constrained="structured_outputs",
+            allowed_texts=TEXTS,
+        )
+        for choice in raw["choices"]
+    ]
+
+
+@pytest.mark.parametrize("family", ATTENTION, ids=lambda family: family.name)
+def test_the_learner_gives_an_answer_from_a_list_the_samplers_logprobs(family: Family, tmp_path: Path) -> None:
+    folder = build(family, tmp_path / "base")
+    with engine(folder) as http:
+        calls = sampled(http, 6)
+    group = [JobTrajectory(f"rollout-{i}", float(i), (call,)) for i, call in enumerate(calls)]
+    learner = Learner(Policy.load(folder, LORA, threads=1), "base", lambda _: None)
+    result = learner.train(command(tmp_path, [group], 0, TrainConfig(kl_coef=0.1, learning_rate=1e-2)))
+    assert result.applied and result.warnings == ()
+    metrics = result.metrics
+    assert metrics["tokens/trained"] == sum(len(call.completion_ids) for call in calls)
+    assert metrics["kl/sampler_learner_max_diff"] < 1e-3
+    assert (metrics["tokens/unmeasured"], metrics["calls/constrained_share"]) == (0, 0)
+    assert metrics["kl/base"] == pytest.approx(0, abs=1e-6)  # before the first update the policy is the base
+    assert metrics["entropy"] < np.log(len(TEXTS)) + 3  # of the allowed tokens: the whole vocabulary has 6 nats
+
+
+async def test_answers_of_a_server_from_a_list_are_trained_with_the_samplers_mask(
+    local_backend: us.LocalBackend,
+) -> None:
+    model = us.TrainableModel("choices", base_model="tiny", backend=local_backend)
+    messages: list[Any] = [{"role": "user", "content": "Is it a question?"}]
+    answer = await model.openai_client().chat.completions.create(
+        model=model.inference_name(),
+        messages=messages,
+        n=4,
+        temperature=2.0,
+        extra_body={"structured_outputs": {"choice": ["yes", "no", "perhaps", "never"]}},
+    )
+    rollouts = [
+        us.Trajectory(messages_and_choices=[*messages, choice], reward=float(i))
+        for i, choice in enumerate(answer.choices)
+    ]
+    result = await model.train([us.TrajectoryGroup(rollouts)], kl_coef=0.1, pbar_desc=None)
+    assert (result.metrics["tokens/unmeasured"], result.metrics["calls/constrained_share"]) == (0, 0)
+    assert result.metrics["kl/sampler_learner_max_diff"] < 1e-3
+    assert result.metrics["kl/base"] == pytest.approx(0, abs=1e-6)
+
+
+def test_an_answer_that_the_list_does_not_allow_stays_constrained(tmp_path: Path) -> None:
+    policy = Policy.load(build(QWEN2_5, tmp_path / "base"), LORA, threads=1)
+    masks = ChoiceMasks(lambda: policy.tokenizer, lambda: policy.end_ids, policy.vocabulary)
+    ids: list[int] = policy.tokenizer.encode("Monday", add_special_tokens=False)
+    [end, *_] = sorted(policy.end_ids)
+    allowed = masks(sample("a", [1], [*ids, end], allowed_texts=TEXTS))
+    assert allowed is not None and len(allowed) == len(ids) + 1
+    assert set(allowed[-1].tolist()) == policy.end_ids
+    assert masks(sample("b", [1], [*policy.tokenizer.encode("Tuesday"), end], allowed_texts=TEXTS)) is None
+    assert masks(sample("c", [1], [*ids, end])) is None

@@ -197,7 +197,7 @@ def test_the_schemas_of_five_real_servers_lose_nothing_but_nulls(name: str) -> N
 def test_names_are_what_every_provider_takes() -> None:
     toolset = make_toolset([described(tool("files/read.text"), tool("files/read_text"), tool("x" * 80), tool("日"))])
     names = [each.name for each in toolset.tools]
-    assert names == ["files_read_text", "files_read_text_2", "x" * 64, "_"]
+    assert names == ["files_read_text", "files_read_text_2", "x" * 64, "Ri"]
     assert "files_read_text: is files/read.text of shop" in toolset.changes
 
 

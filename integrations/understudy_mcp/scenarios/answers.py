@@ -54,7 +54,7 @@ def expected(first: Answered, second: Answered, rng: random.Random) -> Expected 
         return line
     if named := _named(leaves, first):
         leaf = rng.choice(named)
-        return Expected((_shown(leaf),), " ".join(dict.fromkeys(leaf.words)))
+        return Expected((_shown(leaf),), _spoken(leaf))
     listed = _listed(leaves)
     if first.text == second.text and listed:
         return Expected(tuple(_shown(leaf) for leaf in listed))
@@ -75,8 +75,16 @@ def _named(leaves: Sequence[Leaf], answered: Answered) -> list[Leaf]:
         if places[leaf.place] == names[leaf.words] == 1
         and not leaf.place.endswith(("lines", "list", SHORT, "]", "}"))
         and leaf.words[-1] not in answered.tool.split("_")
+        and not leaf.words[-1].isdigit()
         and len(_shown(leaf)) > 1
     ]
+
+
+def _spoken(leaf: Leaf) -> str:
+    """The name of a value in its result, as written there: `address.postal_codes` is "address postal codes"."""
+    path = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", leaf.place.partition(": ")[2]).lower()
+    words = re.findall(r"[^\W\d_]+|\d+", path)[-len(leaf.words) :]
+    return " ".join(dict.fromkeys(words if len(words) == len(leaf.words) else leaf.words))
 
 
 def _listed(leaves: Sequence[Leaf]) -> list[Leaf]:

@@ -136,6 +136,9 @@ async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False
     await _read_resources(pool, exploration)
     await _Reading(pool, exploration).run(readers)
     await _explore_writers(pool, exploration, writers)
+    for tool in (*readers, *writers):
+        if not exploration.of(tool.name):
+            exploration.left_out.setdefault(tool.name, "no arguments are known that its schema accepts")
     return exploration
 
 
@@ -207,6 +210,8 @@ class _Reading:
             if tool.name in self.exploration.left_out:
                 return
             draft = self.exploration.sampler.draw(tool)
+            if draft is None:
+                return
             key = combination(ReferenceCall(tool=tool.name, arguments=draft.arguments))
             if key not in self.seen:
                 self.seen.add(key)
@@ -223,9 +228,11 @@ class _Reading:
 
 async def _call_with_nonsense(tools: RolloutTools, exploration: Exploration, tool: ModelTool) -> None:
     """Record the tool's result for arguments that match nothing, to recognise errors and empty results later."""
-    draft = exploration.sampler.draw(tool)
-    arguments = cast(Schema, _replaced(draft.arguments, {pick.value: _nonsense(pick) for pick in draft.picks}))
     exploration.controls[tool.name] = None
+    draft = exploration.sampler.draw(tool)
+    if draft is None:
+        return
+    arguments = cast(Schema, _replaced(draft.arguments, {pick.value: _nonsense(pick) for pick in draft.picks}))
     if arguments == draft.arguments:
         return
     try:
@@ -293,7 +300,8 @@ async def _explore_writers(pool: ServerPool, exploration: Exploration, writers: 
             pool, exploration, tool, lambda tools, tool=tool: _call_with_nonsense(tools, exploration, tool)
         )
     for _ in range(_CALLS_PER_WRITER):
-        drafts = [exploration.sampler.draw(tool) for tool in writers if tool.name not in exploration.left_out]
+        drawn = [exploration.sampler.draw(tool) for tool in writers if tool.name not in exploration.left_out]
+        drafts = [draft for draft in drawn if draft is not None]
         for start in range(0, len(drafts), _WRITERS_AT_ONCE):
             await asyncio.gather(
                 *(_write(pool, exploration, draft) for draft in drafts[start : start + _WRITERS_AT_ONCE])

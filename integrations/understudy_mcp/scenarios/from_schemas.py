@@ -10,7 +10,7 @@ from .execution import SERVER_FAILED, ReferenceRun, with_results
 from .generation import ScenarioGeneration
 from .harvest import strings_of
 from .plans import Plan, PlanKind, Planner
-from .wording import task_of, tells_its_calls
+from .wording import phrases_of, task_of, tells_its_calls
 
 _WAVES = 12
 _WAVE_PLANS = 60
@@ -43,6 +43,9 @@ class _Drawing:
     work: ScenarioGeneration
     planner: Planner
     answers: Counter[str] = field(default_factory=Counter[str])
+
+    def __post_init__(self) -> None:
+        self.phrases = phrases_of(self.work.pool.toolset.tools)
 
     async def wave(self, missing: int) -> None:
         """Draw plans, run them twice, and keep the valid ones."""
@@ -88,27 +91,30 @@ class _Drawing:
         return not self.work.drop(replace(run, fault=fault))
 
     def _keep(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> None:
-        answers = [] if self.work.executor.writes(plan.calls[-1:]) else self._expected(plan, first, second)
-        task = task_of(plan, [answer.ask for answer in answers], self.work.rng)
+        answers = {} if self.work.executor.writes(plan.calls[-1:]) else self._expected(plan, first, second)
+        asks = {number: answer.ask for number, answer in answers.items()}
+        task = task_of(plan, asks, self.work.rng, self.phrases)
         if not tells_its_calls(task, plan):
             self.work.dropped["the task did not tell its calls"] += 1
             return
-        values = tuple(dict.fromkeys(value for answer in answers for value in answer.values if value not in task))
+        values = tuple(
+            dict.fromkeys(value for answer in answers.values() for value in answer.values if value not in task)
+        )
         calls = with_results(plan.calls, first, second)
         self.work.keep(task, calls, values, difficulty=plan.difficulty, source="schemas", recipe=plan.kind.value)
 
-    def _expected(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> list[Expected]:
-        """The values that the final answer must contain: of all independent calls, else of the last call.
+    def _expected(self, plan: Plan, first: ReferenceRun, second: ReferenceRun) -> dict[int, Expected]:
+        """By the number of a call, the values that the final answer must contain: of independent calls, else of the last.
 
         If some values have a name to ask for, values without one are left out.
         """
-        pairs = list(zip(first.answers, second.answers, strict=True))
+        pairs = list(enumerate(zip(first.answers, second.answers, strict=True)))
         open_world = {tool.name for tool in self.work.pool.toolset.tools if tool.tool.open_world}
         told = " ".join(strings_of([dict(call.arguments) for call in plan.calls]))
-        answers = [
-            value
-            for one, other in (pairs if plan.kind is PlanKind.SEVERAL else pairs[-1:])
+        answers = {
+            number: value
+            for number, (one, other) in (pairs if plan.kind is PlanKind.SEVERAL else pairs[-1:])
             if one.tool not in open_world and (value := expected(one, other, self.work.rng)) is not None
-        ]
-        news = [answer for answer in answers if any(value not in told for value in answer.values)]
-        return [answer for answer in news if answer.ask] or news
+        }
+        news = {n: answer for n, answer in answers.items() if any(value not in told for value in answer.values)}
+        return {n: answer for n, answer in news.items() if answer.ask} or news

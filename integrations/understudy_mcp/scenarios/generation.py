@@ -17,7 +17,7 @@ from .explore import Exploration
 from .files import ScenarioSet
 from .scenario import CheckKind, McpScenario, ReferenceCall
 from .selection import select
-from .split import combination, normalised, split_scenarios, without_joints
+from .split import combination, normalised, number_held_out, split_scenarios, without_joints
 from .wording import is_short
 
 Progress = Callable[[str], None]
@@ -96,7 +96,7 @@ class ScenarioGeneration:
         separable = without_joints(self.valid, held_out)
         split = split_scenarios(separable, held_out=held_out, seed=self.seed)
         evaluation = [scenario for scenario in split if scenario.split == "eval"]
-        chosen = select(evaluation, round(held_out * self.count), self.rng)
+        chosen = select(evaluation, number_held_out(self.count, held_out), self.rng)
         chosen += select([s for s in split if s.split == "train"], self.count - len(chosen), self.rng)
         self.rng.shuffle(chosen)
         if joints := len(self.valid) - len(separable):

@@ -84,10 +84,11 @@ class Planner:
         weights = [11, 3 * (most_difficult > 2), most_difficult > 4, 3 * (most_difficult > 3), 3 * (most_difficult > 3)]
         plan = self._rng.choices(kinds, [float(weight) for weight in weights])[0](tool)
         plan = plan or self._single(tool)
-        return plan if plan.difficulty <= most_difficult else None
+        return plan if plan is not None and plan.difficulty <= most_difficult else None
 
-    def _single(self, tool: ModelTool) -> Plan:
-        return Plan(PlanKind.SINGLE, (self._draw(tool),))
+    def _single(self, tool: ModelTool) -> Plan | None:
+        draft = self._draw(tool)
+        return None if draft is None else Plan(PlanKind.SINGLE, (draft,))
 
     def _several(self, tool: ModelTool) -> Plan | None:
         return self._sequence(tool, 2)
@@ -101,7 +102,7 @@ class Planner:
             return None
         tools = [tool, *(self._rng.choice(self.readers) for _ in range(length - 1))]
         self._rng.shuffle(tools)
-        drafts = [self._draw(drawn_tool) for drawn_tool in tools]
+        drafts = [draft for drawn_tool in tools if (draft := self._draw(drawn_tool)) is not None]
         distinct = {repr((draft.tool.name, draft.arguments)) for draft in drafts}
         if len(distinct) < length or sum(not draft.arguments for draft in drafts) > 0:
             return None
@@ -111,6 +112,8 @@ class Planner:
         """A call with an argument from another tool's result, after the call that returns this result."""
         for _ in range(_TRIES):
             draft = self._draw(tool)
+            if draft is None:
+                return None
             for pick in draft.picks:
                 leaf = pick.leaf
                 if (
@@ -153,6 +156,8 @@ class Planner:
         writer = tool if tool in writers else self._rng.choice(writers)
         for _ in range(_TRIES):
             first = self._draw(writer)
+            if first is None:
+                return None
             near = tuple(Leaf(pick.value, f"{writer.name}: {pick.slot.path}", pick.slot.words) for pick in first.picks)
             others = (
                 self.readers
@@ -161,11 +166,13 @@ class Planner:
             )
             reader = self._rng.choice(others) if tool is writer else tool
             second = self.exploration.sampler.draw(reader, near)
+            if second is None:
+                continue
             if any(pick.leaf in near for pick in second.picks) or (not second.picks and self._rng.random() < 0.3):
                 return Plan(PlanKind.EFFECT, (first, second))
             if tool is not writer and not second.picks:
                 return None
         return None
 
-    def _draw(self, tool: ModelTool) -> DraftCall:
+    def _draw(self, tool: ModelTool) -> DraftCall | None:
         return self.exploration.sampler.draw(tool)

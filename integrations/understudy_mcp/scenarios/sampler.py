@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
+from ..tools.schemas import simplified
 from ..tools.tool import Schema
 from ..tools.toolset import ModelTool
+from ..tools.validity import checker
 from .harvest import Leaf, Scalar, words_of
 from .moments import is_dated
 from .slots import Slot, is_of_type, properties_of, slot_of
@@ -27,11 +30,13 @@ _PRIOR = {
 }
 _MEANING, _MATCHING, _OTHERS = 5.0, 6.0, 3.0
 _OTHERS_OF_WRITERS = 0.5
-_OPEN = {"words", "quoted", "listed", "default", "paths", "here", "revisions", "patterns", "phrases", "cities"}
+_OPEN = {"words", "quoted", "listed", "default", "paths", "here", "revisions", "patterns", "pattern", "phrases"}
 """Kinds of suggestions that may be wrong; values from any place are tried as well."""
 _CONSTANT = re.compile(r"true|false|null|none", re.IGNORECASE)
 _FIGURE = re.compile(r"-?\d+(\.\d+)?")
 _DEEPEST = 4
+_TRIES = 12
+_RESTRICTS = {"enum", "format", "pattern"}
 _OPTIONAL = 0.25
 _OPTIONAL_ONLY = 0.5
 
@@ -65,6 +70,8 @@ class ArgumentSampler:
         self._tried: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._worked: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._slots: dict[str, Slot] = {}
+        self._variants: dict[str, list[Schema]] = {}
+        self._accepts: dict[str, Callable[[object], bool]] = {}
 
     def add(self, leaves: Iterable[Leaf]) -> None:
         """Add values from a tool's result."""
@@ -87,15 +94,27 @@ class ArgumentSampler:
         """How often this source has worked for this slot."""
         return self._worked[slot.key, source]
 
-    def draw(self, tool: ModelTool, near: tuple[Leaf, ...] = ()) -> DraftCall:
-        """Draw a call of the tool. `near` has values of another call in the same task, which are preferred where they fit."""
-        drawing = _Drawing(self, tool, near)
-        arguments = drawing.object(tool.parameters, "", 0)
-        return DraftCall(tool, arguments, tuple(drawing.picks))
+    def draw(self, tool: ModelTool, near: tuple[Leaf, ...] = ()) -> DraftCall | None:
+        """Draw a call of the tool that its schema accepts; None if no such call is known.
+
+        `near` has values of another call in the same task, which are preferred where they fit.
+        """
+        if tool.name not in self._variants:
+            self._variants[tool.name] = variants(tool)
+            self._accepts[tool.name] = checker(tool.tool.input_schema, frozenset(tool.bound))
+        for _ in range(_TRIES):
+            drawing = _Drawing(self, tool, near)
+            try:
+                arguments = drawing.object(self.rng.choice(self._variants[tool.name]), "", 0)
+            except _NoValueError:
+                continue
+            if self._accepts[tool.name](arguments):
+                return DraftCall(tool, arguments, tuple(drawing.picks))
+        return None
 
     def slot(self, tool: ModelTool, path: str, schema: Schema) -> Slot:
         """The slot for a path of the tool's arguments; cached."""
-        key = f"{tool.name}.{path}"
+        key = f"{tool.name}.{path} {json.dumps(schema, sort_keys=True, default=str)}"
         if key not in self._slots:
             self._slots[key] = slot_of(tool, path, schema)
         return self._slots[key]
@@ -108,8 +127,8 @@ class ArgumentSampler:
         is_open = set(slot.told) <= _OPEN
         others: list[str] = []
         for place, values in self.places.items():
-            leaf = next(iter(values.values()))
-            if fitting(slot, leaf) is None:
+            leaf = next((leaf for leaf in values.values() if fitting(slot, leaf) is not None), None)
+            if leaf is None:
                 continue
             closeness = affinity(slot.words, leaf.words)
             if closeness:
@@ -153,15 +172,34 @@ def affinity(slot: tuple[str, ...], leaf: tuple[str, ...]) -> int:
 
 
 def fitting(slot: Slot, leaf: Leaf) -> Scalar | None:
-    """The value as the slot's type: `"40"` of a table for an integer is 40; None if it has another type."""
-    if is_of_type(leaf.value, slot.kind):
-        return leaf.value
-    if isinstance(leaf.value, str) and slot.kind in ("integer", "number") and _FIGURE.fullmatch(leaf.value):
-        number = float(leaf.value)
-        return int(number) if number.is_integer() else number if slot.kind == "number" else None
-    if slot.kind == "string" and isinstance(leaf.value, int) and not isinstance(leaf.value, bool):
-        return str(leaf.value)
-    return None
+    """The value as the slot's type: `"40"` of a table is 40 for an integer; None if its schema accepts neither."""
+    value = _converted(slot.kind, leaf.value)
+    return value if value is not None and slot.accepts(value) else None
+
+
+def _converted(kind: str, value: Scalar) -> Scalar | None:
+    if is_of_type(value, kind):
+        return value
+    if isinstance(value, str) and kind in ("integer", "number") and _FIGURE.fullmatch(value):
+        number = float(value)
+        return int(number) if number.is_integer() else number if kind == "number" else None
+    return str(value) if kind == "string" and isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def variants(tool: ModelTool) -> list[Schema]:
+    """The schemas of the arguments: one for each option if the tool's own schema is a union, else the only one."""
+    root = tool.tool.input_schema
+    key = next((name for name in ("oneOf", "anyOf") if isinstance(root.get(name), list)), None)
+    if key is None:
+        return [tool.parameters]
+    rest: Schema = {name: value for name, value in root.items() if name != key}
+    parts = cast(list[object], rest.get("allOf") or [])
+    options = [cast(Schema, option) for option in cast(list[object], root[key]) if isinstance(option, dict)]
+    return [simplified({**rest, "allOf": [*parts, option]}).parameters for option in options] or [tool.parameters]
+
+
+class _NoValueError(Exception):
+    """No value is known for a slot."""
 
 
 @dataclass
@@ -175,6 +213,11 @@ class _Drawing:
 
     def object(self, schema: Schema, path: str, depth: int) -> dict[str, object]:
         listed = list(properties_of(schema))
+        if not path:
+            offered = cast(Schema, self.tool.parameters.get("properties") or {})
+            listed = [item for item in listed if item[0] in offered]
+        elif not listed and isinstance(schema.get("additionalProperties"), dict):
+            return self.map(schema, path, depth)
         free = not any(required for _, _, required in listed)
         properties = [item for item in listed if item[2] or self._wanted(item[1], depth, free)]
         known = self._record(properties, path) if depth else {}
@@ -184,9 +227,20 @@ class _Drawing:
             drawn[name] = known[name] if name in known else self.value(item, inner, depth + 1)
         return drawn
 
+    def map(self, schema: Schema, path: str, depth: int) -> dict[str, object]:
+        """An object whose keys are values too, such as `{"bolt": 40}`."""
+        least = schema.get("minProperties")
+        count = max(least if isinstance(least, int) else 1, self.sampler.rng.choice([1, 1, 2]))
+        keys = {str(self.scalar(self.sampler.slot(self.tool, f"{path}{{}}", {"type": "string"}))) for _ in range(count)}
+        return {
+            key: self.value(cast(Schema, schema["additionalProperties"]), f"{path}.*", depth + 1)
+            for key in sorted(keys)
+        }
+
     def value(self, schema: Schema, path: str, depth: int) -> object:
         if isinstance(options := schema.get("anyOf"), list) and options:
-            schema = cast(Schema, options[0])
+            rest: Schema = {key: value for key, value in schema.items() if key != "anyOf"}
+            schema = {**rest, **cast(Schema, self.sampler.rng.choice(cast(list[object], options)))}
         kind = schema.get("type", "string")
         if depth > _DEEPEST:
             return [] if kind == "array" else {}
@@ -223,6 +277,8 @@ class _Drawing:
     def _drawn(self, slot: Slot) -> Pick:
         rng = self.sampler.rng
         weights = self.sampler.sources(slot)
+        if not weights:
+            raise _NoValueError
         source = rng.choices(list(weights), list(weights.values()))[0]
         if source in slot.told:
             values = slot.told[source]
@@ -244,8 +300,10 @@ class _Drawing:
 
         More often, and also for plain strings, if the object has no required argument (`free`).
         """
-        known = schema.get("type") in ("boolean", "integer", "number") or "enum" in schema or "format" in schema
-        usable = known or (free and schema.get("type") == "string")
+        items = schema.get("items")
+        one = cast(Schema, items) if schema.get("type") == "array" and isinstance(items, dict) else schema
+        known = one.get("type") in ("boolean", "integer", "number") or not _RESTRICTS.isdisjoint(one)
+        usable = known or (free and one.get("type") == "string")
         return usable and depth < 2 and self.sampler.rng.random() < (_OPTIONAL_ONLY if free else _OPTIONAL)
 
     def _record(self, properties: list[tuple[str, Schema, bool]], path: str) -> dict[str, object]:

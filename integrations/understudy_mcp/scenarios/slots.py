@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from rstr import Rstr
+
 from ..tools.tool import Schema, ToolKind
 from ..tools.toolset import ModelTool
-from .harvest import Scalar, usable_value, words_of
+from ..tools.validity import checker
+from .harvest import LONGEST_VALUE, Scalar, usable_value, words_of
 from .listed_values import values_for
+from .moments import dates_like
 from .schema_examples import examples_of
 
 ZONES = [
@@ -104,6 +110,20 @@ _DATES = [f"2026-{month:02}-{day:02}" for month in range(1, 13) for day in (3, 1
 _COUNTRIES = ["France", "Japan", "Brazil", "Kenya", "Canada", "India", "Norway", "Peru"]
 _CITIES = ["Paris", "Tokyo", "Nairobi", "Toronto", "Oslo", "Lima", "Chicago", "Madrid"]
 
+_EXPRESSIONS = [f"{one} {sign} {other}" for one in (12, 45, 7, 130) for sign in "+*-" for other in (3, 8, 25)]
+
+_CLOSED_MEANINGS = {
+    "time zones",
+    "moments",
+    "dates",
+    "times",
+    "addresses",
+    "URLs",
+    "countries",
+    "currencies",
+    "languages",
+} | {*("units", "expressions", "cities")}
+"""Kinds of values for which a common word is nonsense that a lenient server takes all the same."""
 _MEANINGS: tuple[tuple[frozenset[str], tuple[str, list[str]]], ...] = (
     (frozenset(["timezone", "zone", "tz"]), ("time zones", list(ZONES))),
     (
@@ -116,6 +136,8 @@ _MEANINGS: tuple[tuple[frozenset[str], tuple[str, list[str]]], ...] = (
     (frozenset(["url", "uri", "link"]), ("URLs", [f"https://example.com/{word}" for word in _WORDS])),
     (frozenset(["country"]), ("countries", _COUNTRIES)),
     (frozenset(["city", "location", "place"]), ("cities", _CITIES)),
+    (frozenset(["unit"]), ("units", ["km", "m", "cm", "mm"])),
+    (frozenset(["expression", "formula", "equation"]), ("expressions", _EXPRESSIONS)),
     (frozenset(["currency"]), ("currencies", ["EUR", "USD", "GBP", "JPY", "CHF", "INR"])),
     (frozenset(["language", "lang", "locale"]), ("languages", ["en", "fr", "de", "ja", "es", "pt"])),
     (
@@ -144,6 +166,7 @@ _FORMATS = {
     "uuid": ("UUIDs", [f"00000000-0000-4000-8000-{number:012}" for number in range(1, 30)]),
 }
 _TYPES: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float)}
+_DEGREES = re.compile(r"weather|temperature|forecast", re.IGNORECASE)
 _QUOTED = re.compile(r"""(?<!\w)['"`]([^'"`\n]{1,40})['"`](?!\w)""")
 
 
@@ -161,11 +184,12 @@ class Slot:
     told: dict[str, list[Scalar]] = field(hash=False)
     closed: bool = False
     writes: bool = False
+    accepts: Callable[[object], bool] = field(default=lambda value: True, compare=False, repr=False)
 
     @property
     def argument(self) -> str:
         """The top-level argument that contains the slot."""
-        return self.path.split(".")[0].removesuffix("[]")
+        return re.split(r"[.\[{]", self.path, maxsplit=1)[0]
 
     @property
     def key(self) -> str:
@@ -174,39 +198,74 @@ class Slot:
 
 
 def slot_of(tool: ModelTool, path: str, schema: Schema) -> Slot:
-    """Build the slot for a scalar schema at `path` of the tool's arguments."""
+    """Build the slot for a scalar schema at `path` of the tool's arguments. It has only values that the schema accepts."""
     kind = str(schema.get("type", "string"))
-    words = tuple(word for part in path.replace("[]", "").split(".") for word in words_of(part))
-    about = str(schema.get("description", ""))
-    name = path.replace("[]", "").rpartition(".")[2]
+    words = tuple(word for part in re.split(r"[.\[\]{}]+", path) for word in words_of(part))
+    accepts = checker(schema)
+    closed = "enum" in schema or kind == "boolean"
     if isinstance(enum := schema.get("enum"), list):
-        values = [
-            value for value_in_enum in cast(list[object], enum) if (value := usable_value(value_in_enum)) is not None
-        ]
-        return Slot(tool.name, path, kind, words, {"enum": values}, closed=True)
-    if kind == "boolean":
-        return Slot(tool.name, path, kind, words, {"boolean": [True, False]}, closed=True)
+        told = {"enum": [value for item in cast(list[object], enum) if (value := usable_value(item)) is not None]}
+    elif kind == "boolean":
+        told: dict[str, list[Scalar]] = {"boolean": [True, False]}
+    else:
+        told = _suggested(tool, path, schema, kind)
+    accepted = {source: [value for value in values if accepts(value)] for source, values in told.items()}
+    told = {source: values for source, values in accepted.items() if values}
+    return Slot(tool.name, path, kind, words, told, closed, tool.tool.kind is not ToolKind.READ, accepts)
+
+
+def _suggested(tool: ModelTool, path: str, schema: Schema, kind: str) -> dict[str, list[Scalar]]:
+    """The values that the schema, the descriptions and the names suggest, by kind of suggestion."""
+    about = str(schema.get("description", ""))
+    name = re.sub(r"\[\]|\{\}", "", path).rpartition(".")[2]
     told: dict[str, list[Scalar]] = {}
     if examples := _values(examples_of(tool.tool.input_schema, path), kind):
         told["examples"] = examples
     if default := _values([schema.get("default")], kind):
         told["default"] = default
     if kind in ("integer", "number"):
-        return Slot(tool.name, path, kind, words, told | {"numbers": _numbers(schema, kind)})
-    if isinstance(form := schema.get("format"), str) and form in _FORMATS:
-        told[_FORMATS[form][0]] = list(_FORMATS[form][1])
-    elif meaning := meaning_of(words_of(name)):
-        told[meaning[0]] = list(meaning[1])
-        if meaning[0] == "paths":
-            told["here"] = ["."]
-            if {"directory", "folder", "dir"} & set(words_of(tool.name)):
-                told["paths"] = list(_WORDS)
+        return told | {"numbers": _numbers(schema, kind)}
     if quoted := _values([text for text in _QUOTED.findall(about) if not text.endswith((".", ":"))], kind):
         told["quoted"] = quoted
     if listed := _values(values_for(name, about, tool.tool.description), kind):
         told["listed"] = listed
-    told["words"] = list(_WORDS)
-    return Slot(tool.name, path, kind, words, told, writes=tool.tool.kind is not ToolKind.READ)
+    dates: list[Scalar] = [*dates_like([str(value) for value in (*examples, *quoted, *default)], about)]
+    return told | ({"dates": dates} if dates else _meant(tool, path, name, schema))
+
+
+def _meant(tool: ModelTool, path: str, name: str, schema: Schema) -> dict[str, list[Scalar]]:
+    """The texts that a pattern, a format or a name suggests. Where a name means nothing known, they are common words."""
+    meant: dict[str, list[Scalar]] = {}
+    if isinstance(pattern := schema.get("pattern"), str):
+        meant["pattern"] = _matching(pattern, f"{tool.name}.{path}")
+    meaning, values = _FORMATS.get(str(schema.get("format"))) or meaning_of(words_of(name)) or ("words", [])
+    meant[meaning] = list(values)
+    if meaning == "units" and _DEGREES.search(f"{tool.name} {tool.tool.description} {name}"):
+        meant[meaning] = ["celsius", "fahrenheit"]
+    if meaning == "paths":
+        meant["here"] = ["."]
+        meant[meaning] = list(_WORDS) if {"directory", "folder", "dir"} & set(words_of(tool.name)) else meant[meaning]
+    return meant if meaning in _CLOSED_MEANINGS else meant | {"words": _words(schema)}
+
+
+def _matching(pattern: str, seed: str) -> list[Scalar]:
+    """Some texts that match a regular expression; none for one that Python does not know."""
+    made = Rstr(random.Random(seed))
+    try:
+        texts = [made.xeger(pattern) for _ in range(30)]
+    except (re.error, ValueError, KeyError, OverflowError, RecursionError):
+        return []
+    return _values(texts, "string")
+
+
+def _words(schema: Schema) -> list[Scalar]:
+    """Common words of the length that the schema wants."""
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    least = least if isinstance(least, int) else 1
+    most = most if isinstance(most, int) else LONGEST_VALUE
+    if any(least <= len(word) <= most for word in _WORDS):
+        return list(_WORDS)
+    return [(f"{word} " * least)[: max(least, min(most, len(word)))].strip().ljust(least, "x") for word in _WORDS]
 
 
 def meaning_of(words: tuple[str, ...]) -> tuple[str, list[str]] | None:
@@ -216,27 +275,24 @@ def meaning_of(words: tuple[str, ...]) -> tuple[str, list[str]] | None:
 
 
 def _numbers(schema: Schema, kind: str) -> list[Scalar]:
-    low = _bound(schema, "minimum", "exclusiveMinimum", 1.0)
-    high = _bound(schema, "maximum", "exclusiveMaximum", None)
-    start = int(low if low is not None else 1)
-    stop = int(min(high, start + 99)) if high is not None else start + 19
-    values: list[Scalar] = [number for number in range(start, stop + 1) if low is None or number >= low]
-    step = schema.get("multipleOf")
-    if isinstance(step, int) and step > 1:
-        values = [
-            value
-            for value in range(start, stop + 20 * step + 1)
-            if value % step == 0 and (high is None or value <= high)
-        ]
-    return values or ([float(low or 0)] if kind == "number" else [start])
+    """Up to 100 numbers within the bounds; with decimals if few whole numbers lie there."""
+    lowest = max(_given(schema, "minimum", "exclusiveMinimum"), default=None)
+    highest = min(_given(schema, "maximum", "exclusiveMaximum"), default=None)
+    steps = _given(schema, "multipleOf")
+    step = steps[0] if steps and steps[0] > 0 else 1.0
+    low = lowest if lowest is not None else 1.0 if highest is None or highest >= 1 else highest - 19 * step
+    high = highest if highest is not None else low + 20 * step
+    first = math.ceil(low / step)
+    values = [step * number for number in range(first, first + 101) if low <= step * number <= high]
+    if kind == "number" and not steps and len(values) < 10:
+        values += [round(low + (high - low) * part / 20, 6) for part in range(1, 20)]
+    return [int(value) if value.is_integer() else value for value in values]
 
 
-def _bound(schema: Schema, name: str, exclusive: str, otherwise: float | None) -> float | None:
-    if isinstance(value := schema.get(name), int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value := schema.get(exclusive), int | float) and not isinstance(value, bool):
-        return float(value) + (1 if name == "minimum" else -1)
-    return otherwise
+def _given(schema: Schema, *names: str) -> list[float]:
+    """The numbers of these keywords."""
+    values = (schema.get(name) for name in names)
+    return [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
 
 
 def _values(values: Sequence[object], kind: str) -> list[Scalar]:

@@ -46,21 +46,28 @@ def combinations(scenario: McpScenario) -> frozenset[str]:
 def without_joints(scenarios: Sequence[McpScenario], held_out: float) -> list[McpScenario]:
     """Remove scenarios that join calls which could be held out to those of all others, as few as are needed.
 
-    If a tool accepts few values, tasks with several calls soon join all of them, and nothing could be held out. This stops
-    at the share `held_out`, or when a third of the scenarios would be removed.
+    If a tool accepts few values, tasks with several calls soon join all of them, and nothing could be held out. To hold out
+    something of every tool, at most two thirds are removed; to reach the share `held_out`, at most one third.
     """
     kept = list(scenarios)
-    while True:
-        families = _families(kept)
-        eval_indices = _held_out(kept, families, round(held_out * len(kept)))
+    while held_out:
+        wanted = number_held_out(len(kept), held_out)
+        eval_indices = _held_out(kept, _families(kept), wanted)
         missing = {tool for scenario in kept for tool in scenario.tools}
         missing -= {tool for index in eval_indices for tool in kept[index].tools}
-        if not held_out or (not missing and len(eval_indices) >= 0.8 * held_out * len(kept)):
-            return kept
+        if not missing and len(eval_indices) >= 0.8 * wanted:
+            break
         joints = _cheapest_joints(kept, missing)
-        if not joints or 3 * (len(scenarios) - len(kept) + len(joints)) > len(scenarios):
-            return kept
+        removed = len(scenarios) - len(kept) + len(joints)
+        if not joints or 3 * removed > (2 if missing else 1) * len(scenarios):
+            break
         kept = [scenario for index, scenario in enumerate(kept) if index not in joints]
+    return kept
+
+
+def number_held_out(count: int, held_out: float) -> int:
+    """The number of `count` scenarios for evaluation: the share `held_out`, and one of two at least."""
+    return max(round(held_out * count), int(held_out > 0 and count > 1))
 
 
 def _cheapest_joints(scenarios: Sequence[McpScenario], tools: set[str]) -> set[int]:
@@ -92,7 +99,7 @@ def split_scenarios(
     families = _families(scenarios)
     random.Random(seed).shuffle(families)
     families.sort(key=len)  # stable: small ones first, in random order
-    eval_indices = _held_out(scenarios, families, round(held_out * len(scenarios)))
+    eval_indices = _held_out(scenarios, families, number_held_out(len(scenarios), held_out))
     return tuple(
         scenario.model_copy(update={"split": "eval" if index in eval_indices else "train"})
         for index, scenario in enumerate(scenarios)

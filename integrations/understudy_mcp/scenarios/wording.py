@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import cast
+
+from anyascii import anyascii
 
 from ..tools.effects import ToolKind, is_verb
 from ..tools.toolset import ModelTool
 from .harvest import singular, strings_of
-from .plans import Plan
+from .plans import Plan, PlanKind
 from .sampler import DraftCall
 
 MOST_WORDS = 59
@@ -55,6 +58,8 @@ _RESULTS = (
     "Show me the answer.",
     "What do you get?",
 )
+_ALL_RESULTS = ("Tell me the results.", "What are the results?", "Report all results.", "Show me the answers.")
+_ORDINALS = ("first", "second", "third")
 _ROLES = {
     "source": "from",
     "from": "from",
@@ -66,36 +71,113 @@ _ROLES = {
 }
 _JOINS = ("with", "for", "using")
 _PLAIN = re.compile(r"[\w./:@+~^-]+")
-_SAFE = re.compile(r"[A-Za-z][A-Za-z0-9 ,'/-]*")
+_SAFE = re.compile(r"[^\W\d_][\w ,'/-]*")
+_EMPTY_WORDS = frozenset(
+    [
+        "action",
+        "api",
+        "arg",
+        "argument",
+        "call",
+        "cmd",
+        "command",
+        "data",
+        "endpoint",
+        "execute",
+        "field",
+        "func",
+        "function",
+    ]
+) | frozenset(
+    [
+        "handler",
+        "input",
+        "method",
+        "obj",
+        "operation",
+        "option",
+        "param",
+        "parameter",
+        "run",
+        "thing",
+        "tool",
+        "value",
+        "var",
+    ]
+)
+"""Words in the names of tools and arguments that say nothing of what they do."""
+_ARTICLES = frozenset(["a", "an", "the"])
 
 
-def task_of(plan: Plan, asks: Sequence[str], rng: random.Random) -> str:
-    """Word a plan as a task. `asks` has the names of the values to report; "" asks for the whole result."""
+def task_of(plan: Plan, asks: Mapping[int, str], rng: random.Random, phrases: Mapping[str, Sequence[str]]) -> str:
+    """Word a plan as a task.
+
+    asks: by the number of a call, the name of the value to report of it; "" asks for the whole result. phrases: the tools'
+    actions, see `phrases_of`.
+    """
     clauses = [
-        _clause(draft, rng, _linked(plan) if plan.link is not None and number == len(plan.drafts) - 1 else None)
+        _clause(
+            draft,
+            rng.choice(phrases[draft.tool.name]),
+            rng,
+            _linked(plan) if plan.link is not None and number == len(plan.drafts) - 1 else None,
+        )
         for number, draft in enumerate(plan.drafts)
     ]
     frames = {1: _FRAMES, 2: _PAIRS, 3: _TRIPLES}[len(clauses)]
     words = {f"c{number}": clause for number, clause in enumerate(clauses, 1)}
     words |= {name.upper(): _capital(clause) for name, clause in words.items()}
     text = rng.choice(frames).format(c=clauses[0], C=_capital(clauses[0]), **words)
-    names = list(dict.fromkeys(name for name in asks if name))
-    if names:
-        return f"{text} {rng.choice(_ASKS).format(key=' and the '.join(names))}"
-    return f"{text} {rng.choice(_RESULTS)}" if asks else text
+    if key := _asked(plan, {number: name for number, name in asks.items() if name}):
+        return f"{text} {rng.choice(_ASKS).format(key=key)}"
+    return f"{text} {rng.choice(_ALL_RESULTS if len(asks) > 1 else _RESULTS)}" if asks else text
+
+
+def _asked(plan: Plan, names: Mapping[int, str]) -> str:
+    """The values to report, and of which calls they are if there are several: `name from each answer`."""
+    if not names or len(plan.drafts) == 1:
+        return "".join(names.values())
+    if plan.kind is not PlanKind.SEVERAL:
+        return f"{names[max(names)]} from the last answer"
+    if len(names) == len(plan.drafts) and len(set(names.values())) == 1:
+        return f"{names[0]} from each answer"
+    return " and the ".join(f"{name} from the {_ORDINALS[number]} answer" for number, name in names.items())
 
 
 def tells_its_calls(task: str, plan: Plan) -> bool:
-    """Whether the task contains every string argument, except the one that comes from an earlier result."""
+    """Whether the task contains every string argument and key, except the one that comes from an earlier result."""
     hidden = str(plan.link.pick.value) if plan.link is not None else None
-    texts = (text for draft in plan.drafts for text in strings_of(draft.arguments) if text != hidden)
+    texts = [text for draft in plan.drafts for text in (*strings_of(draft.arguments), *_keys(draft)) if text != hidden]
     return all(text in task for text in texts) and (hidden is None or hidden not in task)
 
 
+def phrases_of(tools: Sequence[ModelTool]) -> dict[str, list[str]]:
+    """Imperative phrases for each tool, by its name, of which none means another tool too."""
+    phrases = {tool.name: actions(tool) for tool in tools}
+    counts = Counter(key for own in phrases.values() for key in {_meaning(phrase) for phrase in own})
+    unique: dict[str, list[str]] = {}
+    for tool in tools:
+        own = [phrase for phrase in phrases[tool.name] if counts[_meaning(phrase)] == 1]
+        alike = [other for other in tools if other is not tool and other.tool.name == tool.tool.name]
+        if alike and tool.tool.server not in {other.tool.server for other in alike}:
+            own = [f"{phrase} on the server {tool.tool.server}" for phrase in phrases[tool.name]]
+        unique[tool.name] = own or [f"use the tool {tool.name}"]
+    return unique
+
+
+def _meaning(phrase: str) -> frozenset[str]:
+    return frozenset(singular(word) for word in phrase.lower().split() if word not in _ARTICLES)
+
+
 def actions(tool: ModelTool) -> list[str]:
-    """Imperative phrases for the tool's action, from its name and, if it contains the name's words, its description."""
-    words = spaced(tool.name).split()
+    """Imperative phrases for the tool's action, from its name and, if it contains the name's words, its description.
+
+    If the name says nothing, or is in an alphabet that other words are not in, from the description alone.
+    """
+    words = spaced(tool.tool.name).split()
     reads = tool.tool.kind is ToolKind.READ
+    if says_nothing(tool.tool.name) and (described := _described(tool, [])):
+        return [described]
     if is_verb(words[0]):
         phrases = [" ".join(words)]
     elif len(words) > 2 and is_verb(words[1]) and not reads:
@@ -108,22 +190,29 @@ def actions(tool: ModelTool) -> list[str]:
     return [*phrases, described] if described else phrases
 
 
+def says_nothing(name: str) -> bool:
+    """Whether a name has only words such as `tool`, `arg1` or `x`, or is not in Latin letters."""
+    words = re.findall(r"[^\W\d_]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name))
+    return all(word.lower() in _EMPTY_WORDS or len(word) < 3 or anyascii(word[0]) != word[0] for word in words)
+
+
 def spaced(name: str) -> str:
     """A name as lower-case words: `entityNames`, `source_timezone` -> "entity names", "source timezone"."""
     text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name)
-    return " ".join(re.findall(r"[A-Za-z0-9]+", text)).lower() or "tool"
+    return " ".join(re.findall(r"[^\W_]+", text)).lower() or "tool"
 
 
-def shown(value: object) -> str:
-    """A value as it is written in a task: strings verbatim, quoted if they have more than one word."""
+def shown(value: object, keys: frozenset[str] = frozenset()) -> str:
+    """A value as it is written in a task: strings verbatim, quoted if they have more than one word; `keys` verbatim too."""
     if isinstance(value, str):
         return value if _PLAIN.fullmatch(value) and value[-1] not in ".:" else _quoted(value)
     if isinstance(value, list | tuple):
-        items = [shown(item) for item in cast(Sequence[object], value)]
+        items = [shown(item, keys) for item in cast(Sequence[object], value)]
         return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
     if isinstance(value, Mapping):
         named = cast(Mapping[str, object], value)
-        return ", ".join(f"{spaced(name)} {shown(item)}" for name, item in named.items()) or "none"
+        names = {name: shown(name) if name in keys else spaced(name) for name in named}
+        return ", ".join(f"{names[name]} {shown(item, keys)}" for name, item in named.items()) or "none"
     return json.dumps(value)
 
 
@@ -131,16 +220,30 @@ def _quoted(text: str) -> str:
     return f'"{text}"' if '"' not in text else f"'{text}'"
 
 
-def _clause(draft: DraftCall, rng: random.Random, linked: tuple[str, str] | None) -> str:
-    action = rng.choice(actions(draft.tool))
-    arguments = dict(draft.arguments)
-    parts = _parts(arguments, rng, linked)
-    return f"{action} {parts}".strip()
+def _clause(draft: DraftCall, action: str, rng: random.Random, linked: tuple[str, str] | None) -> str:
+    return f"{action} {_parts(draft, rng, linked)}".strip()
 
 
-def _parts(arguments: Mapping[str, object], rng: random.Random, linked: tuple[str, str] | None) -> str:
+def _keys(draft: DraftCall) -> frozenset[str]:
+    """The keys of maps among the arguments, which are values too."""
+    return frozenset(str(pick.value) for pick in draft.picks if pick.slot.path.endswith("{}"))
+
+
+def _label(name: str, tool: ModelTool) -> str:
+    """An argument's name as words; if it says nothing, the begin of its description."""
+    properties = cast(dict[str, object], tool.parameters.get("properties") or {})
+    schema = properties.get(name)
+    about = str(cast(Mapping[str, object], schema).get("description", "")) if isinstance(schema, dict) else ""
+    words = re.split(r"[.:;(,\n]| such as ", about.strip(), maxsplit=1)[0].split()
+    words = words[1:] if words and words[0].lower() in _ARTICLES else words
+    usable = 0 < len(words) <= 8 and _SAFE.fullmatch(" ".join(words)) is not None
+    return " ".join(words) if usable and says_nothing(name) else spaced(name)
+
+
+def _parts(draft: DraftCall, rng: random.Random, linked: tuple[str, str] | None) -> str:
     """The arguments as text: `with time 16:30 and zone UTC`, or with roles: `from A to B with time 16:30`."""
-    values = {name: f"{spaced(name)} {shown(value)}" for name, value in arguments.items()}
+    arguments, keys = dict(draft.arguments), _keys(draft)
+    values = {name: f"{_label(name, draft.tool)} {shown(value, keys)}" for name, value in arguments.items()}
     if linked is not None:
         values[linked[0]] = linked[1]
     roles = {name: role for name in arguments if (role := _ROLES.get(spaced(name).split()[0]))}
@@ -161,19 +264,25 @@ def _linked(plan: Plan) -> tuple[str, str]:
 
 
 def _described(tool: ModelTool, words: list[str]) -> str | None:
-    """The first clause of the description as an imperative, if it is plain text and has all words of the name."""
-    first = re.split(r"[.:;(\n]|, | such as ", tool.tool.description.strip(), maxsplit=1)[0].strip()
+    """The first clause of the description as an imperative, if it is plain text and has all these words of the name."""
+    first = re.split(r"[.:;(。\n]|, | such as ", tool.tool.description.strip(), maxsplit=1)[0].strip()
     spoken = first.split()
+    if not words and first and not first.isascii() and len(first) <= 60 and first.isprintable():
+        return first
     if not 2 <= len(spoken) <= 12 or not _SAFE.fullmatch(first):
         return None
     singular_words = {singular(word.lower()) for word in spoken}
-    own = words if is_verb(words[0]) or len(words) == 1 else words[1:]  # `git_log`: the server's name is not needed
+    own = (
+        words if not words or is_verb(words[0]) or len(words) == 1 else words[1:]
+    )  # `git_log`: the server's name is not needed
     needed = {singular(word) for word in own if word not in ("get", "the")}
     stems = singular_words | {re.sub(r"(e?s|ing)$", "", word) for word in singular_words}
     if not needed <= stems | {f"{stem}e" for stem in stems}:
         return None
     verb = spoken[0].lower()
     base = next((form for form in (verb, verb.removesuffix("s"), verb.removesuffix("es")) if is_verb(form)), None)
+    if base is None and not words and spoken[0].lower() in _ARTICLES:  # "The price of a product."
+        return f"get {spoken[0].lower()} {' '.join(spoken[1:])}"
     return None if base is None else " ".join([base, *spoken[1:]])
 
 

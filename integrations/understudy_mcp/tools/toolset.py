@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, cast
 
+from anyascii import anyascii
+
 from understudy.integration import ConfigError, Tool, one_line
 
 from ..connection.servers import ROLLOUT_DIR
@@ -115,12 +117,16 @@ def _callable(tool: ServerTool, changes: list[str]) -> bool:
 
 
 def _names(tools: list[ServerTool], changes: list[str]) -> list[str]:
-    """A unique name per tool, of letters, digits, `_` and `-`: its own, with the server's as prefix if two are equal."""
+    """A unique name per tool, of letters, digits, `_` and `-`: its own, with the server's as prefix if two are equal.
+
+    Other alphabets are transliterated: `größe` becomes `grosse`.
+    """
     counts = Counter(tool.name for tool in tools)
     names: list[str] = []
     for tool in tools:
         wanted = tool.name if counts[tool.name] == 1 else f"{tool.server}_{tool.name}"
-        name = re.sub(r"[^a-zA-Z0-9_-]", "_", wanted)[:_LONGEST_NAME] or "tool"
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", anyascii(wanted))[:_LONGEST_NAME]
+        name = name if re.search(r"[a-zA-Z0-9]", name) else "tool"
         number = 2
         while name in names:
             name = f"{name[: _LONGEST_NAME - 3]}_{number}"

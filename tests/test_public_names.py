@@ -244,7 +244,7 @@ def test_a_name_of_the_test_kit_that_needs_an_extra_says_which() -> None:
 
 
 def test_a_name_of_another_library_is_answered_with_ours() -> None:
-    with pytest.raises(AttributeError, match=r"'dev': engine and adapter options are LocalBackend\(max_model_len"):
-        us.dev  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'serverless': use RemoteBackend\(url"):
+        us.serverless  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         us.nonsense  # noqa: B018

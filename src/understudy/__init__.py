@@ -117,8 +117,8 @@ def __getattr__(name: str) -> object:
     art = import_module(f"{__name__}.compat.art.names")
     if name in art.NAMES:
         return art.resolve(name)
-    if name in art.ELSEWHERE:
-        raise art.missing_name(__name__, name, art.ELSEWHERE[name])
+    if hint := art.hint(name):
+        raise art.missing_name(__name__, name, hint)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -7,6 +7,7 @@ Losses, advantages and layouts never take these objects: their callers pass scal
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -15,6 +16,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import ConfigError
+
+logger = logging.getLogger("understudy")
 
 LossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
 EngineName = Literal["embedded", "vllm"]
@@ -75,9 +78,7 @@ class LoraOptions(Options):
 
 
 ELSEWHERE = {
-    "_config": "single options of TrainConfig, such as logits_chunk",
     "beta": "kl_coef",
-    "kl_penalty_coef": "kl_coef",
     "loss_fn": "loss",
     "ppo": 'loss="grpo" (PPO\'s clip) or loss="cispo"',
     "importance_sampling_level": 'loss="gspo" for a sequence-level ratio, with sequence="trajectory" or "call"',
@@ -158,6 +159,13 @@ class TrainConfig(Options):
     @model_validator(mode="before")
     @classmethod
     def _name_the_equivalent(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "kl_penalty_coef" in values:
+            values = {**cast(dict[str, Any], values)}
+            values["kl_coef"] = values.pop("kl_penalty_coef")
+            logger.warning(
+                "kl_penalty_coef is taken as kl_coef=%r: here the KL to the base is a term of the loss, not of the advantage",
+                values["kl_coef"],
+            )
         foreign = [name for name in ELSEWHERE if isinstance(values, dict) and name in values]
         if foreign:
             raise ValueError("; ".join(f"no option {name!r} here: use {ELSEWHERE[name]}" for name in foreign))

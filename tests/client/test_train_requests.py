@@ -178,7 +178,7 @@ async def test_a_captured_rollout_without_recorded_calls_is_named() -> None:
         ({"learning_rate": 7}, "TrainConfig.learning_rate: .*less than or equal to 1 .got 7"),
         ({"betas": (0.9, 1.0)}, r"TrainConfig.betas.1: .*less than 1 .got 1.0"),
         ({"config": us.TrainConfig(), "epochs": 2}, r"either config= or single options, not both .*\['epochs'\]"),
-        ({"config": us.TrainConfig(), "_config": {}}, "use single options of TrainConfig"),
+        ({"config": us.TrainConfig(), "_config": {"kimi_k2_tau": 1}}, "kimi_k2_tau=1 has no equivalent here"),
         ({"config": 1e-5}, "expected a TrainConfig or a dict"),
     ],
 )
@@ -298,10 +298,10 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 
 
 def test_other_trainers_arguments_are_answered_with_ours() -> None:
-    with pytest.raises(ConfigError, match="LocalBackend has no argument 'path': use dir="):
-        us.LocalBackend(path="./.art")
-    with pytest.raises(ConfigError, match=r"no argument '_internal_config': use lora=LoraOptions"):
-        us.TrainableModel("a", base_model="tiny", _internal_config={})
+    with pytest.raises(ConfigError, match=r"LocalBackend has no argument 'base_url': use RemoteBackend\(url\)"):
+        us.LocalBackend(base_url="http://box")
+    with pytest.raises(ConfigError, match=r"TrainableModel has no argument 'run_name': use name="):
+        us.TrainableModel("a", base_model="tiny", run_name="a-1")
     with pytest.raises(ConfigError, match=r"EngineOptions.treads: Extra inputs"):
         us.LocalBackend(treads=1)
     with pytest.raises(TypeError, match="nonsense"):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,26 +16,31 @@ from openai.types.chat import ChatCompletion
 import understudy
 import understudy.compat.art as compat
 from understudy.compat.art.guided_completion import get_guided_completion_params
-from understudy.compat.art.names import ELSEWHERE, NAMES
+from understudy.compat.art.names import ELSEWHERE, MODULES, NAMES, hint
 from understudy.errors import ConfigError, RolloutError
 
 art: Any = understudy  # names of another library have no static type
 
 OLD = {
-    "understudy": sorted(set(ELSEWHERE) - {"server"}),  # folders of ours, once imported
-    "understudy.compat.art": ["dev", "serverless", "remote_server_url", "UnslothBackend"],
+    "understudy": [*ELSEWHERE, "serverless", "trajectories", "pipeline_trainer"],
+    "understudy.compat.art": ["remote_server_url", "UnslothBackend"],
     "understudy.compat.art.server": ["app"],
 }
+ART = dict(
+    (line.split()[0], line.split()[1:])
+    for line in Path(__file__).with_name("art_modules.txt").read_text().splitlines()[1:]
+)
+"""Module of ART -> names in it."""
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in OLD.items() for name in names])
 def test_an_old_name_says_what_to_use_as_an_attribute_and_in_a_from_import(module: str, name: str) -> None:
-    hint = ELSEWHERE.get(name) or ELSEWHERE[module.rpartition(".")[2]]
+    text = hint(name) or MODULES[module.rpartition(".")[2]]
     with pytest.raises(AttributeError) as attribute:
         getattr(importlib.import_module(module), name)
     with pytest.raises(ImportError) as imported:
         exec(f"from {module} import {name}", {})
-    assert str(attribute.value) == str(imported.value) == f"{module!r} has no {name!r}: {hint}"
+    assert str(attribute.value) == str(imported.value) == f"{module!r} has no {name!r}: {text}"
 
 
 def test_a_name_of_nobodys_is_answered_as_ever() -> None:
@@ -41,6 +49,55 @@ def test_a_name_of_nobodys_is_answered_as_ever() -> None:
     with pytest.raises(ImportError, match="cannot import name 'nothing' from 'understudy'"):
         from understudy import nothing  # type: ignore[attr-defined]  # noqa: F401
     assert not hasattr(understudy.rewards, "nothing")
+
+
+def test_every_module_of_art_imports_and_each_of_its_names_is_ours_or_says_what_to_use() -> None:
+    for module, names in ART.items():
+        importlib.import_module(f"understudy.compat.art.{module}")
+        for name in names:
+            found: dict[str, object] = {}
+            try:
+                exec(f"from understudy.compat.art.{module} import {name}", found)
+            except ImportError as error:
+                assert f"'understudy.compat.art.{module}' has no {name!r}: " in str(error)
+            else:
+                assert not isinstance(found[name], ModuleType), f"{module}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("from understudy.compat.art.skypilot.backend import SkyPilotBackend", "use RemoteBackend"),
+        ("from understudy.compat.art.utils.benchmarking.charts import training_progress_chart", "`understudy compare`"),
+        ("from understudy.compat.art.utils import get_model_step", "await model.get_step()"),
+        ("from understudy.compat.art.pipeline_trainer import PipelineTrainer", "overlap=True"),
+        ("from understudy.compat.art.dev import ServerArgs", "option sets are dicts here"),
+        ("import understudy.compat.art as art; art.tinker.backend.TinkerBackend", "use LocalBackend"),
+    ],
+)
+def test_a_name_in_a_module_that_is_not_here_says_what_to_use(line: str, says: str) -> None:
+    with pytest.raises((ImportError, AttributeError), match=re.escape(says)):
+        exec(line, {})
+
+
+@pytest.mark.parametrize("line", ["import understudy.compat.art.nothing", "import understudy.compat.art.utils.nothing"])
+def test_a_module_that_art_has_not_is_not_found(line: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'understudy\.compat\.art.*nothing'"):
+        exec(line, {})
+
+
+def test_a_function_of_art_stays_callable_after_its_module_was_imported() -> None:
+    from understudy.compat.art.auto_trajectory import auto_trajectory  # type: ignore[import-not-found]
+    from understudy.compat.art.mcp import generate_scenarios
+    from understudy.compat.art.mcp.generate_scenarios import generate_scenarios as same
+
+    lazy: Any = compat
+    assert lazy.auto_trajectory() is auto_trajectory() is None and generate_scenarios is same
+
+
+def test_importing_understudy_leaves_the_import_system_as_it_was() -> None:
+    code = "import sys; before = [*sys.meta_path]; import understudy; understudy.TrainConfig; assert sys.meta_path == before"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_submodules_of_ours_can_be_imported_though_their_names_were_anothers() -> None:
@@ -96,9 +153,9 @@ async def test_the_groups_of_a_step_are_given_once(groups: Any, named: Any) -> N
 
 
 def test_the_server_module_says_how_a_server_is_started() -> None:
-    command = [sys.executable, "-m", "understudy.compat.art.server", "--port", "7999"]
+    command = [sys.executable, "-m", "understudy.compat.art.server", "--port", "7999", "--model", "x"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "start one with `understudy serve --base-model ...`" in done.stderr
+    assert done.returncode == 1 and "start one with `understudy serve --model MODEL`" in done.stderr
 
 
 async def test_a_yielded_trajectory_is_captured_and_outside_nothing_happens() -> None:

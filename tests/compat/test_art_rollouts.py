@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import openai
-import pytest
 
 import understudy
 import understudy as art
@@ -166,12 +165,6 @@ async def test_the_tic_tac_toe_loop_runs_with_the_newer_backend_call(local_backe
     await model.log(groups, split="train", metrics=result.metrics, step=result.step)
     assert result.applied and result.metrics["calls/rendered_share"] == 0
     assert result.metrics["trajectories/trained"] == 4
-
-
-async def test_options_that_only_the_other_library_has_are_answered_with_ours() -> None:
-    model = art.TrainableModel(name="a", base_model="tiny", backend=art.RemoteBackend("http://127.0.0.1:9"))
-    with pytest.raises(art.UnderstudyError, match="no option '_config' here: use "):
-        await model.train([art.TrajectoryGroup()], _config={"logprob_calculation_chunk_size": 8})
 
 
 def test_its_submodule_names_are_in_compat_and_the_missing_ones_say_what_exists() -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
-from ..config import ELSEWHERE, TrainConfig
+from ..config import TrainConfig
 from ..errors import ConfigError, TrainError
 from ..types import TrainResult, TrajectoryGroup, new_id
 from ..wire import TrainEvent, TrainRequest
 from .failures import details, failure_kinds
 from .http import Api, checked_url
-from .other_trainers import groups_of
+from .other_trainers import groups_of, step_options
 from .progress import TrainBar
 from .records import group_wires, require_calls
 from .train_stream import train
+
+logger = logging.getLogger("understudy")
 
 
 class BackendModel(Protocol):
@@ -47,6 +50,11 @@ class Backend(ABC):
         """Convert a user's path to one for the server's machine. Unchanged by default: that may be another machine."""
         return os.fspath(path)
 
+    def take_engine_options(self, options: Mapping[str, object]) -> None:
+        """Use these options of EngineOptions, which a model carries from OpenPipe ART's `_internal_config`, except where the
+        backend was given its own. Here they are only logged: a server elsewhere has its own."""
+        logger.warning("%r: engine options %s are ignored, the server has its own", self, ", ".join(sorted(options)))
+
     def watched_at(self, run: str) -> str:
         """Return where a person sees the run: an address, or a command."""
         return f"{run} on {self!r}"
@@ -71,8 +79,9 @@ class Backend(ABC):
 
         Pass `config`, or TrainConfig's fields as `options`. A request with the same `request_id` is applied once.
         `on_event` receives progress events; `pbar_desc=None` shows no progress bar. For code written for OpenPipe ART,
-        `trajectory_groups` is an alias of `groups`, and `verbose` is ignored. Raises ConfigError, TrainError (the step was
-        not applied), ServerError, TimeoutError (after `timeout` seconds).
+        `trajectory_groups` is an alias of `groups`, `verbose` is ignored, and its options of a step are converted, also those
+        in `_config`, with a warning. Raises ConfigError, TrainError (the step was not applied), ServerError, TimeoutError
+        (after `timeout` seconds).
         """
         chosen = groups_of(groups, options)
         settings = train_config(config, options)
@@ -109,16 +118,26 @@ class RemoteBackend(Backend):
 
 
 def train_config(config: TrainConfig | Mapping[str, object] | None, options: Mapping[str, object]) -> TrainConfig:
-    """Build one TrainConfig from `config` or `options`. Raises ConfigError for both, and for an invalid or unknown option."""
-    if config is not None and options.keys() & ELSEWHERE.keys():
-        TrainConfig.parse(**options)  # raises ConfigError naming our equivalent of another trainer's option
-    if config is not None and options:
-        raise ConfigError(f"give either config= or single options, not both (got config and {sorted(options)})")
-    if isinstance(config, TrainConfig):
+    """Build one TrainConfig from `config` or `options`; OpenPipe ART's options, also in `_config`, are converted.
+
+    Raises ConfigError for both, and for an invalid or unknown option."""
+    own = dict(options)
+    experimental = own.pop("_config", None)
+    if config is not None and own:
+        TrainConfig.parse(**own)  # raises ConfigError naming our equivalent of another trainer's option
+        raise ConfigError(f"give either config= or single options, not both (got config and {sorted(own)})")
+    if isinstance(config, TrainConfig) and experimental is None:
         return config
-    if config is not None and not isinstance(config, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
-        raise ConfigError(f"config: expected a TrainConfig or a dict of its options, got {config!r}")
-    return TrainConfig.parse(**(config or options))
+    values = _values(config, "config") if config is not None else own
+    return TrainConfig.parse(**step_options(values | _values(experimental or {}, "_config"), "train"))
+
+
+def _values(config: object, name: str) -> dict[str, object]:
+    if isinstance(config, TrainConfig):
+        return config.model_dump(exclude_unset=True)
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{name}: expected a TrainConfig or a dict of its options, got {config!r}")
+    return dict(cast(Mapping[str, object], config))
 
 
 async def train_groups(

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import httpx
 from rich.console import Console
@@ -28,7 +28,7 @@ from ..errors import BackendError, ConfigError
 from ..types import Json
 from .backend import Backend
 from .http import Api
-from .other_trainers import BACKEND_OPTIONS, refuse_foreign
+from .other_trainers import BACKEND_OPTIONS, local_folder, refuse_foreign
 
 logger = logging.getLogger("understudy")
 
@@ -42,15 +42,19 @@ class LocalBackend(Backend):
     """Starts a server as a child process on loopback, with a new key, at the first use.
 
     `options` are EngineOptions' fields; `start_timeout` is in seconds. Backends on one directory in one process share one
-    server. It ends with this process or at `close()`. Raises ConfigError for an unknown or invalid option; `connect` raises
+    server. It ends with this process, at `close()`, or at the end of a `with` block. `path` and `in_process` are taken from
+    code for OpenPipe ART, with a warning. Raises ConfigError for an unknown or invalid option; `connect` raises
     BackendError when the server cannot be started.
     """
 
-    def __init__(self, dir: str | Path | None = None, *, start_timeout: float = 600.0, **options: object) -> None:
+    def __init__(
+        self, dir: str | os.PathLike[str] | None = None, *, start_timeout: float = 600.0, **options: object
+    ) -> None:
         refuse_foreign(options, BACKEND_OPTIONS, "LocalBackend")
-        self.dir = Path(dir).expanduser().absolute() if dir is not None else default_dir()
+        folder = local_folder(dir, options)
+        self.dir = Path(folder).expanduser().absolute() if folder is not None else default_dir()
         self.engine = EngineOptions.parse(**options)
-        self._has_options = bool(options)
+        self._options = options
         self._start_timeout = start_timeout
 
     async def connect(self, base_model: str | None = None) -> Api:
@@ -75,15 +79,35 @@ class LocalBackend(Backend):
         """Return the command that shows the directory's runs: the server's own pages want its key, which nobody has seen."""
         return shlex.join([shell_command(), "ui", "--dir", str(self.dir)])
 
-    def close(self) -> None:
-        """End the server of this directory if this process started it. The next use starts another."""
+    def take_engine_options(self, options: Mapping[str, object]) -> None:
+        """Use a model's engine options, except where the constructor was given others. Raises ConfigError."""
+        self._options = {**options, **self._options}
+        self.engine = EngineOptions.parse(**self._options)
+
+    def close(self) -> Awaitable[None]:
+        """End the server of this directory if this process started it. The next use starts another.
+
+        It has ended when this returns; code for OpenPipe ART may await the result."""
         with _lock_of(self.dir):
             server = _servers.pop(self.dir, None)
         if server is not None:
             server.end()
+        return _Done()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.close()
 
     def _checked(self, server: LocalServer) -> LocalServer:
-        if self._has_options and server.engine != self.engine:
+        if self._options and server.engine != self.engine:
             raise BackendError(
                 f"the server on {self.dir} already runs with other options ({server.engine!r}): close() it first, "
                 "or give this backend another dir="
@@ -92,6 +116,11 @@ class LocalBackend(Backend):
 
     def __repr__(self) -> str:
         return f"LocalBackend({str(self.dir)!r})"
+
+
+class _Done:
+    def __await__(self) -> Generator[None]:
+        yield from ()
 
 
 class LocalServer:

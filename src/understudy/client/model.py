@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
@@ -34,11 +35,13 @@ from .capture import active_capture
 from .http import Api, checked_name
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
-from .other_trainers import MODEL_OPTIONS, NO_SFT, refuse_foreign
+from .other_trainers import MODEL_OPTIONS, NO_SFT, internal_config, refuse_foreign
 from .records import as_json, rollout_records
 from .registration import Registration
 from .sampling import forced_temperature
 from .transport import LoopTransport
+
+logger = logging.getLogger("understudy")
 
 Rollouts = Iterable[Trajectory | TrajectoryGroup]
 
@@ -197,6 +200,7 @@ class TrainableModel(Model[ConfigT]):
         config: ConfigT | None = None,
         **foreign: object,
     ) -> None:
+        internal = foreign.pop("_internal_config", None)
         refuse_foreign(foreign, MODEL_OPTIONS, "TrainableModel")
         if foreign:
             raise TypeError(f"TrainableModel() got an unexpected keyword argument {next(iter(foreign))!r}")
@@ -209,8 +213,25 @@ class TrainableModel(Model[ConfigT]):
         )
         self.base_model = base_model
         self.lora = LoraOptions.parse(**lora) if isinstance(lora, Mapping) else lora
+        self._engine: dict[str, object] = {}  # for the backend, from OpenPipe ART's `_internal_config`
         self._registration = None if backend is None else self._registration_on(backend)
+        if internal is not None:
+            self._internal_config = internal
         self._recording = new_id(OPEN)
+
+    def _set_internal_config(self, config: object) -> None:
+        """Take the adapter's options for this model, and the engine's for its backend."""
+        if self._server() is not None:
+            raise ConfigError(f"_internal_config: set it before model {self.name!r} is registered")
+        taken = internal_config(config)
+        logger.warning("model %r: OpenPipe ART's _internal_config is taken as %s", self.name, taken)
+        self._engine = taken.engine
+        if taken.lora:
+            self.lora = LoraOptions.parse(**taken.lora)
+        if self._registration is not None:
+            self._registration = self._registration_on(self._registration.backend)
+
+    _internal_config = property(fset=_set_internal_config, doc="Write-only: `dev.InternalModelConfig` of OpenPipe ART.")
 
     @property
     def backend(self) -> Backend:
@@ -359,6 +380,8 @@ class TrainableModel(Model[ConfigT]):
         return self._registration
 
     def _registration_on(self, backend: Backend) -> Registration:
+        if self._engine:
+            backend.take_engine_options(self._engine)
         request = RegisterRequest(name=self.name, project=self.project, base_model=self.base_model, lora=self.lora)
         return Registration(backend, request)
 

@@ -1,19 +1,24 @@
 """What only code written for OpenPipe ART needs: `import understudy.compat.art as art` has its submodule names too.
 
-For most such code `import understudy as art` is enough.
+For most such code `import understudy as art` is enough. A module of ART that is not here can be imported: its names are
+those of understudy, or say what to use instead.
 """
 
 from importlib import import_module
 from typing import Any
 
-from .names import ELSEWHERE, missing_name
+from . import names
+from .modules import stand_in
 
-_SUBMODULES = ("guided_completion", "langgraph", "local", "mcp", "rewards", "server", "utils")
+stand_in()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
+    understudy = import_module("understudy")
+    if name in names.NAMES or name in understudy.__all__:
+        return getattr(understudy, name)
+    if name in names.ELSEWHERE and name not in names.MODULES:
+        raise names.missing_name(__name__, name, names.ELSEWHERE[name])
+    if name in names.MODULES:
         return import_module(f"{__name__}.{name}")
-    if name in ELSEWHERE:
-        raise missing_name(__name__, name, ELSEWHERE[name])
-    return getattr(import_module("understudy"), name)
+    return getattr(understudy, name)

@@ -9,6 +9,9 @@ from openai.types.chat import ChatCompletion
 
 from ...errors import ConfigError
 from ...types import Json, Message, Tool
+from .modules import names_in
+
+__getattr__ = names_in(__name__)
 
 Guide = tuple[list[str] | None, Message | None, list[Tool] | None]
 

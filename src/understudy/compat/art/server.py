@@ -2,12 +2,12 @@
 
 import sys
 
-from .names import ELSEWHERE, missing_name
+from .names import MODULES, missing_name
 
 
 def __getattr__(name: str) -> object:
-    raise missing_name(__name__, name, ELSEWHERE["server"])
+    raise missing_name(__name__, name, MODULES["server"])
 
 
 if __name__ == "__main__":
-    sys.exit(f"understudy.compat.art.server: {ELSEWHERE['server']}")
+    sys.exit(f"understudy.compat.art.server: {MODULES['server']}")

@@ -1,5 +1,5 @@
 """Stands for `art.utils.iterate_dataset`."""
 
-from ....client.dataset import iterate_dataset
+from ....client.dataset import DatasetBatch, iterate_dataset
 
-__all__ = ["iterate_dataset"]
+__all__ = ["DatasetBatch", "iterate_dataset"]

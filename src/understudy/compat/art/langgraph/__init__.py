@@ -11,10 +11,15 @@ from typing import Any, ParamSpec, TypeVar
 
 from understudy_langgraph import ChatUnderstudy, capture, observe
 
-from ...client.capture import show_calls
-from ...client.model import Model, TrainableModel
-from ...errors import ConfigError
-from ...types import Trajectory
+from ....client.capture import show_calls
+from ....client.model import Model, TrainableModel
+from ....errors import ConfigError
+from ....types import Trajectory
+from ..modules import names_in
+
+__all__ = ["init_chat_model", "wrap_rollout"]
+
+__getattr__ = names_in(__name__)
 
 Kind = TypeVar("Kind", bound=Trajectory)
 Arguments = ParamSpec("Arguments")

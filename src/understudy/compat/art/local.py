@@ -1,5 +1,0 @@
-"""Stands for `art.local`."""
-
-from ...client.local import LocalBackend
-
-__all__ = ["LocalBackend"]

@@ -46,6 +46,8 @@ def test_the_mlflow_sink_conforms_and_shows_metrics_samples_and_checkpoints(clie
     check_sink(lambda: resolve_sinks(["mlflow"])[0], lambda: shown(client), str(lora))
     run = run_of(client)
     assert (run.info.run_name, run.info.status) == (RUN, "FINISHED")
+    assert run.data.params == {"model": "agent", "group_size": "4"}
+    assert run.data.tags["alert.kl"] == "step 2: the policy is far from its base"
     metrics = run.data.metrics
     assert (metrics["train/reward"], metrics["val/success"]) == (1.25, 0.25)
     assert [each.step for each in client.get_metric_history(run.info.run_id, "train/entropy")] == [1, 2]

@@ -331,6 +331,8 @@ def test_the_tensorboard_sink_writes_files_that_its_own_messages_read(tmp_path: 
 
     from understudy.tracing.tensorboard_sink import TensorboardSink
 
+    texts: dict[tuple[str, int], str] = {}
+
     def scalars() -> dict[tuple[str, int], float]:
         found: dict[tuple[str, int], float] = {}
         for file in sorted(tmp_path.rglob("events.out.*")):
@@ -341,11 +343,16 @@ def test_the_tensorboard_sink_writes_files_that_its_own_messages_read(tmp_path: 
                 at += 16 + length
                 found |= {(value.tag, event.step): value.simple_value for value in event.summary.value
                           if value.WhichOneof("value") == "simple_value"}  # fmt: skip
+                texts.update({(value.tag, event.step): value.tensor.string_val[0].decode()
+                              for value in event.summary.value if value.WhichOneof("value") == "tensor"})  # fmt: skip
         return found
 
     check_sink(lambda: TensorboardSink(tmp_path), lambda: [f"{tag} {step}" for tag, step in scalars()])
     assert scalars()["train/reward", 2] == 1.25 and scalars()["val/success", 0] == 0.25
     assert ("train/not/finite", 1) not in scalars()
+    sample = texts["val/box-0/text_summary", 2]
+    assert sample.count("Where is box") == 4 and "reward 0.25" in sample and "failed: TimeoutError" in sample
+    assert texts["alert/kl/text_summary", 2] == "the policy is far from its base"
 
 
 def test_the_same_spans_go_by_grpc(monkeypatch: pytest.MonkeyPatch) -> None:

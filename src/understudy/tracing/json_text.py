@@ -9,6 +9,11 @@ from pydantic_core import PydanticSerializationError, to_json
 from understudy.types import Json
 
 
+def as_text(value: Json) -> str:
+    """Texts as they are, anything else as JSON."""
+    return value if isinstance(value, str) else json_text(value)
+
+
 def json_text(value: Json) -> str:
     """The value as JSON. What JSON cannot express becomes its `repr`; text that is not valid Unicode is escaped."""
     try:

@@ -11,13 +11,18 @@ from understudy import contracts
 from understudy.contracts import TraceSink, digest
 from understudy.errors import ConfigError, MissingExtraError
 
+from .json_text import as_text
 from .jsonl import rollout_line
 
 try:
     from mlflow import MlflowClient, MlflowException
-    from mlflow.entities import Metric
+    from mlflow.entities import Metric, Param
 except ImportError as error:
     raise MissingExtraError("mlflow-skinny", "mlflow") from error
+
+
+LONGEST_PARAM = 500
+"""Letters of a parameter that every MLflow store accepts."""
 
 
 class MlflowSink(TraceSink):
@@ -50,6 +55,17 @@ class MlflowSink(TraceSink):
             raise ConnectionError(f"{self._url}: {type(error).__name__} {error}") from error
         except MlflowException as error:
             raise ConfigError(f"sink mlflow: {self._url!r} refused MLFLOW_TRACKING_*: {error!s:.300}") from error
+
+    def run_started(self, event: contracts.RunStarted) -> None:
+        """The settings as parameters. MLflow lets nobody change one, so those of the first start stay."""
+        own = self._run(event.run)
+        known = self._client.get_run(own).data.params
+        named = {"model": event.model, **event.settings}
+        fresh = [Param(name, as_text(value)[:LONGEST_PARAM]) for name, value in named.items() if name not in known]
+        self._client.log_batch(own, params=fresh)
+
+    def alert(self, event: contracts.Alert) -> None:
+        self._client.set_tag(self._run(event.run), f"alert.{event.kind}", f"step {event.step}: {event.message}")
 
     def groups_finished(self, event: contracts.GroupsFinished) -> None:
         if event.split != "train":

@@ -19,7 +19,7 @@ from understudy.errors import ConfigError
 from understudy.types import CallTrace, Json, Message
 from understudy.wire import RolloutTrace
 
-from .json_text import json_text
+from .json_text import as_text, json_text
 from .otlp import Attribute, OtlpProtocol, OtlpSender, OtlpSpan
 from .sampling_rate import checked_rate, is_sampled
 from .spans import SpanKind, TraceSpan, rollout_spans, span_id, trace_id
@@ -73,7 +73,7 @@ class OtlpSink(TraceSink):
             raise ConfigError(f"sink otlp: the collector answered {status}: look at OTEL_EXPORTER_OTLP_HEADERS")
 
     def run_started(self, event: RunStarted) -> None:
-        named = {f"understudy.setting.{name}": _text(value) for name, value in event.settings.items()}
+        named = {f"understudy.setting.{name}": as_text(value) for name, value in event.settings.items()}
         self._single(event.run, event.id, "understudy.run", event.at, named)
 
     def groups_finished(self, event: GroupsFinished) -> None:
@@ -148,10 +148,10 @@ class OtlpSink(TraceSink):
             attributes |= {"gen_ai.tool.name": span.name, "gen_ai.tool.type": "function",
                       "gen_ai.tool.call.id": str(facts.get("tool_call_id")), "understudy.tool.timing": str(facts.get("timing"))}  # fmt: skip
             if self._content:
-                attributes["gen_ai.tool.call.arguments"] = _text(self._mask(span.input))
-                attributes["gen_ai.tool.call.result"] = _text(self._mask(span.output))
+                attributes["gen_ai.tool.call.arguments"] = as_text(self._mask(span.input))
+                attributes["gen_ai.tool.call.result"] = as_text(self._mask(span.output))
         elif span.facts:
-            attributes |= {f"understudy.node.{name}": _text(value) for name, value in span.facts.items()}
+            attributes |= {f"understudy.node.{name}": as_text(value) for name, value in span.facts.items()}
         return attributes
 
     def _messages(self, call: CallTrace) -> dict[str, Attribute]:
@@ -228,7 +228,3 @@ def _masked(messages: Sequence[Message], mask: Mask) -> list[Message]:
 
 def _as_it_is(value: Json) -> Json:
     return value
-
-
-def _text(value: Json) -> str:
-    return value if isinstance(value, str) else json_text(value)

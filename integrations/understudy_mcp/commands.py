@@ -24,8 +24,6 @@ app = typer.Typer(
 )
 
 
-@app.command()
-@on_target
 def tools(
     target: Target,
     json: Annotated[bool, typer.Option("--json", help="print JSON, with the schemas that the model gets")] = False,
@@ -40,6 +38,7 @@ async def listing(target: Target, json: bool) -> str:
         return json_format.dumps(as_json(pool), indent=1) if json else "\n".join(lines(pool))
 
 
+app.command("tools")(on_target(tools, calls_tools=False))
 app.command("explore")(on_target(scenario_commands.explore))
 app.command("scenarios")(on_target(scenario_commands.scenarios))
 add_training_commands(app)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from .connection.limits import Limits
+from .connection.target_logs import logs_of_command
+from .permissions import Permissions
 from .target_options import (
+    Allow,
     Bind,
     CallTimeout,
+    Deny,
     Env,
     ExploreTimeout,
     Fixture,
@@ -25,18 +31,24 @@ from .target_options import (
 )
 
 
-def on_target(function: Callable[..., None]) -> Callable[..., None]:
+def on_target(function: Callable[..., None], *, calls_tools: bool = True) -> Callable[..., None]:
     """Turn `function(target, ...)` into a typer command.
 
-    The command takes the target's argument, the function's own options and those of `_options`, and builds the Target.
+    The command takes the target's argument, the function's own options and those of `_options`, and builds the Target. With
+    `calls_tools`, a user at a terminal is asked about tools that may write.
     """
     own = list(inspect.signature(function).parameters.values())[1:]
     target, *options = inspect.signature(_options).parameters.values()
 
     @functools.wraps(function)
     def command(**words: Any) -> None:
-        parsed = target_from(**{name: words.pop(name) for name in (target.name, *(option.name for option in options))})
-        function(parsed, **words)
+        described = {name: words.pop(name) for name in (target.name, *(option.name for option in options))}
+        folder = words.get("dir") or Path(".understudy")
+        runs = calls_tools and not words.get("dry_run")
+        asks = runs and sys.stdin.isatty() and not words.get("allow_writes")
+        with logs_of_command(folder / "logs" / "mcp.log" if runs else None):
+            decide = Permissions(folder / "mcp" / "permissions.json", asks)
+            function(target_from(**described, decide=decide), **words)
 
     hints = get_type_hints(function, include_extras=True) | get_type_hints(_options, include_extras=True)
     named = [parameter.replace(annotation=hints[parameter.name]) for parameter in (target, *own, *options)]
@@ -48,6 +60,8 @@ def on_target(function: Callable[..., None]) -> Callable[..., None]:
 def _options(
     target: TargetArgument,
     only: Only = [],  # noqa: B006  # typer reads it
+    allow: Allow = [],  # noqa: B006
+    deny: Deny = [],  # noqa: B006
     bind: Bind = [],  # noqa: B006
     header: Header = [],  # noqa: B006
     env: Env = [],  # noqa: B006

@@ -13,12 +13,17 @@ import typer
 from understudy.integration import ConfigError
 
 from .connection.limits import Limits
-from .connection.target import Target, TargetLike
+from .connection.target import Decide, Target, TargetLike
 
 TargetArgument = Annotated[
     str, typer.Argument(help="MCP server: a command in quotes, a URL, an mcp.json, or module:name of a server object")
 ]
 Only = Annotated[list[str], typer.Option(help="use only this tool (repeat for more)")]
+Allow = Annotated[
+    list[str],
+    typer.Option(help="call this tool although it may write, or although nothing says that it only reads (remembered)"),
+]
+Deny = Annotated[list[str], typer.Option(help="never call or show this tool (remembered)")]
 Bind = Annotated[
     list[str],
     typer.Option(help="set a tool's argument (argument=value) and hide it from the model; may use {rollout_dir}"),
@@ -44,6 +49,8 @@ def target_from(
     target: str,
     *,
     only: list[str],
+    allow: list[str],
+    deny: list[str],
     bind: list[str],
     header: list[str],
     env: list[str],
@@ -54,6 +61,7 @@ def target_from(
     start_timeout: float,
     call_timeout: float,
     explore_timeout: float,
+    decide: Decide,
 ) -> Target:
     """Build the target from the command line's options. Raises ConfigError."""
     return Target.parse(
@@ -61,6 +69,9 @@ def target_from(
         headers=pairs(header, ":", "header"),
         env={name: value for name, value in (variable(text) for text in env)},
         only=tuple(only),
+        allow=tuple(allow),
+        deny=tuple(deny),
+        decide=decide,
         bind=pairs(bind, "=", "bind"),
         fixture=fixture,
         stateless=stateless,

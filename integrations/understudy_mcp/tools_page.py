@@ -25,6 +25,10 @@ def lines(pool: ServerPool) -> Iterator[str]:
             yield f"{'':{width}}          {one_line(tool.tool.description, 100)}"
         for name, value in tool.bound.items():
             yield f"{'':{width}}          bound: {name} = {printable(str(value))}"
+    if pool.toolset.left_out:
+        yield ""
+        yield "Left out:"
+        yield from (f"  {one_line(name, 64)}: {one_line(reason)}" for name, reason in pool.toolset.left_out.items())
     if pool.toolset.changes:
         yield ""
         yield "Changed on the way to the model:"
@@ -66,5 +70,6 @@ def as_json(pool: ServerPool) -> dict[str, object]:
             tool.function()["function"] | {"server": tool.tool.server, "kind": tool.tool.kind.value}
             for tool in pool.toolset.tools
         ],
+        "left_out": dict(pool.toolset.left_out),
         "changes": list(pool.toolset.changes),
     }

@@ -92,7 +92,7 @@ def test_a_server_that_refuses_every_call_shows_its_error_and_what_to_do(called:
     assert code == 2
     assert (
         "\nno call of count_item worked: {'item': " in complaint
-        and "List them in the tool's schema (`enum`" in complaint
+        and "ist valid arguments in the tool's schema (`enum`" in complaint
     )
     assert "\x1b" not in page + complaint
     sys.modules.pop("stock_of_names", None)

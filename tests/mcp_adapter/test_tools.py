@@ -235,7 +235,7 @@ def test_the_model_is_shown_what_is_expected_and_seeded_distractors() -> None:
 
 def test_a_tool_that_only_runs_as_a_task_is_left_out_and_a_server_without_tools_refused() -> None:
     task = ServerTool("shop", "research", "", {}, needs_task=True)
-    assert make_toolset([described(task, tool("a"))]).changes == ("research: left out, it can only run as a task",)
+    assert make_toolset([described(task, tool("a"))]).left_out == {"research": "it can only run as a task"}
     with pytest.raises(ConfigError, match="no tools: shop offers none that can be called"):
         make_toolset([described(task)])
 

@@ -21,9 +21,10 @@ from understudy.testing.asgi import Body
 from understudy.types import RolloutPlace
 from understudy.wire import TracePage
 from understudy_mcp import Limits, ServerPool, StdioServer, Target
+from understudy_mcp.scenarios.explore import withheld
 from understudy_mcp.scenarios.scenario import McpScenario
 from understudy_mcp.training.agent_loop import SYSTEM, LoopOptions, parsed
-from understudy_mcp.training.rollout import McpRollout, withheld_tools
+from understudy_mcp.training.rollout import McpRollout
 
 CONVERSION: dict[str, object] = {"source_timezone": "Asia/Tokyo", "time": "16:30", "target_timezone": "Asia/Kolkata"}
 CALL = 'convert_time(source_timezone="Asia/Tokyo", time="16:30", target_timezone="Asia/Kolkata")'
@@ -153,10 +154,10 @@ async def test_a_policy_is_not_shown_tools_that_may_write_or_show_secrets_unless
         server.add_tool(lambda: "done", name=name, description="A tool.")
     scenarios = [told("list", ("list_rooms", {})), told("book", ("book_room", {}))]
     async with ServerPool(Target.parse(server)) as pool:
-        withheld = withheld_tools(pool.toolset, scenarios)
-        rollout = McpRollout(pool, withheld=frozenset(withheld))
+        unused = withheld(pool.toolset, taken={name for each in scenarios for name in each.tools})
+        rollout = McpRollout(pool, withheld=frozenset(unused))
         shown = {tool.name for each in scenarios for tool in rollout.shown(each).tools}
-    assert withheld == {
+    assert unused == {
         "delete_room": "it may write; --allow-writes uses it",
         "get_secret_token": "it may show secrets",
     }

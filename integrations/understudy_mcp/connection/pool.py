@@ -66,10 +66,14 @@ class ServerPool:
         """Start every server once. Raises McpStartError, ConfigError."""
         if self.target.uses_folder:
             self._folders = RolloutFolders(self.target.fixture)
+        first = _SessionSet(None)
         try:
             first = await self._start_sessions(self.target.servers)
             self._learn(first)
+            await self._decide()
         except BaseException:
+            await asyncio.gather(*(session.close() for session in self._shared_sessions.values()))
+            await self._close_sessions(first)
             self._close_folders()
             raise
         self._open = True
@@ -146,6 +150,16 @@ class ServerPool:
         self.shared = tuple(server.name for server in self.target.servers if self._shareable(server))
         for name in self.shared:
             self._shared_sessions[name] = first.sessions.pop(name)
+
+    async def _decide(self) -> None:
+        """Apply the user's decisions about single tools."""
+        target = self.target
+        decisions: dict[str, bool] = {
+            **dict.fromkeys(self.toolset.named(target.allow, "allow"), True),
+            **dict.fromkeys(self.toolset.named(target.deny, "deny"), False),
+        }
+        asked = await target.decide(self.toolset.tools, decisions) if target.decide is not None else decisions
+        self.toolset = self.toolset.decided(asked)
 
     def _shareable(self, server: AnyServer) -> bool:
         if self.target.stateless is not None:

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypedDict, cast
@@ -18,7 +18,7 @@ from typing_extensions import Unpack
 
 from understudy.integration import ConfigError
 
-from ..tools.toolset import uses_folder
+from ..tools.toolset import ModelTool, uses_folder
 from .limits import Limits
 from .mcp_json import read_mcp_json
 from .servers import AnyServer, HttpServer, InProcess, InProcessServer, ServerFactory, StdioServer
@@ -28,11 +28,17 @@ _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 TargetLike: TypeAlias = "Target | AnyServer | InProcess | ServerFactory | str | Path"
 """A command, a URL, the path of an `mcp.json`, a server object, or a function from a rollout's folder to a server object."""
 
+Decide: TypeAlias = Callable[[Sequence[ModelTool], Mapping[str, bool]], Awaitable[Mapping[str, bool]]]
+"""The tools, and the decisions of `allow` and `deny` by name -> these decisions and further ones."""
+
 
 class ConnectOptions(TypedDict, total=False):
     """Options of `Target.parse`; see the fields of `Target`."""
 
     only: tuple[str, ...]
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
+    decide: Decide | None
     bind: Mapping[str, object]
     stateless: bool | None
     fixture: Path | None
@@ -46,6 +52,8 @@ class Target:
     """MCP servers, and which of their tools the model sees.
 
     only: names of the tools to use, as `tool`, `server.tool` or the model's name for it; empty: all.
+    allow: tools to call although they may write, or although nothing says that they only read; the latter then count as
+    reading. deny: tools that are never called or shown. decide: asked about the tools once the servers are listed.
     bind: values of arguments that are hidden from the model, by `argument` or `tool.argument`.
     stateless: whether rollouts share one session; None: only with servers that annotate every tool as read-only.
     fixture: the folder that is copied to every rollout's `{rollout_dir}`.
@@ -57,6 +65,9 @@ class Target:
 
     servers: tuple[AnyServer, ...]
     only: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    decide: Decide | None = field(default=None, repr=False)
     bind: Mapping[str, object] = field(default_factory=dict[str, object])
     stateless: bool | None = None
     fixture: Path | None = None
@@ -70,6 +81,8 @@ class Target:
         names = Counter(server.name for server in self.servers)
         if doubled := [name for name, count in names.items() if count > 1]:
             raise ConfigError(f"target: two servers are named {doubled[0]!r}; rename one")
+        if both := set(self.allow) & set(self.deny):
+            raise ConfigError(f"allow, deny: {min(both)!r} is in both; leave it in one")
         placed = [server.name for server in self.servers if server.uses_folder]
         if self.stateless and placed:
             raise ConfigError(

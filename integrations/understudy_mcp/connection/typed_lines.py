@@ -8,6 +8,20 @@ from collections.abc import AsyncIterator
 from typing import TextIO
 
 
+async def typed_line(stream: TextIO) -> str | None:
+    """Read one line without its end; None at the end of the stream. A daemon thread waits for it, so Ctrl-C does not."""
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str] = loop.create_future()
+
+    def read() -> None:
+        text = stream.readline()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: line.done() or line.set_result(text))
+
+    threading.Thread(target=read, name="typed line", daemon=True).start()
+    return (await line).rstrip("\n") if await line else None
+
+
 async def typed_lines(stream: TextIO) -> AsyncIterator[str]:
     """Yield the stream's lines until it ends. A daemon thread reads them, so Ctrl-C does not wait for the next line."""
     loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from ..connection.pool import ServerPool
 from ..connection.target import Target
 from . import pages
 from .explore import explore as explored
-from .explore import left_out
+from .explore import withheld
 from .files import save_scenarios
 from .from_llm import questions_for
 from .generate import generate_scenarios
@@ -73,7 +73,7 @@ def scenarios(
 
 async def _planned(target: Target, count: int, llm: str | None, allow_writes: bool, output: Path) -> None:
     async with ServerPool(target, ahead=0) as pool:
-        without = {tool.name: why for tool in pool.toolset.tools if (why := left_out(tool, allow_writes))}
+        without = withheld(pool.toolset, allow_writes=allow_writes)
         questions = 0 if llm is None else questions_for(count)
         typer.echo("\n".join(pages.planned(pool, without, count, questions, str(output))))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -18,10 +19,11 @@ from understudy.integration import ConfigError, one_line
 
 from ..connection.pool import ServerPool
 from ..errors import McpServerError, McpToolsChangedError
+from ..tools.effects import ToolKind
 from ..tools.results import ToolResult, resource_text
 from ..tools.rollout_tools import RolloutTools
-from ..tools.tool import Schema, ToolKind
-from ..tools.toolset import ModelTool
+from ..tools.tool import Schema
+from ..tools.toolset import ModelTool, Toolset
 from .complaints import leaves_of_complaint
 from .error_texts import NO_ID, NONSENSE, Control, reads_like_error
 from .harvest import Leaf, Scalar, is_empty, leaves_of, words_of
@@ -125,7 +127,7 @@ async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False
     Writing tools are called only with `allow_writes`, every call in its own rollout. Raises ConfigError when the server
     keeps failing, McpServerError.
     """
-    exploration = Exploration(ArgumentSampler(random.Random(seed)))
+    exploration = Exploration(ArgumentSampler(random.Random(seed)), left_out=dict(pool.toolset.left_out))
     readers: list[ModelTool] = []
     writers: list[ModelTool] = []
     for tool in pool.toolset.tools:
@@ -154,9 +156,27 @@ def left_out(tool: ModelTool, allow_writes: bool) -> str | None:
         return "it may show secrets"
     if re.match(r"\W*deprecated\b", tool.tool.description, re.IGNORECASE) or "DEPRECATED" in tool.tool.description:
         return "it is deprecated"
-    if tool.tool.kind is not ToolKind.READ and not allow_writes:
-        return "it may write; --allow-writes uses it"
-    return None
+    if tool.tool.kind is ToolKind.READ or tool.tool.allowed or allow_writes:
+        return None
+    if tool.tool.kind is ToolKind.UNKNOWN:
+        return "nothing says that it only reads; --allow TOOL uses it"
+    return "it may write; --allow-writes uses it"
+
+
+def withheld(toolset: Toolset, *, allow_writes: bool = False, taken: Collection[str] = ()) -> dict[str, str]:
+    """The tools that are not used, with the reason: those that the target leaves out, and those that may write (unless
+    `allow_writes`), show secrets or are deprecated, unless they are `taken` by a scenario."""
+    reasons = {tool.name: left_out(tool, allow_writes) for tool in toolset.tools if tool.name not in taken}
+    return {**toolset.left_out, **{name: reason for name, reason in reasons.items() if reason is not None}}
+
+
+def withheld_lines(reasons: Mapping[str, str]) -> Iterator[str]:
+    """A line per reason, with its tools."""
+    tools_by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for name, reason in reasons.items():
+        tools_by_reason[reason].append(one_line(name, 64))
+    for reason, names in tools_by_reason.items():
+        yield f"not used: {', '.join(names)}: {one_line(reason)}"
 
 
 async def answered(tools: RolloutTools, tool: str, arguments: Mapping[str, object]) -> tuple[ToolResult, str]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from understudy.integration import ConfigError, Llm, one_line
+from understudy.integration import ConfigError, Llm
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target, TargetLike
-from .explore import Exploration, explore
+from .coverage import check_enough, without_scenarios
+from .explore import Exploration, explore, withheld, withheld_lines
 from .files import ScenarioSet
 from .from_llm import from_llm
 from .from_schemas import from_schemas
 from .generation import Progress, ScenarioGeneration
-
-_ERRORS_SHOWN = 3
 
 
 async def generate_scenarios(
@@ -37,7 +36,7 @@ async def generate_scenarios(
     max_difficulty: 1 (one value) to 5 (three calls).
     exploration: an earlier result of `explore`; None explores now.
     progress: called with a line of text per event.
-    Raises ConfigError for an invalid option or if no scenario is valid, McpServerError, LlmError, BudgetExceeded.
+    Raises ConfigError for an invalid option, if there are far fewer scenarios than wanted or none can be held out, McpServerError, LlmError, BudgetExceeded.
     """
     if count < 1 or not 1 <= max_difficulty <= 5 or not 0 <= held_out < 1:
         raise ConfigError(
@@ -45,15 +44,19 @@ async def generate_scenarios(
             f"{count}, {max_difficulty} and {held_out}"
         )
     async with _opened(pool_or_target) as pool:
+        for line in withheld_lines(withheld(pool.toolset, allow_writes=allow_writes)):
+            progress(line)
         exploration = exploration or await explore(pool, seed=seed, allow_writes=allow_writes)
-        work = ScenarioGeneration(pool, exploration, count, seed, max_difficulty, progress)
+        work = ScenarioGeneration(pool, exploration, count, seed, max_difficulty, progress, allow_writes)
         if llm is None:
             await from_schemas(work)
         else:
             await from_llm(work, llm if isinstance(llm, Llm) else Llm(llm))
-    if not work.valid:
-        raise ConfigError(f"scenarios: none could be made for {pool.target.shown()}: {_reasons(work)}{_advice(work)}")
-    return work.result(held_out)
+    scenarios = work.result(held_out)
+    check_enough(work, scenarios, held_out)
+    for line in without_scenarios(work, scenarios):
+        progress(line)
+    return scenarios
 
 
 @asynccontextmanager
@@ -64,28 +67,3 @@ async def _opened(pool_or_target: ServerPool | TargetLike) -> AsyncGenerator[Ser
         return
     async with ServerPool(Target.parse(pool_or_target), ahead=1) as pool:
         yield pool
-
-
-def _reasons(work: ScenarioGeneration) -> str:
-    """Why no scenario is valid, on one line."""
-    reasons = [
-        f"{number} {reason}" + (f" ({example})" if (example := work.examples.get(reason)) else "")
-        for reason, number in work.dropped.most_common()
-    ]
-    reasons += [f"{name}: {why}" for name, why in work.exploration.left_out.items()]
-    return one_line("; ".join(reasons), 600) or "nothing was tried"
-
-
-def _advice(work: ScenarioGeneration) -> str:
-    """An error of each tool for which no call worked, and what to do about it; "" if there is no such tool."""
-    exploration = work.exploration
-    tried = {observation.tool for observation in exploration.observations}
-    worked = {observation.tool for observation in exploration.observations if observation.worked}
-    errors = [(tool, error) for tool in sorted(tried - worked) if (error := exploration.first_error(tool))]
-    if not errors:
-        return ""
-    shown = "".join(f"\nno call of {one_line(tool, 64)} worked: {error}" for tool, error in errors[:_ERRORS_SHOWN])
-    return (
-        f"{shown}\nNo valid arguments are known. List them in the tool's schema (`enum` or `examples`), offer a tool that "
-        "lists them, use --llm, or write the scenarios yourself (docs/mcp_scenarios.md)"
-    )

@@ -31,6 +31,7 @@ class ServerTool:
     annotated_read_only: bool = False  # the server says so; `kind` may also come from the name
     open_world: bool = False  # depends on the outside world, so its results change over time
     needs_task: bool = False  # can only be called as an MCP task, which is not supported
+    allowed: bool = False  # the user has allowed calling it, though it may write
 
     @property
     def properties(self) -> Mapping[str, object]:
@@ -51,6 +52,7 @@ class ServerDescription:
     resources: bool
     prompts: bool
     instructions: str | None = None
+    faulty: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)  # what is wrong, by unusable tool
 
     @property
     def read_only(self) -> bool:
@@ -75,17 +77,16 @@ def as_server_tool(server: str, tool: types.Tool) -> ServerTool:
     return replace(listed, kind=tool_kind(listed.name, hints, listed.description, listed.properties))
 
 
-def picked(tools: Mapping[str, ServerTool], only: Iterable[str]) -> tuple[ServerTool, ...]:
-    """The tools that `only` names; all if it is empty. `tools` has them by the model's names for them.
+def named(tools: Mapping[str, ServerTool], wanted: Iterable[str], option: str) -> frozenset[str]:
+    """The names, as the model has them, of the tools that an option names. `tools` has the tools by these names.
 
-    A name is `tool`, `server.tool`, or the model's: `shop_search`. Raises ConfigError for an unknown name.
+    The option may say `tool`, `server.tool`, or the model's `shop_search`. Raises ConfigError for an unknown name.
     """
-    only = tuple(only)
     spellings = {name: {name, tool.name, f"{tool.server}.{tool.name}"} for name, tool in tools.items()}
-    for name in only:
-        if not any(name in known for known in spellings.values()):
-            raise ConfigError(f"only: there is no tool {name!r}; there are {', '.join(tools)}")
-    return tuple(tool for name, tool in tools.items() if not only or spellings[name] & set(only))
+    wanted = set(wanted)
+    if unknown := wanted.difference(*spellings.values()):
+        raise ConfigError(f"{option}: there is no tool {min(unknown)!r}; there are {', '.join(tools)}")
+    return frozenset(name for name, known in spellings.items() if known & wanted)
 
 
 def signature(tool: ServerTool, folder: str | None = None) -> str:

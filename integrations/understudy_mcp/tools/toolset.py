@@ -15,11 +15,13 @@ from anyascii import anyascii
 from understudy.integration import ConfigError, Tool, one_line
 
 from ..connection.servers import ROLLOUT_DIR
+from .effects import ToolKind
 from .schemas import simplified
-from .tool import Schema, ServerDescription, ServerTool, ToolKind, picked
+from .tool import Schema, ServerDescription, ServerTool, named
 
 _LONGEST_NAME = 64
 _LONGEST_DESCRIPTION = 8_000
+DENIED = "denied before; --allow TOOL permits it again"
 
 Request: TypeAlias = Literal["tool", "list_resources", "read_resource", "list_prompts", "get_prompt"]
 """The MCP request that a call of a model's tool sends."""
@@ -47,10 +49,14 @@ class ModelTool:
 
 @dataclass(frozen=True)
 class Toolset:
-    """The model's tools in the servers' order. `changes` has a line for everything renamed or removed."""
+    """The model's tools in the servers' order.
+
+    `changes` has a line for everything renamed or removed, `left_out` the reason by tool that is not offered at all.
+    """
 
     tools: tuple[ModelTool, ...]
     changes: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
     def functions(self) -> list[Tool]:
         """The tools in OpenAI's format, for a request's `tools`."""
@@ -59,6 +65,23 @@ class Toolset:
     def find(self, name: str) -> ModelTool | None:
         """The tool of this name; None if there is none."""
         return next((tool for tool in self.tools if tool.name == name), None)
+
+    def named(self, wanted: Iterable[str], option: str) -> frozenset[str]:
+        """The names of the tools that an option names. Raises ConfigError for an unknown one."""
+        return named({tool.name: tool.tool for tool in self.tools}, wanted, option)
+
+    def decided(self, decisions: Mapping[str, bool]) -> Toolset:
+        """Apply decisions by name: True allows calling a tool, and one of unknown kind then counts as reading; False leaves
+        the tool out. Raises ConfigError if none is left."""
+        kept = tuple(
+            replace(tool, tool=_allowed(tool.tool)) if tool.name in decisions else tool
+            for tool in self.tools
+            if decisions.get(tool.name, True)
+        )
+        denied = {tool.name: DENIED for tool in self.tools if not decisions.get(tool.name, True)}
+        if not kept:
+            raise ConfigError(f"no tools: {', '.join(denied)} may not be called ({DENIED})")
+        return replace(self, tools=kept, left_out={**self.left_out, **denied})
 
     def shown(self, expected: Iterable[str], max_tools: int | None, seed: int) -> Toolset:
         """At most `max_tools` of the tools, in the same order; None keeps all.
@@ -90,14 +113,21 @@ def make_toolset(
     servers = tuple(servers)
     changes: list[str] = []
     all_tools = [tool for server in servers for tool in server.tools]
-    listed = picked(dict(zip(_names(all_tools, []), all_tools, strict=True)), only)
-    offered: list[tuple[ServerTool, Request]] = [(tool, "tool") for tool in listed if _callable(tool, changes)]
+    by_name = dict(zip(_names(all_tools, []), all_tools, strict=True))
+    chosen = named(by_name, only, "only") or frozenset(by_name)
+    left_out = _unusable(servers)
+    left_out |= {
+        name: "it can only run as a task" for name, tool in by_name.items() if tool.needs_task and name in chosen
+    }
+    listed = [tool for name, tool in by_name.items() if name in chosen and not tool.needs_task]
+    offered: list[tuple[ServerTool, Request]] = [(tool, "tool") for tool in listed]
     for server in servers:
         offered += _resource_tools(server) if resources and server.resources else []
         offered += _prompt_tools(server) if prompts and server.prompts else []
     if not offered:
         names = ", ".join(server.name for server in servers)
-        raise ConfigError(f"no tools: {names} offers none that can be called")
+        reasons = "".join(f"; {name}: {reason}" for name, reason in left_out.items())
+        raise ConfigError(f"no tools: {names} offers none that can be called{reasons}")
     bindings = _Bindings(bind or {})
     tools: list[ModelTool] = []
     for (tool, request), name in zip(offered, _names([tool for tool, _ in offered], changes), strict=True):
@@ -107,13 +137,16 @@ def make_toolset(
         about = replace(tool, description=tool.description[:_LONGEST_DESCRIPTION])
         tools.append(ModelTool(name, about, _hidden(simple.parameters, bound), bound, request))
     bindings.check_used([tool for tool, _ in offered])
-    return Toolset(tuple(tools), tuple(changes))
+    return Toolset(tuple(tools), tuple(changes), left_out)
 
 
-def _callable(tool: ServerTool, changes: list[str]) -> bool:
-    if tool.needs_task:
-        changes.append(f"{one_line(tool.name)}: left out, it can only run as a task")
-    return not tool.needs_task
+def _unusable(servers: Iterable[ServerDescription]) -> dict[str, str]:
+    """The tools that the servers list with a faulty definition, and what is wrong with it."""
+    return {one_line(name, 64): reason for server in servers for name, reason in server.faulty.items()}
+
+
+def _allowed(tool: ServerTool) -> ServerTool:
+    return replace(tool, kind=ToolKind.READ) if tool.kind is ToolKind.UNKNOWN else replace(tool, allowed=True)
 
 
 def _names(tools: list[ServerTool], changes: list[str]) -> list[str]:

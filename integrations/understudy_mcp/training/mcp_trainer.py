@@ -29,6 +29,8 @@ from understudy.integration import (
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target, TargetLike
+from ..connection.target_logs import logs_of_target
+from ..scenarios.explore import withheld, withheld_lines
 from ..scenarios.files import ScenarioSet, save_scenarios
 from ..scenarios.generate import generate_scenarios
 from ..scenarios.split import HELD_OUT
@@ -38,11 +40,15 @@ from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_
 from .model_at_step import ModelAtStep
 from .plan import ShownTools, plan_lines
 from .probe import probed
-from .rollout import McpRollout, withheld_tools
+from .rollout import McpRollout
 from .scenario_judge import ScenarioJudge, unjudged, unused_judge
 from .scenario_source import ScenariosLike, as_set, check_usable, draft_file, remove_drafts, scenario_file
 from .scenario_trainer import ScenarioTrainer
 from .training_state import TrainingState
+
+_NOT_MEASURED = (
+    'no scenario is held out, so that success is not measured on new tasks: give some `"split": "eval"` in their file'
+)
 
 
 class MCPTrainerOptions(TrainerOptions, total=False):
@@ -194,9 +200,8 @@ class MCPTrainer:
             )
             options = self._trainer_options(scenarios, steps)
             unused = unused_judge(scenarios, self._judge, judge_all=self.options.judge_all) if scenarios else ""
-            listed = scenarios.scenarios if scenarios else ()
             planned = scenarios is None and self.options.allow_writes
-            shown = ShownTools(self._max_tools, withheld_tools(pool.toolset, listed, allow_writes=planned))
+            shown = ShownTools(self._max_tools, _withheld(pool, scenarios, allow_writes=planned))
             return plan_lines(pool, self.model, known, steps, options, self._loop(), shown, unused)
 
     @property
@@ -211,8 +216,11 @@ class MCPTrainer:
     def _concurrency(self) -> int:
         return self._training.get("concurrency", default_concurrency(self.target))
 
-    def _pool(self) -> ServerPool:
-        return ServerPool(self.target, max_rollouts=self._concurrency)
+    @asynccontextmanager
+    async def _pool(self) -> AsyncGenerator[ServerPool]:
+        with logs_of_target(self.target):
+            async with ServerPool(self.target, max_rollouts=self._concurrency) as pool:
+                yield pool
 
     @asynccontextmanager
     async def _prepared(
@@ -248,6 +256,10 @@ class MCPTrainer:
     async def _chosen(self, pool: ServerPool) -> ScenarioSet:
         existing = self._existing()
         if existing is not None:
+            for line in withheld_lines(_withheld(pool, existing)):
+                self.options.say(line)
+            if not existing.eval:
+                self.options.say(_NOT_MEASURED)
             if ignored := self._generation_options():
                 where = "scenarios=" if self._scenarios is not None else str(scenario_file(self.model))
                 self.options.say(f"{', '.join(ignored)}: without effect, since the scenarios of {where} are used")
@@ -300,8 +312,7 @@ class MCPTrainer:
 
     def _rollout(self, pool: ServerPool, scenarios: ScenarioSet) -> McpRollout:
         chars = self.options.result_chars or self._defaults.result_chars
-        withheld = frozenset(withheld_tools(pool.toolset, scenarios.scenarios))
-        return McpRollout(pool, self._loop(), self._max_tools, chars, withheld)
+        return McpRollout(pool, self._loop(), self._max_tools, chars, frozenset(_withheld(pool, scenarios)))
 
     def _loop(self) -> LoopOptions:
         return LoopOptions(self.options.max_turns, self.options.temperature)
@@ -320,6 +331,12 @@ class MCPTrainer:
         if scenarios is not None and self._judge is not None:
             options["judge"] = ScenarioJudge(self._judge, scenarios.scenarios, judge_all=self.options.judge_all)
         return options
+
+
+def _withheld(pool: ServerPool, scenarios: ScenarioSet | None, *, allow_writes: bool = False) -> dict[str, str]:
+    """The tools that no rollout sees, with the reason: a policy under training must not try them."""
+    taken = {name for scenario in (scenarios.scenarios if scenarios else ()) for name in scenario.tools}
+    return withheld(pool.toolset, allow_writes=allow_writes, taken=taken)
 
 
 async def keep_state_on_error(error: BaseException, trainer: ScenarioTrainer) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -13,7 +12,6 @@ from understudy.integration import CaptureError, ConfigError, as_rollout_excepti
 
 from ..connection.pool import ServerPool
 from ..connection.servers import ROLLOUT_DIR
-from ..scenarios.explore import left_out
 from ..scenarios.scenario import McpScenario
 from ..tools.rollout_tools import RolloutTools
 from ..tools.toolset import Toolset
@@ -100,25 +98,15 @@ def record_calls(trajectory: Trajectory, loop: AgentLoop) -> None:
     trajectory.metrics["tool_seconds"] = sum(record.seconds for record in loop.records)
 
 
-def withheld_tools(toolset: Toolset, scenarios: Iterable[McpScenario], *, allow_writes: bool = False) -> dict[str, str]:
-    """Tools that a policy under training must not try, with the reason: those that may write (unless `allow_writes`) or show
-    secrets, and that no scenario takes."""
-    taken = {name for scenario in scenarios for name in scenario.tools}
-    return {
-        tool.name: reason
-        for tool in toolset.tools
-        if tool.name not in taken and (reason := left_out(tool, allow_writes))
-    }
-
-
 def check_scenarios(scenarios: list[McpScenario], toolset: Toolset, max_tools: int | None) -> None:
     """Raise ConfigError for scenarios that no rollout can solve: with unknown tools, or with more tools than `max_tools`."""
     known = {tool.name for tool in toolset.tools}
     missing = Counter(name for scenario in scenarios for name in set(scenario.tools) if name not in known)
     if missing:
         name, count = missing.most_common(1)[0]
+        reason = f" ({toolset.left_out[name]})" if name in toolset.left_out else ""
         raise ConfigError(
-            f"scenarios: {count} of {len(scenarios)} use the tool {name!r}, which the target does not offer; it has "
+            f"scenarios: {count} of {len(scenarios)} use the tool {name!r}, which the target does not offer{reason}; it has "
             f"{', '.join(sorted(known))}: make scenarios for this target, or check --only"
         )
     if max_tools is None:

@@ -14,7 +14,7 @@ import understudy.integration as door
 from tests.paths import ROOT
 
 BASE = {"config", "errors", "extras", "plain_values", "plurals", "printable", "rounding", "tool_runs", "types"}
-USER_BASE = BASE | {"alerts", "contracts", "plugins", "stored_json", "wire"}
+USER_BASE = BASE | {"alerts", "app_files", "contracts", "plugins", "stored_json", "wire"}
 
 SHARED_ENGINE = {"engine.protocol", "engine.checkpoint_files", "engine.token_file", "engine.token_tree"}
 """The modules of the engine that the server shares: no torch."""
@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extras": set(),
     "errors": {"extras"},
     "alerts": {"errors"},
+    "app_files": set(),
     "command_options": {"config"},
     "choices": set(),
     "plurals": set(),

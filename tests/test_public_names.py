@@ -109,6 +109,7 @@ DOOR = [
     "evaluation_line",
     "forced_temperature",
     "histories_of",
+    "is_app_file",
     "is_labelled",
     "is_outside",
     "is_sampled",

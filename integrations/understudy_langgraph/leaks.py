@@ -7,18 +7,15 @@ import importlib
 import importlib.util
 import json
 import logging
-import os
 import re
-import site
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 
-from understudy.integration import LeakError, is_labelled, is_outside
+from understudy.integration import LeakError, is_app_file, is_labelled, is_outside
 
 from .active_capture import ActiveCapture, active
 
@@ -37,15 +34,8 @@ NO_LLM_PATH = re.compile(
 """URL paths of other models and of file APIs."""
 PROMPT_KEYS = ("messages", "input", "prompt", "contents")
 """A JSON body with `model` and one of these keys is a request to an LLM, whatever its path."""
-# Folders whose code is not the app's.
-LIBRARY_FOLDERS = tuple(
-    os.path.realpath(path) + os.sep
-    for path in {
-        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        *site.getsitepackages(),
-        os.path.dirname(__file__),
-    }
-)
+OUR_SERVER = "understudy.server."
+"""Begins the names of our server's modules. Its requests to its sampler are seen when it runs in this process."""
 
 _watched: set[str] = set()
 
@@ -121,22 +111,20 @@ def _report(capture: ActiveCapture, url: str, line: str) -> None:
 def _calling_line() -> str | None:
     """The innermost line of the app on the call stack.
 
-    None inside a LangChain chat model: its patched entry point has already decided where the call goes.
+    None inside a LangChain chat model, whose patched entry point has already decided where the call goes, and inside our
+    own server.
     """
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # cheaper than a traceback
     line = None
     while frame is not None:
         if frame.f_code.co_varnames[:1] == ("self",) and isinstance(frame.f_locals.get("self"), BaseChatModel):
             return None
-        if line is None and not _of_a_library(frame.f_code.co_filename):
+        if frame.f_globals.get("__name__", "").startswith(OUR_SERVER):
+            return None
+        if line is None and is_app_file(frame.f_code.co_filename):
             line = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return line or "(no line of the app's own is on the stack)"
-
-
-@functools.cache
-def _of_a_library(file: str) -> bool:
-    return file.startswith("<") or os.path.realpath(file).startswith(LIBRARY_FOLDERS)
 
 
 def _watch_httpx(module: Any) -> None:

@@ -3,8 +3,8 @@
 - Capture: run the agent inside `capturing(trajectory)`. Send each model call with `call_headers(...)`, at the temperature
   of `forced_temperature()` and with at most `completion_limit()` tokens. `call_answered` notes that a call was answered, so
   that later logged rewards are credited to it; `logged_reward` is their sum. `LoopTransport` is an httpx transport
-  for a client that several event loops share. `is_labelled` tells a recorded call from a request to another LLM.
-  `on_capture_end` registers a callback that releases what a rollout holds.
+  for a client that several event loops share. `is_labelled` tells a recorded call from a request to another LLM,
+  `is_app_file` the app's own source from that of packages. `on_capture_end` registers a callback that releases what a rollout holds.
 - Tools: add each execution as a `ToolRun` to `Trajectory.tool_runs`.
 - Observation: describe calls of the app's own models as `Call`s. `histories_of` turns them into conversations;
   `continues` tells whether one conversation begins with the messages of another.
@@ -21,6 +21,7 @@
   inside `printing_failures`; `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
 """
 
+from .app_files import is_app_file
 from .client.capture import (
     call_answered,
     capturing,
@@ -147,6 +148,7 @@ __all__ = [
     "evaluation_line",
     "forced_temperature",
     "histories_of",
+    "is_app_file",
     "is_labelled",
     "is_outside",
     "is_sampled",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import logging
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -77,6 +79,25 @@ def test_a_request_past_the_capture_is_an_error_that_names_url_and_line(
     with pytest.raises(LeakError, match=rf"POST {other.url}.*{HERE}\w*ask"), capture(stand_in):
         ask(other.url)
     assert other.requests == []
+
+
+def test_a_package_outside_of_the_interpreters_folders_is_not_the_line_that_made_the_request(
+    stand_in: TrainableModel, other: ScriptedLlm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fetching-1.0.dist-info").mkdir()
+    (tmp_path / "fetching-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: fetching\nVersion: 1.0\n")
+    (tmp_path / "fetching-1.0.dist-info/RECORD").write_text("fetching.py,,\n")
+    (tmp_path / "fetching.py").write_text("import httpx\n\ndef fetch(url, body):\n    httpx.post(url, json=body)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    fetching = importlib.import_module("fetching")
+    with pytest.raises(LeakError, match=f"made at .*{HERE}test_a_package"), capture(stand_in):
+        fetching.fetch(f"{other.url}/chat/completions", {})
+
+
+def test_our_own_server_in_the_same_process_is_no_leak(stand_in: TrainableModel, other: ScriptedLlm) -> None:
+    with pytest.raises(LeakError, match=f"POST {other.url}.*{HERE}ask"), capture(stand_in, scope="process"):
+        assert ChatOpenAI(model="own", api_key=SecretStr("unused")).invoke("hi").text == "heard: hi"
+        ask_openai(other.url)
 
 
 def test_a_leak_that_the_app_swallowed_is_raised_at_the_end(stand_in: TrainableModel, other: ScriptedLlm) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..app_files import is_app_file
 from ..types import RolloutException, TrajectoryGroup
 
 SHORT_MESSAGE, LONG_MESSAGE = 60, 1000
@@ -16,16 +15,6 @@ SHORT_MESSAGE, LONG_MESSAGE = 60, 1000
 SHORT_KINDS, LONG_KINDS = 3, 5
 """Kinds listed: in the line of a step, and in an error."""
 TRACEBACK_LINES = 40
-LIBRARIES = tuple(
-    str(path) + os.sep
-    for folder in (
-        Path(sysconfig.get_path("stdlib")),
-        Path(__file__).parents[1],
-        Path(__file__).parents[3] / "integrations",
-    )
-    for path in {folder, folder.resolve()}
-)
-"""Folders whose code is not the app's, besides site-packages."""
 OUR_OWN = frozenset({"RolloutError", "TimeoutError"})
 """Exception types whose message is enough, without the line that raised them."""
 
@@ -112,18 +101,11 @@ def details(kinds: Sequence[FailureKind]) -> str:
     return "\n".join([summary(kinds, LONG_KINDS, LONG_MESSAGE), *tracebacks])
 
 
-def _is_own(file: str) -> bool:
-    """Whether a file belongs to the app: not to a library, Python or this package."""
-    if file.startswith(("<", *LIBRARIES)):
-        return False
-    return not {"site-packages", "dist-packages"} & set(Path(file).parts)
-
-
 def _place(error: RolloutException) -> str:
     """The innermost line of the app in a traceback; empty if there is none, or for a type in OUR_OWN."""
     if error.type in OUR_OWN:
         return ""
-    frames = [frame for frame in _FRAME.finditer(error.traceback) if _is_own(frame["file"])]
+    frames = [frame for frame in _FRAME.finditer(error.traceback) if is_app_file(frame["file"])]
     return f"{Path(frames[-1]['file']).name}:{frames[-1]['line']}" if frames else ""
 
 
@@ -133,7 +115,7 @@ def _own_traceback(error: RolloutException) -> str:
     frames = {index: frame for index, line in enumerate(lines) if (frame := _FRAME.match(line))}
     if not frames or error.type == "RolloutError":
         return ""
-    own = {index for index, frame in frames.items() if _is_own(frame["file"])} or {max(frames)}
+    own = {index for index, frame in frames.items() if is_app_file(frame["file"])} or {max(frames)}
     kept: list[str] = []
     indent, shown = None, True
     for index, line in enumerate(lines):

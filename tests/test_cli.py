@@ -285,6 +285,16 @@ def test_the_command_of_an_integration_is_described_in_the_list(capsys: pytest.C
     assert "mcp Inspect an MCP server, and train a model" in " ".join(capsys.readouterr().out.split())
 
 
+def test_an_environment_with_the_first_mcp_sdk_is_told_what_keeps_it_there(tmp_path: Path) -> None:
+    facts = tmp_path / "mcp-1.30.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: mcp\nVersion: 1.30.0\n")
+    probe = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules['mcp_types'] = None; import understudy_mcp"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False)
+    assert "mcp 2 (here is mcp 1.30.0, as langchain-mcp-adapters needs it" in done.stderr
+    assert f"is not installed: {install_command('mcp')}" in done.stderr
+
+
 def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     slow_app = typer.Typer()
 

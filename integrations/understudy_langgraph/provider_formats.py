@@ -95,7 +95,7 @@ PROVIDER_STATE = {
     "previous_response_id": "the earlier messages are kept at OpenAI; send them with the call (use_previous_response_id=False)",
     "conversation": "the earlier messages are kept at OpenAI; send them with the call",
     "cached_content": "a part of the prompt is kept at Google; send it with the call",
-    "mcp_servers": "Anthropic's service runs these tools; give the agent MCP tools of its own (langchain-mcp-adapters)",
+    "mcp_servers": "Anthropic's service runs these tools; give the agent MCP tools of its own (`understudy_mcp.mcp_tools`)",
 }
 """Arguments that refer to state or tools at the provider's service, with what to do instead. They cannot be redirected."""
 

@@ -1,6 +1,23 @@
 """Trains models to use MCP servers: connects to a server, reads its tools, and gives every rollout its own session."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 from understudy.integration import MissingExtraError
+
+
+def _needed(package: str) -> str:
+    """What is missing: version 2 of the SDK, if another package keeps version 1 installed."""
+    try:
+        installed = version("mcp")
+    except PackageNotFoundError:
+        return package
+    if installed.partition(".")[0] != "1":
+        return package
+    return (
+        f"mcp 2 (here is mcp {installed}, as langchain-mcp-adapters needs it: give that package an environment of its own, "
+        "or use understudy_mcp.mcp_tools in its place)"
+    )
+
 
 try:
     from .connection.limits import Limits
@@ -30,7 +47,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("understudy"):
         raise
-    raise MissingExtraError(error.name, "mcp") from error
+    raise MissingExtraError(_needed(error.name), "mcp") from error
 
 __all__ = [
     "HttpServer",

@@ -78,7 +78,7 @@ def test_what_would_change_a_result_is_refused(config: object, says: str, tmp_pa
         us.TrainableModel("a", base_model="tiny", backend=us.LocalBackend(tmp_path), _internal_config=config)
 
 
-STEP = {"learning_rate": 1e-4}
+STEP: Any = {"learning_rate": 1e-4}
 
 
 @pytest.mark.parametrize(

@@ -206,3 +206,21 @@ async def test_the_secrets_of_a_server_are_in_no_message_and_no_result(monkeypat
     async with ServerPool(Target((server,))) as pool, pool.rollout() as tools:
         shown = json.loads((await tools.call("goad", {})).text)
     assert (shown["API_KEY"], shown["PASSWORD"], shown["COLOUR"]) == ("***", "***", "turquoise")
+
+
+@pytest.mark.parametrize(("mode", "text"), [("own-error", "no such row"), ("own-timeout", "the database timed out")])
+async def test_an_error_of_the_server_with_a_code_of_the_sdk_is_an_answer(mode: str, text: str) -> None:
+    async with ServerPool(misbehaving(mode, limits=QUICK), ahead=0) as pool, pool.rollout() as tools:
+        answer = await tools.call("goad", {})
+        assert (answer.text, answer.is_error) == (text, True)
+        assert (await tools.call("echo", {"text": "still here"})).text == "still here"
+
+
+async def test_tools_with_a_faulty_schema_are_left_out_by_name() -> None:
+    async with ServerPool(misbehaving("bad-schema", limits=QUICK), ahead=0) as pool, pool.rollout() as tools:
+        assert [tool.name for tool in pool.toolset.tools] == ["echo", "goad"]
+        assert pool.toolset.left_out == {
+            "typeless": 'its definition is faulty: inputSchema needs "type": "object"',
+            "listed": "its definition is faulty: inputSchema: Input should be a valid dictionary",
+        }
+        assert (await tools.call("echo", {"text": "here"})).text == "here"

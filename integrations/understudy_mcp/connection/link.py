@@ -26,6 +26,7 @@ class Link:
     ending: str | None = None  # "exit code 1", once the process has ended
     http_error: str | None = None  # the last one, such as "HTTP 401 Unauthorized"
     stray_line: str | None = None  # the last line on stdout that was not a message
+    faulty_tools: dict[str, str] = field(default_factory=dict[str, str])  # name -> what is wrong with its definition
     _stderr: bytearray = field(default_factory=bytearray)
 
     def fail(self, fault: McpServerError) -> None:

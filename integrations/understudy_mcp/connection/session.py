@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
@@ -35,6 +36,7 @@ from ..tools.tool import ServerDescription, as_server_tool
 from .http_transport import http_transport
 from .limits import Limits
 from .link import Link, described
+from .listings import sound_listings
 from .process_transport import stdio_transport
 from .servers import AnyServer, HttpServer, InProcess, StdioServer
 
@@ -46,6 +48,8 @@ _CLOSE_SECONDS = 8.0
 _GRACE_SECONDS = 2.0
 """Added to a call's deadline, so that the SDK's own timeout comes first."""
 _MAX_PAGES, _MAX_TOOLS = 100, 1_000
+_CLOSED = ("Connection closed", "SSE stream ", "server answered a request with 202")
+"""How the SDK's own errors of the code CONNECTION_CLOSED begin."""
 _HTTP_FAILED = "Server returned an error response"  # the SDK's message for an HTTP error status
 
 
@@ -155,6 +159,7 @@ class Session:
         if client is None or self._link.closed.is_set():
             raise self._connection_error(what)
         deadline = self._limits.call_seconds + _GRACE_SECONDS
+        began = time.monotonic()
         request = asyncio.ensure_future(send(client))
         closed = asyncio.ensure_future(self._link.closed.wait())
         try:
@@ -165,22 +170,23 @@ class Session:
                 raise self._connection_error(what)
             raise self._timeout_error(what)
         except MCPError as error:
-            raise self._as_server_error(what, error) or error from error
+            raise self._as_server_error(what, error, time.monotonic() - began) or error from error
         except ValidationError as error:
             problem = self._link.clean(str(error.errors(include_url=False)[0]))
             raise McpProtocolError(self.server.name, f"{what}: its answer is not valid MCP: {problem}") from error
         finally:
             await _cancelled(request, closed)
 
-    def _as_server_error(self, what: str, error: MCPError) -> McpServerError | None:
-        """Convert an SDK error that means that no response came; None if the error is the server's response."""
-        if error.code == REQUEST_TIMEOUT:
+    def _as_server_error(self, what: str, error: MCPError, seconds: float) -> McpServerError | None:
+        """Convert an SDK error that means that no response came within these seconds; None if the error is the server's
+        response. Its code does not tell: a server may use the SDK's codes -32000 and -32001 for errors of its own."""
+        if error.code == REQUEST_TIMEOUT and seconds >= self._limits.call_seconds:
             return self._timeout_error(what)
-        if error.code == CONNECTION_CLOSED or (error.code == INTERNAL_ERROR and error.message == _HTTP_FAILED):
+        if error.code == CONNECTION_CLOSED and error.message.startswith(_CLOSED):
             return self._connection_error(what, error)
-        if self._link.fault is not None:
-            return self._link.fault
-        return None
+        if error.code == INTERNAL_ERROR and error.message == _HTTP_FAILED and self._link.http_error is not None:
+            return self._connection_error(what, error)
+        return self._link.fault
 
     def _timeout_error(self, what: str) -> McpServerError:
         self._timed_out = True
@@ -249,9 +255,9 @@ class Session:
 
     def _transport(self) -> Transport | InProcess:
         if isinstance(self.server, StdioServer):
-            return stdio_transport(self.server, self._folder, self._link, self._limits)
+            return sound_listings(stdio_transport(self.server, self._folder, self._link, self._limits), self._link)
         if isinstance(self.server, HttpServer):
-            return http_transport(self.server, self._link, self._limits)
+            return sound_listings(http_transport(self.server, self._link, self._limits), self._link)
         return self.server.object_for(self._folder)
 
     async def _until_ended(self) -> None:
@@ -272,6 +278,7 @@ class Session:
             version=identity.version if identity else None,
             protocol=client.protocol_version,
             tools=tuple(as_server_tool(self.server.name, tool) for tool in tools),
+            faulty=dict(self._link.faulty_tools),
             resources=offers.resources is not None,
             prompts=offers.prompts is not None,
             instructions=client.instructions,

@@ -32,7 +32,13 @@ def say(request, text, **more):
     answer(request, {"content": [{"type": "text", "text": text}], **more})
 
 
+def fail(request, code, message):
+    send({"id": request["id"], "error": {"code": code, "message": message}})
+
+
 def tools():
+    if MODE == "bad-schema":
+        return [ECHO, {"name": "typeless", "inputSchema": {}}, {"name": "listed", "inputSchema": []}, GOAD]
     if not changed:
         return [ECHO, GOAD]
     return [{**ECHO, "description": "Returns something else."}, {"name": "new", "inputSchema": {"type": "object"}}]
@@ -85,6 +91,8 @@ GOADED = {
     "flood-stderr": flood_stderr,
     "change": change,
     "change-silently": change,
+    "own-error": lambda request: fail(request, -32000, "no such row"),
+    "own-timeout": lambda request: fail(request, -32001, "the database timed out"),
     "escapes": lambda request: say(request, "\x1b[2Jgone\x07"),
     "environment": lambda request: say(request, json.dumps(dict(os.environ))),
 }

@@ -140,6 +140,8 @@ def worded(schema: Schema, arguments: dict[str, object], *picks: Pick) -> str:
 def test_an_arguments_description_names_it_where_its_name_says_nothing() -> None:
     schema: Schema = {"type": "string", "description": "The part's number, such as 41"}
     assert "part's number bolt-7" in worded(with_property(schema, "x"), {"x": "bolt-7"})
+    first: Schema = {"type": "integer", "description": "First number"}
+    assert "first number 4" in worded(with_property(first, "a"), {"a": 4})
     assert "serial bolt-7" in worded(with_property(schema, "serial"), {"serial": "bolt-7"})
 
 

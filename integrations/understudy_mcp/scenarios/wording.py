@@ -236,6 +236,7 @@ def _label(name: str, tool: ModelTool) -> str:
     about = str(cast(Mapping[str, object], schema).get("description", "")) if isinstance(schema, dict) else ""
     words = re.split(r"[.:;(,\n]| such as ", about.strip(), maxsplit=1)[0].split()
     words = words[1:] if words and words[0].lower() in _ARTICLES else words
+    words = [words[0].lower() if words[0].istitle() else words[0], *words[1:]] if words else []
     usable = 0 < len(words) <= 8 and _SAFE.fullmatch(" ".join(words)) is not None
     return " ".join(words) if usable and says_nothing(name) else spaced(name)
 

@@ -232,7 +232,7 @@ async def test_an_agent_is_trained_and_evaluated_from_the_shell(
     assert (done.returncode, json.loads((tmp_path / "out.json").read_text())["step"]) == (0, 1)
     assert "1 rollout failed: 1 x ValueError: no box" in done.stdout.splitlines()[0]
     assert "rollouts of the evaluation failed" not in done.stderr
-    assert "second-look" in understudy(f"runs {local_backend.dir}", cwd=tmp_path).stdout
+    assert "second-look" in understudy(f"runs --dir {local_backend.dir}", cwd=tmp_path).stdout
 
 
 def test_serve_becomes_the_server_so_that_a_signal_reaches_it(tmp_path: Path) -> None:

@@ -13,7 +13,18 @@ import understudy
 import understudy.integration as door
 from tests.paths import ROOT
 
-BASE = {"config", "errors", "extras", "plain_values", "plurals", "printable", "rounding", "tool_runs", "types"}
+BASE = {
+    "config",
+    "errors",
+    "extras",
+    "listing",
+    "plain_values",
+    "plurals",
+    "printable",
+    "rounding",
+    "tool_runs",
+    "types",
+}
 USER_BASE = BASE | {"alerts", "app_files", "contracts", "plugins", "stored_json", "wire"}
 
 SHARED_ENGINE = {"engine.protocol", "engine.checkpoint_files", "engine.token_file", "engine.token_tree"}
@@ -27,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "app_files": set(),
     "command_options": {"config"},
     "choices": set(),
+    "listing": {"errors"},
     "plurals": set(),
     "printable": set(),
     "rounding": set(),

@@ -96,6 +96,7 @@ DOOR = [
     "TraceSpan",
     "TrainReport",
     "TrainerOptions",
+    "as_list",
     "as_reward",
     "as_rollout_exception",
     "budget",

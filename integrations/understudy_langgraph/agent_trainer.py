@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, cast
 
 from understudy import TrainableModel, Trainer, Trajectory, TrajectoryGroup
@@ -24,7 +24,7 @@ class AgentTrainer(Trainer):
         self,
         models: Sequence[TrainableModel],
         rollout: Callable[[object, Any], Awaitable[Trajectory]],
-        scenarios: Sequence[object],
+        scenarios: Iterable[object],
         counts: OriginCounts,
         options: TrainerOptions,
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, get_type_hints, overload
 
@@ -43,7 +43,7 @@ class TrainingMethods:
         raise NotImplementedError
 
     def trainer(
-        self, scenarios: Sequence[object], *, model: Models | None = None, **options: Unpack[TrainerOptions]
+        self, scenarios: Iterable[object], *, model: Models | None = None, **options: Unpack[TrainerOptions]
     ) -> Trainer:
         """Create the Trainer that `train` runs. Raises ConfigError for a mistake that would fail every rollout."""
         plan = self._plan if model is None else replace(self._plan, model=model)
@@ -69,7 +69,7 @@ class TrainingMethods:
 
     def train(
         self,
-        scenarios: Sequence[object],
+        scenarios: Iterable[object],
         *,
         steps: int = 50,
         model: Models | None = None,
@@ -80,7 +80,7 @@ class TrainingMethods:
 
     async def atrain(
         self,
-        scenarios: Sequence[object],
+        scenarios: Iterable[object],
         *,
         steps: int = 50,
         model: Models | None = None,
@@ -94,7 +94,7 @@ class TrainingMethods:
 
     def evaluate(
         self,
-        scenarios: Sequence[object],
+        scenarios: Iterable[object],
         *,
         temperature: float | None = 0.0,
         rollouts: int = 1,
@@ -103,11 +103,11 @@ class TrainingMethods:
     ) -> Evaluation:
         """Run and score each scenario with the newest step. In a notebook use `await aevaluate(...)`."""
         trainer = self.trainer(scenarios, model=model, **options)
-        return trainer.evaluate(scenarios, temperature=temperature, rollouts=rollouts)
+        return trainer.evaluate(trainer.scenarios, temperature=temperature, rollouts=rollouts)
 
     async def aevaluate(
         self,
-        scenarios: Sequence[object],
+        scenarios: Iterable[object],
         *,
         temperature: float | None = 0.0,
         rollouts: int = 1,
@@ -116,7 +116,7 @@ class TrainingMethods:
     ) -> Evaluation:
         """Run and score each scenario `rollouts` times with the newest step: greedy at temperature 0, sampled above it."""
         trainer = self.trainer(scenarios, model=model, **options)
-        return await trainer.aevaluate(scenarios, temperature=temperature, rollouts=rollouts)
+        return await trainer.aevaluate(trainer.scenarios, temperature=temperature, rollouts=rollouts)
 
     def own_models(self) -> tuple[TrainableModel, ...]:
         """The trained models; empty when it was wrapped without one."""

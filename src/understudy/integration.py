@@ -58,6 +58,7 @@ from .errors import (
     RolloutError,
     SharedStateError,
 )
+from .listing import as_list
 from .llms.ledger import Spending, budget
 from .llms.llm import Llm
 from .printable import one_line, printable
@@ -135,6 +136,7 @@ __all__ = [
     "TraceSpan",
     "TrainReport",
     "TrainerOptions",
+    "as_list",
     "as_reward",
     "as_rollout_exception",
     "budget",

@@ -91,7 +91,7 @@ def test_a_dataset_is_walked_in_epochs_and_resumed_at_a_step() -> None:
         assert sorted(item for b in batches if b.epoch == epoch for item in b.items) == list(range(5))
     assert [b.items for b in batches if b.epoch == 0] != [b.items for b in batches if b.epoch == 1]
     assert list(us.iterate_dataset(list(range(5)), 2, 2, initial_step=4)) == batches[4:]
-    assert [b.items for b in us.iterate_dataset("abc", 2, shuffle=False)] == [["a", "b"], ["c"]]
+    assert [b.items for b in us.iterate_dataset(list("abc"), 2, shuffle=False)] == [["a", "b"], ["c"]]
 
 
 @pytest.mark.parametrize(

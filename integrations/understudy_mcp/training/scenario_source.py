@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from understudy import LocalBackend, TrainableModel
-from understudy.integration import ConfigError
+from understudy.integration import ConfigError, as_list
 
 from ..connection.pool import ServerPool
 from ..scenarios.files import ScenarioSet, load_scenarios
@@ -49,7 +49,7 @@ def as_set(scenarios: ScenarioSet | Sequence[McpScenario] | Path | str) -> Scena
         return scenarios
     if isinstance(scenarios, Path | str):
         return load_scenarios(scenarios)
-    listed = tuple(scenarios)
+    listed = tuple(as_list(scenarios, "scenarios"))
     wrong = next((scenario for scenario in listed if not isinstance(scenario, McpScenario)), None)  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
     if wrong is not None:
         raise ConfigError(f"scenarios: McpScenarios are needed, got {type(wrong).__name__} {wrong!r:.100}")

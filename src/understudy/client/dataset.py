@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from ..errors import ConfigError
-from .arrow_rows import unpadded
+from ..listing import as_list
+from .arrow_rows import UnpaddedRows, unpadded
 
 Item = TypeVar("Item")
 
@@ -24,7 +25,7 @@ class DatasetBatch(Generic[Item]):
 
 
 def iterate_dataset(
-    dataset: Sequence[Item],
+    dataset: Iterable[Item],
     groups_per_step: int = 1,
     num_epochs: int = 1,
     initial_step: int = 0,
@@ -42,16 +43,17 @@ def iterate_dataset(
             "iterate_dataset: groups_per_step and num_epochs must be at least 1, initial_step at least 0; got "
             f"{groups_per_step!r}, {num_epochs!r}, {initial_step!r}"
         )
-    dataset = cast(Sequence[Item], unpadded(dataset))
-    if not dataset:
+    rows = unpadded(dataset)
+    items = rows if isinstance(rows, UnpaddedRows) else as_list(rows, "iterate_dataset", "item")
+    if not items:
         raise ConfigError("iterate_dataset: the dataset is empty")
-    per_epoch = -(-len(dataset) // groups_per_step)
+    per_epoch = -(-len(items) // groups_per_step)
     for epoch in range(initial_step // per_epoch, num_epochs):
-        order = list(range(len(dataset)))
+        order = list(range(len(items)))
         if shuffle:
             random.Random(f"{seed}-{epoch}").shuffle(order)
         for epoch_step in range(per_epoch):
             step = epoch * per_epoch + epoch_step
             if step >= initial_step:
                 chosen = order[epoch_step * groups_per_step : (epoch_step + 1) * groups_per_step]
-                yield DatasetBatch([dataset[i] for i in chosen], step, epoch, epoch_step)
+                yield DatasetBatch([items[i] for i in chosen], step, epoch, epoch_step)

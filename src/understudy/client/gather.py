@@ -13,6 +13,7 @@ from typing import TypeAlias, TypeVar, cast, overload
 from pydantic import BaseModel
 
 from ..errors import BudgetExceeded, CaptureError, ConfigError, RolloutError
+from ..listing import as_list
 from ..types import (
     PendingRollout,
     RolloutException,
@@ -57,7 +58,7 @@ async def gather_trajectory_groups(
     too, unless `pbar_desc` is None. At most `concurrency` rollouts run at once, each for at most `timeout` seconds. A failed
     rollout is run again up to `retries` times, which requires a callable. Raises ConfigError for an option out of range.
     """
-    group_list = list(groups)
+    group_list = as_list(groups, "groups", "group")
     for index, group in enumerate(group_list):
         if not isinstance(group, TrajectoryGroup | Awaitable):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
             raise ConfigError(f"groups[{index}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts")

@@ -16,6 +16,7 @@ from typing import cast
 from openai.types.chat.chat_completion import Choice
 
 from ..errors import ConfigError
+from ..listing import as_list
 from ..plain_values import json_value, plain_text
 from ..types import (
     History,
@@ -113,7 +114,7 @@ def checked_groups(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
     """Return the groups as a list. Raises ConfigError when it is empty or an item is not a TrajectoryGroup."""
     if isinstance(groups, TrajectoryGroup):
         raise ConfigError("groups: got one TrajectoryGroup; pass a list of groups, `[group]`")
-    group_list = list(groups)
+    group_list = as_list(groups, "groups", "group")
     for index, group in enumerate(group_list):
         if not isinstance(group, TrajectoryGroup):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
             raise ConfigError(f"groups[{index}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts")

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from understudy.client.model import Model, TrainableModel
 from understudy.errors import ConfigError
+from understudy.listing import as_list
 from understudy.llms.llm import Llm
 from understudy.types import Json
 
@@ -55,9 +56,9 @@ class Candidate:
 
 def as_candidates(values: Sequence[CandidateLike]) -> list[Candidate]:
     """Convert a list of candidates. Raises ConfigError, also for names that are not unique."""
-    if isinstance(values, str) or not values:
+    candidates = [as_candidate(candidate) for candidate in as_list(values, "candidates", "candidate")]
+    if not candidates:
         raise ConfigError('candidates: a list of at least one is needed, such as ["step:newest", "openai/gpt-4.1"]')
-    candidates = [as_candidate(candidate) for candidate in values]
     for kind in ("name", "record_name"):
         names = [getattr(candidate, kind) for candidate in candidates]
         if repeated := sorted({name for name in names if names.count(name) > 1}):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from understudy.client.http import Api
@@ -65,11 +65,11 @@ async def trained_ids(api: Api, models: Sequence[str]) -> set[str]:
 
 
 def contamination_warnings(
-    scenarios: Sequence[object], trained_on: Sequence[object] | None, recorded: set[str]
+    scenarios: Sequence[object], trained_on: Iterable[object] | None, recorded: set[str]
 ) -> list[str]:
     """Warnings about compared scenarios that were trained on. `recorded` has the ids from the server's records."""
     warnings: list[str] = []
-    alike = overlaps(scenarios, trained_on or [])
+    alike = overlaps(scenarios, list(trained_on or ()))
     if alike:
         shown = ", ".join(f"{item.scenario} ({item.likeness:.0%} of {item.trained})" for item in alike[:5])
         warnings.append(

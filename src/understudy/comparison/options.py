@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from understudy.client.arrow_rows import unpadded
 from understudy.client.sampling import MAX_COMPLETION_TOKENS
 from understudy.contracts import Judge, TraceSink
 from understudy.errors import ConfigError
+from understudy.listing import as_list
 from understudy.llms.ledger import check_max_cost
 from understudy.trainer.judging import check_judge
 from understudy.trainer.options import RunOptions, check_evaluation, check_place, is_number
@@ -31,7 +33,7 @@ class CompareOptions(TypedDict, total=False):
     gpu_price: float | None
     output: Path
     fresh: bool
-    trained_on: Sequence[object] | None
+    trained_on: Iterable[object] | None
     app_file: Path | None
     seed: int
     run: str | None
@@ -54,7 +56,7 @@ class CompareSettings:
     gpu_price: float | None = None  # USD per hour of the machine that serves trained steps; None: unknown
     output: Path = Path("comparison")  # folder of the report and of the rollouts
     fresh: bool = False  # run everything again, and discard the folder's rollouts
-    trained_on: Sequence[object] | None = None  # training scenarios, to detect overlap with the compared ones
+    trained_on: Iterable[object] | None = None  # training scenarios, to detect overlap with the compared ones
     app_file: Path | None = None  # the app's source file: rollouts of another version of it give a warning
     seed: int = 0  # for shuffling and resampling
     run: str | None = None  # id of the run in the server's records; None: derived from scenarios and models
@@ -76,6 +78,8 @@ class CompareSettings:
         )
         if self.judge is not None:
             check_judge(self.judge)
+        if self.trained_on is not None:  # they are read several times
+            object.__setattr__(self, "trained_on", as_list(unpadded(self.trained_on), "trained_on"))
         if self.max_cost is not None:
             check_max_cost(self.max_cost)
         if self.run is not None:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import cast
 
 from pydantic import BaseModel
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 from understudy.errors import ConfigError
 
 TEXT_KEYS = ("input", "question", "prompt")
+_LABEL = 60  # most characters of a scenario's words in its label
 
 
 def scenario_fields(scenario: object) -> dict[str, object]:
@@ -38,6 +40,20 @@ def scenario_id(scenario: object) -> str:
         scenario if isinstance(scenario, str) else json.dumps(scenario_fields(scenario), sort_keys=True, default=repr)
     )
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def scenario_label(scenario: object, number: int) -> str:
+    """What people read of it: its own `id`, else its number in the list, from 0, and its first words.
+
+    >>> scenario_label({"question": "Where is box 4821?", "answer": "A7"}, 3), scenario_label({"id": "box"}, 4)
+    ('3: Where is box 4821?', 'box')
+    """
+    named = scenario_fields(scenario)
+    if named.get("id") is not None and str(named["id"]):
+        return str(named["id"])
+    texts = [scenario, *map(named.get, TEXT_KEYS), *named.values()]
+    words = next((text for text in texts if isinstance(text, str) and text.strip()), "")
+    return f"{number}: {shorten(words, _LABEL, placeholder=' …')}" if words else str(number)
 
 
 def scenario_text(scenario: object) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from understudy.errors import ConfigError
+from understudy.listing import as_list
 
 from .identity import scenario_id
 
@@ -32,13 +33,13 @@ def batch(scenarios: Sequence[T], size: int, iteration: int, seed: int) -> list[
     return picked
 
 
-def split(scenarios: Sequence[T], share: float, seed: int = 0) -> tuple[list[T], list[T]]:
+def split(scenarios: Iterable[T], share: float, seed: int = 0) -> tuple[list[T], list[T]]:
     """(train, held out): about `share` of the scenarios is held out, each decided by its id alone."""
     if not 0 < share < 1:
         raise ConfigError(f"share: a fraction between 0 and 1 is needed, got {share!r}")
     kept: list[T] = []
     held_out: list[T] = []
-    for scenario in scenarios:
+    for scenario in as_list(scenarios, "scenarios"):
         digest = hashlib.sha256(f"{seed} {scenario_id(scenario)}".encode()).digest()
         (held_out if int.from_bytes(digest[:8]) < share * 2**64 else kept).append(scenario)
     return kept, held_out

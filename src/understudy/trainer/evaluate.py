@@ -8,13 +8,18 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from html import escape
+from types import MappingProxyType
 
 from understudy.client.failures import FailureKind, failure_kinds, failures, merged, summary
 from understudy.errors import ConfigError
+from understudy.plurals import counted
 from understudy.types import Trajectory, TrajectoryGroup
 
 from .statistics import bootstrap_mean, pass_at_k
 
+_ROWS = 100
+"""Rows of the table in a notebook."""
 _failures_printed: ContextVar[bool] = ContextVar("understudy_failures_printed", default=False)
 
 
@@ -37,12 +42,13 @@ def failures_printed() -> bool:
 @dataclass(frozen=True)
 class ScenarioScore:
     """The rewards of one scenario's scored rollouts, in order. `successes`: the metric `success` of those that report
-    it. `failed`: number of rollouts without a reward."""
+    it. `failed`: number of rollouts without a reward. `label`: what people read of it, where it has no id of its own."""
 
     id: str
     rewards: tuple[float, ...]
     successes: tuple[float, ...]
     failed: int
+    label: str = ""
 
     def succeeded(self, success_at: float | None) -> tuple[bool, ...]:
         """For every scored rollout, whether its reward is at least `success_at`; if that is None, whether its metric
@@ -86,6 +92,25 @@ class Evaluation:
         reward = bootstrap_mean(rewards).text() if len(rewards) > 1 else reward
         where = steps_line(self.steps) if self.steps else f"step {self.step}"
         return f"{where}, {kind}, {self.scored} scenarios: {success}reward {reward}{failed}"
+
+    def _repr_html_(self) -> str:
+        """The evaluation as a table, as notebooks show it: a row for each scenario, the worst first."""
+        worst = sorted(self.scores, key=lambda score: mean(score.rewards) if score.rewards else -math.inf)
+        rows = [
+            (
+                *(score.label or score.id, f"{mean(score.rewards):.3f}" if score.rewards else "-"),
+                *(
+                    f"{mean(score.successes):.0%}" if score.successes else "-",
+                    str(len(score.rewards)),
+                    str(score.failed),
+                ),
+            )
+            for score in worst[:_ROWS]
+        ]
+        heads = "".join(f"<th>{name}</th>" for name in ("scenario", "reward", "success", "scored", "failed"))
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        more = f"<p>and {counted(len(worst) - _ROWS, 'more scenario')}</p>" if len(worst) > _ROWS else ""
+        return f"<p>{escape(str(self))}</p><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{more}"
 
     @property
     def success(self) -> float | None:
@@ -134,9 +159,14 @@ def failed_note(count: int, kinds: Sequence[FailureKind]) -> str:
     return f"{count} rollout{'s' * (count != 1)} failed: {summary(kinds)}"
 
 
-def summarise(groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], temperature: float | None) -> Evaluation:
+def summarise(
+    groups: Sequence[TrajectoryGroup],
+    steps: Mapping[str, int],
+    temperature: float | None,
+    labels: Mapping[str, str] = MappingProxyType({}),
+) -> Evaluation:
     """The evaluation of `groups`, one per scenario. A scenario's value is the mean over its scored rollouts; failed
-    rollouts do not count as 0. `steps`: the models' steps by name, the first model first."""
+    rollouts do not count as 0. `steps`: the models' steps by name, the first model first. `labels`: by scenario id."""
     rewards: list[float] = []
     metrics: dict[str, list[float]] = {}
     failed = 0
@@ -162,14 +192,16 @@ def summarise(groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], tempe
         metrics={name: mean(values) for name, values in sorted(metrics.items())},
         steps=dict(steps),
         failures=unscored_kinds(groups),
-        scores=tuple(_score(group, number) for number, group in enumerate(groups)),
+        scores=tuple(_score(group, number, labels) for number, group in enumerate(groups)),
     )
 
 
-def _score(group: TrajectoryGroup, number: int) -> ScenarioScore:
+def _score(group: TrajectoryGroup, number: int, labels: Mapping[str, str]) -> ScenarioScore:
     scored = _scored(group)
+    name = _scenario_of(group) or str(number)
     return ScenarioScore(
-        id=_scenario_of(group) or str(number),
+        id=name,
+        label=labels.get(name, ""),
         rewards=tuple(float(trajectory.reward or 0.0) for trajectory in scored),
         successes=tuple(
             float(trajectory.metrics["success"]) for trajectory in scored if "success" in trajectory.metrics

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TypedDict, Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
 from understudy.alerts import AlertLimits
+from understudy.client.arrow_rows import unpadded
 from understudy.client.sampling import MAX_COMPLETION_TOKENS
 from understudy.config import TrainConfig
 from understudy.contracts import Alert, Judge, TraceSink
 from understudy.errors import ConfigError
+from understudy.listing import as_list
 from understudy.llms.ledger import check_max_cost
 from understudy.types import PlaceName, Trajectory
 
@@ -47,7 +49,7 @@ class TrainerOptions(TypedDict, total=False):
 
     reward: RewardFunction | None
     judge: Judge | None
-    eval: Sequence[object] | None
+    eval: Iterable[object] | None
     eval_every: int
     group_size: int
     scenarios_per_step: int
@@ -73,7 +75,7 @@ class RunOptions:
 
     reward: RewardFunction | None = None  # None: the rollout sets it
     judge: Judge | None = None  # scores every group after its rollouts
-    eval: Sequence[object] | None = None  # scenarios for greedy evaluations before and after training
+    eval: Iterable[object] | None = None  # scenarios for greedy evaluations before and after training
     eval_every: int = 0  # evaluate also after every `eval_every` steps; 0: only before and after
     group_size: int = 8  # rollouts per scenario
     scenarios_per_step: int = 4
@@ -114,6 +116,8 @@ class RunOptions:
             check_max_cost(self.max_cost)
         if self.run is not None:
             check_place("run", self.run)
+        if self.eval is not None:  # settings() counts them and the trainer runs them: a generator is read once
+            object.__setattr__(self, "eval", as_list(unpadded(self.eval), "eval"))
         if self.eval_every and self.eval is None:
             raise ConfigError(f"eval_every={self.eval_every!r} needs scenarios to evaluate on: pass eval= too")
         if self.reward is not None and not callable(self.reward):

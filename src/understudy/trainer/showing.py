@@ -154,7 +154,7 @@ def settings(options: RunOptions, models: Models) -> dict[str, Json]:
     names = [option.name for option in fields(options) if option.name not in left_out]
     values: dict[str, Json] = {name: _plain(getattr(options, name)) for name in names}
     named = [{"name": model.name, "project": model.project, "base_model": model.base_model} for model in models]
-    evaluated = len(options.eval) if options.eval is not None else 0
+    evaluated = len(list(options.eval or ()))
     return {**values, "models": named, "eval_scenarios": evaluated}
 
 

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Unpack, overload
 
@@ -17,9 +17,10 @@ from understudy.client.model import TrainableModel
 from understudy.client.sampling import at_temperature, completions_limited
 from understudy.contracts import Judge
 from understudy.errors import BudgetExceeded, ConfigError, RolloutError, WrongLoopError
+from understudy.listing import as_list
 from understudy.llms.ledger import budget
 from understudy.rewards.outcome import as_reward
-from understudy.scenarios.identity import scenario_id
+from understudy.scenarios.identity import scenario_id, scenario_label
 from understudy.scenarios.ordering import batch
 from understudy.tracing.trace_context import keep_trace_context
 from understudy.types import RolloutPlace, Trajectory, TrajectoryGroup
@@ -65,7 +66,7 @@ class Trainer:
         self,
         model: TrainableModel,
         rollout: RolloutFunction,
-        scenarios: Sequence[object],
+        scenarios: Iterable[object],
         **options: Unpack[TrainerOptions],
     ) -> None: ...
 
@@ -74,7 +75,7 @@ class Trainer:
         self,
         model: Sequence[TrainableModel],
         rollout: TeamRolloutFunction,
-        scenarios: Sequence[object],
+        scenarios: Iterable[object],
         **options: Unpack[TrainerOptions],
     ) -> None: ...
 
@@ -82,7 +83,7 @@ class Trainer:
         self,
         model: TrainableModel | Sequence[TrainableModel],
         rollout: AnyRollout,
-        scenarios: Sequence[object],
+        scenarios: Iterable[object],
         **options: Unpack[TrainerOptions],
     ) -> None:
         self.models = checked_models(model)
@@ -90,7 +91,7 @@ class Trainer:
         self.options = RunOptions.parse(**options)
         self._rollout = rollout
         self._rollout_argument = model if isinstance(model, TrainableModel) else self.models
-        self._scenarios = checked_scenarios(scenarios, "scenarios")
+        self.scenarios = checked_scenarios(scenarios, "scenarios")
         self._eval = checked_scenarios(self.options.eval, "eval") if self.options.eval is not None else []
         self._shown = Showing(self.models, self.options)
 
@@ -125,14 +126,14 @@ class Trainer:
         return await self._ended(run, stopped)
 
     def evaluate(
-        self, scenarios: Sequence[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
+        self, scenarios: Iterable[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
     ) -> Evaluation:
         """The sync form of `aevaluate`. Raises WrongLoopError inside a running event loop."""
         refuse_running_loop("evaluate", "aevaluate")
         return asyncio.run(self.aevaluate(scenarios, temperature=temperature, rollouts=rollouts))
 
     async def aevaluate(
-        self, scenarios: Sequence[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
+        self, scenarios: Iterable[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
     ) -> Evaluation:
         """Run every scenario (default: `eval`) `rollouts` times with the newest step, and log the result with every
         model. `temperature`: 0 is greedy, None the agent's own. Raises ConfigError; RolloutError if no rollout is
@@ -165,7 +166,8 @@ class Trainer:
         self.examine_evaluation(groups)
         if self.options.judge is not None:
             groups = await self._judged(groups, self.options.judge)
-        evaluation = summarise(groups, steps, temperature)
+        labels = {scenario_id(scenario): scenario_label(scenario, number) for number, scenario in enumerate(scenarios)}
+        evaluation = summarise(groups, steps, temperature, labels)
         if not evaluation.scored:
             unscored = RolloutError(
                 f"evaluation at {steps_line(steps)}: no rollout was scored: {unscored_causes(groups)}"
@@ -230,7 +232,7 @@ class Trainer:
 
     async def _rollouts(self, run: Run) -> RolloutBatch:
         """Run the rollouts of the next iteration and compute their rewards."""
-        scenarios = await self.next_scenarios(self._scenarios, run.number)
+        scenarios = await self.next_scenarios(self.scenarios, run.number)
         spent_before = run.spending.by_purpose()
         first, began, started = run.current, dict[str, Steps](), time.monotonic()
 
@@ -381,15 +383,19 @@ def refuse_running_loop(method: str, twin: str) -> None:
     raise WrongLoopError(method, twin)
 
 
-def checked_scenarios(scenarios: Sequence[object], option: str) -> list[object]:
-    """The scenarios as a list. Raises ConfigError, which names `option`, for no scenario or duplicate ids."""
-    checked = list(unpadded(scenarios))
+def checked_scenarios(scenarios: Iterable[object], option: str) -> list[object]:
+    """The scenarios as a list, read once. Raises ConfigError, which names `option`, for what is no collection of
+    scenarios, for no scenario, and for duplicate ids."""
+    checked = as_list(unpadded(scenarios), option)
     if not checked:
         raise ConfigError(f"{option}: at least one scenario is needed")
     ids = [scenario_id(scenario) for scenario in checked]
     for name in ids:
         check_place(f"{option}: the id of a scenario", name)
-    twice = sorted({name for name in ids if ids.count(name) > 1}) if len(set(ids)) < len(ids) else []
+    labels = {
+        name: scenario_label(scenario, number) for number, scenario in enumerate(checked) for name in [ids[number]]
+    }
+    twice = [label for name, label in labels.items() if ids.count(name) > 1] if len(labels) < len(ids) else []
     if twice:
-        raise ConfigError(f"{option}: scenario ids must differ; these come twice: {', '.join(twice[:5])}")
+        raise ConfigError(f"{option}: scenarios must differ; these come twice: {', '.join(sorted(twice)[:5])}")
     return checked

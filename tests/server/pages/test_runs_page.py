@@ -93,7 +93,7 @@ async def evaluated(
 def runs_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """What `understudy runs --json` prints."""
     capsys.readouterr()
-    run_terminal(["runs", str(folder), "--json"])
+    run_terminal(["runs", "--dir", str(folder), "--json"])
     return json.loads(capsys.readouterr().out)
 
 
@@ -168,6 +168,6 @@ async def test_the_trend_is_the_same_in_the_list_on_the_runs_page_and_in_the_ter
     for path in ("/", "/runs/first"):
         page = (await gateway.http.get(path)).text
         assert text in page and "<polyline" not in page.split("<table")[-1], "two points are no line"
-    for words in (["runs", str(tmp_path)], ["show", "first", "--dir", str(tmp_path)]):
+    for words in (["runs", "--dir", str(tmp_path)], ["show", "first", "--dir", str(tmp_path)]):
         await asyncio.to_thread(run_terminal, words)
         assert text in capsys.readouterr().out

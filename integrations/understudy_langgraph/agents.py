@@ -21,6 +21,8 @@ from langgraph.types import Command, Interrupt
 
 from understudy.integration import RolloutError, scenario_fields, scenario_text
 
+from .missing_context import add_context_note
+
 ToInput = Callable[[Any], Any]
 OnInterrupt = Callable[[Any], object]
 """The value of the graph's interrupt -> the value for `Command(resume=...)`; sync or async."""
@@ -71,13 +73,8 @@ class GraphAgent:
         try:
             return await self.graph.ainvoke(graph_input, config)
         except (AttributeError, TypeError) as error:
-            schema = getattr(unbound(self.graph), "context_schema", None)
-            if schema is None or "NoneType" not in str(error):
-                raise
-            raise RolloutError(
-                f"{type(error).__name__}: {error}. The graph has the context_schema {schema.__name__}, but there is no "
-                "context: pass context=, a value or (scenario) -> value"
-            ) from error
+            add_context_note(error, getattr(unbound(self.graph), "context_schema", None))
+            raise
 
     async def _answers(self, waiting: Sequence[Interrupt]) -> dict[str, object]:
         if self.on_interrupt is None:

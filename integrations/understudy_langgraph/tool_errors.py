@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import cast
 
@@ -23,7 +23,7 @@ def add_tool_note(error: BaseException | None) -> None:
     runs = [values for values in inside if "tool_input" in values and isinstance(values.get("self"), BaseTool)]
     if not runs or any("the policy's arguments" in note for note in getattr(error, "__notes__", ())):
         return
-    tool, arguments = cast(BaseTool, runs[-1]["self"]), runs[-1]["tool_input"]
+    tool, arguments = cast(BaseTool, runs[-1]["self"]), _policys_arguments(runs[-1])
     error.add_note(
         f"The tool {tool.name!r} raised on the policy's arguments {arguments!r:.300}. "
         "This rollout is unscored, so the policy does not learn from it. If the arguments are to blame, show the model the "
@@ -31,6 +31,14 @@ def add_tool_note(error: BaseException | None) -> None:
         "handle_tool_errors=True). Or give a low reward: wrap a function that runs the graph in `try:` and ends with "
         f"`except {type(error).__name__}: return 0.0`"
     )
+
+
+def _policys_arguments(run: Mapping[str, object]) -> object:
+    """The arguments of a tool's run that the model wrote, without state, store and runtime that LangGraph injected."""
+    given = run["tool_input"]
+    if not isinstance(given, dict):
+        return given
+    return run.get("filtered_tool_input", sorted(cast(dict[str, object], given)))
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:

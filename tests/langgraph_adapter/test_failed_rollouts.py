@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import itertools
 import linecache
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import ToolErrorMiddleware
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.prebuilt import InjectedState, InjectedStore, ToolNode, ToolRuntime, tools_condition
+from langgraph.store.memory import InMemoryStore
 from rich.console import Console
 
 from tests.langgraph_adapter.kinds.apps import asked, last, own_model
@@ -125,6 +127,27 @@ def test_a_tool_that_raises_says_how_to_make_that_a_low_reward_in_a_capture_by_h
     with pytest.raises(ValueError, match="no tool") as raised_elsewhere, capture(stand_in):
         raise ValueError("no tool")
     assert not hasattr(raised_elsewhere.value, "__notes__")
+
+
+@tool
+def injected(
+    city: str, state: Annotated[Any, InjectedState], store: Annotated[Any, InjectedStore], runtime: ToolRuntime
+) -> int:
+    """The size of a city, for a tool that also reads what LangGraph injects."""
+    return SIZES[city]
+
+
+async def test_what_langgraph_injects_is_not_shown_as_the_policys_arguments(stand_in: TrainableModel) -> None:
+    app = create_agent(own_model(), [injected], store=InMemoryStore())
+    for ask in (
+        lambda: app.invoke(asked("injected(city='pink')")),
+        lambda: asyncio.run(app.ainvoke(asked("injected(city='pink')"))),
+    ):
+        with pytest.raises(KeyError) as raised, capture(stand_in):
+            await asyncio.to_thread(ask)
+        [hint] = [note for note in raised.value.__notes__ if "policy" in note]
+        assert hint.startswith("The tool 'injected' raised on the policy's arguments {'city': 'pink'}. ")
+        assert "HumanMessage" not in hint
 
 
 def with_middleware() -> Any:

@@ -132,6 +132,7 @@ def bad_groups() -> dict[str, tuple[Any, str]]:
         "no call": ([group([plain])], rf"{plain.id} \(group 0, rollout 0\) has no model call"),
         "twice": ([group([twice]), group([twice])], r"is the same rollout as group 0, rollout 0"),
         "one group": (group([rollout()]), r"pass a list of groups"),
+        "an unscored group": ([None], "NoneType; .*leave out groups that a judge could not score"),
         "trajectories": ([rollout()], r"groups\[0\] is a Trajectory; expected a TrajectoryGroup"),
         "none": ([], r"at least one group"),
         "not gathered": ([group([lambda: None])], r"gather_trajectory_groups first"),  # type: ignore[list-item]

@@ -117,7 +117,10 @@ def checked_groups(groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
     group_list = as_list(groups, "groups", "group")
     for index, group in enumerate(group_list):
         if not isinstance(group, TrajectoryGroup):  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
-            raise ConfigError(f"groups[{index}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts")
+            hint = "; leave out groups that a judge could not score" if group is None else ""
+            raise ConfigError(
+                f"groups[{index}] is a {type(group).__name__}; expected a TrajectoryGroup of rollouts{hint}"
+            )
     if not group_list:
         raise ConfigError("groups: the list is empty; a step needs at least one group")
     return group_list

@@ -289,4 +289,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     for command in (runs, show):
         command.add_argument("--dir", type=Path, help="directory of the server (default: ./.understudy)")
         command.add_argument("--store-url", help="SQLAlchemy URL of the records, if the server has one")
-    return parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest:
+        raise ConfigError(
+            f"{rest[0]!r} is no option here: see --help; a directory is given as --dir {rest[0].lstrip('-')}"
+        )
+    return arguments

@@ -61,4 +61,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--api-key", help=f"key to sign in with (default: {KEY_VARIABLE}); needed if --host is not loopback"
     )
     parser.add_argument("--store-url", help="SQLAlchemy URL of the records, if the server has one")
-    return parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest:
+        raise ConfigError(
+            f"{rest[0]!r} is no option here: see --help; a directory is given as --dir {rest[0].lstrip('-')}"
+        )
+    return arguments

@@ -105,6 +105,14 @@ async def test_records_of_another_schema_say_what_to_do(tmp_path: Path) -> None:
             ReadOnlyRecords.open(url)
 
 
+@pytest.mark.parametrize("command", ["runs", "ui", "show"])
+def test_a_directory_given_as_an_argument_is_answered_with_the_option(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *(["a-run"] if command == "show" else []), "my-server"]) == 2
+    assert "a directory is given as --dir my-server" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("width", [20, 80, 200])
 async def test_the_id_of_a_run_is_on_one_line_at_any_width(
     width: int, gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -42,7 +42,7 @@ def open_records(folder: Path, store_url: str | None = None) -> ReadOnlyRecords:
 
 def _no_records(folder: Path) -> str:
     if not folder.exists():
-        return f"there is no folder {folder}: name the directory of a server (its --dir), such as ./.understudy"
+        return f"there is no folder {folder}: give the directory of a server, as in --dir understudy-quickstart/server"
     inside = sorted(path.parent for pattern in ("*/records.db", "*/*/records.db") for path in folder.glob(pattern))
     hint = f"; there are records in {inside[0]}" if inside else ": it is not the directory of a server"
     return f"{folder} has no records.db{hint}"

@@ -77,6 +77,8 @@ DOOR = [
     "Llm",
     "LlmError",
     "LoopTransport",
+    "BUNDLED",
+    "CUT",
     "MAX_COMPLETION_TOKENS",
     "Message",
     "MissingExtraError",

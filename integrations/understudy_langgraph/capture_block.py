@@ -129,8 +129,12 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         self._stack = ExitStack()
         self._used = False
 
+    def _limit(self) -> int:
+        """Most tokens of a call, unless the app sets fewer."""
+        return self._longest or completion_limit() or MAX_COMPLETION_TOKENS
+
     async def _routes(self) -> tuple[CallRoute, ...]:
-        longest = self._longest or completion_limit() or MAX_COMPLETION_TOKENS
+        longest = self._limit()
         targets = await asyncio.gather(
             *(chat_model(model, self._temperature, longest=longest) for model in self._models)
         )
@@ -175,6 +179,8 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         """Write metrics, weights and conversations on the trajectory. Raises a capture error that the app swallowed."""
         self._stack.close()
         add_tool_note(error)
+        bases = {model.base_model for model in self._models if isinstance(model, TrainableModel)}
+        self._ledger.add_length_note(error, self._limit(), sorted(bases))
         self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._ledger.count
         self._ledger.close(self._trajectory, self._train_on)
         try:

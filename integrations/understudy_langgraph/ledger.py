@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +11,7 @@ from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphRecursionError, ParentCommand
 
 from understudy import Trajectory
-from understudy.integration import Call, CallOrigin, ConfigError
+from understudy.integration import BUNDLED, CUT, Call, CallOrigin, CallStatus, ConfigError
 
 from .chat_model import MARK
 from .conversations import StartedCall, answers, output_of, show, started_call
@@ -79,6 +79,21 @@ class Ledger(RunTree):
                 recorded = {"call_id": mark["call_id"], "step": mark["step"]}
                 calls.append(started.ended(trajectory, outputs, outputs[0].status, **recorded))
         show(trajectory, calls, marked=True)
+
+    def add_length_note(self, error: BaseException | None, longest: int, bases: Iterable[str]) -> None:
+        """Add a note to an exception if calls were truncated: an app that reads the answer fails in ways of its own.
+
+        `longest`: the limit of a call in tokens. `bases`: the base models, since the bundled ones write little."""
+        outputs = [output_of(0, messages[0]) for _, messages in list(self._answered)]
+        cut = sum(output.status is CallStatus.TRUNCATED for output in outputs)
+        if not cut or not isinstance(error, Exception) or any(CUT in note for note in getattr(error, "__notes__", ())):
+            return
+        limits = "".join(
+            f". {BUNDLED[base]}, no other JSON: use another base for structured output"
+            for base in bases
+            if base in BUNDLED
+        )
+        error.add_note(f"{CUT}{cut} of {len(outputs)} model calls, at most {longest} tokens each{limits}")
 
     def _is_unused(self, call_id: str) -> bool:
         run = self._run_of.get(call_id)

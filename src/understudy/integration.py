@@ -32,7 +32,7 @@ from .client.capture import (
     on_capture_end,
 )
 from .client.endpoint_model import EndpointModel
-from .client.sampling import MAX_COMPLETION_TOKENS, completion_limit, forced_temperature
+from .client.sampling import BUNDLED, MAX_COMPLETION_TOKENS, completion_limit, forced_temperature
 from .client.transport import LoopTransport
 from .comparison.candidates import CandidateLike
 from .comparison.commands import lines_of
@@ -76,6 +76,7 @@ from .trainer.options import TrainerOptions
 from .trainer.report import TrainReport
 from .trainer.trainer import refuse_running_loop
 from .types import (
+    CUT,
     Call,
     CallOrigin,
     CallOutput,
@@ -91,6 +92,8 @@ from .types import (
 from .wire import RolloutTrace, call_headers, is_labelled
 
 __all__ = [
+    "BUNDLED",
+    "CUT",
     "MAX_COMPLETION_TOKENS",
     "Alert",
     "Attribute",

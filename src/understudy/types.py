@@ -390,13 +390,21 @@ class TrajectoryGroup(BaseModel):
         return len(self.trajectories)
 
 
+CUT = "cut at the length limit: "
+"""Begins the note on the exception of a rollout whose model calls were truncated."""
+
+
 def as_rollout_exception(error: BaseException) -> RolloutException:
-    """The serialisable record of an exception, with its traceback and the current time."""
+    """The serialisable record of an exception, with its traceback and the current time.
+
+    Its message ends with the exception's notes that begin with `CUT`: they explain a message such as `None`."""
     printed = traceback.TracebackException.from_exception(error)  # also of an exception whose own str() raises
     try:
         message = plain_text(error)
     except Exception:  # noqa: BLE001  # the user's class
         message = plain_text("".join(printed.format_exception_only()).strip())
+    cut = [plain_text(note) for note in getattr(error, "__notes__", ()) if str(note).startswith(CUT)]
+    message = " ".join([message, *(f"({note})" for note in cut)])
     text = plain_text("".join(printed.format()))
     return RolloutException(type=type(error).__name__, message=message, traceback=text, at=time.time())
 

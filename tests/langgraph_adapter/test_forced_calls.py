@@ -13,9 +13,10 @@ from tokenizers import Tokenizer
 
 from tests.langgraph_adapter.kinds.apps import own_model
 from understudy import TrainableModel, current_trajectory
+from understudy.client.failures import failure_kinds
 from understudy.tiny import path
-from understudy.types import Call
-from understudy_langgraph import trainable
+from understudy.types import Call, as_rollout_exception
+from understudy_langgraph import capture, trainable
 
 QUESTION = HumanMessage("what is the size of box 4821?")
 
@@ -67,6 +68,22 @@ def test_a_forced_answer_comes_back_in_the_text_in_which_it_was_sampled(
         assert prompt.startswith(text)
         kept += second.prompt_ids[: len(sampled)] == sampled
     assert kept + forks.get("forks/retokenised", 0) == len(rollouts)
+
+
+def test_a_failure_after_a_truncated_call_names_the_limit_and_what_the_base_can_write(model: TrainableModel) -> None:
+    async def first_call() -> str:
+        async with capture(model, max_completion_tokens=4):
+            answer = await own_model().bind_tools([Box], tool_choice="Box").ainvoke([QUESTION])
+            return {"Box": "a box"}[answer.tool_calls[0]["name"] if answer.tool_calls else None]
+
+    with pytest.raises(KeyError) as caught:
+        asyncio.run(first_call())
+    [kind] = failure_kinds([as_rollout_exception(caught.value)])
+    assert kind.type == "KeyError" and kind.message == (
+        "None (cut at the length limit: 1 of 1 model calls, at most 4 tokens each. tiny answers with calls of tools that have "
+        "one string argument, no other JSON: use another base for structured output)"
+    )
+    assert "cut at the length limit" in kind.line()
 
 
 async def recorded(model: TrainableModel, rollouts: list[str]) -> list[list[Call]]:

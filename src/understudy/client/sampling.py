@@ -9,6 +9,12 @@ from contextvars import ContextVar
 MAX_COMPLETION_TOKENS = 1024
 """Default limit of a rollout's completions, in tokens."""
 
+BUNDLED = {
+    "tiny": "tiny answers with calls of tools that have one string argument",
+    "tiny-mcp": "tiny-mcp answers with calls of tools that have up to three arguments",
+}
+"""What the bundled bases can write, for failures of calls that want something else."""
+
 _temperature: ContextVar[float | None] = ContextVar("understudy_temperature", default=None)
 _completion_limit: ContextVar[int | None] = ContextVar("understudy_completion_limit", default=None)
 

@@ -49,7 +49,7 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 async def test_a_conversation_goes_on_with_the_same_server(stand_in: TrainableModel) -> None:
     await stand_in.register()
     async with ServerPool(Target.parse(make_server())) as pool:
-        talk = Conversation("step 0", stand_in, pool, LoopOptions(), 1_000)
+        talk = Conversation("step 0", stand_in, pool, LoopOptions(), 1_000, pool.toolset)
         first = await talk.ask('order_status(order="4000")')
         second = await talk.ask("thanks")
         talk.release()
@@ -63,7 +63,7 @@ async def test_a_conversation_goes_on_with_the_same_server(stand_in: TrainableMo
 async def test_a_server_that_fails_is_told_and_replaced(stand_in: TrainableModel) -> None:
     await stand_in.register()
     async with ServerPool(misbehaving("die", limits=Limits(start_seconds=20, call_seconds=5)), ahead=0) as pool:
-        talk = Conversation("step 0", stand_in, pool, LoopOptions(), 1_000)
+        talk = Conversation("step 0", stand_in, pool, LoopOptions(), 1_000, pool.toolset)
         failed = await talk.ask("goad()")
         assert any("the process ended (exit code 3)" in line for line in failed)
         assert failed[-1] == "! the server is started anew"
@@ -92,7 +92,7 @@ def test_what_is_piped_in_is_asked_line_by_line(
 
 
 def test_neither_escapes_nor_markup_of_a_server_are_obeyed(called: Called, obedient: ScriptedServer) -> None:
-    code, page, complaint = called("chat", "rude:server", "--url", obedient.url, "--ask", "hi()")
+    code, page, complaint = called("chat", "rude:server", "--url", obedient.url, "--ask", "hi()", "--allow", "hi")
     assert code == 0, complaint
     assert "\x1b" not in page
     assert r"\x1b[2J[red]gone" in page

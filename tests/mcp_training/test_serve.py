@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, BadRequestError, InternalServerError
+from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 from starlette.types import ASGIApp
 
 from tests.mcp_adapter.conftest import misbehaving
@@ -35,7 +35,7 @@ async def endpoint(
 ) -> AsyncGenerator[ASGIApp]:
     await model.register()
     async with ServerPool(target or Target.parse(make_server()), ahead=0) as pool:
-        yield ToolEndpoint(pool, model, LoopOptions(temperature=0.0), 1_000).application(key)
+        yield ToolEndpoint(pool, model, LoopOptions(temperature=0.0), 1_000, pool.toolset).application(key)
 
 
 def client(app: ASGIApp, key: str = "none", host: str = "127.0.0.1") -> AsyncOpenAI:
@@ -45,7 +45,7 @@ def client(app: ASGIApp, key: str = "none", host: str = "127.0.0.1") -> AsyncOpe
 
 async def test_a_request_is_answered_after_the_calls_it_takes(stand_in: TrainableModel) -> None:
     async with endpoint(stand_in) as app:
-        answer = await client(app).chat.completions.create(model="any", messages=ASKED)  # type: ignore[arg-type]
+        answer = await client(app).chat.completions.create(model="", messages=ASKED)  # type: ignore[arg-type]
     [choice] = answer.choices
     assert (choice.message.content or "").startswith("the tools said order 4000 is")
     assert choice.message.tool_calls is None
@@ -58,7 +58,7 @@ async def test_a_request_is_answered_after_the_calls_it_takes(stand_in: Trainabl
 
 async def test_a_stream_has_the_same_answer(stand_in: TrainableModel) -> None:
     async with endpoint(stand_in) as app:
-        stream = await client(app).chat.completions.create(model="any", messages=ASKED, stream=True)  # type: ignore[call-overload]
+        stream = await client(app).chat.completions.create(model="", messages=ASKED, stream=True)  # type: ignore[call-overload]
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
     assert text.startswith("the tools said order 4000 is")
 
@@ -85,17 +85,25 @@ async def test_what_it_cannot_do_is_a_400_that_says_so(
 ) -> None:
     async with endpoint(stand_in) as app:
         with pytest.raises(BadRequestError, match=words):
-            await client(app).chat.completions.create(**({"model": "any", "messages": ASKED} | changed))  # type: ignore[call-overload]
+            await client(app).chat.completions.create(**({"model": "", "messages": ASKED} | changed))  # type: ignore[call-overload]
+
+
+async def test_another_models_name_is_a_404(stand_in: TrainableModel) -> None:
+    async with endpoint(stand_in) as app:
+        for name in (stand_in.name, stand_in.inference_name()):
+            await client(app).chat.completions.create(model=name, messages=ASKED)  # type: ignore[arg-type]
+        with pytest.raises(NotFoundError, match=r"there is no model 'gpt-4\.1' here, only 'tools-"):
+            await client(app).chat.completions.create(model="gpt-4.1", messages=ASKED)  # type: ignore[arg-type]
 
 
 async def test_a_server_that_fails_is_a_502_and_the_next_request_has_another(stand_in: TrainableModel) -> None:
     target = misbehaving("die", limits=Limits(start_seconds=20, call_seconds=5))
     async with endpoint(stand_in, target=target) as app:
         with pytest.raises(InternalServerError, match="the process ended") as told:
-            await client(app).chat.completions.create(model="any", messages=[{"role": "user", "content": "goad()"}])
+            await client(app).chat.completions.create(model="", messages=[{"role": "user", "content": "goad()"}])
         assert told.value.status_code == 502
         answer = await client(app).chat.completions.create(
-            model="any", messages=[{"role": "user", "content": 'echo(text="teal")'}]
+            model="", messages=[{"role": "user", "content": 'echo(text="teal")'}]
         )
     assert answer.choices[0].message.content == "the tools said teal"
 

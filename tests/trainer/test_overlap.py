@@ -207,7 +207,7 @@ async def test_where_rewards_differ_and_yet_nothing_is_trained_the_run_ends_with
     rollouts = Rollouts(server)
     server.without_signal = set(range(1, 20))
     report = await trainer(server, rollouts, patience=2).atrain(9)
-    assert (report.stopped, len(report.iterations), rollouts.trained) == (Stopped.SOLVED, 3, 3 * GROUP)
+    assert (report.stopped, len(report.iterations), rollouts.trained) == (Stopped.NO_SIGNAL, 3, 3 * GROUP)
 
 
 async def test_a_schedule_may_switch_overlap_on(server: ScriptedTraining) -> None:

@@ -84,11 +84,18 @@ def test_options_may_change_from_step_to_step(model: TrainableModel) -> None:
     assert [each.metrics["loss/learning_rate"] for each in report.iterations] == [1e-3, 5e-4]
 
 
-@pytest.mark.parametrize(("reward", "verdict"), [(1.0, Stopped.SOLVED), (0.5, Stopped.NO_SIGNAL)])
-def test_equal_rewards_train_nothing_and_end_the_run(model: TrainableModel, reward: float, verdict: Stopped) -> None:
+@pytest.mark.parametrize(
+    ("reward", "held_out", "verdict"),
+    [(1.0, SCENARIOS[:1], Stopped.SOLVED), (1.0, [], Stopped.NO_SIGNAL), (0.5, SCENARIOS[:1], Stopped.NO_SIGNAL)],
+)
+def test_equal_rewards_train_nothing_and_end_the_run(
+    model: TrainableModel, reward: float, held_out: list[dict[str, str]], verdict: Stopped
+) -> None:
+    """Without a step or an evaluation, even the best reward shows only that the scenarios teach nothing."""
     progress, out = quiet()
+    options: dict[str, Any] = SMALL | ({"eval": held_out} if held_out else {})
     trainer = Trainer(
-        model, rollout, SCENARIOS, reward=lambda scenario, trajectory: reward, patience=2, progress=progress, **SMALL
+        model, rollout, SCENARIOS, reward=lambda scenario, trajectory: reward, patience=2, progress=progress, **options
     )
     report = trainer.train(5)
     assert (report.step, report.stopped, len(report.iterations)) == (0, verdict, 2)

@@ -19,6 +19,7 @@ from understudy.integration import one_line, printable
 from ..connection.pool import ServerPool
 from ..errors import McpServerError
 from ..tools.rollout_tools import RolloutTools
+from ..tools.toolset import Toolset
 from .agent_loop import SYSTEM, AgentLoop, LoopOptions, ToolRecord
 from .episode import EpisodeEnd
 from .rollout import restricted
@@ -35,6 +36,7 @@ class Conversation:
     pool: ServerPool
     options: LoopOptions
     result_chars: int
+    toolset: Toolset
     history: History = field(default_factory=History)
     _tools: RolloutTools | None = None
 
@@ -72,7 +74,7 @@ class Conversation:
     async def _leased(self) -> RolloutTools:
         if self._tools is None:
             self._tools = await self.pool.acquire()
-        return restricted(self._tools, self.pool.toolset, self.result_chars)
+        return restricted(self._tools, self.toolset, self.result_chars)
 
 
 def call_lines(records: Sequence[ToolRecord]) -> Iterator[str]:
@@ -85,14 +87,18 @@ def call_lines(records: Sequence[ToolRecord]) -> Iterator[str]:
 
 @asynccontextmanager
 async def conversations(
-    pool: ServerPool, models: Sequence[tuple[str, TrainableModel]], options: LoopOptions, result_chars: int
+    pool: ServerPool,
+    models: Sequence[tuple[str, TrainableModel]],
+    options: LoopOptions,
+    result_chars: int,
+    toolset: Toolset,
 ) -> AsyncGenerator[list[Conversation]]:
     """Open one conversation per labelled model; their sessions are released at the end of the block."""
     async with AsyncExitStack() as stack:
         opened: list[Conversation] = []
         for label, model in models:
             await model.register()
-            conversation = Conversation(label, model, pool, options, result_chars)
+            conversation = Conversation(label, model, pool, options, result_chars, toolset)
             stack.callback(conversation.release)
             opened.append(conversation)
         yield opened

@@ -29,7 +29,7 @@ from .chat_command import talk
 from .comparison import tool_lines
 from .defaults import GROUP_SIZE, default_config
 from .mcp_trainer import MCPTrainer, MCPTrainerOptions, ToolOptions
-from .model_options import BaseModel, ModelName, RunName, ScenarioFile, ServerDir, ServerUrl, model_from
+from .model_options import AllowWrites, BaseModel, ModelName, RunName, ScenarioFile, ServerDir, ServerUrl, model_from
 from .serve_command import serve
 
 STEPS = 20
@@ -43,7 +43,6 @@ Writer = Annotated[
     str | None, typer.Option(help="LLM that writes scenarios, such as openai/gpt-4.1; default: generated offline")
 ]
 Count = Annotated[int, typer.Option(min=1, help="number of scenarios to generate if there are none")]
-AllowWrites = Annotated[bool, typer.Option("--allow-writes", help="use tools that write or delete")]
 Probe = Annotated[
     int, typer.Option(min=0, help="rollouts of each new scenario; one that all or none solve is set aside; 0: keep all")
 ]

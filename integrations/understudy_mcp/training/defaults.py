@@ -23,10 +23,11 @@ TINY_KL = 0.3
 class BaseDefaults:
     """Defaults for one base model.
 
-    max_tools: shown to the model. result_chars and max_completion_tokens: chosen so that several fit the context.
+    max_tools: shown to the model. most_tools: that its chat template can show. result_chars and max_completion_tokens: chosen so that several fit the context.
     """
 
     max_tools: int | None = None
+    most_tools: int | None = None
     result_chars: int | None = None
     max_completion_tokens: int = 1024
     scenarios_per_step: int = 4
@@ -35,7 +36,8 @@ class BaseDefaults:
 def defaults_for(base_model: str) -> BaseDefaults:
     """The defaults of a base model. The bundled policies have a context of 4,096 tokens, and are surest with eight tools or fewer."""
     if base_model in TINY_RATES:
-        return BaseDefaults(max_tools=8, result_chars=1_500, max_completion_tokens=96, scenarios_per_step=8)
+        most = 16 if base_model == "tiny-mcp" else None
+        return BaseDefaults(8, most, result_chars=1_500, max_completion_tokens=96, scenarios_per_step=8)
     return BaseDefaults()
 
 

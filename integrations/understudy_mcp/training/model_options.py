@@ -34,6 +34,7 @@ ScenarioFile = Annotated[
     Path | None,
     typer.Option("--scenarios", help="JSONL file of scenarios; default: the model's own file, generated at first use"),
 ]
+AllowWrites = Annotated[bool, typer.Option("--allow-writes", help="use tools that write or delete")]
 DEFAULT_BASE = "tiny-mcp"
 
 

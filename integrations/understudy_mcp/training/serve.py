@@ -18,6 +18,7 @@ from understudy.integration import one_line
 
 from ..connection.pool import ServerPool
 from ..errors import McpServerError
+from ..tools.toolset import Toolset
 from .access import OPEN_PATH, KeyGate, fault
 from .agent_loop import AgentLoop, LoopOptions
 from .rollout import restricted
@@ -35,6 +36,7 @@ class ToolEndpoint:
     model: TrainableModel
     options: LoopOptions
     result_chars: int
+    toolset: Toolset
 
     def application(self, key: str | None) -> ASGIApp:
         """The ASGI application, behind the key."""
@@ -70,10 +72,16 @@ class ToolEndpoint:
             return fault(400, "invalid_value", f"{where}: {first['msg']}")
         except ValueError as error:
             return fault(400, "invalid_value", str(error))
+        if served.model not in ("", self.model.name, self.model.inference_name()):
+            return fault(
+                404,
+                "model_not_found",
+                f"there is no model {one_line(served.model, 80)!r} here, only {self.model.name!r}",
+            )
         options = self._options(served)
         try:
             async with self.pool.rollout() as leased:
-                tools = restricted(leased, self.pool.toolset, self.result_chars)
+                tools = restricted(leased, self.toolset, self.result_chars)
                 loop = AgentLoop(self.model.openai_client(), self.model.inference_name(), tools, options)
                 episode = await loop.run(history)
         except McpServerError as error:

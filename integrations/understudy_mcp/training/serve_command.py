@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -19,8 +20,9 @@ from .agent_loop import LoopOptions
 from .defaults import defaults_for
 from .mcp_trainer import ToolOptions
 from .model_at_step import ModelAtStep
-from .model_options import BaseModel, ModelName, ServerDir, ServerUrl, model_from
+from .model_options import AllowWrites, BaseModel, ModelName, ServerDir, ServerUrl, model_from
 from .serve import ToolEndpoint
+from .served_tools import served_tools
 
 Host = Annotated[str, typer.Option(help="address to listen on; beyond this machine, --api-key is needed")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="port; 0: any free one")]
@@ -36,6 +38,7 @@ def serve(
     port: Port = 8900,
     api_key: Key = None,
     step: Annotated[int | None, typer.Option(min=0, help="step of the model; default: the newest")] = None,
+    allow_writes: AllowWrites = False,
     concurrency: AtOnce = 16,
     temperature: Annotated[
         float, typer.Option(min=0, max=2, help="temperature if the request sets none; 0 is greedy")
@@ -53,7 +56,7 @@ def serve(
     named = model_from(target, model, base, dir, url)
     chosen = named if step is None else ModelAtStep(named, step)
     options = LoopOptions(max_turns, temperature, defaults_for(named.base_model).max_completion_tokens)
-    asyncio.run(_serve(target, chosen, options, concurrency, listener, key))
+    asyncio.run(_serve(target, chosen, options, concurrency, listener, key, allow_writes))
 
 
 async def _serve(
@@ -63,12 +66,16 @@ async def _serve(
     concurrency: int,
     listener: socket.socket,
     key: str | None,
+    allow_writes: bool,
 ) -> None:
     chars = target.limits.result_chars
     chars = min(chars, defaults_for(model.base_model).result_chars or chars)
     async with ServerPool(target, max_rollouts=concurrency) as pool:
+        toolset = served_tools(pool.toolset, model.base_model, allow_writes, partial(typer.echo, err=True))
         await model.register()
-        endpoint = ToolEndpoint(pool, model, options, chars)
+        if await model.get_step() == 0:
+            typer.echo(f"{model.name} is untrained: `understudy mcp train` trains it", err=True)
+        endpoint = ToolEndpoint(pool, model, options, chars, toolset)
         config = uvicorn.Config(endpoint.application(key), log_level="warning", access_log=False, lifespan="off")
         typer.echo(f"{model.name} with {len(pool.toolset.tools)} tools at {address(listener)}/v1")
         await uvicorn.Server(config).serve([listener])

@@ -20,8 +20,8 @@ class Stopped(StrEnum):
 
     FINISHED = "finished"  # every model has reached `steps`
     NOTHING_LEFT = "nothing_left"  # every model had reached `steps` before the run
-    SOLVED = "solved"  # no signal for `patience` iterations, and the mean reward has reached the target
-    NO_SIGNAL = "no_signal"  # no signal for `patience` iterations, and the mean reward is below the target
+    SOLVED = "solved"  # no signal for `patience` iterations, the mean reward has reached the target, and it has learned
+    NO_SIGNAL = "no_signal"  # no signal for `patience` iterations otherwise
     BUDGET = "budget"  # `max_cost` for other LLMs is spent
     NO_CALLS = "no_calls"  # nothing was trained for `patience` iterations, in which one of several models had no call
 
@@ -134,14 +134,16 @@ def judge_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     }
 
 
-def verdict(iterations: Sequence[Iteration], patience: int, target_reward: float) -> Stopped | None:
-    """The reason to stop if the last `patience` iterations trained nothing, else None."""
+def verdict(iterations: Sequence[Iteration], patience: int, target_reward: float, *, learned: bool) -> Stopped | None:
+    """The reason to stop if the last `patience` iterations trained nothing, else None. `learned`: whether a step was
+    applied or an evaluation reached the target; without it, equal rewards show only that the scenarios teach nothing."""
     last = iterations[-patience:]
     if len(last) < patience or any(iteration.trained for iteration in last):
         return None
     if never_called(last):
         return Stopped.NO_CALLS
-    return Stopped.SOLVED if mean([iteration.reward for iteration in last]) >= target_reward else Stopped.NO_SIGNAL
+    reached = mean([iteration.reward for iteration in last]) >= target_reward
+    return Stopped.SOLVED if reached and learned else Stopped.NO_SIGNAL
 
 
 def never_called(iterations: Sequence[Iteration]) -> list[str]:

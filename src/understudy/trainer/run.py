@@ -132,7 +132,10 @@ class Run:
         """Why the run is over, or None. Call it only while no update is under way."""
         if all(step >= self.steps for step in self.current.values()):
             return Stopped.FINISHED
-        return verdict(self.iterations, self.options.patience, self.options.target_reward)
+        target = self.options.target_reward
+        measured = self.evaluations[-1].reward if self.evaluations else None
+        learned = max(self.current.values()) > 0 or (measured is not None and measured >= target)
+        return verdict(self.iterations, self.options.patience, target, learned=learned)
 
     def may_begin(self) -> bool:
         """Whether the next rollouts may start. They may if, for every outcome of the updates under way, they will be

@@ -86,7 +86,7 @@ def test_an_evaluation_counts_each_scenario_once_and_failed_rollouts_not_as_zero
 
 def test_an_evaluation_says_nothing_where_nothing_was_measured() -> None:
     one = summarise([scored(1.0)], {"agent": 3}, temperature=0.0)
-    assert str(one) == "step 3, greedy, 1 scenarios: reward 1.000"
+    assert str(one) == "step 3, greedy, 1 scenario: reward 1.000"
     assert one.as_metrics().keys() == {"scenarios", "failed", "reward"}
     none = summarise([scored(None)], {"agent": 3}, temperature=0.0)
     assert str(none).startswith("step 3, greedy, 0 scenarios: reward -, 1 rollout failed")
@@ -213,11 +213,32 @@ def test_what_goes_on_at_once_is_told_as_one_line_until_it_ends() -> None:
     ]
 
 
+def test_the_spinner_ends_with_the_run() -> None:
+    out = io.StringIO()
+    with LiveProgress(Console(file=out, width=100, force_terminal=True), 9) as live:
+        live.doing("32 rollouts with step 0")
+        assert "32 rollouts" in shown_by(live)
+    assert shown_by(live).strip() == ""
+
+
+def shown_by(live: LiveProgress) -> str:
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(live._render())
+    return captured.get()
+
+
+def test_one_scenario_is_said_in_the_singular() -> None:
+    group = TrajectoryGroup([Trajectory(reward=1.0)])
+    assert ", 1 scenario: " in str(summarise([group], {"agent": 1}, 0.0))
+
+
 def test_a_sparkline_spans_lowest_to_highest_and_averages_what_does_not_fit() -> None:
     assert sparkline([]) == ""
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([0.0, 0.0, 1.0, 1.0], width=2) == "▁█"
-    assert sparkline([0.3, 0.3]) == "▁▁"
+    assert sparkline([0.3, 0.3, 0.3]) == "▁▁▁"
+    assert sparkline([0.3, 0.9]) == "", "two points are no line"
 
 
 def test_the_row_of_a_step_says_that_the_tree_was_refused() -> None:

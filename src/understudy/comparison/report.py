@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from understudy.errors import MissingExtraError
+from understudy.plurals import counted
 
 from .charts import charts_of
 from .results import ComparisonReport
@@ -51,7 +52,7 @@ def write_report(comparison: ComparisonReport, folder: Path) -> None:
 def title_of(comparison: ComparisonReport) -> str:
     """The report's title."""
     first = comparison.candidates[0]
-    return f"{len(comparison.candidates)} candidates on {first.scenarios} scenarios"
+    return f"{len(comparison.candidates)} candidates on {counted(first.scenarios, 'scenario')}"
 
 
 def markdown(comparison: ComparisonReport, charts: Sequence[str]) -> str:

@@ -91,7 +91,7 @@ class Evaluation:
         reward = "-" if self.reward is None else f"{self.reward:.3f}"
         reward = bootstrap_mean(rewards).text() if len(rewards) > 1 else reward
         where = steps_line(self.steps) if self.steps else f"step {self.step}"
-        return f"{where}, {kind}, {self.scored} scenarios: {success}reward {reward}{failed}"
+        return f"{where}, {kind}, {counted(self.scored, 'scenario')}: {success}reward {reward}{failed}"
 
     def _repr_html_(self) -> str:
         """The evaluation as a table, as notebooks show it: a row for each scenario, the worst first."""

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from understudy.config import describe
 from understudy.errors import ConfigError
+from understudy.plurals import counted
 
 from .evaluate import Evaluation
 from .statistics import bootstrap_mean, paired_difference
@@ -49,7 +50,7 @@ def interval_lines(evaluation: Evaluation, success_at: float | None = None) -> l
     name, values = measured(evaluation, success_at)
     if not values:
         return []
-    lines = [f"{name} {bootstrap_mean(list(values.values())).text()} over {len(values)} scenarios"]
+    lines = [f"{name} {bootstrap_mean(list(values.values())).text()} over {counted(len(values), 'scenario')}"]
     most = max((len(score.succeeded(success_at)) for score in evaluation.scores), default=0)
     if name == "success" and most > 1:
         lines.append(", ".join(f"pass@{k} {evaluation.pass_at(k, success_at):.3f}" for k in dict.fromkeys((1, most))))

@@ -16,6 +16,8 @@ from rich.table import Table
 
 BARS = "▁▂▃▄▅▆▇█"
 SHOWN_STEPS = 12
+_LEAST_DRAWN = 3
+"""Fewer rewards are no line worth drawing."""
 OVERLAP = ("beside", "stale")
 """Columns with overlap: seconds of training during which rollouts ran; age of the rollouts in steps."""
 
@@ -121,6 +123,7 @@ class LiveProgress:
         self._rows: list[StepRow] = []
         self._rewards: list[float] = []
         self._spinner = Spinner("dots", "starting")
+        self._ended = False
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=8, transient=False)
 
     def __enter__(self) -> Self:
@@ -130,7 +133,7 @@ class LiveProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._spinner.update(text="")
+        self._ended = True
         self._live.stop()
 
     def doing(self, what: str) -> None:
@@ -148,12 +151,9 @@ class LiveProgress:
         self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _render(self) -> Group:
-        if not self._rows:
-            return Group(self._spinner)
-        parts: list[Table | Spinner] = [step_table(self._rows[-SHOWN_STEPS:], self._rewards, self._steps)]
-        if self._spinner.text:
-            parts.append(self._spinner)
-        return Group(*parts)
+        rows = self._rows[-SHOWN_STEPS:]
+        parts: list[Table | Spinner] = [step_table(rows, self._rewards, self._steps)] if rows else []
+        return Group(*parts, *([] if self._ended else [self._spinner]))
 
 
 def make_progress(steps: int, console: Console | None = None) -> TrainerProgress:
@@ -164,7 +164,7 @@ def make_progress(steps: int, console: Console | None = None) -> TrainerProgress
 
 def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int) -> Table:
     """A table of the steps, with a sparkline of the whole run's rewards in its title."""
-    table = Table(title=f"reward {sparkline(rewards)}", title_justify="left", title_style="bold", expand=False)
+    table = Table(title=f"reward {sparkline(rewards)}".strip(), title_justify="left", title_style="bold", expand=False)
     overlapped = any(row.staleness is not None for row in rows)
     table.add_column("step", justify="right")
     for name in ("reward", "success", "rollouts", "training", *OVERLAP * overlapped, "tokens", "KL"):
@@ -180,9 +180,9 @@ def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int) ->
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The values as bars from the lowest to the highest. More than `width` values are averaged in pieces of equal
+    """The values as bars from the lowest to the highest; "" for fewer than three. More than `width` values are averaged in pieces of equal
     length."""
-    if not values:
+    if len(values) < _LEAST_DRAWN:
         return ""
     pieces = min(width, len(values))
     edges = [round(piece * len(values) / pieces) for piece in range(pieces + 1)]

@@ -19,6 +19,7 @@ from understudy.contracts import Judge
 from understudy.errors import BudgetExceeded, ConfigError, RolloutError, WrongLoopError
 from understudy.listing import as_list
 from understudy.llms.ledger import budget
+from understudy.plurals import counted
 from understudy.rewards.outcome import as_reward
 from understudy.scenarios.identity import scenario_id, scenario_label
 from understudy.scenarios.ordering import batch
@@ -341,7 +342,7 @@ class Trainer:
         """Evaluate greedily, if there are `eval` scenarios and the current steps were not evaluated yet. No update may
         be under way, so that all rollouts use the same steps."""
         if self._eval and (not run.evaluations or run.evaluations[-1].steps != run.current):
-            with run.doing(f"evaluating {steps_line(run.current)} on {len(self._eval)} scenarios"):
+            with run.doing(f"evaluating {steps_line(run.current)} on {counted(len(self._eval), 'scenario')}"):
                 run.evaluations.append(await self._evaluate(self._eval, 0.0, 1, run.id))
             run.progress.say(evaluation_line(run.evaluations[-1]))
             for line in failure_lines(run.new_failures(run.evaluations[-1].failures)):

@@ -20,6 +20,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "fetching-1.0.dist-info").mkdir()
     (tmp_path / "fetching-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: fetching\nVersion: 1.0\n")
     (tmp_path / "fetching-1.0.dist-info/RECORD").write_text("fetching/client.py,,\nsingle.py,,\n")
+    (tmp_path / "fetching").mkdir()
+    for file in ("fetching/client.py", "single.py"):
+        (tmp_path / file).touch()
     (tmp_path / "app.egg-info").mkdir()
     (tmp_path / "app.egg-info/PKG-INFO").write_text("Metadata-Version: 2.1\nName: app\nVersion: 1.0\n")
     (tmp_path / "app.egg-info/SOURCES.txt").write_text("app/agent.py\n")

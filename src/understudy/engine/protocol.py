@@ -94,10 +94,12 @@ COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 
 
 class Ready(Line):
-    """The base is loaded. `facts` are shown by doctor: device, dtype, loader, parameters, mask probe, chat template."""
+    """The base is loaded. `facts` are shown by doctor: device, dtype, loader, parameters, mask probe, chat template.
+    `linear_layers`: the names of the base's layers that an adapter can have."""
 
     kind: Literal["ready"] = "ready"
     facts: dict[str, str]
+    linear_layers: tuple[str, ...] = ()
 
 
 class Progressed(Line):

@@ -72,8 +72,26 @@ def test_another_base_or_project_under_the_same_name_is_a_conflict(
     assert refused(register(server, "fixed", **fields), 409)["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["q_proj", "v_prj"], "'v_prj' matches no linear layer of the base; did you mean 'v_proj'?"),
+        (["embed_tokens"], "'embed_tokens' matches no linear layer"),
+        ("layers.q_proj", "the regular expression 'layers.q_proj' matches no linear layer"),
+        ("*proj", "'*proj' is no regular expression"),
+    ],
+)
+def test_target_modules_that_match_no_layer_are_refused_at_registration(
+    server: RunningServer, wrong: str | list[str], message: str
+) -> None:
+    error = refused(register(server, "mistyped", lora={"target_modules": wrong}), 400)
+    assert message in error["message"] and error["param"] == "lora.target_modules"
+    for right in (["q_proj", "layers.0.mlp.up_proj"], r".*\.q_proj"):
+        assert register(server, "typed", lora={"target_modules": right}).json()["name"] == "typed"
+
+
 def test_the_lora_is_fixed_by_the_first_step(server: RunningServer, trained: dict[str, Any]) -> None:
-    register(server, "mended", lora={"r": 4, "target_modules": ["q_prj"]})
+    register(server, "mended", lora={"r": 4, "target_modules": ["k_proj"]})
     again = register(server, "mended", lora={"r": 4, "target_modules": ["q_proj"]})
     assert again.json()["lora"]["target_modules"] == ["q_proj"]
     facts = json.loads((server.folder / "default/models/mended/model.json").read_text())

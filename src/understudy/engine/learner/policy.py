@@ -167,6 +167,16 @@ class Policy:
         return sum(_size(value) for value in self._model.parameters() if not value.requires_grad)
 
     @property
+    def linear_layers(self) -> tuple[str, ...]:
+        """The names of the base's linear layers, as `target_modules` matches them."""
+        base = cast(PreTrainedModel, self._model.get_base_model())
+        return tuple(
+            name
+            for name, module in base.named_modules()
+            if isinstance(module, nn.Linear | LoraLayer) and not {"base_layer", "lora_A", "lora_B"} & {*name.split(".")}
+        )
+
+    @property
     def vocabulary(self) -> int:
         """Number of token ids: the width of the logits."""
         return int(self._head.weight.shape[0])

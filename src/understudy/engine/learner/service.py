@@ -102,7 +102,7 @@ class Service:
         if self._host is not None:
             self._host.leave()
             _release_memory()
-        return Ready(facts=facts)
+        return Ready(facts=facts, linear_layers=policy.linear_layers)
 
     def run(self, commands: Iterable[Command]) -> None:
         """Execute commands until a stop command, or until the device is lost."""

@@ -27,6 +27,7 @@ from ...wire import (
     UserState,
 )
 from ..models.checkpoints import state_of, write_text
+from ..models.registration import ALL_LINEAR, check_target_modules
 from ..services import Services, ServicesDep
 from ..training import exports
 from ..training.feed import TrainFeed
@@ -58,7 +59,11 @@ async def list_models(services: ServicesDep) -> list[ModelState]:
 
 @router.post("/models")
 async def register_model(services: ServicesDep, body: RegisterRequest) -> ModelState:
-    """Register a trainable model, or return the existing one of the same name, base and LoRA shape."""
+    """Register a trainable model, or return the existing one of the same name, base and LoRA shape. `target_modules` that
+    name layers are compared with the base's, so the answer waits until the learner has loaded it."""
+    if services.learner is not None and body.lora is not None and body.lora.target_modules != ALL_LINEAR:
+        await services.sampler.ready()  # the learner starts after it
+        check_target_modules(body.lora.target_modules, await services.learner.linear_layers())
     return services.models.registration.register(body, in_training=services.training.concerns(body.name))
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from ...config import LoraOptions
@@ -19,6 +22,40 @@ MAX_RANK = 512
 """The upper bound of `LoraOptions.r`. vLLM's own limit is lower."""
 RESERVED_PROJECTS = frozenset({"exports", "jobs", "key", "logs", "records.db", "server.json", "server.lock"})
 """Names of the server's own files and folders, which lie beside the projects' folders."""
+
+
+ALL_LINEAR = "all-linear"
+"""The value of `target_modules` that means all linear layers but the output layer."""
+
+
+def check_target_modules(target_modules: str | Sequence[str], layers: Sequence[str]) -> None:
+    """Check that every name matches one of the base's linear `layers`, by PEFT's rules: a text is a regular expression for
+    whole names, and an item of a list is a name or the end of one. PEFT itself ignores an item that matches nothing.
+    Raises ApiError 400. Without `layers`, which are unknown then, checks nothing."""
+    if not layers:
+        return
+    if isinstance(target_modules, str):
+        try:
+            if any(re.fullmatch(target_modules, layer) for layer in layers):
+                return
+            problem = f"the regular expression {target_modules!r} matches no linear layer"
+        except re.error as error:
+            problem = f"{target_modules!r} is no regular expression ({error})"
+        wrong = [target_modules]
+    else:
+        wrong = [name for name in target_modules if not any(f".{layer}".endswith(f".{name}") for layer in layers)]
+        problem = f"{', '.join(map(repr, wrong))} matches no linear layer"
+    if not wrong:
+        return
+    kinds = sorted({layer.rpartition(".")[2] for layer in layers})
+    close = get_close_matches(wrong[0], kinds, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ApiError(
+        400,
+        f"lora.target_modules: {problem} of the base{hint or '.'} Its linear layers are {', '.join(kinds)}; {ALL_LINEAR!r} takes all",
+        "lora.target_modules",
+        "invalid_value",
+    )
 
 
 class ModelRegistration:

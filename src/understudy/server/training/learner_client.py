@@ -78,6 +78,7 @@ class LearnerClient:
         self.state: State = "stopped"
         self._facts: dict[str, str] = {}
         self._notes: dict[str, str] = {}
+        self._linear_layers: tuple[str, ...] = ()
 
     @property
     def facts(self) -> dict[str, str]:
@@ -101,6 +102,11 @@ class LearnerClient:
         """Wait until the loading that `start` began has succeeded or failed."""
         if self._early is not None:
             await asyncio.wait({self._early})
+
+    async def linear_layers(self) -> tuple[str, ...]:
+        """The names of the base's linear layers, after the loading that `start` began; empty if it failed."""
+        await self.started()
+        return self._linear_layers
 
     async def run(self, command: TrainCommand | MergeCommand | ScoreCommand) -> AsyncGenerator[Event]:
         """Run a command and yield its events.
@@ -170,7 +176,7 @@ class LearnerClient:
             if isinstance(error, TimeoutError):
                 raise EngineError(f"The learner was not ready within {START_SECONDS:.0f} s. {_tail(child)}") from error
             raise
-        self._facts, self.state = ready.facts, "ready"
+        self._facts, self._linear_layers, self.state = ready.facts, ready.linear_layers, "ready"
         template = ready.facts.get("chat_template", "ok")
         if not template.startswith("ok"):
             logger.warning("The base's chat template: %s", template.removeprefix("warning: "))

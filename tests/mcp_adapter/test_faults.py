@@ -7,9 +7,15 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mcp import types
+from mcp.server import Server
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.tools import Tool as ServerTool
 
 from tests.mcp_adapter.conftest import SERVERS, children, misbehaving
 from understudy_mcp import (
@@ -25,6 +31,7 @@ from understudy_mcp import (
     StdioServer,
     Target,
 )
+from understudy_mcp.connection.servers import InProcess
 
 QUICK = Limits(start_seconds=20, call_seconds=2)
 
@@ -224,3 +231,39 @@ async def test_tools_with_a_faulty_schema_are_left_out_by_name() -> None:
             "listed": "its definition is faulty: inputSchema: Input should be a valid dictionary",
         }
         assert (await tools.call("echo", {"text": "here"})).text == "here"
+
+
+SCHEMAS: dict[str, dict[str, Any]] = {"echo": {"type": "object"}, "typeless": {}, "text": {"type": "string"}}
+
+
+def low_level_server() -> Server:
+    async def listed(context: object, params: object) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[types.Tool(name=name, input_schema=SCHEMAS[name]) for name in SCHEMAS])
+
+    async def called(context: object, params: object) -> types.CallToolResult:
+        return types.CallToolResult(content=[types.TextContent(text="here")])
+
+    return Server("odd", on_list_tools=listed, on_call_tool=called)
+
+
+def server_of_tools() -> MCPServer:
+    def echo() -> str:
+        return "here"
+
+    tool = ServerTool.from_function(echo)
+    return MCPServer(
+        "odd", tools=[tool.model_copy(update={"name": name, "parameters": SCHEMAS[name]}) for name in SCHEMAS]
+    )
+
+
+@pytest.mark.parametrize("make", [low_level_server, server_of_tools])
+async def test_tools_of_a_server_object_with_a_faulty_schema_are_left_out_by_name(
+    make: Callable[[], InProcess],
+) -> None:
+    server = make()
+    async with ServerPool(Target.parse(server), ahead=0) as pool, pool.rollout() as tools:
+        assert [tool.name for tool in pool.toolset.tools] == ["echo"]
+        fault = 'its definition is faulty: inputSchema needs "type": "object"'
+        assert pool.toolset.left_out == {"typeless": fault, "text": fault}
+        assert (await tools.call("echo", {})).text == "here"
+    assert "get_request_handler" not in vars(server)

@@ -36,7 +36,7 @@ from ..tools.tool import ServerDescription, as_server_tool
 from .http_transport import http_transport
 from .limits import Limits
 from .link import Link, described
-from .listings import sound_listings
+from .listings import sound_listings, sound_server
 from .process_transport import stdio_transport
 from .servers import AnyServer, HttpServer, InProcess, StdioServer
 
@@ -258,7 +258,7 @@ class Session:
             return sound_listings(stdio_transport(self.server, self._folder, self._link, self._limits), self._link)
         if isinstance(self.server, HttpServer):
             return sound_listings(http_transport(self.server, self._link, self._limits), self._link)
-        return self.server.object_for(self._folder)
+        return sound_server(self.server.object_for(self._folder), self._link)
 
     async def _until_ended(self) -> None:
         waiting = [asyncio.ensure_future(event.wait()) for event in (self._stop, self._link.closed)]

@@ -39,6 +39,11 @@ class Link:
         self._stderr += chunk
         del self._stderr[:-_TAIL_BYTES]
 
+    @property
+    def stderr(self) -> str:
+        """The end of what the server wrote to stderr."""
+        return self._stderr.decode("utf-8", "replace")
+
     def reason(self, error: BaseException | None = None) -> str:
         """Why the connection ended, as one printable clause."""
         if self.ending is not None:
@@ -52,8 +57,7 @@ class Link:
         text = ""
         if self.stray_line is not None:
             text += f"; its stdout has lines that are not MCP messages, such as {self.clean(self.stray_line)!r}"
-        lines = [line for line in self._stderr.decode("utf-8", "replace").splitlines() if line.strip()][-_TAIL_LINES:]
-        if lines:
+        if lines := [line for line in self.stderr.splitlines() if line.strip()][-_TAIL_LINES:]:
             text += "; the end of its stderr:\n" + printable(without("\n".join(lines), self.secrets))
         return text
 

@@ -31,6 +31,7 @@ from ..errors import (
     McpTimeoutError,
     McpToolsChangedError,
 )
+from ..tools.missing_variables import variable_hint
 from ..tools.references import names_secret, without
 from ..tools.tool import ServerDescription, as_server_tool
 from .http_transport import http_transport
@@ -200,10 +201,19 @@ class Session:
         if self._link.fault is not None:
             return self._link.fault
         reason = self._link.reason(error or self._error)
-        return McpConnectionError(self.server.name, f"{reason}, during {what}{self._link.details()}")
+        hint = self._variable_hint(reason)
+        return McpConnectionError(self.server.name, f"{reason}, during {what}{hint}{self._link.details()}")
 
     def _start_error(self, what: str) -> McpServerError:
-        return McpStartError(self.server.name, f"{what}: {self._link.clean(self.server.shown())}{self._link.details()}")
+        shown = self._link.clean(self.server.shown())
+        return McpStartError(self.server.name, f"{what}: {shown}{self._variable_hint(what)}{self._link.details()}")
+
+    def _variable_hint(self, reason: str) -> str:
+        """What to do about a missing environment variable that the reason or the command's stderr names."""
+        if not isinstance(self.server, StdioServer):
+            return ""
+        hint = variable_hint(f"{reason}\n{self._link.stderr}", self.server.env)
+        return hint and f"; {hint}"
 
     def _start_failure(self) -> str:
         if isinstance(self._error, FileNotFoundError | NotADirectoryError | PermissionError):

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 from understudy.integration import ConfigError, one_line
 
-from .explore import withheld, withheld_lines
+from ..connection.pool import ServerPool
+from ..connection.servers import StdioServer
+from ..tools.missing_variables import variable_hint
+from .explore import Exploration, withheld, withheld_lines
 from .files import ScenarioSet
 from .generation import ScenarioGeneration
 
@@ -32,6 +35,15 @@ def without_scenarios(work: ScenarioGeneration, scenarios: ScenarioSet) -> Itera
                 else f"no call of it worked: {error or 'all were empty'}"
             )
         yield f"no scenario: {one_line(name, 64)}: {one_line(reason, 300)}"
+
+
+def variable_hints(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
+    """A line for each command of which a tool answered that an environment variable or a key is missing."""
+    for server in pool.target.servers:
+        own = [tool.name for tool in pool.toolset.tools if tool.tool.server == server.name]
+        failed = (seen.text for name in own for seen in exploration.of(name) if not seen.worked)
+        if isinstance(server, StdioServer) and (hint := variable_hint("\n".join(failed), server.env)):
+            yield f"{one_line(server.name, 64)} seems to miss a variable: {hint}"
 
 
 def check_enough(work: ScenarioGeneration, scenarios: ScenarioSet, held_out: float) -> None:
@@ -74,4 +86,5 @@ def _advice(work: ScenarioGeneration, enough: int) -> str:
     if enough:
         ways.append(f"or ask for fewer: --count {enough}")
     text = "; ".join(ways)
-    return f"{shown}\n{text[0].upper()}{text[1:]}"
+    hints = "".join(f"\n{hint}" for hint in variable_hints(work.pool, exploration))
+    return f"{shown}{hints}\n{text[0].upper()}{text[1:]}"

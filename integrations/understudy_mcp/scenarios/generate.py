@@ -9,7 +9,7 @@ from understudy.integration import ConfigError, Llm
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target, TargetLike
-from .coverage import check_enough, without_scenarios
+from .coverage import check_enough, variable_hints, without_scenarios
 from .explore import Exploration, explore, withheld, withheld_lines
 from .files import ScenarioSet
 from .from_llm import from_llm
@@ -54,7 +54,7 @@ async def generate_scenarios(
             await from_llm(work, llm if isinstance(llm, Llm) else Llm(llm))
     scenarios = work.result(held_out)
     check_enough(work, scenarios, held_out)
-    for line in without_scenarios(work, scenarios):
+    for line in (*without_scenarios(work, scenarios), *variable_hints(pool, exploration)):
         progress(line)
     return scenarios
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from understudy.integration import one_line
 
 from ..connection.pool import ServerPool
+from .coverage import variable_hints
 from .explore import Exploration
 from .files import ScenarioSet
 from .harvest import SHORT
@@ -33,6 +34,7 @@ def explored(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
             yield f"  {one_line(repr(dict(observation.arguments)), 100)} -> {one_line(observation.text, 100)}"
         if error := exploration.first_error(tool.name):
             yield f"  refused, such as {error}"
+    yield from variable_hints(pool, exploration)
     places = [(place, values) for place, values in exploration.sampler.places.items() if not place.endswith(SHORT)]
     if places:
         yield ""

@@ -93,6 +93,7 @@ GOADED = {
     "change-silently": change,
     "own-error": lambda request: fail(request, -32000, "no such row"),
     "own-timeout": lambda request: fail(request, -32001, "the database timed out"),
+    "needs-key": lambda request: say(request, "SHOP_TOKEN is not set", isError=True),
     "escapes": lambda request: say(request, "\x1b[2Jgone\x07"),
     "environment": lambda request: say(request, json.dumps(dict(os.environ))),
 }
@@ -127,6 +128,8 @@ def main():
     if MODE == "exit":
         print("no licence \x1b[31mfound\x1b[0m", file=sys.stderr, flush=True)
         sys.exit(4)
+    if MODE == "needs-variable":
+        os.environ["SHOP_TOKEN"]
     if MODE == "chatty":
         print("Listening on stdio ...", flush=True)
     if MODE == "stubborn":

@@ -12,7 +12,16 @@ from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
 
 from understudy import Model, TrainableModel, Trainer, Trajectory
-from understudy.integration import ConfigError, Evaluation, Judge, TrainerOptions, TrainReport
+from understudy.integration import (
+    ConfigError,
+    Evaluation,
+    Judge,
+    RunOptions,
+    TrainerOptions,
+    TrainReport,
+    check_options,
+    names_checked,
+)
 
 from .active_capture import OnLeak, Scope, SharedState
 from .agent_trainer import AgentTrainer
@@ -46,6 +55,7 @@ class TrainingMethods:
         self, scenarios: Iterable[object], *, model: Models | None = None, **options: Unpack[TrainerOptions]
     ) -> Trainer:
         """Create the Trainer that `train` runs. Raises ConfigError for a mistake that would fail every rollout."""
+        check_options("train", options, TrainerOptions.__annotations__)
         plan = self._plan if model is None else replace(self._plan, model=model)
         agent = self._agent()
         own: dict[str, object] = {"judge": plan.judge}
@@ -178,6 +188,7 @@ class TrainableFunction(TrainingMethods, Generic[P, R]):
         plan = self._plan
         return FunctionAgent(self._function, plan.to_input, plan.on_interrupt, plan.context)
 
+    @names_checked("trained")
     def trained(
         self,
         step: int | Mapping[str, int] | None = None,
@@ -208,6 +219,7 @@ class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
     def _agent(self) -> GraphAgent:
         return GraphAgent(self, self._plan.to_input, self._plan.on_interrupt, self._plan.context)
 
+    @names_checked("trained")
     def trained(
         self,
         step: int | Mapping[str, int] | None = None,
@@ -276,17 +288,13 @@ def trainable(target: Any = None, **options: Unpack[TrainableOptions]) -> Any:
 
 def checked_plan(options: TrainableOptions) -> TrainingPlan:
     """Validate the options of `trainable`. Raises ConfigError."""
-    known = [option.name for option in fields(TrainingPlan)]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        other = unknown[0] in TrainerOptions.__annotations__
-        hint = f"; it is one of train() and evaluate(): agent.train(scenarios, {unknown[0]}=...)" if other else ""
-        raise ConfigError(f"trainable: there is no option {unknown[0]!r}{hint}; there are {', '.join(known)}")
+    check_options("trainable", options, [option.name for option in fields(TrainingPlan)])
     plan = TrainingPlan(**options)
     for option in ("scope", "on_leak", "shared_state"):
         check_choice(option, getattr(plan, option))
     as_predicate(plan.exclude, "exclude")
     check_length(plan.max_completion_tokens)
+    RunOptions.parse(judge=plan.judge)
     if plan.model is not None:
         by_model(plan.model, plan.select)
     if plan.reward is not None and not callable(plan.reward) and plan.reward != "logged":

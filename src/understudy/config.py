@@ -1,6 +1,6 @@
 """The options of a step, an engine and a server: name, default, range and meaning, defined once.
 
-Options are pydantic models with `extra="forbid"`: an unknown option is an error that names it.
+Options are pydantic models with `extra="forbid"`: an unknown option is an error that names the right one.
 Losses, advantages and layouts never take these objects: their callers pass scalars.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import ConfigError
+from .option_names import unknown_option
 
 logger = logging.getLogger("understudy")
 
@@ -38,25 +40,38 @@ DEFAULT_NAME = "default"
 
 
 class Options(BaseModel):
-    """Base of all option sets. They are immutable and reject unknown fields; `parse` raises ConfigError."""
+    """Base of all option sets. They are immutable.
+
+    Raises ConfigError, which names every invalid field, its value and what is allowed, and for an unknown option the right
+    one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(describe(error, type(self).__name__, type(self).model_fields)) from error
+
+    # pydantic then validates a nested set as one of its own models, and its faults keep their place.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
     @classmethod
     def parse(cls, **values: Any) -> Self:
-        """Build from user input. Raises ConfigError, which names every invalid field, its value and what is allowed."""
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise ConfigError(describe(error, cls.__name__)) from error
+        """The constructor, for values whose types are unknown."""
+        return cls(**values)
 
 
-def describe(error: ValidationError, where: str) -> str:
-    """One line per fault of a pydantic error, such as `TrainConfig.loss: Input should be ... (got 'x')`."""
+def describe(error: ValidationError, where: str, options: Iterable[str] = ()) -> str:
+    """One line per fault of a pydantic error, such as `TrainConfig.loss: Input should be ... (got 'x')`. `options`: the
+    names of an option set, for unknown ones."""
     lines: list[str] = []
     for fault in error.errors(include_url=False):
         field = ".".join(str(part) for part in fault["loc"]) or "(whole)"
-        lines.append(f"{where}.{field}: {fault['msg']} (got {fault['input']!r})")
+        if options and fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
+            lines.append(unknown_option(where, field, options))
+        else:
+            lines.append(f"{where}.{field}: {fault['msg']} (got {fault['input']!r})")
     return "\n".join(lines)
 
 
@@ -75,20 +90,6 @@ class LoraOptions(Options):
         default="all-linear", description="layers that get an adapter, as PEFT names them"
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the adapter's initial weights")
-
-
-ELSEWHERE = {
-    "beta": "kl_coef",
-    "loss_fn": "loss",
-    "ppo": 'loss="grpo" (PPO\'s clip) or loss="cispo"',
-    "importance_sampling_level": 'loss="gspo" for a sequence-level ratio, with sequence="trajectory" or "call"',
-    "truncated_importance_sampling": "importance_cap",
-    "logprob_calculation_chunk_size": "logits_chunk",
-    "num_trajectories_learning_rate_multiplier_power": "learning_rate",
-    "grad_accumulation_sequences": "row_tokens (gradients are summed over rows of this many tokens)",
-    "normalize_advantages": "scale_rewards",
-}
-"""Options of other trainers, and the equivalent option here."""
 
 
 class TrainConfig(Options):
@@ -158,7 +159,7 @@ class TrainConfig(Options):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_the_equivalent(cls, values: Any) -> Any:
+    def _take_the_equivalent(cls, values: Any) -> Any:
         if isinstance(values, dict) and "kl_penalty_coef" in values:
             values = {**cast(dict[str, Any], values)}
             values["kl_coef"] = values.pop("kl_penalty_coef")
@@ -166,9 +167,6 @@ class TrainConfig(Options):
                 "kl_penalty_coef is taken as kl_coef=%r: here the KL to the base is a term of the loss, not of the advantage",
                 values["kl_coef"],
             )
-        foreign = [name for name in ELSEWHERE if isinstance(values, dict) and name in values]
-        if foreign:
-            raise ValueError("; ".join(f"no option {name!r} here: use {ELSEWHERE[name]}" for name in foreign))
         return cast(Any, values)
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@
   `RejectedError`: it refused some for good.
 - Other LLMs: send requests with `Llm` inside `budget(max_cost)`, whose `Spending` is the ledger.
 - Text from outside: `printable` and `one_line` escape it for a terminal.
+- Options: `check_options` and the decorator `names_checked` answer an unknown option with the right name and place.
 - Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page
   inside `printing_failures`; `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
 """
@@ -61,6 +62,7 @@ from .errors import (
 from .listing import as_list
 from .llms.ledger import Spending, budget
 from .llms.llm import Llm
+from .option_names import check_options, names_checked
 from .printable import one_line, printable
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
@@ -72,7 +74,7 @@ from .tracing.sampling_rate import checked_rate, is_sampled
 from .tracing.spans import SpanKind, TraceSpan, rollout_spans, span_id, trace_id
 from .trainer.evaluate import Evaluation, printing_failures
 from .trainer.messages import evaluation_line
-from .trainer.options import TrainerOptions
+from .trainer.options import RunOptions, TrainerOptions
 from .trainer.report import TrainReport
 from .trainer.trainer import refuse_running_loop
 from .types import (
@@ -128,6 +130,7 @@ __all__ = [
     "RejectedError",
     "RolloutError",
     "RolloutTrace",
+    "RunOptions",
     "RunStarted",
     "Sampling",
     "SharedStateError",
@@ -146,6 +149,7 @@ __all__ = [
     "call_answered",
     "call_headers",
     "capturing",
+    "check_options",
     "checked_rate",
     "completion_limit",
     "continues",
@@ -160,6 +164,7 @@ __all__ = [
     "json_text",
     "lines_of",
     "logged_reward",
+    "names_checked",
     "new_id",
     "on_capture_end",
     "one_line",

@@ -114,7 +114,7 @@ def test_kl_penalty_coef_of_a_train_config_is_the_loss_term(caplog: pytest.LogCa
         ({"importance_sampling_level": "average"}, "importance_sampling_level='average' has no equivalent"),
         ({"_config": {"kimi_k2_tau": 1.0}}, "kimi_k2_tau=1.0 has no equivalent"),
         ({"_config": 8}, "_config: expected a TrainConfig or a dict of its options, got 8"),
-        ({"beta": 0.1}, "no option 'beta' here: use kl_coef"),
+        ({"beta": 0.1}, "no option 'beta': use kl_coef"),
     ],
 )
 def test_an_option_of_a_step_without_an_equivalent_is_refused(options: Mapping[str, object], says: str) -> None:

@@ -174,8 +174,11 @@ async def test_a_captured_rollout_without_recorded_calls_is_named() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"config": {"learning_rat": 1}}, "TrainConfig.learning_rat: Extra inputs"),
-        ({"config": {"beta": 0.1}}, "no option 'beta' here: use kl_coef"),
+        (
+            {"config": {"learning_rat": 1}},
+            "TrainConfig: there is no option 'learning_rat': did you mean 'learning_rate'",
+        ),
+        ({"config": {"beta": 0.1}}, "no option 'beta': use kl_coef"),
         ({"learning_rate": 7}, "TrainConfig.learning_rate: .*less than or equal to 1 .got 7"),
         ({"betas": (0.9, 1.0)}, r"TrainConfig.betas.1: .*less than 1 .got 1.0"),
         ({"config": us.TrainConfig(), "epochs": 2}, r"either config= or single options, not both .*\['epochs'\]"),
@@ -299,13 +302,13 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 
 
 def test_other_trainers_arguments_are_answered_with_ours() -> None:
-    with pytest.raises(ConfigError, match=r"LocalBackend has no argument 'base_url': use RemoteBackend\(url\)"):
+    with pytest.raises(ConfigError, match=r"LocalBackend: there is no option 'base_url': use RemoteBackend\(url\)"):
         us.LocalBackend(base_url="http://box")
-    with pytest.raises(ConfigError, match=r"TrainableModel has no argument 'run_name': use name="):
+    with pytest.raises(ConfigError, match=r"TrainableModel: there is no option 'run_name': use name="):
         us.TrainableModel("a", base_model="tiny", run_name="a-1")
-    with pytest.raises(ConfigError, match=r"EngineOptions.treads: Extra inputs"):
+    with pytest.raises(ConfigError, match=r"LocalBackend: there is no option 'treads': did you mean 'threads'"):
         us.LocalBackend(treads=1)
-    with pytest.raises(TypeError, match="nonsense"):
+    with pytest.raises(ConfigError, match="TrainableModel: there is no option 'nonsense'"):
         us.TrainableModel("a", base_model="tiny", nonsense=1)
     with pytest.raises(ConfigError, match="base_model: name a base"):
         us.TrainableModel("a")

@@ -130,7 +130,7 @@ def test_rulers_functions_are_where_users_of_the_other_library_import_them() -> 
         (lambda: art.TrainSFTConfig(learning_rate=1e-5), "supervised fine-tuning is not in this version: train by reward"),
         (lambda: art.ServerlessBackend(api_key="k"), r"use RemoteBackend\(url, api_key\) with a server of your own"),
         (lambda: art.Backend(base_url="http://x:7999"), r"use RemoteBackend\(url\), or LocalBackend\(\)"),
-        (lambda: art.LocalBackend(remote_server_url="http://x"), r"no argument 'remote_server_url': use RemoteBackend\(url\)"),
+        (lambda: art.LocalBackend(remote_server_url="http://x"), r"no option 'remote_server_url': use RemoteBackend\(url\)"),
         (lambda: art.TrainableModel("a", base_model="tiny", remote_server_url="x"), r"use backend=RemoteBackend\(url\)"),
     ],
 )  # fmt: skip

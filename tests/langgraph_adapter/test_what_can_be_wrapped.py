@@ -450,11 +450,11 @@ def test_what_is_wrapped_twice_or_with_an_unknown_option_is_refused(stand_in: Tr
     app = trainable(create_agent(chat(), []), model=stand_in, reward=heard)
     for target, options, message in [
         (app, {}, "is wrapped already"),
-        (chat_graph(), {"rewards": heard}, "there is no option 'rewards'; there are model, reward, judge"),
+        (chat_graph(), {"rewards": heard}, "there is no option 'rewards': did you mean 'reward'"),
         (
             chat_graph(),
             {"sinks": ["langfuse"]},
-            r"no option 'sinks'; it is one of train\(\) and evaluate\(\): agent.train\(scenarios, sinks=",
+            r"no option 'sinks': use sinks=... in Trainer\(\), MCPTrainer\(\) or app.train\(\)",
         ),
         (chat_graph(), {"reward": 1.0}, r"reward: a function \(scenario, output\) -> number"),
         (chat_graph(), {"reward": lambda state: 1.0}, r"called with \(scenario, output\), but got <lambda>\(state\)"),

@@ -75,7 +75,7 @@ def test_its_names_are_exact_and_each_can_be_loaded() -> None:
         ({"prices": {"prompt": 1}}, r"LlmOptions\.prices\.completion: Field required"),
         ({"time_out": 3}, "no option 'time_out': did you mean 'timeout'"),
         ({"concurency": 3}, "did you mean 'concurrency'"),
-        ({"num_retries": 3}, "no parameter 'num_retries' here: use retries="),
+        ({"num_retries": 3}, "no option 'num_retries': use retries="),
         ({"response_format": {}}, r"use ask\(messages, schema\)"),
         ({"base_url": "http://x"}, "use api_base="),
         ({"stream": True}, "answers are read whole"),

@@ -19,9 +19,12 @@ from understudy.integration import (
     Evaluation,
     Judge,
     Llm,
+    RunOptions,
     TrainerOptions,
     TrainReport,
     budget,
+    check_options,
+    names_checked,
     one_line,
     refuse_running_loop,
     resolve_sinks,
@@ -105,22 +108,26 @@ class MCPTrainer:
         self.target = Target.parse(target)
         self.model = model
         self.comparison: Comparison | None = None
-        own = {field.name for field in fields(ToolOptions)}
+        own = [field.name for field in fields(ToolOptions)]
+        check_options("MCPTrainer", options, ["scenarios", *own, *TrainerOptions.__annotations__])
         self.options = ToolOptions(**{name: value for name, value in options.items() if name in own})  # type: ignore[arg-type]
         self._training = cast(TrainerOptions, {name: value for name, value in options.items() if name not in own})
         for name in ("reward", "eval"):
             if name in self._training:
                 raise ConfigError(f"{name}: an MCPTrainer takes it from the scenarios: their check, their split")
+        RunOptions.parse(**{**self._training, "eval_every": 0})  # before scenarios are generated, which takes long
         if "sinks" in self._training:  # an unknown name or a missing variable must fail before anything starts
             self._training["sinks"] = resolve_sinks(self._training["sinks"])
         self._defaults = defaults_for(model.base_model)
         self._scenarios = scenarios
 
+    @names_checked("MCPTrainer.train")
     def train(self, steps: int) -> TrainReport:
         """Sync form of `atrain`. Raises an error inside a running event loop."""
         refuse_running_loop("train", "atrain")
         return asyncio.run(self.atrain(steps))
 
+    @names_checked("MCPTrainer.atrain")
     async def atrain(self, steps: int) -> TrainReport:
         """Train until the model has `steps` steps in total. A second run resumes at the newest step.
 
@@ -142,11 +149,13 @@ class MCPTrainer:
         self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after)
         return report
 
+    @names_checked("MCPTrainer.evaluate")
     def evaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
         """Sync form of `aevaluate`. Raises an error inside a running event loop."""
         refuse_running_loop("evaluate", "aevaluate")
         return asyncio.run(self.aevaluate(temperature=temperature, rollouts=rollouts, step=step))
 
+    @names_checked("MCPTrainer.aevaluate")
     async def aevaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
         """Score the newest step, or `step`, on the held-out scenarios; on all scenarios if none is held out."""
         with budget(self._training.get("max_cost")):

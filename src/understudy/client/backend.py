@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self, cast
 
 from ..config import TrainConfig
 from ..errors import ConfigError, TrainError
+from ..option_names import names_checked
 from ..types import TrainResult, TrajectoryGroup, new_id
 from ..wire import TrainEvent, TrainRequest
 from .failures import details, failure_kinds
@@ -101,6 +102,7 @@ class Backend(ABC):
 class RemoteBackend(Backend):
     """The server at `url`. Without `api_key`, the environment variable UNDERSTUDY_API_KEY is sent, if set."""
 
+    @names_checked("RemoteBackend")
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = checked_url(url)
         self._api = Api(self.url, api_key or os.environ.get("UNDERSTUDY_API_KEY"))

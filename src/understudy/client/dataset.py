@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from ..errors import ConfigError
 from ..listing import as_list
+from ..option_names import names_checked
 from .arrow_rows import UnpaddedRows, unpadded
 
 Item = TypeVar("Item")
@@ -24,6 +25,7 @@ class DatasetBatch(Generic[Item]):
     epoch_step: int
 
 
+@names_checked("iterate_dataset")
 def iterate_dataset(
     dataset: Iterable[Item],
     groups_per_step: int = 1,

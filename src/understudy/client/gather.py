@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from ..errors import BudgetExceeded, CaptureError, ConfigError, RolloutError
 from ..listing import as_list
+from ..option_names import names_checked
 from ..types import (
     PendingRollout,
     RolloutException,
@@ -37,6 +38,7 @@ PendingGame: TypeAlias = Awaitable[Iterable[Trajectory]] | Callable[[], Awaitabl
 Result = TypeVar("Result")
 
 
+@names_checked("gather_trajectory_groups")
 async def gather_trajectory_groups(
     groups: Iterable[PendingGroup],
     *,
@@ -103,6 +105,7 @@ async def gather_trajectories(
     timeout: float | None = None,
     retries: int = 0,
 ) -> list[list[Trajectory]]: ...
+@names_checked("gather_trajectories")
 async def gather_trajectories(
     rollouts: Iterable[PendingRollout] | Iterable[PendingGame],
     *,
@@ -133,6 +136,7 @@ async def gather_trajectories(
     return cast(list[Trajectory], [*group.trajectories, *gathered])
 
 
+@names_checked("trajectory_group_batches")
 async def trajectory_group_batches(
     groups: Iterable[PendingGroup],
     *,

@@ -25,10 +25,11 @@ from rich.console import Console
 
 from ..config import EngineOptions, default_dir
 from ..errors import BackendError, ConfigError
+from ..option_names import check_options
 from ..types import Json
 from .backend import Backend
 from .http import Api
-from .other_trainers import BACKEND_OPTIONS, local_folder, refuse_foreign
+from .other_trainers import local_folder
 
 logger = logging.getLogger("understudy")
 
@@ -50,8 +51,8 @@ class LocalBackend(Backend):
     def __init__(
         self, dir: str | os.PathLike[str] | None = None, *, start_timeout: float = 600.0, **options: object
     ) -> None:
-        refuse_foreign(options, BACKEND_OPTIONS, "LocalBackend")
         folder = local_folder(dir, options)
+        check_options("LocalBackend", options, ["dir", "start_timeout", *EngineOptions.model_fields])
         self.dir = Path(folder).expanduser().absolute() if folder is not None else default_dir()
         self.engine = EngineOptions.parse(**options)
         self._options = options

@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 
 from ..config import LoraOptions, TrainConfig
 from ..errors import ConfigError
+from ..option_names import check_options
 from ..types import Json, Metric, RolloutPlace, TrainResult, Trajectory, TrajectoryGroup, new_id
 from ..wire import (
     OPEN,
@@ -35,7 +36,7 @@ from .capture import active_capture
 from .http import Api, checked_name
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
-from .other_trainers import MODEL_OPTIONS, NO_SFT, internal_config, refuse_foreign
+from .other_trainers import NO_SFT, internal_config
 from .records import as_json, rollout_records
 from .registration import Registration
 from .sampling import forced_temperature
@@ -201,13 +202,12 @@ class TrainableModel(Model[ConfigT]):
         **foreign: object,
     ) -> None:
         internal = foreign.pop("_internal_config", None)
-        refuse_foreign(foreign, MODEL_OPTIONS, "TrainableModel")
-        if foreign:
-            raise TypeError(f"TrainableModel() got an unexpected keyword argument {next(iter(foreign))!r}")
+        check_options("TrainableModel", foreign, ["name", "project", "base_model", "backend", "lora", "config"])
         if not base_model:
             raise ConfigError(
                 'base_model: name a base, such as "Qwen/Qwen2.5-7B-Instruct", or "tiny" for the bundled one'
             )
+        _check_kinds(backend, lora)
         super().__init__(
             checked_name(name, "name"), checked_name(project, "project"), config, inference_model_name=name
         )
@@ -396,6 +396,15 @@ class TrainableModel(Model[ConfigT]):
                 f"model {self.name!r} is not registered yet: `await model.register()` before asking for its URL"
             )
         return server
+
+
+def _check_kinds(backend: object, lora: object) -> None:
+    """Raise ConfigError for a backend or LoRA options of another type, such as a URL or a rank."""
+    if backend is not None and not isinstance(backend, Backend):
+        write = f"RemoteBackend({backend!r})" if isinstance(backend, str) else "RemoteBackend(url), or LocalBackend()"
+        raise ConfigError(f"backend: a backend is needed, got {backend!r:.200}: write backend={write}")
+    if lora is not None and not isinstance(lora, LoraOptions | Mapping):
+        raise ConfigError(f"lora: LoraOptions are needed, got {lora!r:.200}: write lora=LoraOptions(r=...)")
 
 
 def _flat(rollouts: Rollouts) -> tuple[list[Trajectory], int]:

@@ -13,21 +13,6 @@ from ..types import TrajectoryGroup
 
 logger = logging.getLogger("understudy")
 
-BACKEND_OPTIONS = {
-    "remote_server_url": "RemoteBackend(url)",
-    "base_url": "RemoteBackend(url)",
-    "gpu_cost_per_hour_usd": "`understudy compare --gpu-price`, or `understudy usage --price`",
-}
-MODEL_OPTIONS = {
-    "entity": "project=",
-    "base_path": "LocalBackend(dir=...)",
-    "id": "name=",
-    "run_id": "name=",
-    "run_name": "name=",
-    "remote_server_url": "backend=RemoteBackend(url)",
-    "report_metrics": "log(), and a trace sink",
-}
-
 NO_SFT = (
     "supervised fine-tuning is not in this version: train by reward with `model.train(groups)`, or fine-tune elsewhere and "
     "give the result as base_model="
@@ -193,10 +178,3 @@ def groups_of(groups: Iterable[TrajectoryGroup] | None, options: dict[str, objec
     if chosen is None:
         raise ConfigError("groups: a step needs a list of TrajectoryGroups")
     return chosen
-
-
-def refuse_foreign(options: Mapping[str, object], known: Mapping[str, str], where: str) -> None:
-    """Raise ConfigError for an argument of another trainer, naming the replacement from `known`."""
-    for name in options:
-        if name in known:
-            raise ConfigError(f"{where} has no argument {name!r}: use {known[name]}")

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from ..errors import ConfigError
+from ..option_names import names_checked
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,6 +20,7 @@ Errors = type[BaseException] | tuple[type[BaseException], ...]
 OnRetry = Callable[[BaseException, int], object]
 
 
+@names_checked("retry")
 def retry(
     max_attempts: int = 3,
     delay: float = 0.25,

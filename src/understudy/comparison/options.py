@@ -14,6 +14,7 @@ from understudy.contracts import Judge, TraceSink
 from understudy.errors import ConfigError
 from understudy.listing import as_list
 from understudy.llms.ledger import check_max_cost
+from understudy.option_names import check_options
 from understudy.trainer.judging import check_judge
 from understudy.trainer.options import RunOptions, check_evaluation, check_place, is_number
 
@@ -65,10 +66,7 @@ class CompareSettings:
     @classmethod
     def parse(cls, **options: Unpack[CompareOptions]) -> CompareSettings:
         """Build settings from options. Raises ConfigError, also for an unknown option."""
-        known = [option.name for option in fields(cls)]
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            raise ConfigError(f"compare: there is no option {unknown[0]!r}; there are {', '.join(known)}")
+        check_options("compare", options, ["model", "reward", *(option.name for option in fields(cls))])
         return cls(**options)
 
     def __post_init__(self) -> None:

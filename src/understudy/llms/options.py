@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -12,6 +13,7 @@ from pydantic import Field, SecretStr
 
 from understudy.config import Options, default_dir
 from understudy.errors import ConfigError
+from understudy.option_names import FOREIGN, unknown_option
 
 Structured = Literal["auto", "schema", "prompt"]
 
@@ -56,8 +58,7 @@ class LlmOptions(Options):
         """Build options by name. Any other name is a parameter of litellm, such as temperature. Raises ConfigError."""
         own = set(cls.model_fields) - {"model", "parameters"}
         parameters = {name: value for name, value in options.items() if name not in own}
-        for name in parameters:
-            _check_parameter(name, own)
+        check_parameters("Llm", parameters, own)
         known = {name: value for name, value in options.items() if name in own}
         return cls.parse(model=model, parameters=_canonical(parameters), **known)
 
@@ -74,35 +75,12 @@ class LlmOptions(Options):
         return cast(dict[str, Any], json.loads(self.parameters))
 
 
-ELSEWHERE = {
-    "base_url": "api_base=",
-    "cache_responses": "cache=",
-    "caching": "cache=",
-    "max_cost": "`with llms.budget(max_cost):`, or Trainer(max_cost=)",
-    "max_retries": "retries=",
-    "num_retries": "retries=",
-    "price": "prices=",
-    "request_timeout": "timeout=",
-    "response_format": "ask(messages, schema)",
-    "messages": "ask(messages, ...)",
-    "n": "ask(..., sample=0), ask(..., sample=1), ...",
-    "no-log": "nothing: prompts are not logged",
-    "stream": "nothing: answers are read whole",
-    "fallbacks": "an Llm for each model",
-    "drop_params": "only parameters that the model takes",
-    "mock_response": "understudy.testing",
-    "input_cost_per_token": "prices=",
-    "output_cost_per_token": "prices=",
-}
-"""Parameters of litellm that are not passed on, with the replacement."""
-
-
-def _check_parameter(name: str, own: set[str]) -> None:
-    if name in ELSEWHERE:
-        raise ConfigError(f"Llm: no parameter {name!r} here: use {ELSEWHERE[name]}")
-    close = get_close_matches(name, own, n=1, cutoff=0.8)
-    if close:
-        raise ConfigError(f"Llm: there is no option {name!r}: did you mean {close[0]!r}?")
+def check_parameters(where: str, names: Iterable[str], own: Collection[str]) -> None:
+    """Raise ConfigError for a parameter that is not passed on to litellm, or that is one of `own`, misspelt."""
+    for name in names:
+        near = f"{where}.{name}" in FOREIGN or get_close_matches(name, own, n=1, cutoff=0.8)
+        if near and name not in own:
+            raise ConfigError(unknown_option(where, name, own))
 
 
 def _canonical(parameters: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from understudy.errors import ConfigError, LlmError, RolloutError
 from understudy.llms import Llm
+from understudy.llms.options import LlmOptions, check_parameters
 from understudy.types import History, Tool, Trajectory, TrajectoryGroup
 
 from .judge_metrics import CUT, tie
@@ -95,6 +96,8 @@ class Ruler:
     ) -> None:
         if isinstance(model, Llm) and llm_options:
             raise ConfigError(f"Ruler: {', '.join(llm_options)} belong to the Llm that was passed: Llm(model, ...)")
+        own = ["model", "rubric", "tools", "reasoning", "max_prompt_tokens", "seed", "debug"]
+        check_parameters("Ruler", llm_options, [*own, *LlmOptions.model_fields])
         if not isinstance(rubric, str) or not rubric.strip():  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
             raise ConfigError(f"Ruler: rubric: a text is needed, got {rubric!r:.200}")
         if not isinstance(max_prompt_tokens, int) or max_prompt_tokens < 1000:  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -12,6 +12,7 @@ from typing import cast
 
 from understudy.contracts import Judge
 from understudy.errors import BudgetExceeded, CaptureError, ConfigError, LlmError, MissingExtraError
+from understudy.llms import Llm
 from understudy.rewards.outcome import as_reward
 from understudy.types import TrajectoryGroup
 
@@ -27,6 +28,8 @@ SAME_FAULT_AGAIN = (BudgetExceeded, CaptureError, ConfigError, MissingExtraError
 def check_judge(judge: object) -> None:
     """Raise ConfigError unless `judge` is an async function of one group. The result of a lambda is checked when it is
     called."""
+    if isinstance(judge, str | Llm):
+        raise ConfigError(f"judge: {judge!r} is a model: write judge=understudy.Ruler({judge!r})")
     fault = _fault(judge)
     if fault is not None:
         raise ConfigError(

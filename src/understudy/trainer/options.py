@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,6 +17,7 @@ from understudy.contracts import Alert, Judge, TraceSink
 from understudy.errors import ConfigError
 from understudy.listing import as_list
 from understudy.llms.ledger import check_max_cost
+from understudy.option_names import check_options
 from understudy.types import PlaceName, Trajectory
 
 from .judging import check_judge
@@ -97,10 +98,7 @@ class RunOptions:
     @classmethod
     def parse(cls, **options: Unpack[TrainerOptions]) -> RunOptions:
         """The options. Raises ConfigError for an unknown option or an invalid value."""
-        known = [option.name for option in fields(cls)]
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            raise ConfigError(f"there is no option {unknown[0]!r}: beside `steps` there are {', '.join(known)}")
+        check_options("Trainer", options, [option.name for option in fields(cls)])
         return cls(**options)
 
     def __post_init__(self) -> None:
@@ -128,10 +126,7 @@ class RunOptions:
         if self.judge is not None:
             check_judge(self.judge)
         check_alerts(self.alert_limits, self.on_alert)
-        if not isinstance(self.config, TrainConfig) and not callable(self.config):
-            raise ConfigError(
-                f"config: a TrainConfig, or a function from the step to one, is needed, got {self.config!r}"
-            )
+        check_config(self.config)
 
     def config_of(self, step: int) -> TrainConfig:
         """The learner's options for step number `step`. Raises ConfigError if a schedule returns no TrainConfig."""
@@ -152,6 +147,18 @@ def check_alerts(limits: object, on_alert: object) -> None:
         raise ConfigError(f"on_alert: a function of an Alert is needed, got {on_alert!r:.200}")
     if not isinstance(limits, AlertLimits):
         raise ConfigError(f"alert_limits: an AlertLimits is needed, got {limits!r:.200}")
+
+
+def check_config(config: object) -> None:
+    """Raise ConfigError unless `config` is a TrainConfig or callable; for a dict the message has the call to write."""
+    if isinstance(config, TrainConfig) or callable(config):
+        return
+    hint = ""
+    if isinstance(config, dict):
+        options = cast("dict[str, object]", config)
+        TrainConfig.parse(**options)  # an unknown or invalid option comes first
+        hint = f": write config=TrainConfig({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    raise ConfigError(f"config: a TrainConfig, or a function from the step to one, is needed, got {config!r}{hint}")
 
 
 def check_evaluation(temperature: float | None, rollouts: int) -> None:

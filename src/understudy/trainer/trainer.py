@@ -19,6 +19,7 @@ from understudy.contracts import Judge
 from understudy.errors import BudgetExceeded, ConfigError, RolloutError, WrongLoopError
 from understudy.listing import as_list
 from understudy.llms.ledger import budget
+from understudy.option_names import names_checked
 from understudy.plurals import counted
 from understudy.rewards.outcome import as_reward
 from understudy.scenarios.identity import scenario_id, scenario_label
@@ -96,11 +97,13 @@ class Trainer:
         self._eval = checked_scenarios(self.options.eval, "eval") if self.options.eval is not None else []
         self._shown = Showing(self.models, self.options)
 
+    @names_checked("Trainer.train")
     def train(self, steps: int) -> TrainReport:
         """The sync form of `atrain`. Raises WrongLoopError inside a running event loop."""
         refuse_running_loop("train", "atrain")
         return asyncio.run(self.atrain(steps))
 
+    @names_checked("Trainer.atrain")
     async def atrain(self, steps: int) -> TrainReport:
         """Train until every model has reached step `steps`, counted from its step 0, or the run stops earlier; see
         `Stopped`. Raises ConfigError, and RolloutError if no rollout of an iteration is scored."""
@@ -126,6 +129,7 @@ class Trainer:
                     run.progress.say(line)
         return await self._ended(run, stopped)
 
+    @names_checked("Trainer.evaluate")
     def evaluate(
         self, scenarios: Iterable[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
     ) -> Evaluation:
@@ -133,6 +137,7 @@ class Trainer:
         refuse_running_loop("evaluate", "aevaluate")
         return asyncio.run(self.aevaluate(scenarios, temperature=temperature, rollouts=rollouts))
 
+    @names_checked("Trainer.aevaluate")
     async def aevaluate(
         self, scenarios: Iterable[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
     ) -> Evaluation:

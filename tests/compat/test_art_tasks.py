@@ -208,7 +208,8 @@ async def test_the_email_agent_is_trained_on_its_own_tokens_however_litellms_cho
     assert [t.call_refs() for t in saved[0]] == [t.call_refs() for t in groups[0]]
     await model.log(groups)
     result = await model.train(groups, config=art.TrainConfig(learning_rate=1.2e-5))
-    assert result.applied and result.metrics["calls/rendered_share"] == 0 and not result.warnings
+    assert result.applied and result.metrics["calls/rendered_share"] == 0
+    assert not [warning for warning in result.warnings if "tool_choice" not in warning]  # the app forces calls
     assert result.metrics["calls/trained"] >= 2
 
 

@@ -16,8 +16,6 @@ from understudy import cli
 from understudy.errors import ConfigError, StoreError
 from understudy.server.__main__ import main
 from understudy.server.http.viewer import open_records
-from understudy.server.records.read_only import ReadOnlyRecords
-from understudy.server.records.store import Store
 from understudy.server.records.tables import meta
 from understudy.server.terminal import run_terminal
 from understudy.types import new_id
@@ -90,19 +88,6 @@ async def test_records_that_are_only_read_cannot_be_written_beside_a_server(fold
     with pytest.raises(StoreError, match="readonly"):
         await records.read(lambda connection: connection.execute(sa.delete(meta)))
     records.close()
-
-
-async def test_records_of_another_schema_say_what_to_do(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'records.db'}"
-    store = await Store.open(url)
-    await store.close()
-    for schema, advice in (("1", "start a server on them once"), ("99", "upgrade understudy")):
-        engine = sa.create_engine(url)
-        with engine.begin() as connection:
-            connection.execute(sa.update(meta).values(value=schema))
-        engine.dispose()
-        with pytest.raises(StoreError, match=advice):
-            ReadOnlyRecords.open(url)
 
 
 @pytest.mark.parametrize("command", ["runs", "ui", "show"])

@@ -110,6 +110,7 @@ DOOR = [
     "checked_rate",
     "completion_limit",
     "continues",
+    "counted",
     "digest",
     "evaluation_line",
     "forced_temperature",

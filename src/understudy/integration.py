@@ -16,8 +16,8 @@
   (`rollout_spans`), which `OtlpSender` sends. `DeliveryError`: a server did not accept them; they are delivered later.
   `RejectedError`: it refused some for good.
 - Other LLMs: send requests with `Llm` inside `budget(max_cost)`, whose `Spending` is the ledger.
-- Text from outside: `printable` and `one_line` escape it for a terminal.
 - Options: `check_options` and the decorator `names_checked` answer an unknown option with the right name and place.
+- Text: `printable` and `one_line` escape text from outside for a terminal; `counted` writes a number and its noun.
 - Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page
   inside `printing_failures`; `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
 """
@@ -63,6 +63,7 @@ from .listing import as_list
 from .llms.ledger import Spending, budget
 from .llms.llm import Llm
 from .option_names import check_options, names_checked
+from .plurals import counted
 from .printable import one_line, printable
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
@@ -153,6 +154,7 @@ __all__ = [
     "checked_rate",
     "completion_limit",
     "continues",
+    "counted",
     "digest",
     "evaluation_line",
     "forced_temperature",

@@ -16,15 +16,23 @@ _SOLVED = 0.9
 
 @dataclass(frozen=True)
 class Comparison:
-    """Measurements before and after training. `scenarios` is the scenario file's hash, `held_out` the number measured."""
+    """Measurements before and after training. `scenarios` is the scenario file's hash, `held_out` the number measured.
+
+    no_gain: after a run without gain, why, in lines.
+    """
 
     scenarios: str
     held_out: int
     before: Measured | None = None
     after: Measured | None = None
+    no_gain: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        """The table as lines; one line if nothing was measured."""
+        """The table as lines, or one line if nothing was measured; then why there was no gain."""
+        yield from self._table()
+        yield from self.no_gain
+
+    def _table(self) -> Iterator[str]:
         if self.before is None or self.after is None:
             yield "success was not measured: no scenario is held out"
             return

@@ -47,7 +47,7 @@ from .rollout import McpRollout
 from .scenario_judge import ScenarioJudge, unjudged, unused_judge
 from .scenario_source import ScenariosLike, as_set, check_usable, draft_file, remove_drafts, scenario_file
 from .scenario_trainer import ScenarioTrainer
-from .training_state import TrainingState
+from .training_state import Measured, TrainingState
 
 _NOT_MEASURED = (
     'no scenario is held out, so that success is not measured on new tasks: give some `"split": "eval"` in their file'
@@ -146,7 +146,8 @@ class MCPTrainer:
             raise
         await trainer.keep_state()
         state = trainer.state
-        self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after)
+        no_gain = () if gained(report, state.before, state.after) else tuple(trainer.record.lines())
+        self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after, no_gain)
         return report
 
     @names_checked("MCPTrainer.evaluate")
@@ -346,6 +347,13 @@ def _withheld(pool: ServerPool, scenarios: ScenarioSet | None, *, allow_writes: 
     """The tools that no rollout sees, with the reason: a policy under training must not try them."""
     taken = {name for scenario in (scenarios.scenarios if scenarios else ()) for name in scenario.tools}
     return withheld(pool.toolset, allow_writes=allow_writes, taken=taken)
+
+
+def gained(report: TrainReport, before: Measured | None, after: Measured | None) -> bool:
+    """Whether success on held-out scenarios has risen; if it was not measured, whether anything was trained."""
+    if before is not None and after is not None and "success" in after.rates:
+        return after.rates["success"] > before.rates.get("success", 0.0)
+    return any(iteration.trained for iteration in report.iterations)
 
 
 async def keep_state_on_error(error: BaseException, trainer: ScenarioTrainer) -> None:

@@ -14,6 +14,7 @@ from understudy.integration import TrainerOptions
 
 from ..scenarios.scenario import McpScenario
 from .curriculum import Curriculum
+from .no_gain import RunRecord
 from .rollout import McpRollout
 from .training_state import Measured, TrainingState
 
@@ -36,6 +37,7 @@ class ScenarioTrainer(Trainer):
         self.curriculum: Curriculum | None = None
         if follow_curriculum:
             self.curriculum = Curriculum.start(scenarios, self.options.scenarios_per_step, state.curriculum)
+        self.record = RunRecord(scenarios)
         self._number = 0
         self._kept = state.model_copy()
 
@@ -49,7 +51,8 @@ class ScenarioTrainer(Trainer):
         return await super().next_scenarios(chosen, number - self.curriculum.state.opened_at)
 
     def examine_rollouts(self, groups: Sequence[TrajectoryGroup]) -> str | None:
-        """Update the curriculum. Returns a line of text when a harder difficulty opens."""
+        """Update the record and the curriculum. Returns a line of text when a harder difficulty opens."""
+        self.record.add(groups)
         if self.curriculum is None:
             return None
         before = self.curriculum.state
@@ -59,6 +62,7 @@ class ScenarioTrainer(Trainer):
             return None
         rate = now.success.get(before.level)
         known = "" if rate is None else f" (success at {before.level}: {rate:.0%})"
+        self.record.opened(now.level, known)
         return f"difficulty {now.level} is open from the next iteration on{known}"
 
     def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:

@@ -14,7 +14,7 @@ from tests.paths import ROOT
 from understudy_mcp.scenarios.files import load_scenarios
 
 TOOLS = ("people", "department", "desk", "headcount")
-SMALL = "--count 16 --steps 1 --group-size 4 --scenarios-per-step 2 --max-turns 3".split()
+SMALL = ["--count", "16", "--steps", "1", "--group-size", "4", "--scenarios-per-step", "2", "--max-turns", "3"]
 
 
 @pytest.mark.slow("whole trainings")
@@ -23,7 +23,7 @@ def test_a_plain_server_is_trained_on_from_one_command_with_one_flag(tmp_path: P
     allowed = [word for tool in TOOLS for word in ("--allow", tool)]
     paths = [str(ROOT / "src"), str(ROOT / "integrations")]
     done = subprocess.run(
-        [sys.executable, "-m", "understudy.cli", "mcp", "train", "plain_server:server", *allowed, *SMALL],
+        [sys.executable, "-m", "understudy", "mcp", "train", "plain_server:server", *allowed, *SMALL],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         stdin=subprocess.DEVNULL,

@@ -219,10 +219,12 @@ async def test_an_agent_is_trained_and_evaluated_from_the_shell(
     words = f"train {named} --steps 1 --eval data.csv --group-size 4 --scenarios-per-step 1 --log runs"
     done = understudy(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    watch, before, step, after, end = done.stdout.splitlines()
+    watch, *said, end = done.stdout.splitlines()
+    before, step, after = [line for line in said if not line.endswith(" ...")]
+    assert said[0] == "evaluating step 0 on 2 scenarios ...", "a pipe shows at once what goes on"
     assert re.fullmatch(rf"watch the run: {api.url}/runs/train-\d{{8}}-\d{{6}}-{name}-[0-9a-f]{{4}}", watch)
     assert before.startswith("step 0, greedy, 2 scenarios: reward ")
-    assert step.startswith("step 1/1  reward ")
+    assert step.startswith("step 1/1  iteration 1  reward ")
     assert after.startswith("step 1, greedy, 2 scenarios: reward ")
     lora = local_backend.dir / f"default/models/{name}/checkpoints/0001"
     assert end == f"{name} is at step 1. The LoRA is in {lora}"

@@ -23,6 +23,7 @@ BASE = {
     "plurals",
     "printable",
     "rounding",
+    "sync_calls",
     "tool_runs",
     "types",
 }
@@ -43,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plurals": set(),
     "printable": set(),
     "rounding": set(),
+    "sync_calls": {"errors"},
     "plain_values": {"errors"},
     "tool_runs": {"plain_values"},
     "tiny": BASE,

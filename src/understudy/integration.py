@@ -19,7 +19,7 @@
 - Options: `check_options` and the decorator `names_checked` answer an unknown option with the right name and place.
 - Text: `printable` and `one_line` escape text from outside for a terminal; `counted` writes a number and its noun.
 - Training: options, results and the judge of `understudy.Trainer`, for signatures; `evaluation_line` for a page
-  inside `printing_failures`; `refuse_running_loop` for sync twins of async methods; the errors that an adapter raises.
+  inside `printing_failures`; `run_sync` for sync twins of async methods; the errors that an adapter raises.
 """
 
 from .app_files import is_app_file
@@ -67,6 +67,7 @@ from .plurals import counted
 from .printable import one_line, printable
 from .rewards.outcome import as_reward
 from .scenarios.identity import scenario_fields, scenario_id, scenario_text
+from .sync_calls import run_sync
 from .tool_runs import ToolRun
 from .tracing.json_text import json_text
 from .tracing.names import resolve_sinks
@@ -77,7 +78,6 @@ from .trainer.evaluate import Evaluation, printing_failures
 from .trainer.messages import evaluation_line
 from .trainer.options import RunOptions, TrainerOptions
 from .trainer.report import TrainReport
-from .trainer.trainer import refuse_running_loop
 from .types import (
     CUT,
     Call,
@@ -172,9 +172,9 @@ __all__ = [
     "one_line",
     "printable",
     "printing_failures",
-    "refuse_running_loop",
     "resolve_sinks",
     "rollout_spans",
+    "run_sync",
     "scenario_fields",
     "scenario_id",
     "scenario_text",

@@ -166,7 +166,7 @@ async def test_a_captured_rollout_without_recorded_calls_is_named() -> None:
     silent = us.Trajectory(reward=1, captured=True)
     with (
         scripted_api(script) as api,
-        pytest.raises(ConfigError, match=f"no call under any of them, such as .*{silent.id}"),
+        pytest.raises(ConfigError, match=f"no call under 1 captured rollout, such as .*{silent.id}"),
     ):
         await model_at(api.url).train([us.TrajectoryGroup([silent])])
 
@@ -312,3 +312,39 @@ def test_other_trainers_arguments_are_answered_with_ours() -> None:
         us.TrainableModel("a", base_model="tiny", nonsense=1)
     with pytest.raises(ConfigError, match="base_model: name a base"):
         us.TrainableModel("a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "why", "advice"),
+    [
+        ("equal_rewards", "all rewards of each group are equal", "Raise group_size or the temperature"),
+        ("no_advantage", "the advantage is 0 for all 4 tokens", "Look for calls that are never trained"),
+        ("zero_gradient", "the gradient is exactly zero", "Let the policy choose"),
+    ],
+)
+async def test_a_step_that_is_not_applied_is_logged_with_its_reason_once_a_call(
+    caplog: pytest.LogCaptureFixture, kind: str, why: str, advice: str
+) -> None:
+    outcome = {"model": "agent", "step": 3, "applied": False, "reason": "no_signal", "no_signal": kind, "why": why}
+    warned = {"kind": "warning", "message": "of the learner"}
+    reply = Reply(events=(warned, {"kind": "result", "result": outcome}))
+    with scripted_api(lambda asked: reply if asked.path == "/api/train" else None) as api:
+        await model_at(api.url).train([us.TrajectoryGroup([rollout()])])
+        await us.AsyncClient(api.url).submit_trajectories([us.TrajectoryGroup([rollout()])], model="agent")
+    [first, step, *again] = [record.getMessage() for record in caplog.records if record.name == "understudy"]
+    assert (first, again) == ("of the learner", [first, step])
+    assert step.startswith(f"no step of 'agent' was applied, it stays at step 3: {why}. {advice}")
+
+
+@pytest.mark.parametrize("wrap", [list, iter, us.TrajectoryGroup])
+async def test_log_reads_one_shot_iterables_and_single_groups(wrap: Any) -> None:
+    with scripted_api(lambda asked: Reply(json=None) if asked.path.endswith("/log") else None) as api:
+        await model_at(api.url).log(wrap([rollout("call-1", 0.5)]), split="val", step=1)
+        [logged] = api.bodies("/api/models/agent/log")
+    assert (logged["metrics"]["val/reward"], len(logged["trajectory_ids"])) == (0.5, 1)
+
+
+@pytest.mark.parametrize("wrong", ["rollouts.jsonl", {"a": 1}, rollout()], ids=["str", "dict", "rollout"])
+async def test_log_refuses_what_is_no_collection(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="trajectories: a list of rollouts is needed, got"):
+        await model_at(NOBODY).log(wrong)

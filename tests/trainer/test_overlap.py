@@ -270,7 +270,7 @@ async def test_an_update_that_fails_cancels_the_rollouts_beside_it_and_is_the_er
     with pytest.raises(TrainError, match="NaN in a gradient") as caught:
         await asyncio.wait_for(trainer(server, rollouts).atrain(5), 60)
     assert (rollouts.ended, len(server.requests)) == (["cancelled"] * GROUP, 1)
-    assert caught.value.__notes__ == ["4 finished rollouts were not trained; their calls stay on the server"]
+    assert caught.value.__notes__ == ["not trained: 4 finished rollouts; their calls stay on the server"]
     assert nothing_is_left()
 
 
@@ -285,7 +285,7 @@ async def test_rollouts_that_wait_for_an_update_that_fails_stay_on_the_server(se
     server.gates[1].set()
     with pytest.raises(TrainError) as caught:
         await asyncio.wait_for(run, 60)
-    assert caught.value.__notes__ == ["8 finished rollouts were not trained; their calls stay on the server"]
+    assert caught.value.__notes__ == ["not trained: 8 finished rollouts; their calls stay on the server"]
     assert server.api is not None
     kept = [body["trajectories"] for body in server.api.bodies("/api/trajectories")]
     assert "an error ends the run" not in progress.out.getvalue()  # nothing was awaited
@@ -315,7 +315,7 @@ async def test_a_rollout_that_ends_the_run_lets_the_updates_under_way_end_first(
         await asyncio.wait_for(run, 60)
     assert not hasattr(caught.value, "__notes__")
     assert server.steps["agent"] == most  # also the update that had waited for its turn
-    assert f"step {most}/9  reward" in progress.out.getvalue()
+    assert f"step {most}/9  iteration {most}  reward" in progress.out.getvalue()
     assert nothing_is_left()
 
 
@@ -337,7 +337,7 @@ async def test_when_both_fail_the_rollouts_error_tells_of_the_updates(server: Sc
         await asyncio.wait_for(run, 60)
     [update, rest] = caught.value.__notes__
     assert update.startswith("The update under way failed as well: TrainError: step of 'agent' was not applied")
-    assert rest.startswith("4 finished rollouts were not trained")
+    assert rest.startswith("not trained: 4 finished rollouts")
 
 
 async def test_a_cancelled_run_leaves_no_task_behind(server: ScriptedTraining) -> None:
@@ -362,12 +362,13 @@ async def test_a_cancelled_run_leaves_no_task_behind(server: ScriptedTraining) -
     assert "interrupted after step 0 of 5 (the server may still apply the update that was under way): run the same" in (
         progress.out.getvalue()
     )
+    assert "Waiting for: training step 1 of agent, 4 rollouts with step 0\n" in progress.out.getvalue()
 
 
 async def test_the_lines_tell_what_overlaps_and_how_old_rollouts_were(server: ScriptedTraining) -> None:
     progress = Said()
     await trainer(server, Rollouts(server), 2, progress=progress).atrain(2)
-    watch, first, _, last, *_ = progress.out.getvalue().splitlines()
+    watch, first, *_, last, _ = progress.out.getvalue().splitlines()
     assert watch.startswith("watch the run: http://127.0.0.1:")
     assert first == "overlap: rollouts go on during the updates and are at most 2 steps old when they are trained"
     assert "s of it beside rollouts)  staleness 1.00, max 1  tokens" in last

@@ -15,6 +15,8 @@ import torch
 from rich.console import Console
 
 from understudy import LocalBackend, RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup
+from understudy.client.failures import FailureKind
+from understudy.contracts import Alert
 from understudy.errors import ConfigError, RolloutError
 from understudy.rewards.outcome import RewardResult, as_reward
 from understudy.scenarios.identity import scenario_id, scenario_text
@@ -24,6 +26,7 @@ from understudy.trainer.messages import table_row, watch_line
 from understudy.trainer.models import ModelStep, StepOutcome
 from understudy.trainer.progress import Doing, LiveProgress, PlainProgress, StepRow, sparkline
 from understudy.trainer.report import Iteration
+from understudy.trainer.run import Repeats
 
 
 def scored(*rewards: float | None, **metrics: float) -> TrajectoryGroup:
@@ -151,17 +154,20 @@ def test_what_is_no_finite_number_is_no_reward(wrong: object) -> None:
         as_reward(wrong, "reward=")
 
 
-ROW = StepRow(3, 0.5, 0.25, 1.25, 2.0, 1234.0, 0.00012, "2 rollouts failed")
+ROW = StepRow(3, 0.5, 0.25, 1.25, 2.0, 1234.0, 0.00012, "2 rollouts failed", 4)
 
 
-def test_away_from_a_terminal_each_step_is_one_line() -> None:
+def test_away_from_a_terminal_each_step_is_one_line_and_the_first_one_is_announced() -> None:
     out = io.StringIO()
     progress = PlainProgress(Console(file=out, width=40), 9)
     with progress:
-        progress.doing("rollouts")
+        for what in ("rollouts", "training, rollouts", "rollouts"):
+            progress.doing(what)
         progress.finished(ROW)
+        progress.doing("training")
     assert out.getvalue() == (
-        "step 3/9  reward 0.500  success 25%  rollouts 1.2 s  training 2.0 s  tokens 1,234  KL 0.0001  2 rollouts failed\n"
+        "rollouts ...\ntraining, rollouts ...\n"
+        "step 3/9  iteration 4  reward 0.500  success 25%  rollouts 1.2 s  training 2.0 s  tokens 1,234  KL 0.0001  2 rollouts failed\n"
     )
 
 
@@ -190,7 +196,7 @@ def test_what_overlaps_is_shown_beside_the_training_it_is_part_of() -> None:
         live.finished(replace(ROW, step=2))
         live.finished(row)
     shown = [line.split("│")[1:-1] for line in out.getvalue().splitlines() if "/9" in line][-2:]
-    assert [[cell.strip() for cell in cells[4:7]] for cells in shown] == [
+    assert [[cell.strip() for cell in cells[5:8]] for cells in shown] == [
         ["2.0 s", "-", "-"],
         ["2.0 s", "1.5 s", "0.75, max 1"],
     ]
@@ -245,6 +251,36 @@ def test_the_row_of_a_step_says_that_the_tree_was_refused() -> None:
     def note(refused: float) -> str:
         step = Iteration(3, True, 0.5, None, 0, 1.0, 2.0, metrics={"layout/tree_refused": refused})
         step.models["agent"] = ModelStep(3, StepOutcome.TRAINED, 2.0)
-        return table_row(step).note
+        return table_row(step, 1, Repeats()).note
 
     assert (note(1.0), note(0.0)) == ("plain rows: the tree is refused", "")
+
+
+def test_a_sentence_is_said_once_in_a_run_and_counted_at_its_end() -> None:
+    repeats = Repeats()
+    alert = Alert("run", "agent", 3, 0.0, "kl", "kl/base is 0.25, above 0.1: lower the learning rate", 0.25, 0.1)
+    equal = "all rewards of each group are equal"
+    notes: list[str] = []
+    for why, alerts, kinds in [
+        (equal, [alert], [FailureKind("KeyError", "'city'", count=2)]),
+        (
+            equal,
+            [replace(alert, message=alert.message.replace("0.25", "3.1e-02"))],
+            [FailureKind("KeyError", "'city'")],
+        ),
+        ("the gradient is exactly zero over 16 sampled tokens", [], []),
+        ("the gradient is exactly zero over 9 sampled tokens", [], []),
+    ]:
+        failed = sum(kind.count for kind in kinds)
+        step = Iteration(3, False, 0.5, None, failed, 1.0, 2.0, failures=tuple(kinds), alerts=tuple(alerts))
+        step.models["agent"] = ModelStep(3, StepOutcome.NO_SIGNAL, why=why)
+        step.models["writer"] = ModelStep(3, StepOutcome.NO_SIGNAL, why=equal)
+        notes.append(table_row(step, len(notes) + 1, repeats).note)
+    other = "writer: step 3, no signal"
+    assert notes == [
+        f"no signal: {equal}; {other}; 2 rollouts failed: 2 x KeyError: 'city'; alert: {alert.message}",
+        f"no signal; {other}; 1 rollout failed",
+        f"no signal: the gradient is exactly zero over 16 sampled tokens; {other}",
+        f"no signal; {other}",
+    ]
+    assert repeats.repeated() == ["in 2 iterations: alert: kl/base is 3.1e-02, above 0.1: lower the learning rate"]

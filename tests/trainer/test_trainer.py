@@ -103,7 +103,9 @@ def test_equal_rewards_train_nothing_and_end_the_run(
     assert "no signal: all rewards of each group are equal" in out.getvalue()
 
 
-def test_a_gradient_of_zero_is_no_step_and_the_run_says_which_kind_of_no_signal_it_was(model: TrainableModel) -> None:
+def test_a_gradient_of_zero_is_no_step_and_the_run_says_which_kind_of_no_signal_it_was(
+    model: TrainableModel, caplog: pytest.LogCaptureFixture
+) -> None:
     async def certain(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
         """The sampler has one token to choose from."""
         trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": scenario["prompt"]}])
@@ -119,9 +121,11 @@ def test_a_gradient_of_zero_is_no_step_and_the_run_says_which_kind_of_no_signal_
     assert (report.step, report.stopped, report.checkpoint) == (0, Stopped.NO_SIGNAL, None)
     assert [each.applied for each in report.iterations] == [False, False]
     assert {each.models[model.name].no_signal for each in report.iterations} == {"zero_gradient"}
-    _, first, _, closing = out.getvalue().splitlines()
-    assert first.startswith("step 0/9") and "no signal: the gradient is exactly zero: each of the" in first
+    *_, first, second, closing = out.getvalue().splitlines()
+    assert first.startswith("step 0/9  iteration 1") and "no signal: the gradient is exactly zero: each of the" in first
+    assert second.startswith("step 0/9  iteration 2") and second.endswith("  no signal")
     assert "stopped: for 2 iterations the gradient was exactly zero. Let the policy choose" in closing
+    assert caplog.text == "", "the run's own lines say it"
 
 
 def test_failed_rollouts_stay_unscored_and_the_others_train(model: TrainableModel) -> None:
@@ -290,7 +294,10 @@ async def test_a_cancelled_run_says_how_to_go_on(model: TrainableModel) -> None:
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
-    assert "interrupted after step 0 of 3: run the same again to go on from there" in out.getvalue()
+    assert (
+        "interrupted after step 0 of 3: run the same again to go on from there. Waiting for: 8 rollouts"
+        in out.getvalue()
+    )
 
 
 @pytest.mark.parametrize(

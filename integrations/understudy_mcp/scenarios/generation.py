@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from understudy.integration import one_line
+from understudy.integration import counted, one_line
 
 from ..connection.pool import ServerPool
 from .execution import Executor, ReferenceRun
@@ -90,7 +90,9 @@ class ScenarioGeneration:
 
     def tell(self) -> None:
         """Report the progress."""
-        self.progress(f"{len(self.valid)} valid scenarios, {sum(self.dropped.values())} candidates dropped")
+        self.progress(
+            f"{counted(len(self.valid), 'valid scenario')}, {counted(sum(self.dropped.values()), 'candidate')} dropped"
+        )
 
     def result(self, held_out: float) -> ScenarioSet:
         """Split the valid scenarios, select `count` of them, and number them."""

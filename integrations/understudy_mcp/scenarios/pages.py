@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from understudy.integration import one_line
+from understudy.integration import counted, one_line
 
 from ..connection.pool import ServerPool
 from .coverage import variable_hints
@@ -19,7 +19,7 @@ _MOST_PLACES = 20
 
 def explored(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
     """The lines of `explore`: calls and results per tool, values by place, resources, and what is left out."""
-    yield f"fingerprint {pool.fingerprint}; {len(exploration.observations)} calls"
+    yield f"fingerprint {pool.fingerprint}; {counted(len(exploration.observations), 'call')}"
     for tool in pool.toolset.tools:
         seen = exploration.of(tool.name)
         if not seen:
@@ -55,7 +55,7 @@ def explored(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
 def made(scenarios: ScenarioSet) -> Iterator[str]:
     """The lines of `scenarios`: counts, a few tasks, and why candidates were dropped."""
     total = len(scenarios.scenarios)
-    yield f"{total} scenarios: {len(scenarios.train)} to train, {len(scenarios.eval)} held out"
+    yield f"{counted(total, 'scenario')}: {len(scenarios.train)} to train, {len(scenarios.eval)} held out"
     difficulties = Counter(scenario.difficulty for scenario in scenarios.scenarios)
     checks = Counter(scenario.check.value for scenario in scenarios.scenarios)
     yield "difficulty " + ", ".join(f"{level}: {number}" for level, number in sorted(difficulties.items()))
@@ -79,5 +79,5 @@ def planned(pool: ServerPool, left_out: dict[str, str], count: int, questions: i
     yield f"would explore and use: {', '.join(used) or 'nothing'}"
     yield from (f"would leave out {name}: {one_line(why)}" for name, why in left_out.items())
     if questions:
-        yield f"would ask the writer about {questions} questions, half of them for scenarios and half for their answers"
-    yield f"would write up to {count} scenarios to {one_line(output)}"
+        yield f"would ask the writer about {counted(questions, 'question')}, half of them for scenarios and half for their answers"
+    yield f"would write up to {counted(count, 'scenario')} to {one_line(output)}"

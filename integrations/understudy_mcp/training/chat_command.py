@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from understudy import TrainableModel
+from understudy.integration import counted
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target
@@ -68,7 +69,7 @@ async def _talk(
         models: list[tuple[str, TrainableModel]] = [(f"step {newest}", ModelAtStep(model, newest))]
         if compare:
             models.insert(0, ("step 0", ModelAtStep(model, 0)))
-        typer.echo(f"{model.name} at step {newest}, {len(toolset.tools)} tools; end with Ctrl-D", err=True)
+        typer.echo(f"{model.name} at step {newest}, {counted(len(toolset.tools), 'tool')}; end with Ctrl-D", err=True)
         if newest == 0:
             typer.echo("it is untrained: `understudy mcp train` trains it", err=True)
         questions: AsyncIterable[str] = _listed(ask) if ask else typed_lines(sys.stdin)

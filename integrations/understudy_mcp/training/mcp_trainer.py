@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
@@ -24,10 +23,11 @@ from understudy.integration import (
     TrainReport,
     budget,
     check_options,
+    counted,
     names_checked,
     one_line,
-    refuse_running_loop,
     resolve_sinks,
+    run_sync,
 )
 
 from ..connection.pool import ServerPool
@@ -124,8 +124,7 @@ class MCPTrainer:
     @names_checked("MCPTrainer.train")
     def train(self, steps: int) -> TrainReport:
         """Sync form of `atrain`. Raises an error inside a running event loop."""
-        refuse_running_loop("train", "atrain")
-        return asyncio.run(self.atrain(steps))
+        return run_sync(self.atrain, steps)
 
     @names_checked("MCPTrainer.atrain")
     async def atrain(self, steps: int) -> TrainReport:
@@ -153,8 +152,7 @@ class MCPTrainer:
     @names_checked("MCPTrainer.evaluate")
     def evaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
         """Sync form of `aevaluate`. Raises an error inside a running event loop."""
-        refuse_running_loop("evaluate", "aevaluate")
-        return asyncio.run(self.aevaluate(temperature=temperature, rollouts=rollouts, step=step))
+        return run_sync(self.aevaluate, temperature=temperature, rollouts=rollouts, step=step)
 
     @names_checked("MCPTrainer.aevaluate")
     async def aevaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
@@ -166,8 +164,7 @@ class MCPTrainer:
 
     def compare(self, candidates: Sequence[CandidateLike], **options: Unpack[CompareOptions]) -> ComparisonReport:
         """Sync form of `acompare`. Raises an error inside a running event loop."""
-        refuse_running_loop("compare", "acompare")
-        return asyncio.run(self.acompare(candidates, **options))
+        return run_sync(self.acompare, candidates, **options)
 
     async def acompare(
         self, candidates: Sequence[CandidateLike], **options: Unpack[CompareOptions]
@@ -281,7 +278,7 @@ class MCPTrainer:
         save_scenarios(scenarios, file)
         remove_drafts(self.model)
         self.options.say(
-            f"{len(scenarios.train)} scenarios to train on, {len(scenarios.eval)} held out, kept in {file}"
+            f"{counted(len(scenarios.train), 'scenario')} to train on, {len(scenarios.eval)} held out, kept in {file}"
         )
         return scenarios
 
@@ -317,7 +314,7 @@ class MCPTrainer:
         rollout = self._rollout(pool, scenarios)
         kept = await probed(scenarios, rollout, self.model, self.options.probe, self._concurrency)
         aside = len(scenarios.scenarios) - len(kept.scenarios)
-        self.options.say(f"{aside} scenarios are set aside: every or no probing rollout solved them")
+        self.options.say(f"set aside {counted(aside, 'scenario')}: every or no probing rollout solved it")
         return kept
 
     def _rollout(self, pool: ServerPool, scenarios: ScenarioSet) -> McpRollout:

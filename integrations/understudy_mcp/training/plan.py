@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from understudy import TrainableModel
-from understudy.integration import TrainerOptions, one_line
+from understudy.integration import TrainerOptions, counted, one_line
 
 from ..connection.pool import ServerPool
 from ..scenarios.files import ScenarioSet
@@ -40,14 +40,14 @@ def plan_lines(
     unused_judge: str = "",
 ) -> list[str]:
     """A line per stage. `scenarios` is a sentence if there are none yet. `unused_judge`: why the judge is not asked."""
-    group, per_step = options.get("group_size"), options.get("scenarios_per_step")
+    group, per_step = options.get("group_size"), options.get("scenarios_per_step", 0)
     lines = [
         f"target     {one_line(pool.target.shown())}",
         f"tools      {len(pool.toolset.tools)}; {shown.line(len(pool.toolset.tools))}; {sharing(pool)}",
         *(f"           withheld: {one_line(name, 64)} ({reason})" for name, reason in shown.withheld.items()),
         f"scenarios  {scenarios if isinstance(scenarios, str) else _scenarios(scenarios)}",
         f"model      {model.name} on {model.base_model}, {model.backend!r}",
-        f"steps      {steps}, each {per_step} scenarios x {group} rollouts, {options.get('concurrency')} at once, "
+        f"steps      {steps}, each {counted(per_step, 'scenario')} x {group} rollouts, {options.get('concurrency')} at once, "
         f"at most {loop.max_turns} turns",
         f"judge      {(options.get('judge') and (unused_judge or 'an LLM')) or 'none: rewards come from execution'}",
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from understudy import TrainableModel, Trajectory
-from understudy.integration import CaptureError, ConfigError, as_rollout_exception, capturing
+from understudy.integration import CaptureError, ConfigError, as_rollout_exception, capturing, counted
 
 from ..connection.pool import ServerPool
 from ..connection.servers import ROLLOUT_DIR
@@ -114,5 +114,5 @@ def check_scenarios(scenarios: list[McpScenario], toolset: Toolset, max_tools: i
     for scenario in scenarios:
         if len(scenario.tools) > max_tools:
             raise ConfigError(
-                f"max_tools: scenario {scenario.id!r} needs {len(scenario.tools)} tools, {max_tools} may be shown"
+                f"max_tools: scenario {scenario.id!r} needs {counted(len(scenario.tools), 'tool')}, {max_tools} may be shown"
             )

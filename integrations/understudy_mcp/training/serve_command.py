@@ -11,7 +11,7 @@ import typer
 import uvicorn
 
 from understudy import TrainableModel
-from understudy.integration import ConfigError
+from understudy.integration import ConfigError, counted
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target
@@ -77,7 +77,7 @@ async def _serve(
             typer.echo(f"{model.name} is untrained: `understudy mcp train` trains it", err=True)
         endpoint = ToolEndpoint(pool, model, options, chars, toolset)
         config = uvicorn.Config(endpoint.application(key), log_level="warning", access_log=False, lifespan="off")
-        typer.echo(f"{model.name} with {len(pool.toolset.tools)} tools at {address(listener)}/v1")
+        typer.echo(f"{model.name} with {counted(len(pool.toolset.tools), 'tool')} at {address(listener)}/v1")
         await uvicorn.Server(config).serve([listener])
 
 

@@ -152,10 +152,11 @@ async def train_groups(
     on_event: Callable[[TrainEvent], None] | None = None,
     pbar_desc: str | None = None,
     timeout: float | None = None,
+    logs: bool = True,
 ) -> TrainResult:
     """Finish every rollout on the server, then send one train request for the groups.
 
-    Raises as `Backend.train`. A TrainError because no group was scored also says why rollouts failed.
+    `logs=False`: the caller says the result's warnings, and why no step was applied. Raises as `Backend.train`. A TrainError because no group was scored also says why rollouts failed.
     """
     request_id = request_id or new_id("train")
     wires = group_wires(groups, model, request_id)
@@ -163,7 +164,7 @@ async def train_groups(
     recorded = await api.finish(rollouts)
     require_calls(wires, recorded)
     request = TrainRequest(id=request_id, model=model, groups=tuple(record for _, record in wires), config=config)
-    with TrainBar(pbar_desc) as bar:
+    with TrainBar(pbar_desc, logs=logs) as bar:
 
         def show_event(event: TrainEvent) -> None:
             bar.show(event)
@@ -171,9 +172,11 @@ async def train_groups(
                 on_event(event)
 
         try:
-            return await train(api, request, on_event=show_event, timeout=timeout)
+            result = await train(api, request, on_event=show_event, timeout=timeout)
         except TrainError as error:
             kinds = failure_kinds(rollout.exception for rollout in rollouts if rollout.exception is not None)
             if error.reason != "no_scored_groups" or not kinds:
                 raise
             raise TrainError(f"{error}\nWhy rollouts failed: {details(kinds)}", reason=error.reason) from error
+        bar.ended(result)
+        return result

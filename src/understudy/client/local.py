@@ -200,8 +200,10 @@ class _Starting:
         deadline = time.monotonic() + self._timeout
         console = Console(stderr=True)
         text = f"Starting a server with {self._base_model} (log: {log_file(self._folder)})"
-        logger.info("%s", text)
-        shown = console.status(text) if console.is_terminal and not console.is_jupyter else nullcontext()
+        animated = console.is_terminal and not console.is_jupyter
+        shown = console.status(text) if animated else nullcontext()
+        if not animated:
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
         # A bare transport uses no proxy for the loopback address, and logs no line per health check.
         with shown, httpx.HTTPTransport(verify=False, trust_env=False) as transport:
             while not self.abandoned.wait(0.1):

@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 
 from ..config import LoraOptions, TrainConfig
 from ..errors import ConfigError
+from ..listing import as_list
 from ..option_names import check_options
 from ..types import Json, Metric, RolloutPlace, TrainResult, Trajectory, TrajectoryGroup, new_id
 from ..wire import (
@@ -139,7 +140,8 @@ class Model(Generic[ConfigT]):
         The mean reward and the mean of each rollout metric are added as `{split}/reward` and `{split}/{name}`.
         `step=None` means the newest step of a trainable model. Raises ConfigError, ServerError.
         """
-        items = list(trajectories or ())
+        one_group = isinstance(trajectories, TrajectoryGroup)
+        items = [trajectories] if one_group else as_list(trajectories or (), "trajectories", "rollout")
         records = rollout_records(items, self.name, RolloutPlace(split=split, step=step))
         values = _means(*_flat(items)) | {name: float(value) for name, value in (metrics or {}).items()}
         api = await self.api()

@@ -10,10 +10,27 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ..types import Trajectory
+from ..types import TrainResult, Trajectory
 from ..wire import TrainEvent
 
 logger = logging.getLogger("understudy")
+
+
+NO_SIGNAL = {
+    "equal_rewards": (
+        "all rewards of each group were equal",
+        "Raise group_size or the temperature, take scenarios of another difficulty, or give partial rewards",
+    ),
+    "no_advantage": (
+        "no call that could be trained was of a rollout above or below its group's mean",
+        "Look for calls that are never trained: at temperature 0, left out by train_on=, or not made at all",
+    ),
+    "zero_gradient": (
+        "the gradient was exactly zero",
+        "Let the policy choose: a temperature above 0 without top_k=1 or a small top_p, and fewer forced answers",
+    ),
+}
+"""Kind of no signal -> (what was observed, what to change)."""
 
 
 class Bar:
@@ -43,14 +60,27 @@ class Bar:
 
 
 class TrainBar(Bar):
-    """Progress of a train request. Warnings are always logged, also without a terminal."""
+    """Progress of a train request. Warnings, and why no step was applied, are logged, also without a terminal, unless the
+    caller says them (`logs=False`)."""
+
+    def __init__(self, description: str | None, *, logs: bool) -> None:
+        super().__init__(description)
+        self._logs = logs
 
     def show(self, event: TrainEvent) -> None:
         """Show one event of the stream."""
-        if event.kind == "warning":
-            logger.warning("%s", event.message)
-        else:
+        if event.kind != "warning":
             self.update(event.done, event.total or None, event.message, event.phase)
+        elif self._logs:
+            logger.warning("%s", event.message)
+
+    def ended(self, result: TrainResult) -> None:
+        """Log why no step was applied, if none was."""
+        if self._logs and result.no_signal is not None:
+            _, advice = NO_SIGNAL[result.no_signal]
+            logger.warning(
+                "no step of %r was applied, it stays at step %d: %s. %s", result.model, result.step, result.why, advice
+            )
 
 
 class RolloutBar(Bar):

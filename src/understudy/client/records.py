@@ -18,6 +18,7 @@ from openai.types.chat.chat_completion import Choice
 from ..errors import ConfigError
 from ..listing import as_list
 from ..plain_values import json_value, plain_text
+from ..plurals import counted
 from ..types import (
     History,
     Json,
@@ -190,7 +191,7 @@ def require_calls(groups: Iterable[GroupWire], recorded: Mapping[str, int]) -> N
     captured = [record for record in all_records if record.calls is None and record.exception is None]
     if captured and not any(recorded.get(record.id, 0) for record in all_records):
         raise ConfigError(
-            f"{len(captured)} rollouts were captured, but the server recorded no call under any of them, such as "
+            f"the server recorded no call under {counted(len(captured), 'captured rollout')}, such as "
             f"trajectory {captured[0].id}: does select= leave every call out, or does the agent call a model that is "
             "not captured? By hand: make the calls with model.openai_client() inside the capture"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import platform
@@ -15,11 +14,13 @@ from understudy.client.model import Model, TrainableModel
 from understudy.contracts import Judge
 from understudy.errors import ConfigError
 from understudy.llms.ledger import budget
+from understudy.plurals import counted
 from understudy.scenarios.identity import scenario_id
+from understudy.sync_calls import run_sync
 from understudy.trainer.evaluate import summarise
 from understudy.trainer.messages import failure_lines
 from understudy.trainer.options import RewardFunction
-from understudy.trainer.trainer import checked_scenarios, refuse_running_loop
+from understudy.trainer.trainer import checked_scenarios
 from understudy.types import Json
 
 from .candidates import Candidate, CandidateLike, as_candidates
@@ -52,8 +53,7 @@ def compare(
     **options: Unpack[CompareOptions],
 ) -> ComparisonReport:
     """Sync form of `acompare`. Raises an error inside a running event loop."""
-    refuse_running_loop("compare", "acompare")
-    return asyncio.run(acompare(target, scenarios, candidates, model=model, reward=reward, **options))
+    return run_sync(acompare, target, scenarios, candidates, model=model, reward=reward, **options)
 
 
 async def acompare(
@@ -125,7 +125,7 @@ async def _win_rates(
     """The win rate of every candidate against the baseline. Groups that the judge dropped add a warning."""
     groups, dropped = await judge_side_by_side(scored, judge, seed)
     if dropped:
-        warnings.append(f"the judge scored no rollout in {dropped} groups")
+        warnings.append(f"the judge scored no rollout in {counted(dropped, 'group')}")
     others = [item.candidate.name for item in scored if item.candidate.name != baseline]
     rates = [win_rate(groups, name, baseline, seed=seed) for name in others]
     return [rate for rate in rates if rate is not None]
@@ -193,16 +193,18 @@ async def _warnings(stage: RolloutStage, scored: Sequence[Scored]) -> list[str]:
     warnings += contamination_warnings(stage.scenarios, settings.trained_on, recorded)
     older = sum(row.app != stage.app for item in scored for row in item.rows)
     if older:
-        warnings.append(f"{older} rollouts are of another version of the app's file; --fresh runs them again")
+        warnings.append(
+            f"{counted(older, 'rollout')} of another version of the app's file: --fresh runs everything again"
+        )
     for item in scored:
         if item.failed:
             warnings.append(
-                f"{item.candidate.name}: {item.failed} of {len(item.rows)} rollouts failed, and are no zeros"
+                f"{item.candidate.name}: {item.failed} of {counted(len(item.rows), 'rollout')} failed, and count for nothing"
             )
         cut = sum(call.cut for row in item.rows for call in row.calls)
         if cut:
             warnings.append(
-                f"{item.candidate.name}: {cut} answers reached the limit of tokens (max_completion_tokens="
+                f"{item.candidate.name}: {counted(cut, 'answer')} reached the limit of tokens (max_completion_tokens="
                 f"{settings.max_completion_tokens}, or the app's own)"
             )
         if not item.candidate.trained and any(call.cost is None for row in item.rows for call in row.calls):

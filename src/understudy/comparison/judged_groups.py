@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from understudy.choices import as_message
 from understudy.contracts import Judge
 from understudy.errors import RolloutError
+from understudy.plurals import counted
 from understudy.trainer.judging import DROPPED, judged
 from understudy.types import History, Message, RolloutPlace, Trajectory, TrajectoryGroup, new_id
 
@@ -52,7 +53,7 @@ async def judge_side_by_side(
     if shown_groups and not judged_groups:
         why = next((line for answer in answers for line in answer.logs), "the judge gave no scores")
         raise RolloutError(
-            f"judge: none of {len(shown_groups)} groups was scored, the first because {why}. The rollouts are kept: run it again with "
+            f"judge: none of {counted(len(shown_groups), 'group')} was scored, the first because {why}. The rollouts are kept: run it again with "
             "another judge"
         )
     return judged_groups, len(shown_groups) - len(judged_groups)

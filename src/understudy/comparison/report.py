@@ -52,7 +52,7 @@ def write_report(comparison: ComparisonReport, folder: Path) -> None:
 def title_of(comparison: ComparisonReport) -> str:
     """The report's title."""
     first = comparison.candidates[0]
-    return f"{len(comparison.candidates)} candidates on {counted(first.scenarios, 'scenario')}"
+    return f"{counted(len(comparison.candidates), 'candidate')} on {counted(first.scenarios, 'scenario')}"
 
 
 def markdown(comparison: ComparisonReport, charts: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from understudy.client.model import Model, TrainableModel
 from understudy.client.records import make_recordable, rollout_records
 from understudy.client.sampling import at_temperature, completions_limited
 from understudy.errors import RolloutError
+from understudy.plurals import counted
 from understudy.scenarios.identity import scenario_id
 from understudy.types import (
     Call,
@@ -90,7 +91,7 @@ class RolloutStage:
                 raise
         if not any(row.calls or row.failed for row in rows):
             raise RolloutError(
-                f"{candidate.name}: the app made no call to it in {len(rows)} rollouts: does select= leave every call out, or "
+                f"{candidate.name}: the app made no call to it in {counted(len(rows), 'rollout')}: does select= leave every call out, or "
                 "does the app call a model that is not captured?"
             )
         return rows

@@ -21,6 +21,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import understudy
+from understudy.plurals import counted
 
 from ..client.commands import running_server
 from ..config import EngineOptions
@@ -71,7 +72,9 @@ def _of_server(name: str, url: str) -> list[Check]:
         return [Check("server", name, "warn", f"{url} is not a server of Understudy (HTTP {answer.status_code})")]
     head = f"{url}, pid {facts.pid}, version {facts.version}: base {facts.base_model}, engine {facts.engine}"
     detail = f" ({facts.detail})" if facts.detail else ""
-    sampler = f"{facts.status}{detail}, {facts.in_flight} calls in flight, {facts.restarts} restarts"
+    sampler = (
+        f"{facts.status}{detail}, {counted(facts.in_flight, 'call')} in flight, {counted(facts.restarts, 'restart')}"
+    )
     calm = facts.status != "failed" and facts.restarts == 0
     return [
         Check("server", name, "ok", head),

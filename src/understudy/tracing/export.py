@@ -18,6 +18,7 @@ from understudy.contracts import (
     TraceSink,
 )
 from understudy.errors import ConfigError, UnderstudyError
+from understudy.plurals import counted
 from understudy.types import RolloutPlace
 from understudy.wire import ModelRecords, RolloutTrace, TrajectoryQuery
 
@@ -160,7 +161,7 @@ def export_run(
         left = DeliveryNotes(notes if notes is not None else notes_folder(), run, name)
         for note in left.undelivered:
             left.taken(note.event)
-        say(f"{name}: {len(records.rollouts)} rollouts of run {run}")
+        say(f"{name}: {counted(len(records.rollouts), 'rollout')} of run {run}")
     if failed:
         raise ExportError("; ".join(failed) + ". The same command again delivers the rest")
 

@@ -83,7 +83,9 @@ class RegressionGate:
                 raise ConfigError(f"{file} measures {other}, this evaluation {name}: give --success-at to compare them")
             difference = paired_difference(values, before)
             shared = len(values.keys() & before.keys())
-            lines.append(f"{name} against {file}: {difference.text('+')} on {shared} scenarios that both have")
+            lines.append(
+                f"{name} against {file}: {difference.text('+')} on {counted(shared, 'scenario')} that both have"
+            )
             if difference.high < 0:
                 faults.append(f"--fail-if-worse-than {file}: {name} is lower by {-difference.mean:.3f}")
         return lines, faults

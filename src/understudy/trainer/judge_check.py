@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from understudy.errors import ConfigError, LlmError, RolloutError
 from understudy.llms import budget
+from understudy.plurals import counted
 from understudy.rewards.agreement import kendall_tau_b, pairs_in_order
 from understudy.rewards.judge_prompt import DEFAULT_RUBRIC
 from understudy.rewards.ruler_judge import Ruler
@@ -71,7 +72,7 @@ class JudgeCheck:
     def lines(self) -> list[str]:
         """The result as lines to print."""
         rollouts = sum(len(group.truth) for group in self.groups)
-        lines = [f"{len(self.groups)} groups scored, {rollouts} rollouts"]
+        lines = [f"{counted(len(self.groups), 'group')} scored, {counted(rollouts, 'rollout')}"]
         lines += [f"group {name} was not scored: {why}" for name, why in self.unscored.items()]
         if self.tau is not None and self.accuracy is not None:
             lines.append(f"Kendall's tau-b {self.tau:.2f} (1: the same order, 0: no relation, -1: reversed)")

@@ -6,49 +6,41 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from understudy.client.failures import FailureKind, details, summary
 from understudy.client.model import TrainableModel
+from understudy.client.progress import NO_SIGNAL
 from understudy.config import TrainConfig
+from understudy.plurals import counted
 from understudy.types import TrajectoryGroup
 
 from .evaluate import Evaluation, failed_note, steps_line, unscored_kinds
 from .models import ModelStep, StepOutcome
 from .progress import StepRow
 from .report import Iteration, Stopped, TrainReport, never_called
-
-NO_SIGNAL = {
-    "equal_rewards": (
-        "all rewards of each group were equal",
-        "Raise group_size or the temperature, take scenarios of another difficulty, or give partial rewards",
-    ),
-    "no_advantage": (
-        "no call that could be trained was of a rollout above or below its group's mean",
-        "Look for calls that are never trained: at temperature 0, left out by train_on=, or not made at all",
-    ),
-    "zero_gradient": (
-        "the gradient was exactly zero",
-        "Let the policy choose: a temperature above 0 without top_k=1 or a small top_p, and fewer forced answers",
-    ),
-}
-"""Kind of no signal -> (what was observed, what to change)."""
+from .run import Repeats, Run
 
 MORE_STEPS = "steps= counts all steps of the model's life: raise it to go on, or take another name= to begin anew"
 """What to change where nothing is left to train."""
 
 
-def table_row(iteration: Iteration) -> StepRow:
-    """The table row of an iteration: the first model's values; the other models are in the note."""
+def table_row(iteration: Iteration, number: int, repeats: Repeats) -> StepRow:
+    """The table row of iteration `number`: the first model's values; the other models are in the note, without
+    sentences that the run has said, by `repeats`."""
     first, *others = iteration.models.items()
-    notes = [f"no signal: {first[1].why}"] if first[1].outcome == StepOutcome.NO_SIGNAL else []
+    notes = [no_signal_note(first[1].why, repeats)] if first[1].outcome == StepOutcome.NO_SIGNAL else []
     notes += ["no calls"] if first[1].outcome == StepOutcome.NO_CALLS else []
-    notes += [other_note(name, step) for name, step in others]
-    notes += [failed_note(iteration.failed, iteration.failures)] if iteration.failed else []
+    notes += [other_note(name, step, repeats) for name, step in others]
+    if iteration.failed:
+        new = repeats.new(summary(iteration.failures), shortened=True)
+        short = f"{counted(iteration.failed, 'rollout')} failed"
+        notes.append(failed_note(iteration.failed, iteration.failures) if new else short)
     metrics = iteration.metrics
     notes += [f"{share:.0%} of the calls rendered"] if (share := metrics.get("calls/rendered_share", 0)) else []
-    notes += ["plain rows: the tree is refused"] if metrics.get("layout/tree_refused") else []
+    refused = ["plain rows: the tree is refused"] if metrics.get("layout/tree_refused") else []
     notes += [f"the judge scored {1 - share:.0%} of the groups"] if (share := metrics.get("judge/dropped", 0)) else []
-    notes += [f"alert: {alert.message}" for alert in iteration.alerts]
+    notes += filter(repeats.new, [*refused, *(f"alert: {alert.message}" for alert in iteration.alerts)])
     stale = (metrics["staleness/mean"], metrics["staleness/max"]) if "staleness/mean" in metrics else None
     return StepRow(
         step=iteration.step,
+        iteration=number,
         reward=iteration.reward,
         success=iteration.success,
         rollout_seconds=iteration.rollout_seconds,
@@ -61,14 +53,18 @@ def table_row(iteration: Iteration) -> StepRow:
     )
 
 
-def other_note(name: str, result: ModelStep) -> str:
+def other_note(name: str, result: ModelStep, repeats: Repeats) -> str:
     """`writer: step 3`, with the outcome if the model was not trained."""
-    outcomes = {
-        StepOutcome.NO_SIGNAL: f", no signal: {result.why}",
-        StepOutcome.NO_CALLS: ", no calls",
-        StepOutcome.DONE: ", done",
-    }
-    return f"{name}: step {result.step}{outcomes.get(result.outcome, '')}"
+    outcomes = {StepOutcome.NO_CALLS: ", no calls", StepOutcome.DONE: ", done"}
+    outcome = outcomes.get(result.outcome, "")
+    if result.outcome == StepOutcome.NO_SIGNAL:
+        outcome = f", {no_signal_note(result.why, repeats)}"
+    return f"{name}: step {result.step}{outcome}"
+
+
+def no_signal_note(why: str, repeats: Repeats) -> str:
+    """`no signal`, with the reason if the run has not said it yet."""
+    return f"no signal: {why}" if repeats.new(why, shortened=True) else "no signal"
 
 
 def failure_lines(kinds: Iterable[FailureKind]) -> Iterator[str]:
@@ -95,19 +91,20 @@ def overlap_line(configs: Iterable[TrainConfig]) -> str | None:
     allowed = [config.max_staleness for config in configs if config.overlap]
     if not allowed:
         return None
-    steps = "1 step" if min(allowed) == 1 else f"{min(allowed)} steps"
+    steps = counted(min(allowed), "step")
     return f"overlap: rollouts go on during the updates and are at most {steps} old when they are trained"
 
 
-def interrupted_line(steps: Mapping[str, int], total: int, under_way: int) -> str:
-    """Where a run was interrupted, and how to resume it."""
-    update = " (the server may still apply the update that was under way)" if under_way else ""
-    return f"interrupted after {steps_line(steps)} of {total}{update}: run the same again to go on from there"
+def interrupted_line(run: Run) -> str:
+    """Where a run was interrupted, how to resume it, and which activities it waits for."""
+    update = " (the server may still apply the update that was under way)" if run.under_way else ""
+    waiting = f". Waiting for: {', '.join(run.doing.now)}" if run.doing.now else ""
+    return f"interrupted after {steps_line(run.current)} of {run.steps}{update}: run the same again to go on from there{waiting}"
 
 
 def untrained_line(rollouts: int) -> str:
     """How many finished rollouts an error left untrained."""
-    return f"{rollouts} finished rollouts were not trained; their calls stay on the server"
+    return f"not trained: {counted(rollouts, 'finished rollout')}; their calls stay on the server"
 
 
 def watch_line(models: Sequence[TrainableModel], run: str) -> str:
@@ -120,7 +117,7 @@ def evaluation_failures_line(evaluation: Evaluation) -> str:
     """How many rollouts of an evaluation count for nothing in its mean, and why."""
     rollouts = evaluation.failed + sum(len(score.rewards) for score in evaluation.scores)
     return (
-        f"{evaluation.failed} of {rollouts} rollouts of the evaluation failed and are left out of its mean reward: "
+        f"{evaluation.failed} of {counted(rollouts, 'rollout')} of the evaluation failed and are left out of its mean reward: "
         f"{summary(evaluation.failures)}"
     )
 
@@ -143,9 +140,9 @@ def closing_line(report: TrainReport, patience: int, target_reward: float) -> st
         Stopped.FINISHED: steps,
         Stopped.NOTHING_LEFT: f"{steps}: nothing is left to train",
         Stopped.SOLVED: f"{steps}, solved: {solved}, and the mean reward has reached {target_reward:g}",
-        Stopped.NO_SIGNAL: f"{steps}, stopped: for {patience} iterations {seen}. {advice}",
+        Stopped.NO_SIGNAL: f"{steps}, stopped: for {counted(patience, 'iteration')} {seen}. {advice}",
         Stopped.BUDGET: f"{steps}, stopped: max_cost= for other LLMs is spent. Raise it and run the same again to go on",
-        Stopped.NO_CALLS: f"{steps}, stopped: for {patience} iterations nothing was trained, and "
+        Stopped.NO_CALLS: f"{steps}, stopped: for {counted(patience, 'iteration')} nothing was trained, and "
         f"{', '.join(never_called(last))} had no call in any rollout that counts: does select= "
         "send it any?",
     }[report.stopped]

@@ -11,6 +11,7 @@ from typing import TypeGuard, cast
 
 from openai.types.chat.chat_completion import Choice
 
+from understudy.client.backend import train_groups
 from understudy.client.capture import recorded_calls
 from understudy.client.http import Api
 from understudy.client.model import TrainableModel
@@ -137,7 +138,7 @@ async def _train(
 ) -> ModelStep:
     began = time.monotonic()
     try:
-        result = await model.train(groups, config=config, pbar_desc=None)
+        result = await train_groups(await model.api(), model.name, groups, config, logs=False)
     except ServerError as error:
         if not several or error.code != "no_calls":
             raise

@@ -24,7 +24,7 @@ OVERLAP = ("beside", "stale")
 
 @dataclass(frozen=True)
 class StepRow:
-    """One row of the table. `note`: why a step did not train, failures and alerts. Only with overlap: `beside_seconds`,
+    """One row of the table. `iteration`: its number in this run, from 1. `note`: why a step did not train, failures and alerts. Only with overlap: `beside_seconds`,
     the seconds of training during which rollouts of later steps ran, and `staleness`, its mean and maximum in steps."""
 
     step: int
@@ -35,6 +35,7 @@ class StepRow:
     tokens: float | None
     kl: float | None
     note: str = ""
+    iteration: int = 0
     beside_seconds: float | None = None
     staleness: tuple[float, float] | None = None
 
@@ -66,21 +67,21 @@ class Doing:
 
     def __init__(self, progress: TrainerProgress) -> None:
         self._progress = progress
-        self._now: list[str] = []
+        self.now: list[str] = []
 
     @contextmanager
     def __call__(self, what: str) -> Generator[None]:
-        self._now.append(what)
+        self.now.append(what)
         self._tell()
         try:
             yield
         finally:
-            self._now.remove(what)
+            self.now.remove(what)
             self._tell()
 
     def _tell(self) -> None:
-        if self._now:
-            self._progress.doing(", ".join(self._now))
+        if self.now:
+            self._progress.doing(", ".join(self.now))
 
 
 class PlainProgress:
@@ -89,6 +90,8 @@ class PlainProgress:
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
         self._steps = steps
+        self._begun: set[str] = set()
+        self._stepped = False
 
     def __enter__(self) -> Self:
         return self
@@ -99,11 +102,16 @@ class PlainProgress:
         """Nothing to close."""
 
     def doing(self, what: str) -> None:
-        """Ignored: only the live table shows the current activity."""
+        """Print the activity, until the lines of iterations show that the run goes on."""
+        if not self._stepped and what not in self._begun:
+            self._begun.add(what)
+            self.say(f"{what} ...")
 
     def finished(self, row: StepRow) -> None:
         """Print the iteration as one line."""
-        cells = [f"step {row.step}/{self._steps}", f"reward {number(row.reward)}", f"success {percent(row.success)}"]
+        self._stepped = True
+        cells = [f"step {row.step}/{self._steps}", f"iteration {row.iteration}"]
+        cells += [f"reward {number(row.reward)}", f"success {percent(row.success)}"]
         beside = "" if row.beside_seconds is None else f" ({row.beside_seconds:.1f} s of it beside rollouts)"
         cells += [f"rollouts {row.rollout_seconds:.1f} s", f"training {row.train_seconds:.1f} s{beside}"]
         cells += [f"staleness {staleness(row.staleness)}"] if row.staleness is not None else []
@@ -166,8 +174,17 @@ def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int) ->
     """A table of the steps, with a sparkline of the whole run's rewards in its title."""
     table = Table(title=f"reward {sparkline(rewards)}".strip(), title_justify="left", title_style="bold", expand=False)
     overlapped = any(row.staleness is not None for row in rows)
-    table.add_column("step", justify="right")
-    for name in ("reward", "success", "rollouts", "training", *OVERLAP * overlapped, "tokens", "KL"):
+    for name in (
+        "step",
+        "iteration",
+        "reward",
+        "success",
+        "rollouts",
+        "training",
+        *OVERLAP * overlapped,
+        "tokens",
+        "KL",
+    ):
         table.add_column(name, justify="right")
     table.add_column("")
     for row in rows:
@@ -175,7 +192,7 @@ def step_table(rows: Sequence[StepRow], rewards: Sequence[float], steps: int) ->
         if overlapped:
             beside = "-" if row.beside_seconds is None else f"{row.beside_seconds:.1f} s"
             cells += [beside, staleness(row.staleness)]
-        table.add_row(f"{row.step}/{steps}", *cells, count(row.tokens), number(row.kl, 4), row.note)
+        table.add_row(f"{row.step}/{steps}", str(row.iteration), *cells, count(row.tokens), number(row.kl, 4), row.note)
     return table
 
 

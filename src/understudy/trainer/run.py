@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -23,6 +24,7 @@ from .report import Iteration, Stopped, verdict
 
 Steps = Mapping[str, int]
 """Step by model name."""
+_NUMBER = re.compile(r"\d+([.,]\d+)*(e[-+]?\d+)?")
 
 
 def run_name(what: Literal["train", "eval"], model: str) -> str:
@@ -57,6 +59,25 @@ class RolloutBatch:
         This is an upper bound for the age of its calls."""
         scored = [trajectory for group in self.groups for trajectory in group if trajectory.reward is not None]
         return [step - self.began.get(trajectory.id, self.first_began)[name] for trajectory in scored]
+
+
+class Repeats:
+    """The sentences that a run has said. Sentences that differ in their numbers alone are the same."""
+
+    def __init__(self) -> None:
+        self._sentences: dict[str, tuple[str, int]] = {}
+
+    def new(self, sentence: str, *, shortened: bool = False) -> bool:
+        """Whether it has to be said. `shortened`: a line that repeats it has a short form of it, so that it is not
+        counted."""
+        kind = _NUMBER.sub("#", sentence)
+        new, (_, count) = kind not in self._sentences, self._sentences.get(kind, ("", 0))
+        self._sentences[kind] = (sentence, count + (not shortened))
+        return new
+
+    def repeated(self) -> list[str]:
+        """The sentences that hold for several iterations, with their number, as they were last."""
+        return [f"in {count} iterations: {sentence}" for sentence, count in self._sentences.values() if count > 1]
 
 
 class Stopwatch:
@@ -105,6 +126,7 @@ class Run:
     under_way: list[RolloutBatch] = field(default_factory=list[RolloutBatch])
     rolling: Stopwatch = field(default_factory=Stopwatch)
     waiting: Stopwatch = field(default_factory=Stopwatch)
+    repeats: Repeats = field(default_factory=Repeats)
     _configs: dict[int, TrainConfig] = field(default_factory=dict[int, TrainConfig])
     _known_failures: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
     _considered: int = 0  # the furthest model's step when an evaluation was last considered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import time
@@ -16,7 +15,7 @@ from understudy.client.gather import gather_trajectory_groups
 from understudy.client.model import TrainableModel
 from understudy.client.sampling import at_temperature, completions_limited
 from understudy.contracts import Judge
-from understudy.errors import BudgetExceeded, ConfigError, RolloutError, WrongLoopError
+from understudy.errors import BudgetExceeded, ConfigError, RolloutError
 from understudy.listing import as_list
 from understudy.llms.ledger import budget
 from understudy.option_names import names_checked
@@ -24,6 +23,7 @@ from understudy.plurals import counted
 from understudy.rewards.outcome import as_reward
 from understudy.scenarios.identity import scenario_id, scenario_label
 from understudy.scenarios.ordering import batch
+from understudy.sync_calls import run_sync
 from understudy.tracing.trace_context import keep_trace_context
 from understudy.types import RolloutPlace, Trajectory, TrajectoryGroup
 
@@ -48,7 +48,7 @@ from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps, run_name
 from .showing import Showing
-from .updates import Updates
+from .updates import Updates, announced
 
 logger = logging.getLogger("understudy")
 
@@ -100,8 +100,7 @@ class Trainer:
     @names_checked("Trainer.train")
     def train(self, steps: int) -> TrainReport:
         """The sync form of `atrain`. Raises WrongLoopError inside a running event loop."""
-        refuse_running_loop("train", "atrain")
-        return asyncio.run(self.atrain(steps))
+        return run_sync(self.atrain, steps)
 
     @names_checked("Trainer.atrain")
     async def atrain(self, steps: int) -> TrainReport:
@@ -120,10 +119,7 @@ class Trainer:
         with run.progress, budget(self.options.max_cost) as run.spending:
             run.progress.say(watch_line(self.models, run.id))
             try:
-                stopped = await self._iterate(run)
-            except (asyncio.CancelledError, KeyboardInterrupt):
-                run.progress.say(interrupted_line(run.current, steps, len(run.under_way)))
-                raise
+                stopped = await announced(self._iterate(run), lambda: run.progress.say(interrupted_line(run)))
             finally:
                 for line in self._shown.close():
                     run.progress.say(line)
@@ -134,8 +130,7 @@ class Trainer:
         self, scenarios: Iterable[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
     ) -> Evaluation:
         """The sync form of `aevaluate`. Raises WrongLoopError inside a running event loop."""
-        refuse_running_loop("evaluate", "aevaluate")
-        return asyncio.run(self.aevaluate(scenarios, temperature=temperature, rollouts=rollouts))
+        return run_sync(self.aevaluate, scenarios, temperature=temperature, rollouts=rollouts)
 
     @names_checked("Trainer.aevaluate")
     async def aevaluate(
@@ -250,7 +245,7 @@ class Trainer:
             return trajectory
 
         with run.rolling.running():
-            with run.doing(f"{len(scenarios) * self.options.group_size} rollouts with {steps_line(first)}"):
+            with run.doing(f"{counted(len(scenarios) * self.options.group_size, 'rollout')} with {steps_line(first)}"):
                 place = RolloutPlace(run=run.id, split="train", step=first[self.model.name])
                 groups = await self._gather(scenarios, self.options.group_size, noted, place)
             if line := self.examine_rollouts(groups):
@@ -283,10 +278,11 @@ class Trainer:
         iteration = make_iteration(scored.groups, steps, scored.seconds, seconds, scored.spent)
         iteration = self._shown.step(iteration, scored.groups, scored.first_began[self.model.name])
         for warning in warnings_of(steps):
-            run.progress.say(warning)
+            if run.repeats.new(warning):
+                run.progress.say(warning)
         run.applied(iteration)
         await log_spent(self.model, scored.groups, iteration.step, scored.spent)
-        run.progress.finished(table_row(iteration))
+        run.progress.finished(table_row(iteration, len(run.iterations), run.repeats))
         for line in failure_lines(run.new_failures(iteration.failures)):
             run.progress.say(line)
 
@@ -374,19 +370,10 @@ class Trainer:
             run=run.id,
             spending=run.spending.by_purpose(),
         )
-        for line in run.spending.lines():
+        for line in (*run.repeats.repeated(), *run.spending.lines()):
             run.progress.say(line)
         run.progress.say(closing_line(report, self.options.patience, self.options.target_reward))
         return report
-
-
-def refuse_running_loop(method: str, twin: str) -> None:
-    """Raise WrongLoopError, which names the async `twin`, if an event loop is running."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise WrongLoopError(method, twin)
 
 
 def checked_scenarios(scenarios: Iterable[object], option: str) -> list[object]:

@@ -66,6 +66,19 @@ class Updates:
             ended.result()
 
 
+async def announced(work: Coroutine[Any, Any, Result], cancelled: Callable[[], None]) -> Result:
+    """The result of `work`. If it is cancelled, call `cancelled` at once, while `work` still ends."""
+    working = asyncio.create_task(work)
+    try:
+        await asyncio.wait({working})
+        return working.result()
+    except asyncio.CancelledError:
+        cancelled()
+        raise
+    finally:
+        await _cancel([working])
+
+
 async def _after(before: asyncio.Task[None] | None, update: Update) -> None:
     if before is not None:
         await asyncio.wait([before])

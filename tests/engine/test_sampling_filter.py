@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def test_the_sampler_and_the_learner_agree_to_the_last_bit(chunk: int) -> None:
     sampled = processed_logprobs(logits, temperature, min_p, top_k, top_p)
 
     rows = np.repeat(np.arange(len(SETTINGS)), VOCABULARY)
-    columns = [np.array(column)[rows] for column in zip(*SETTINGS, strict=True)]
+    columns: list[Any] = [np.array(column)[rows] for column in zip(*SETTINGS, strict=True)]
     targets = TargetSettings(np.tile(np.arange(VOCABULARY), len(SETTINGS)), *columns)
     logprobs, _, kept = target_logprobs(
         logits, rows, targets, np.arange(len(rows)), lambda states: states, chunk=chunk, head_trains=False

@@ -115,7 +115,7 @@ def _condition(condition: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
     if COLUMNS[column] != kind:
         raise ValueError(f"{column} is {COLUMNS[column]}")
     holds, default = OPERATORS[kind][condition["operator"]], {"tags": [], "isRootObservation": True}.get(column)
-    moment = datetime.fromisoformat if kind == "datetime" else (lambda own: own)
+    moment: Callable[[Any], Any] = datetime.fromisoformat if kind == "datetime" else (lambda own: own)
     return lambda item: holds(moment(item.get(column, default)), moment(value))
 
 
@@ -131,7 +131,7 @@ def _observation(span: Received) -> dict[str, Any]:
         own.get("langfuse.observation.input"),
     )
     if "tools" in metadata:  # Langfuse 4 shows these tools beside the messages
-        input = json.dumps({"messages": json.loads(input), "tools": json.loads(metadata.pop("tools"))})
+        input = json.dumps({"messages": json.loads(str(input)), "tools": json.loads(metadata.pop("tools"))})
     return {
         "id": span.id, "traceId": span.trace, "projectId": "project", "parentObservationId": span.parent or None,
         "startTime": _time(span.start), "endTime": _time(span.end), "type": span.type.upper(),

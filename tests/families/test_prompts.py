@@ -34,7 +34,7 @@ def text_of(family: Family, messages: list[dict[str, Any]], tools: Any = None, *
 
 def sampled(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], tools: Any) -> list[int] | str:
     """The embedded engine's prompt, or the text of its error."""
-    request = ChatCompletionRequest(model="base", messages=messages, tools=tools)
+    request = ChatCompletionRequest(model="base", messages=messages, tools=tools)  # type: ignore[call-arg]  # it has defaults
     try:
         return list(ChatRenderer(tokenizer, 10**6).prompt_ids(request))
     except DialectError as error:

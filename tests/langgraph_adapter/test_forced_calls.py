@@ -74,7 +74,8 @@ def test_a_failure_after_a_truncated_call_names_the_limit_and_what_the_base_can_
     async def first_call() -> str:
         async with capture(model, max_completion_tokens=4):
             answer = await own_model().bind_tools([Box], tool_choice="Box").ainvoke([QUESTION])
-            return {"Box": "a box"}[answer.tool_calls[0]["name"] if answer.tool_calls else None]
+            boxes: dict[str | None, str] = {"Box": "a box"}
+            return boxes[answer.tool_calls[0]["name"] if answer.tool_calls else None]
 
     with pytest.raises(KeyError) as caught:
         asyncio.run(first_call())

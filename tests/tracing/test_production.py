@@ -80,7 +80,7 @@ def test_traces_that_understudy_sent_are_left_out_and_the_server_filters(server:
 
     def ids(**wanted: Any) -> list[str]:
         server.requests.clear()
-        return [each.id for each in scenarios_from_traces(connection=connection(server), **wanted)]
+        return [str(each.id) for each in scenarios_from_traces(connection=connection(server), **wanted)]
 
     assert ids() == ["trace-3", "trace-2", "trace-1"]
     assert ids(name="agent") == ["trace-2", "trace-1"]

@@ -89,7 +89,7 @@ async def test_a_step_and_big_models_answer_the_same_graph(
 
 async def _records_have_them(model: us.TrainableModel, run: str, name: str) -> None:
     api = await model.api()
-    page = await api.trajectories(TrajectoryQuery(model=name, run=f"{run}-{name}", split="compare"))
+    page = await api.trajectories(TrajectoryQuery(model=name, run=f"{name}-{run}", split="compare"))
     assert len(page.trajectories) == 6
     record = page.trajectories[0]
     assert (record.reward, record.metrics["calls"], record.metrics["success"]) == (1.0, 3.0, 1.0)

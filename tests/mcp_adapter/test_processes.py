@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -165,17 +165,25 @@ def test_a_loop_that_ends_early_takes_its_servers_along() -> None:
     assert children() == set()
 
 
+def watching_processes() -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # has ended, and perhaps nobody has waited for it yet
+            if "reaper_process" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
 async def test_the_watching_process_is_replaced_when_it_dies() -> None:
     async with ServerPool(misbehaving("well")) as pool:
-        [watching] = [each for each in psutil.Process().children() if "reaper_process" in " ".join(each.cmdline())]
+        [watching] = watching_processes()
         os.kill(watching.pid, signal.SIGKILL)
         watching.wait(10)
         async with pool.rollout():
             pass
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            names = [" ".join(each.cmdline()) for each in psutil.Process().children() if each.pid != watching.pid]
-            if any(re.search("reaper_process", name) for name in names):
+            if any(each.pid != watching.pid for each in watching_processes()):
                 break
             await asyncio.sleep(0.05)
         else:

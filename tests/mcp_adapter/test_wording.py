@@ -83,7 +83,7 @@ def make_sized(size: int) -> Callable[[object], MCPServer]:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 async def test_a_tool_with_few_values_has_some_held_out(size: int) -> None:
-    scenarios = await generate_scenarios(Target.parse(make_sized(size)), count=12)
+    scenarios = await generate_scenarios(Target.parse(make_sized(size)), count=4)
     assert scenarios.eval and scenarios.train
 
 

@@ -102,7 +102,16 @@ async def test_a_call_is_recorded_with_the_ids_and_logprobs_that_vllm_sampled(ba
 
 def test_our_plugin_is_loaded_in_vllms_web_server_and_in_its_engine(server: RunningServer) -> None:
     log = (server.folder / "logs" / "sampler.log").read_text(encoding="utf-8")
-    assert len(set(re.findall(r"computes the logprobs of sampled tokens in process (\d+)", log))) == 2
+    assert (
+        len(
+            set(
+                re.findall(
+                    r"plugin renders messages, and computes the logprobs of sampled tokens, in process (\d+)", log
+                )
+            )
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])

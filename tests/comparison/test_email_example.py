@@ -98,7 +98,7 @@ async def _records_have_them(model: us.TrainableModel, run: str, name: str) -> N
     assert [message["role"] for message in said][-5:] == ["assistant", "tool", "assistant", "tool", "assistant"]
     logs = await api.logs(name)
     assert logs[-1].metrics["compare/success"] == 1.0
-    own = await api.trajectories(TrajectoryQuery(model=model.name, run=f"{run}-step-0", split="compare"))
+    own = await api.trajectories(TrajectoryQuery(model=model.name, run=f"step-0-{run}", split="compare"))
     assert len(own.trajectories) == 6 and own.trajectories[0].place.step == 0
 
 

@@ -92,7 +92,8 @@ async def test_of_an_app_with_several_models_a_candidate_answers_for_all(
         asked = [request.messages[-1]["content"] for request in api.requests]
     assert [(each.name, each.calls, each.reward) for each in found.candidates] == [("step:0", 2, 1), ("big", 2, 1)]
     assert sorted(asked) == sorted(f"{said}say {each['id']}" for each in SCENARIOS for said in ("", "heard: "))
-    page = await (await planner.api()).trajectories(TrajectoryQuery(run=f"{found.run}-step-0", split="compare"))
+    page = await (await planner.api()).trajectories(TrajectoryQuery(run=f"step-0-{found.run}", split="compare"))
+    assert len(page.trajectories) == len(SCENARIOS)
     for record in page.trajectories:  # each model answered its own call
         assert [call.model for call in obedient.calls(record.id)] == [planner.name, writer.name]
     with pytest.raises(ConfigError, match=f"{planner.name!r} has no step 4; there are 0"):

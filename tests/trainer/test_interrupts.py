@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ from tests.fakes.scripted_training import ScriptedTraining, scripted_training
 
 SCRIPT = """
 import asyncio
+import signal
 import sys
 
 import understudy as us
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the background jobs of a shell ignore it
 
 model = us.TrainableModel("agent", base_model="tiny", backend=us.RemoteBackend(sys.argv[1]))
 
@@ -61,8 +65,9 @@ def test_a_script_may_catch_the_interrupt_and_its_other_errors_keep_their_traceb
     assert "Traceback" in err and err.endswith("ValueError: of the script\n") and WAITING in out
 
 
-def interrupted(server: ScriptedTraining, call: str, folder: Path) -> subprocess.Popen[str]:
-    """The script, interrupted when its first rollout has begun."""
+@contextmanager
+def interrupted(server: ScriptedTraining, call: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The script, interrupted when its first rollout has begun. Killed at the end, if it still runs."""
     assert server.api is not None
     command = [sys.executable, "-c", SCRIPT.format(call=call), server.api.url]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -70,4 +75,7 @@ def interrupted(server: ScriptedTraining, call: str, folder: Path) -> subprocess
     while process.stdout.readline() not in ("begun\n", ""):
         continue
     process.send_signal(signal.SIGINT)
-    return process
+    try:
+        yield process
+    finally:
+        process.kill()

@@ -64,7 +64,9 @@ def test_an_async_function_is_trained_and_every_call_is_recorded(model: Trainabl
 
     report = agent.train(SCENARIOS, steps=1, **SMALL)
     assert report.step == 1
-    assert len(seen) == 8
+    assert (
+        seen and len(seen) % 8 == 0
+    )  # when all rollouts sampled the same, an iteration trains nothing and the next one follows
     assert seen == {name: asyncio.run(recorded(model, name)) for name in seen}
     assert (agent.__name__, agent.__doc__) == ("agent", "Answers.")  # type: ignore[attr-defined]
 

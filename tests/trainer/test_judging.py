@@ -81,7 +81,6 @@ async def test_whatever_can_be_awaited_with_a_group_is_a_judge(judge: Any) -> No
 @pytest.mark.parametrize(
     ("judge", "message"),
     [
-        ("openai/o3", "got str 'openai/o3'"),
         (Scorer, "a class: pass an instance"),
         (plain, r"got function <function plain .*>, which is not async"),
         (functools.partial(plain), "which is not async"),

@@ -110,7 +110,7 @@ def test_publishing_never_waits_and_closing_waits_only_so_long(tmp_path: Path) -
     assert until(lambda: 99 in again.steps)
     assert later.close() == []
     assert until(lambda: {*slow.steps, *again.steps} == {*range(1, 21), 99}) and not list(tmp_path.iterdir())
-    assert set(range(8, 20)) <= set(again.steps)  # the full queue of the first run had 5, and 1 was being delivered
+    assert len(slow.steps) <= 6  # 5 in the first run's queue and 1 being delivered; the notes had the rest
 
 
 def test_what_a_server_did_not_take_is_tried_again_at_the_end_and_arrives_once(

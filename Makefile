@@ -11,7 +11,7 @@ export PIP_ARGS
 
 quickstart:
 	@scripts/bootstrap quickstart
-	@.venv/bin/understudy quickstart $(ARGS)
+	@.venv/bin/offbook quickstart $(ARGS)
 
 test:
 	@scripts/bootstrap test

@@ -47,7 +47,7 @@ CONTENDERS = {
     "unwrapped": "ChatOpenAI, as its author wrote it",
     "again": "the same once more, in a second process: what a difference of nothing looks like",
     "patched": "the same, patches installed, no capture active",
-    "direct": "`ChatUnderstudy` made by hand, no capture: captured less direct is what the capture itself costs",
+    "direct": "`ChatOffbook` made by hand, no capture: captured less direct is what the capture itself costs",
     "captured": "inside `capture(model)`: answered by the policy's endpoint",
     "left": "inside `capture(model, exclude=...)`, left on the app's own model",
     "observed": "inside `observe()`, on the app's own model and recorded",
@@ -101,13 +101,13 @@ class Network:
 
 
 def completion(calls_a_tool: bool) -> bytes:
-    """A chat completion as Understudy's server sends it."""
+    """A chat completion as Offbook's server sends it."""
     function = {"name": "search_inbox", "arguments": '{"keywords": "invoice march", "limit": 5}'}
     message: dict[str, Any] = {"role": "assistant", "content": "The invoice of March is 120 euros.", "refusal": None}
     if calls_a_tool:
         message |= {"content": None, "tool_calls": [{"id": "call-0", "type": "function", "function": function}]}
     mark = {"trajectory_id": "trajectory-1", "call_id": "call-1", "index": 0, "step": 0}
-    choice = {"index": 0, "message": message, "logprobs": None, "understudy": mark}
+    choice = {"index": 0, "message": message, "logprobs": None, "offbook": mark}
     choice["finish_reason"] = "tool_calls" if calls_a_tool else "stop"
     usage = {"prompt_tokens": 210, "completion_tokens": 24, "total_tokens": 234}
     answer = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": NAME, "usage": usage}
@@ -191,9 +191,9 @@ def plain_contenders() -> dict[str, Contender]:
     return {"unwrapped": unwrapped, "again": unwrapped}
 
 
-def understudy_contenders() -> dict[str, Contender]:
-    import understudy_langgraph as adapter
-    from understudy import RemoteBackend, TrainableModel
+def offbook_contenders() -> dict[str, Contender]:
+    import offbook_langgraph as adapter
+    from offbook import RemoteBackend, TrainableModel
 
     model = TrainableModel(name=NAME, base_model="tiny", backend=RemoteBackend(URL))
 
@@ -210,7 +210,7 @@ def understudy_contenders() -> dict[str, Contender]:
         return await timer(app_model())
 
     async def direct(timer: Timer) -> Seconds:
-        return await timer(adapter.ChatUnderstudy(model=NAME, base_url=f"{URL}/v1", api_key=SecretStr("unused")))
+        return await timer(adapter.ChatOffbook(model=NAME, base_url=f"{URL}/v1", api_key=SecretStr("unused")))
 
     return {
         "patched": patched,
@@ -248,7 +248,7 @@ def art_contenders() -> dict[str, Contender]:
 
 def check(contender: str, network: Network, calls: int) -> None:
     """A contender that did not take the way it is named after must not be in the table."""
-    label = b"x-understudy-trajectory" in network.headers
+    label = b"x-offbook-trajectory" in network.headers
     if label != (contender == "captured") or network.chats != calls + WARM_UP:
         raise RuntimeError(f"{contender}: {network.chats} requests for {calls + WARM_UP} calls, labelled: {label}")
     logs = list(Path(".art/langgraph").glob("*")) if Path(".art/langgraph").exists() else []
@@ -262,7 +262,7 @@ async def work(kind: str, answers: Any) -> None:
     """Answer each line of stdin, {contender, case, calls}, with the seconds of each call."""
     network = Network()
     network.install()
-    made = {"plain": plain_contenders, "understudy": understudy_contenders, "art": art_contenders}
+    made = {"plain": plain_contenders, "offbook": offbook_contenders, "art": art_contenders}
     contenders = made[kind]()
     versions = {name: importlib.metadata.version(name) for name in TIMED_TOGETHER}
     print(json.dumps({"contenders": list(contenders), "versions": versions}), file=answers, flush=True)
@@ -318,7 +318,7 @@ class Worker:
 def start(folder: Path, art_python: str | None) -> dict[str, Worker]:
     """Contender -> the process that has it."""
     workers = {name: Worker("plain", sys.executable, folder / name) for name in ("unwrapped", "again")}
-    others = [Worker("understudy", sys.executable, folder / "understudy")]
+    others = [Worker("offbook", sys.executable, folder / "offbook")]
     if art_python:
         others.append(Worker("art", art_python, folder / "art"))
     for worker in others:
@@ -373,7 +373,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=20, help="per case, contender and round")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="cpu")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--worker", choices=["plain", "understudy", "art"], help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=["plain", "offbook", "art"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         answers = os.fdopen(os.dup(1), "w")

@@ -26,10 +26,10 @@ import httpx
 import psutil
 import torch
 
-from understudy.engine.inference.decoding.generation import Generation, Settings, Update
-from understudy.engine.inference.decoding.model import ModelRunner, load_model
-from understudy.engine.inference.decoding.scheduler import Scheduler
-from understudy.tiny import path as tiny_policy
+from offbook.engine.inference.decoding.generation import Generation, Settings, Update
+from offbook.engine.inference.decoding.model import ModelRunner, load_model
+from offbook.engine.inference.decoding.scheduler import Scheduler
+from offbook.tiny import path as tiny_policy
 
 CALLS, PROMPT, NEW, GROUP = 64, 100, 64, 8
 
@@ -134,7 +134,7 @@ def over_http(folder: Path, runs: int, threads: int) -> list[tuple[float, float]
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     options = ["--model", str(folder), "--served-model-name", "base", "--port", str(port), "--threads", str(threads)]
-    process = subprocess.Popen([sys.executable, "-m", "understudy.engine.inference.embedded", *options])
+    process = subprocess.Popen([sys.executable, "-m", "offbook.engine.inference.embedded", *options])
     times: list[tuple[float, float]] = []
     try:
         while True:

@@ -1,4 +1,4 @@
-"""Understudy's endpoint in front of vLLM against that vLLM itself: throughput, and what a call waits for it.
+"""Offbook's endpoint in front of vLLM against that vLLM itself: throughput, and what a call waits for it.
 
     python benchmarks/gateway.py [--runs 5] [--json FILE] [--scripted]
 
@@ -25,7 +25,7 @@ from pathlib import Path
 import httpx
 from vllm_and_gateway import Both, both
 
-from understudy.tiny import path as tiny_policy
+from offbook.tiny import path as tiny_policy
 
 TOKENS = 64
 WAYS = ("direct", "direct, with ids", "gateway")
@@ -48,7 +48,7 @@ async def burst(url: str, way: str, level: int, calls: int, streamed: bool, run:
     """The calls of one turn, `level` at a time; the seconds of each."""
     left = iter(range(calls))
     waits: list[float] = []
-    headers = {"x-understudy-record": "1"} if way == "gateway" else {}
+    headers = {"x-offbook-record": "1"} if way == "gateway" else {}
     limits = httpx.Limits(max_connections=level, max_keepalive_connections=level)
 
     async def work(client: httpx.AsyncClient) -> None:

@@ -28,7 +28,7 @@ import aiohttp
 import psutil
 from vllm_and_gateway import await_health, free_ports
 
-from understudy.tiny import path as tiny_policy
+from offbook.tiny import path as tiny_policy
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results" / "gateway.md"
@@ -81,7 +81,7 @@ async def burst(url: str, kind: Kind) -> None:
     text = "look at it again and tell me what you found there " * 3
     body = {"model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": kind.tokens}
     body |= {"ignore_eos": True, "stream": kind.streamed} | ({"tools": [TOOL]} if kind.tools else {})
-    headers = {"x-understudy-record": "1"}
+    headers = {"x-offbook-record": "1"}
 
     async def work(client: aiohttp.ClientSession) -> None:
         for _ in left:
@@ -163,7 +163,7 @@ def started(checkouts: dict[str, Path], folder: Path) -> Iterator[dict[str, Gate
         start("vllm", urls[0], ROOT, [str(Path(__file__).with_name("scripted_vllm.py")), str(ports[0])])
         found: dict[str, Gateway] = {}
         for (name, checkout), url, port in zip(checkouts.items(), urls[1:], ports[1:], strict=True):
-            words = ["-m", "understudy.server", "--model", str(base), "--vllm-url", urls[0], "--inference-only"]
+            words = ["-m", "offbook.server", "--model", str(base), "--vllm-url", urls[0], "--inference-only"]
             words += ["--port", str(port), "--dir", str(folder / f"dir-{name}")]
             found[name] = Gateway(url, psutil.Process(start(name, url, checkout, words)))
         yield found

@@ -33,13 +33,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from understudy.engine.learner import attention
-from understudy.engine.learner.cost import ModelShape
-from understudy.engine.learner.layouts import ComputeRow, LayoutPlan, plan
-from understudy.engine.learner.target_logprobs import TargetSettings, target_logprobs
+from offbook.engine.learner import attention
+from offbook.engine.learner.cost import ModelShape
+from offbook.engine.learner.layouts import ComputeRow, LayoutPlan, plan
+from offbook.engine.learner.target_logprobs import TargetSettings, target_logprobs
 
 if TYPE_CHECKING:
-    from understudy.engine.protocol import Sample
+    from offbook.engine.protocol import Sample
 
 CALL_FLOPS = {"cpu": 2e5, "cuda": 5e8}  # as policy.py
 
@@ -73,7 +73,7 @@ class DenseTree:
 def dense_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    tree = kwargs.pop("understudy_tree")
+    tree = kwargs.pop("offbook_tree")
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     out = scaled_dot_product_attention(query, key, value, attn_mask=tree.mask, scale=kwargs["scaling"])
@@ -129,7 +129,7 @@ class Learner:
         tree: dict[str, Any] = {}
         if row.forest is not None:
             forest = row.forest
-            tree["understudy_tree"] = (
+            tree["offbook_tree"] = (
                 DenseTree(forest.subtree_end, self.device)
                 if way.attention == DENSE
                 else attention.TreeContext(forest.segments, forest.pieces, forest.subtree_end, way.attention)  # type: ignore[arg-type]

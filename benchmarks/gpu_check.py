@@ -1,7 +1,7 @@
-"""What a GPU does with Understudy, in independent stages of at most 9 minutes: scripts/gpu_check OUT [--set bare|full].
+"""What a GPU does with Offbook, in independent stages of at most 9 minutes: scripts/gpu_check OUT [--set bare|full].
 
 `bare` needs torch, transformers and peft: the token tree against plain rows with MFU and memory, and FlexAttention's
-compile time. `full` needs Understudy's server with vLLM too: start, logprobs of vLLM against the learner, sleep, release and
+compile time. `full` needs Offbook's server with vLLM too: start, logprobs of vLLM against the learner, sleep, release and
 wake, swap, peak memory against the plan. Weights are random; nothing is downloaded. The table, OUT/gpu_check.md, is written
 after every stage; a stage that fails or takes too long is a line of it, and the rest goes on. `--shape micro` is for a CPU.
 """

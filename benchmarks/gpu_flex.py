@@ -17,11 +17,11 @@ import torch
 from gpu import Learner
 from gpu_cases import SHAPES, WAYS, Group
 
-from understudy.engine.learner.layouts import plan
-from understudy.engine.learner.target_logprobs import TargetSettings
+from offbook.engine.learner.layouts import plan
+from offbook.engine.learner.target_logprobs import TargetSettings
 
 if TYPE_CHECKING:
-    from understudy.engine.protocol import Sample
+    from offbook.engine.protocol import Sample
 
 STEPS = 3
 

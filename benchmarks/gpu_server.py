@@ -1,4 +1,4 @@
-"""Understudy's server with vLLM on one GPU, in one memory layout: start, steps, sleep and wake, memory against the plan.
+"""Offbook's server with vLLM on one GPU, in one memory layout: start, steps, sleep and wake, memory against the plan.
 
     python benchmarks/gpu_server.py --shape 0.5B --memory-layout free_cache --output FOLDER
 
@@ -28,7 +28,7 @@ import torch
 from gpu_cases import SHAPES, Shape
 from transformers import AutoModelForCausalLM
 
-from understudy.tiny import path as tiny_policy
+from offbook.tiny import path as tiny_policy
 
 READY_SECONDS = 400.0
 STEPS = 2
@@ -71,7 +71,7 @@ def write_base(shape: Shape, folder: Path, device: str) -> None:
 def server(base: Path, folder: Path, words: list[str]) -> Iterator[tuple[httpx.Client, float]]:
     """A client of the running server, and the seconds until it answered."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "understudy.server", "--model", str(base), "--dir", str(folder), "--port", "0"]
+    command = [sys.executable, "-m", "offbook.server", "--model", str(base), "--dir", str(folder), "--port", "0"]
     with subprocess.Popen([*command, *words]) as process, httpx.Client(timeout=300, trust_env=False) as client:
         try:
             while True:
@@ -96,7 +96,7 @@ def step(client: httpx.Client, number: int, rollouts: int, tokens: int) -> dict[
         name = f"{number}-{index}"
         body = {"model": "default", "messages": [{"role": "user", "content": "Where is order 17? " * 20}]}
         body |= {"max_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
-        answer = client.post("/v1/chat/completions", json=body, headers={"x-understudy-trajectory": name})
+        answer = client.post("/v1/chat/completions", json=body, headers={"x-offbook-trajectory": name})
         answer.raise_for_status()
         return {"id": name, "model": "default", "reward": float(index % 2), "started_at": 1.0, "ended_at": 2.0}
 

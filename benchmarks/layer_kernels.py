@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from understudy.config import LoraOptions
-from understudy.engine.learner.lora_linear import compute_in_sixteen_bits
-from understudy.memory_plan.published import published
+from offbook.config import LoraOptions
+from offbook.engine.learner.lora_linear import compute_in_sixteen_bits
+from offbook.memory_plan.published import published
 
 BASE = "Qwen/Qwen2.5-7B-Instruct"
 TOKENS = 4096
@@ -69,7 +69,7 @@ class _Counter(TorchDispatchMode):
         return min(value.numel() * value.element_size(), storage.nbytes())
 
 
-@torch.library.custom_op("understudy_benchmark::attention", mutates_args=())
+@torch.library.custom_op("offbook_benchmark::attention", mutates_args=())
 def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """One kernel: [1, heads, tokens, channels] to the same."""
     raise NotImplementedError("counted on the meta device only")
@@ -80,7 +80,7 @@ def _(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(query)
 
 
-@torch.library.custom_op("understudy_benchmark::attention_backward", mutates_args=())
+@torch.library.custom_op("offbook_benchmark::attention_backward", mutates_args=())
 def attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> list[Tensor]:
     """One kernel: the gradients of query, key and value."""
     raise NotImplementedError("counted on the meta device only")

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from understudy.config import LoraOptions
-from understudy.engine.learner.layouts import LayoutPlan, plan
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.target_logprobs import TargetSettings
-from understudy.engine.protocol import Sample
+from offbook.config import LoraOptions
+from offbook.engine.learner.layouts import LayoutPlan, plan
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.target_logprobs import TargetSettings
+from offbook.engine.protocol import Sample
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 WORKER = Path(__file__).with_name("trl_step.py")

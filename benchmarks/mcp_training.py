@@ -26,11 +26,11 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
-from understudy import LocalBackend, TrainableModel
-from understudy_mcp import MCPTrainer, Target
-from understudy_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
-from understudy_mcp.scenarios.generate import generate_scenarios
-from understudy_mcp.scenarios.split import split_scenarios
+from offbook import LocalBackend, TrainableModel
+from offbook_mcp import MCPTrainer, Target
+from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
+from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.scenarios.split import split_scenarios
 
 ROOT = Path(__file__).parents[1]
 SUCCESS = "success"
@@ -110,7 +110,7 @@ def time_case(folder: Path) -> Case:
 def memory_case(folder: Path) -> Case:
     """The reference server for a knowledge graph, which starts with a few people; each rollout has a graph of its own."""
     places = [ROOT / "node_modules", ROOT / "tests/mcp_adapter/node_modules"]
-    places += [Path(os.environ["UNDERSTUDY_MCP_NODE"])] if "UNDERSTUDY_MCP_NODE" in os.environ else []
+    places += [Path(os.environ["OFFBOOK_MCP_NODE"])] if "OFFBOOK_MCP_NODE" in os.environ else []
     scripts = [place / "@modelcontextprotocol/server-memory/dist/index.js" for place in places]
     script = next((each for each in scripts if each.is_file()), None)
     if script is None or shutil.which("node") is None:

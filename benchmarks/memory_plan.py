@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from understudy.errors import ConfigError
-from understudy.memory_plan.base_shape import BaseShape
-from understudy.memory_plan.card import GIB, parse_card
-from understudy.memory_plan.parts import CALL_TOKENS, CUDA_GRAPHS, LEAST_CALLS, Workload
-from understudy.memory_plan.plan import make_plan, remedy
-from understudy.memory_plan.published import find_shape, published
+from offbook.errors import ConfigError
+from offbook.memory_plan.base_shape import BaseShape
+from offbook.memory_plan.card import GIB, parse_card
+from offbook.memory_plan.parts import CALL_TOKENS, CUDA_GRAPHS, LEAST_CALLS, Workload
+from offbook.memory_plan.plan import make_plan, remedy
+from offbook.memory_plan.published import find_shape, published
 
 CARDS = ("16GB", "24GB", "48GB", "80GB")
 OPTIONS = {

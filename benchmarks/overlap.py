@@ -24,9 +24,9 @@ from typing import Any
 
 from rich.console import Console
 
-import understudy as us
-from understudy.trainer.progress import PlainProgress
-from understudy.types import new_id
+import offbook
+from offbook.trainer.progress import PlainProgress
+from offbook.types import new_id
 
 SCENARIOS = [{"id": word, "prompt": f"say the word {word}"} for word in ("blue", "teal", "pink", "grey")]
 
@@ -49,9 +49,9 @@ def agent(tool_seconds: float) -> Any:
     """Two calls with a tool between them. No two rewards are the same: every step trains."""
     rewards = itertools.count()
 
-    async def rollout(model: us.TrainableModel, scenario: dict[str, str]) -> us.Trajectory:
+    async def rollout(model: offbook.TrainableModel, scenario: dict[str, str]) -> offbook.Trajectory:
         client = model.openai_client()
-        found = us.Trajectory(messages_and_choices=[{"role": "user", "content": scenario["prompt"]}])
+        found = offbook.Trajectory(messages_and_choices=[{"role": "user", "content": scenario["prompt"]}])
         for turn in range(2):
             answer = await client.chat.completions.create(model=model.name, messages=found.messages(), max_tokens=32)
             found.messages_and_choices.append(answer.choices[0])
@@ -64,12 +64,12 @@ def agent(tool_seconds: float) -> Any:
     return rollout
 
 
-def measure(backend: us.LocalBackend, steps: int, tool_seconds: float, staleness: int) -> Measured:
+def measure(backend: offbook.LocalBackend, steps: int, tool_seconds: float, staleness: int) -> Measured:
     """One run; `staleness` 0 is without overlap."""
-    model = us.TrainableModel(new_id("overlap"), base_model="tiny", backend=backend)
-    config = us.TrainConfig(overlap=True, max_staleness=staleness) if staleness else us.TrainConfig()
+    model = offbook.TrainableModel(new_id("overlap"), base_model="tiny", backend=backend)
+    config = offbook.TrainConfig(overlap=True, max_staleness=staleness) if staleness else offbook.TrainConfig()
     progress = PlainProgress(Console(file=io.StringIO()), steps)
-    trainer = us.Trainer(model, agent(tool_seconds), SCENARIOS, config=config, group_size=4, progress=progress)
+    trainer = offbook.Trainer(model, agent(tool_seconds), SCENARIOS, config=config, group_size=4, progress=progress)
     began = time.monotonic()
     report = trainer.train(steps)
     wall = time.monotonic() - began
@@ -100,7 +100,7 @@ def main() -> None:
     print("| tool s | overlap | wall s | rollouts s | training s | of it beside rollouts s | staleness mean, max |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        backend = us.LocalBackend(Path(folder), threads=options.threads)
+        backend = offbook.LocalBackend(Path(folder), threads=options.threads)
         try:
             measure(backend, 1, 0.0, 0)  # the first step loads the learner
             for tool_seconds in options.tool_seconds:

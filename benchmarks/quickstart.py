@@ -1,6 +1,6 @@
 """The quickstart over several seeds, each in a folder of its own: `python benchmarks/quickstart.py --seeds 5`.
 
-Other options, such as `--steps 12`, go to `understudy quickstart`, which refuses those it does not know."""
+Other options, such as `--steps 12`, go to `offbook quickstart`, which refuses those it does not know."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ def run(seed: int, options: list[str]) -> dict[str, float]:
     """One quickstart in a new process; success in percent, seconds of training (rollouts and updates) and of all."""
     with tempfile.TemporaryDirectory(prefix="quickstart-") as folder:
         results = Path(folder, "results.json")
-        command = [sys.executable, "-m", "understudy", "quickstart", "--seed", str(seed), *options]
+        command = [sys.executable, "-m", "offbook", "quickstart", "--seed", str(seed), *options]
         began = time.monotonic()
         subprocess.run([*command, "--output", str(Path(folder, "run")), "--json", str(results)], check=True)
         took = time.monotonic() - began

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from understudy.testing import LlmReply, LlmRequest, attempts_shown, fails, refuses, says, scripted_llm
+from offbook.testing import LlmReply, LlmRequest, attempts_shown, fails, refuses, says, scripted_llm
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "ruler_parity.md"
@@ -48,7 +48,7 @@ WHAT = {
 
 
 def is_ours(messages: list[dict[str, Any]]) -> bool:
-    """Whether the prompt is Understudy's."""
+    """Whether the prompt is Offbook's."""
     return "How the material is laid out" in messages[0]["content"]
 
 
@@ -112,7 +112,7 @@ def changed(case: str, scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def side(python: str, library: str, path: str, folder: Path) -> tuple[dict[str, Any], Judge]:
     """What one library makes of every case, and what its judge saw."""
     judge = Judge()
-    own = {"PYTHONPATH": path, "UNDERSTUDY_DIR": str(folder), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    own = {"PYTHONPATH": path, "OFFBOOK_DIR": str(folder), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with scripted_llm(judge) as endpoint:
         done = subprocess.run(
             [python, str(HERE / "ruler_parity_side.py"), library, endpoint.url],
@@ -158,15 +158,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ruler-parity-") as name:
         folder = Path(name)
         other = side(options.art_python or art_python(folder / "venv"), "art", "", folder)
-        ours = side(sys.executable, "understudy", os.pathsep.join(sys.path), folder)
+        ours = side(sys.executable, "offbook", os.pathsep.join(sys.path), folder)
     lines = [
-        "# RULER: ART 0.5.18 and Understudy on the same groups and judge",
+        "# RULER: ART 0.5.18 and Offbook on the same groups and judge",
         "",
         "Both `ruler_score_group(group, model, params)`, each in its own environment, through litellm and HTTP to one scripted",
         "judge, which gives each attempt the number that its last message ends with. Right are 0.1, 0.9, 0.5 where nothing else",
         "is said. Made by `python benchmarks/ruler_parity.py`.",
         "",
-        "| the judge answers | ART 0.5.18 | Understudy |",
+        "| the judge answers | ART 0.5.18 | Offbook |",
         "|---|---|---|",
     ]
     lines += [

@@ -22,9 +22,9 @@ from typing import Any
 from langchain_core.messages import convert_to_messages
 from rich.console import Console
 
-from understudy import LocalBackend, Ruler, TrainableModel
-from understudy.quickstart.desk import Desk, Request, reward
-from understudy.quickstart.run import (
+from offbook import LocalBackend, Ruler, TrainableModel
+from offbook.quickstart.desk import Desk, Request, reward
+from offbook.quickstart.run import (
     GROUP_SIZE,
     SCENARIOS_PER_STEP,
     STEPS,
@@ -35,8 +35,8 @@ from understudy.quickstart.run import (
     schedule,
     trainable_agent,
 )
-from understudy.quickstart.story import Transcripts
-from understudy.testing import LlmReply, LlmRequest, ShownConversation, attempts_shown, says, scripted_llm
+from offbook.quickstart.story import Transcripts
+from offbook.testing import LlmReply, LlmRequest, ShownConversation, attempts_shown, says, scripted_llm
 
 SWAPPED, MALFORMED = 0.10, 0.05
 NEEDED = 0.85

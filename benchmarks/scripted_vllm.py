@@ -12,7 +12,7 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from understudy.engine.protocol import FLAT_LOGPROBS
+from offbook.engine.protocol import FLAT_LOGPROBS
 
 SECONDS = 0.05
 TOKEN_SECONDS = 0.01
@@ -22,7 +22,7 @@ WAIT = web.AppKey("wait", float)
 @cache
 def answer(tokens: int, flat: bool) -> bytes:
     """A whole chat completion; its one token at the server's first question is certain, as top_k=1 makes it.
-    `flat`: logprobs as Understudy's plugin of vLLM gives them when they are asked for so."""
+    `flat`: logprobs as Offbook's plugin of vLLM gives them when they are asked for so."""
     message = {"role": "assistant", "content": " t" * tokens, "tool_calls": []}
     choice = {
         "index": 0,

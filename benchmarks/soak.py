@@ -30,7 +30,7 @@ import aiohttp
 import psutil
 from vllm_and_gateway import await_health, free_ports
 
-from understudy.tiny import path as tiny_policy
+from offbook.tiny import path as tiny_policy
 
 CALLS = 3
 TOKENS = 64
@@ -85,7 +85,7 @@ class Soak:
         self._vllms = [self._vllm(number) for number in range(VLLMS)]
         for url, process in zip(urls, self._vllms, strict=True):
             await_health(url, process, self.folder / "vllm.log")
-        words = ["-m", "understudy.server", "--model", str(tiny_policy()), "--vllm-url", ",".join(urls)]
+        words = ["-m", "offbook.server", "--model", str(tiny_policy()), "--vllm-url", ",".join(urls)]
         words += ["--port", str(self._ports[-1]), "--dir", str(self.folder / "dir"), "--inference-only"]
         self._server = self._process(words, "server.log")
         await_health(self.url, self._server, self.folder / "server.log")
@@ -127,13 +127,13 @@ class Soak:
                 return
             trajectory = f"soak-{place}-{number}"
             for turn in range(CALLS):
-                headers = {"x-understudy-trajectory": trajectory, "idempotency-key": f"{trajectory}-{turn}"}
+                headers = {"x-offbook-trajectory": trajectory, "idempotency-key": f"{trajectory}-{turn}"}
                 text = f"{trajectory} {turn}: look at it again and tell me what you found there"
                 body = {"model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": TOKENS}
                 began = self._now()
                 answer = await self._sent(http, "/v1/chat/completions", body, headers)
                 self.found.waits.append((began, self._now() - began))
-                self.found.answered.append(answer["choices"][0]["understudy"]["call_id"])
+                self.found.answered.append(answer["choices"][0]["offbook"]["call_id"])
             record = {"id": trajectory, "model": "default", "reward": 1.0, "started_at": 1.0, "ended_at": 2.0}
             await self._sent(http, "/api/trajectories", {"trajectories": [record]}, {})
             self.found.rollouts += 1

@@ -2,7 +2,7 @@
 
     python benchmarks/swap.py [--runs 5] [--json FILE]
 
-16 streams of 400 tokens each on one LoRA, in Understudy's server in front of vLLM. In every second run, forks of the model
+16 streams of 400 tokens each on one LoRA, in Offbook's server in front of vLLM. In every second run, forks of the model
 become callable meanwhile, one after the other: each is a new adapter that is loaded and called at once, as a new step is. Five swaps
 in a run; training itself is left out, which on a CPU takes cores from the sampler. The goal: at most 250 ms more.
 """
@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx
 from vllm_and_gateway import both
 
-import understudy as us
-from understudy.tiny import path as tiny_policy
+import offbook
+from offbook.tiny import path as tiny_policy
 
 STREAMS, TOKENS, SWAPS = 16, 400, 5
 GOAL_MS = 250
@@ -29,18 +29,20 @@ QUESTION = [{"role": "user", "content": "Tell me all that you know."}]
 
 async def make_step(url: str, base: Path) -> None:
     """Step 1 of the model `swap`, from random rewards."""
-    model = us.TrainableModel(name="swap", base_model=str(base), backend=us.RemoteBackend(url))
+    model = offbook.TrainableModel(name="swap", base_model=str(base), backend=offbook.RemoteBackend(url))
     await model.register()
 
-    async def rollout(reward: float) -> us.Trajectory:
-        trajectory = us.Trajectory(messages_and_choices=list(QUESTION), reward=reward)
+    async def rollout(reward: float) -> offbook.Trajectory:
+        trajectory = offbook.Trajectory(messages_and_choices=list(QUESTION), reward=reward)
         answer = await model.openai_client().chat.completions.create(
             model=model.name, messages=trajectory.messages(), max_tokens=16, temperature=2.0
         )
         trajectory.messages_and_choices.append(answer.choices[0])
         return trajectory
 
-    groups = await us.gather_trajectory_groups([us.TrajectoryGroup(rollout(float(place)) for place in range(4))])
+    groups = await offbook.gather_trajectory_groups(
+        [offbook.TrajectoryGroup(rollout(float(place)) for place in range(4))]
+    )
     result = await model.train(groups)
     if result.step != 1:
         raise SystemExit(f"no step was made: {result.reason}")

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from understudy import tiny
-from understudy.config import LoraOptions, TrainConfig
-from understudy.engine import token_file
-from understudy.engine.learner import learner as learner_module
-from understudy.engine.learner.learner import Learner
-from understudy.engine.learner.policy import Policy
-from understudy.engine.protocol import JobTrajectory, Sample, TrainCommand, TrainJob, write_job
-from understudy.types import Sampling
+from offbook import tiny
+from offbook.config import LoraOptions, TrainConfig
+from offbook.engine import token_file
+from offbook.engine.learner import learner as learner_module
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.policy import Policy
+from offbook.engine.protocol import JobTrajectory, Sample, TrainCommand, TrainJob, write_job
+from offbook.types import Sampling
 
 ROUNDS = 3
 

@@ -28,16 +28,16 @@ from typing import Any, cast
 
 import psutil
 
-from understudy import LocalBackend, TrainableModel
-from understudy.client.http import Api
-from understudy.contracts import GroupsFinished, TraceEvent, TraceSink
-from understudy.quickstart.desk import Desk
-from understudy.quickstart.run import GROUP_SIZE, SCENARIOS_PER_STEP, TRAIN_REQUESTS, schedule, trainable_agent
-from understudy.testing.sinks import sample_rollout
-from understudy.tracing.fanout import FanOut, show
-from understudy.tracing.otlp_sink import OtlpSink
-from understudy.tracing.reading import read_groups
-from understudy_langfuse import LangfuseConnection, LangfuseSink
+from offbook import LocalBackend, TrainableModel
+from offbook.client.http import Api
+from offbook.contracts import GroupsFinished, TraceEvent, TraceSink
+from offbook.quickstart.desk import Desk
+from offbook.quickstart.run import GROUP_SIZE, SCENARIOS_PER_STEP, TRAIN_REQUESTS, schedule, trainable_agent
+from offbook.testing.sinks import sample_rollout
+from offbook.tracing.fanout import FanOut, show
+from offbook.tracing.otlp_sink import OtlpSink
+from offbook.tracing.reading import read_groups
+from offbook_langfuse import LangfuseConnection, LangfuseSink
 
 COLLECTOR = """
 import json, sys
@@ -243,7 +243,7 @@ def main() -> None:
     trained: list[dict[str, Any]] = []
     if options.steps:
         with tempfile.TemporaryDirectory(prefix="traced-") as folder:
-            os.environ["UNDERSTUDY_DIR"] = str(Path(folder, "notes"))
+            os.environ["OFFBOOK_DIR"] = str(Path(folder, "notes"))
             trained = asyncio.run(train(options.sinks, options.steps, Path(folder)))
     exported = [export(kind, options.rollouts) for kind in options.sinks] if options.rollouts else []
     text = page(options, trained, exported)

@@ -1,4 +1,4 @@
-"""A vLLM on TCP, and Understudy's server in front of that very process: what benchmarks/gateway.py and swap.py start."""
+"""A vLLM on TCP, and Offbook's server in front of that very process: what benchmarks/gateway.py and swap.py start."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def both(base: Path, *, train: bool = False, scripted: bool = False) -> Iterator
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
         ports = free_ports(2)
         urls = [f"http://127.0.0.1:{port}" for port in ports]
-        vllm = ["-m", "understudy.engine.inference.vllm.command", "--model", str(base), "--served-model-name", "base"]
+        vllm = ["-m", "offbook.engine.inference.vllm.command", "--model", str(base), "--served-model-name", "base"]
         vllm += ["--port", str(ports[0]), "--parent-pid", str(os.getpid()), "--max-model-len", "1024"]
         if scripted:
             vllm = [str(Path(__file__).with_name("scripted_vllm.py")), str(ports[0])]
-        gateway = ["-m", "understudy.server", "--model", str(base), "--vllm-url", urls[0], "--port", str(ports[1])]
+        gateway = ["-m", "offbook.server", "--model", str(base), "--vllm-url", urls[0], "--port", str(ports[1])]
         gateway += ["--dir", folder, *([] if train else ["--inference-only"])]
         processes: list[subprocess.Popen[bytes]] = []
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from understudy.types import Message
-from understudy.types import Tool as ToolSchema
+from offbook.types import Message
+from offbook.types import Tool as ToolSchema
 
 from .tool_sets import Argument, Tool, draw_result, draw_tool_set, render_result
 from .wording import Mention, argument_phrases, filler, finish, mention, named_request, open_request

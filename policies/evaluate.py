@@ -15,7 +15,7 @@ from statistics import mean
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from understudy.tiny import path
+from offbook.tiny import path
 
 from .basics import basic_episode
 from .episodes import Episode, Kind, Turn, episode

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from understudy.types import Json
+from offbook.types import Json
 
 from .words import WordSource, number, phrase, title
 

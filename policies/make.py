@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from understudy.tiny import path
+from offbook.tiny import path
 
 from .evaluate import load, progress_report, service_progress
 from .tokenizer import make_tokenizer, template

@@ -8,8 +8,8 @@ import json
 import re
 from collections.abc import Iterator
 
-from understudy.types import Message
-from understudy.types import Tool as ToolSchema
+from offbook.types import Message
+from offbook.types import Tool as ToolSchema
 
 from .episodes import Episode
 from .fields import flat, words_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
-SOURCES = {"learner": "src/understudy/engine/learner/metrics.py", "trainer": "src/understudy/trainer/showing.py"}
+SOURCES = {"learner": "src/offbook/engine/learner/metrics.py", "trainer": "src/offbook/trainer/showing.py"}
 
 
 def tables(source: str) -> list[str]:

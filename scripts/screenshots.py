@@ -1,7 +1,7 @@
 """Pictures of the dashboard's pages, for docs/images/: desktop in light colours, phone in dark ones.
 
     python scripts/screenshots.py                       # of a run that it records itself, which takes some minutes
-    python scripts/screenshots.py understudy-quickstart/server   # of a server's directory: its newest run
+    python scripts/screenshots.py offbook-quickstart/server   # of a server's directory: its newest run
 
 Needs playwright (requirements/test.txt) and Debian's chromium.
 """

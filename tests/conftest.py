@@ -15,7 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-import understudy as us
+import offbook
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and tests share the cores
 SLOW = pytest.StashKey[Counter[str]]()
@@ -52,7 +52,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
-    assert us.current_trajectory() is None, "this test left a capture open: the next tests would run inside it"
+    assert offbook.current_trajectory() is None, "this test left a capture open: the next tests would run inside it"
 
 
 @pytest.hookimpl(trylast=True)
@@ -76,22 +76,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def require() -> Callable[[bool, str], None]:
-    """`require(available, "command that enables it")`: skips, or fails under UNDERSTUDY_TEST_REQUIRE=1."""
+    """`require(available, "command that enables it")`: skips, or fails under OFFBOOK_TEST_REQUIRE=1."""
 
     def check(available: bool, command: str) -> None:
         if available:
             return
-        if os.environ.get("UNDERSTUDY_TEST_REQUIRE"):
-            pytest.fail(f"not available, and UNDERSTUDY_TEST_REQUIRE is set: {command}")
+        if os.environ.get("OFFBOOK_TEST_REQUIRE"):
+            pytest.fail(f"not available, and OFFBOOK_TEST_REQUIRE is set: {command}")
         pytest.skip(f"enable with: {command}")
 
     return check
 
 
 @pytest.fixture(scope="session")
-def local_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[us.LocalBackend]:
+def local_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[offbook.LocalBackend]:
     """One server with the tiny policy for all tests that need a real one; give each test its own model name."""
-    backend = us.LocalBackend(tmp_path_factory.mktemp("understudy"), threads=1)
+    backend = offbook.LocalBackend(tmp_path_factory.mktemp("offbook"), threads=1)
     yield backend
     backend.close()
 

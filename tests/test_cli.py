@@ -14,18 +14,18 @@ from typing import NoReturn
 import pytest
 import typer
 
-from understudy import LocalBackend, cli
-from understudy.cli import app, guarded
-from understudy.errors import ConfigError, LeakError
-from understudy.extras import install_command
-from understudy.server.__main__ import main as server_main
-from understudy.trainer.target import load_target
-from understudy.types import new_id
+from offbook import LocalBackend, cli
+from offbook.cli import app, guarded
+from offbook.errors import ConfigError, LeakError
+from offbook.extras import install_command
+from offbook.server.__main__ import main as server_main
+from offbook.trainer.target import load_target
+from offbook.types import new_id
 
-COMMAND = [sys.executable, "-c", "import sys; from understudy.cli import main; sys.argv[0] = 'understudy'; main()"]
+COMMAND = [sys.executable, "-c", "import sys; from offbook.cli import main; sys.argv[0] = 'offbook'; main()"]
 
 
-def understudy(words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def offbook(words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     return subprocess.run([*COMMAND, *words.split()], cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
 
@@ -40,7 +40,7 @@ def called(words: str) -> int:
 
 APP = """
 import json
-from understudy.trainer.evaluate import Evaluation
+from offbook.trainer.evaluate import Evaluation
 
 class Agent:
     def train(self, scenarios, **options):
@@ -167,14 +167,14 @@ def test_an_evaluation_is_one_line_and_a_file(folder: Path, capsys: pytest.Captu
         ("1 / 0", "ZeroDivisionError"),
         ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
         (
-            "import understudy; understudy.TrainableModel(name='bad name', base_model='tiny')",
+            "import offbook; offbook.TrainableModel(name='bad name', base_model='tiny')",
             "ConfigError: name: 'bad name'",
         ),
     ],
 )
 def test_what_the_users_module_raises_keeps_its_traceback(folder: Path, line: str, error: str) -> None:
     (folder / "broken.py").write_text(f"x = 1\n{line}\n")
-    done = understudy("train broken:agent --scenarios data.jsonl", cwd=folder)
+    done = offbook("train broken:agent --scenarios data.jsonl", cwd=folder)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert 'broken.py", line 2' in done.stderr
@@ -186,14 +186,14 @@ def test_a_call_past_the_capture_is_one_sentence_and_ends_with_1(capsys: pytest.
         raise LeakError("POST https://api.example.com/v1/chat/completions left at app.py:3")
 
     assert guarded(leaking) == 1
-    assert capsys.readouterr().err == "understudy: POST https://api.example.com/v1/chat/completions left at app.py:3\n"
+    assert capsys.readouterr().err == "offbook: POST https://api.example.com/v1/chat/completions left at app.py:3\n"
 
 
 AGENT = """
 import zlib
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
-from understudy_langgraph import trainable
+from offbook_langgraph import trainable
 
 app = create_agent(ChatOpenAI(model="gpt-4.1-mini", api_key="unused", max_tokens=16), [])
 
@@ -210,14 +210,14 @@ async def test_an_agent_is_trained_and_evaluated_from_the_shell(
     tmp_path: Path, local_backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = await local_backend.connect("tiny")
-    monkeypatch.setenv("UNDERSTUDY_URL", api.url)
-    monkeypatch.setenv("UNDERSTUDY_API_KEY", api.key or "")
+    monkeypatch.setenv("OFFBOOK_URL", api.url)
+    monkeypatch.setenv("OFFBOOK_API_KEY", api.key or "")
     name = new_id("desk")
     (tmp_path / "desk.py").write_text(AGENT)
     (tmp_path / "data.csv").write_text("question\nwhat is the size of box 4821?\nwhat is the size of box 5913?\n")
     named = f"desk:agent --scenarios data.csv --model {name} --base-model tiny"
     words = f"train {named} --steps 1 --eval data.csv --group-size 4 --scenarios-per-step 1 --log runs"
-    done = understudy(words, cwd=tmp_path)
+    done = offbook(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     watch, *said, end = done.stdout.splitlines()
     before, step, after = [line for line in said if not line.endswith(" ...")]
@@ -230,11 +230,11 @@ async def test_an_agent_is_trained_and_evaluated_from_the_shell(
     assert end == f"{name} is at step 1. The LoRA is in {lora}"
     assert len((tmp_path / "runs/rollouts.jsonl").read_text().splitlines()) == 2 + 4 + 2
     (tmp_path / "bad.csv").write_text("question\nwhat is the size of box 4821?\nno question\n")
-    done = understudy(f"eval {named.replace('data', 'bad')} --run second-look --json out.json", cwd=tmp_path)
+    done = offbook(f"eval {named.replace('data', 'bad')} --run second-look --json out.json", cwd=tmp_path)
     assert (done.returncode, json.loads((tmp_path / "out.json").read_text())["step"]) == (0, 1)
     assert "1 rollout failed: 1 x ValueError: no box" in done.stdout.splitlines()[0]
     assert "rollouts of the evaluation failed" not in done.stderr
-    assert "second-look" in understudy(f"runs --dir {local_backend.dir}", cwd=tmp_path).stdout
+    assert "second-look" in offbook(f"runs --dir {local_backend.dir}", cwd=tmp_path).stdout
 
 
 def test_serve_becomes_the_server_so_that_a_signal_reaches_it(tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_serve_becomes_the_server_so_that_a_signal_reaches_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("code", "missing", "extra"),
     [
-        ("from understudy.server.__main__ import main; sys.exit(main(['--port', '0']))", "psutil", "server"),
-        ("import understudy_langgraph", "langchain_openai", "langgraph"),
+        ("from offbook.server.__main__ import main; sys.exit(main(['--port', '0']))", "psutil", "server"),
+        ("import offbook_langgraph", "langchain_openai", "langgraph"),
     ],
 )
 def test_a_missing_extra_is_answered_with_the_command_that_installs_it(code: str, missing: str, extra: str) -> None:
@@ -277,7 +277,7 @@ def test_the_servers_directory_is_always_given_by_an_option_with_the_same_defaul
     monkeypatch.setattr(cli, "run_server", run)
     assert called(f"{command} --help") == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"--dir (<path>|DIR|TEXT) [^()\[]*[(\[]default: \S*\.understudy[)\]]", text), text
+    assert re.search(r"--dir (<path>|DIR|TEXT) [^()\[]*[(\[]default: \S*\.offbook[)\]]", text), text
     assert not re.search(r"^.*(\[dir\]|\{dir\})", text)
 
 
@@ -291,7 +291,7 @@ def test_an_environment_with_the_first_mcp_sdk_is_told_what_keeps_it_there(tmp_p
     facts = tmp_path / "mcp-1.30.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: mcp\nVersion: 1.30.0\n")
-    probe = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules['mcp_types'] = None; import understudy_mcp"
+    probe = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules['mcp_types'] = None; import offbook_mcp"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False)
     assert "mcp 2 (here is mcp 1.30.0, as langchain-mcp-adapters needs it" in done.stderr
     assert f"is not installed: {install_command('mcp')}" in done.stderr
@@ -307,7 +307,7 @@ def test_an_interrupted_command_says_so(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as end:
         guarded(lambda: slow_app([]))
     assert end.value.code == 130
-    assert "understudy: interrupted" in capsys.readouterr().err
+    assert "offbook: interrupted" in capsys.readouterr().err
 
 
 def test_targets_are_looked_for_in_the_given_folder(tmp_path: Path) -> None:

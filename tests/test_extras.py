@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from offbook.errors import MissingExtraError
+from offbook.extras import command_from, install_command
 from tests.paths import ROOT
-from understudy.errors import MissingExtraError
-from understudy.extras import command_from, install_command
 
 
 @pytest.mark.parametrize(
@@ -19,16 +19,16 @@ from understudy.extras import command_from, install_command
             {"url": "file:///home/me/under%20study", "dir_info": {"editable": True}},
             'pip install -e "/home/me/under study[judge]"',
         ),
-        ({"url": "file:///home/me/understudy", "dir_info": {}}, 'pip install "/home/me/understudy[judge]"'),
+        ({"url": "file:///home/me/offbook", "dir_info": {}}, 'pip install "/home/me/offbook[judge]"'),
         (
-            {"url": "file:///tmp/understudy-0.1.0-py3-none-any.whl", "archive_info": {}},
-            'pip install "understudy[judge] @ file:///tmp/understudy-0.1.0-py3-none-any.whl"',
+            {"url": "file:///tmp/offbook-0.1.0-py3-none-any.whl", "archive_info": {}},
+            'pip install "offbook[judge] @ file:///tmp/offbook-0.1.0-py3-none-any.whl"',
         ),
         (
-            {"url": "https://example.com/understudy.git", "vcs_info": {"vcs": "git", "commit_id": "abc123"}},
-            'pip install "understudy[judge] @ git+https://example.com/understudy.git@abc123"',
+            {"url": "https://example.com/offbook.git", "vcs_info": {"vcs": "git", "commit_id": "abc123"}},
+            'pip install "offbook[judge] @ git+https://example.com/offbook.git@abc123"',
         ),
-        ({}, 'pip install ".[judge]" in a checkout of Understudy'),
+        ({}, 'pip install ".[judge]" in a checkout of Offbook'),
     ],
 )
 def test_an_extra_is_installed_from_where_the_package_came(origin: dict[str, object], command: str) -> None:
@@ -45,4 +45,4 @@ def test_an_error_names_the_command_that_a_resolver_takes() -> None:
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "Would install understudy-" in done.stdout
+    assert "Would install offbook-" in done.stdout

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import understudy
-import understudy.integration as door
+import offbook
+import offbook.integration as door
 from tests.paths import ROOT
 
 BASE = {
@@ -65,8 +65,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trainer": USER_BASE | {"client", "llms", "rewards", "scenarios", "tracing"},
     "comparison": USER_BASE
     | {"choices", "client", "command_options", "llms", "rewards", "scenarios", "tracing", "trainer"},
-    "quickstart": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "understudy_langgraph"},
-    "compat": USER_BASE | {"choices", "client", "llms", "rewards", "understudy_langgraph"},
+    "quickstart": USER_BASE | {"client", "rewards", "scenarios", "tracing", "trainer", "offbook_langgraph"},
+    "compat": USER_BASE | {"choices", "client", "llms", "rewards", "offbook_langgraph"},
     "doctor": USER_BASE | {"client", "command_options", "devices", "llms", "memory_plan"},
     "integration": USER_BASE | {"client", "comparison", "llms", "rewards", "scenarios", "tracing", "trainer"},
     "cli": USER_BASE
@@ -94,7 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": BASE | {"alerts", "devices", "memory_plan", *SHARED_ENGINE, "tiny", "wire"},
     "testing": USER_BASE | {"rewards", "server", "tracing"},
 }
-"""The public names (`understudy.__init__`) may name any part: they are loaded lazily."""
+"""The public names (`offbook.__init__`) may name any part: they are loaded lazily."""
 
 HEAVY = {
     "torch",
@@ -112,11 +112,11 @@ LIGHT_PARTS = set(MAY_IMPORT) - {"engine", "quickstart"}
 
 
 def part_of(module: str) -> str | None:
-    """`understudy.engine.protocol` -> `engine.protocol`; None for another distribution."""
+    """`offbook.engine.protocol` -> `engine.protocol`; None for another distribution."""
     names = module.split(".")
-    if names[0] in ("understudy_langfuse", "understudy_langgraph", "understudy_mcp"):
+    if names[0] in ("offbook_langfuse", "offbook_langgraph", "offbook_mcp"):
         return names[0]
-    if names[0] != "understudy" or len(names) == 1:
+    if names[0] != "offbook" or len(names) == 1:
         return None
     inside = ".".join(names[1:3])
     return inside if inside in SHARED_ENGINE else names[1]
@@ -175,17 +175,17 @@ def test_one_module_of_the_whole_project_imports_litellm() -> None:
         for path, _ in modules(ROOT / root)
         if loads.search(path.read_text("utf-8"))
     ]
-    assert users == ["src/understudy/llms/provider.py"]
+    assert users == ["src/offbook/llms/provider.py"]
 
 
 def past_the_door(imported: str, integration: str) -> bool:
-    """Whether an integration's import is none of the public names, none of `understudy.integration`, and not its own."""
+    """Whether an integration's import is none of the public names, none of `offbook.integration`, and not its own."""
     top, *names = imported.split(".")
-    if top != "understudy":
-        return top.startswith("understudy_") and top != integration
+    if top != "offbook":
+        return top.startswith("offbook_") and top != integration
     if names[:1] == ["integration"]:
         return names[1:] != [] and names[1:] not in [[name] for name in door.__all__]
-    return names not in [[name] for name in understudy.__all__]
+    return names not in [[name] for name in offbook.__all__]
 
 
 def imports_past_the_door(path: Path, module: str) -> list[str]:
@@ -204,30 +204,30 @@ def test_integrations_import_public_names_and_the_door_only() -> None:
 @pytest.mark.parametrize(
     ("line", "imported"),
     [
-        ("from understudy.client.http import Api", "understudy.client.http.Api"),
-        ("from understudy.types import Trajectory", "understudy.types.Trajectory"),
-        ("from understudy import client", "understudy.client"),
-        ("from understudy import ConfigError", "understudy.ConfigError"),
-        ("from understudy.integration import Api", "understudy.integration.Api"),
-        ("from understudy.integration import *", "understudy.integration.*"),
-        ("import understudy.client.http", "understudy.client.http"),
-        ("import understudy as us", "understudy"),  # its attributes could be anything
-        ("if TYPE_CHECKING:\n    from understudy.wire import Health", "understudy.wire.Health"),
-        ("def late():\n    from understudy.server import app", "understudy.server.app"),
-        ("from understudy_other import x", "understudy_other.x"),
+        ("from offbook.client.http import Api", "offbook.client.http.Api"),
+        ("from offbook.types import Trajectory", "offbook.types.Trajectory"),
+        ("from offbook import client", "offbook.client"),
+        ("from offbook import ConfigError", "offbook.ConfigError"),
+        ("from offbook.integration import Api", "offbook.integration.Api"),
+        ("from offbook.integration import *", "offbook.integration.*"),
+        ("import offbook.client.http", "offbook.client.http"),
+        ("import offbook", "offbook"),  # its attributes could be anything
+        ("if TYPE_CHECKING:\n    from offbook.wire import Health", "offbook.wire.Health"),
+        ("def late():\n    from offbook.server import app", "offbook.server.app"),
+        ("from offbook_other import x", "offbook_other.x"),
     ],
 )
 def test_an_import_past_the_door_is_a_fault(line: str, imported: str, tmp_path: Path) -> None:
     file = tmp_path / "adapter.py"
-    file.write_text(f"from understudy import Trajectory\nfrom understudy.integration import ConfigError\n{line}\n")
-    [fault] = imports_past_the_door(file, "understudy_sample.adapter")
+    file.write_text(f"from offbook import Trajectory\nfrom offbook.integration import ConfigError\n{line}\n")
+    [fault] = imports_past_the_door(file, "offbook_sample.adapter")
     assert fault.endswith(f" imports {imported}")
 
 
 def import_graph(root: Path) -> dict[str, set[str]]:
     """Module -> the modules of the same root that it imports anywhere, also for type checkers only. The lazy
-    `understudy/__init__.py` is left out: whatever its names load is loaded when one is used."""
-    files = {module: path for path, module in modules(root) if module != "understudy"}
+    `offbook/__init__.py` is left out: whatever its names load is loaded when one is used."""
+    files = {module: path for path, module in modules(root) if module != "offbook"}
     graph: dict[str, set[str]] = {}
     for module, path in files.items():
         names = [imported for _, imported in imports_of(path, module)]
@@ -291,7 +291,7 @@ def test_a_file_over_600_lines_gives_its_reason_and_functions_stay_under_50() ->
 
 def test_no_file_is_a_drawer_for_odds_and_ends() -> None:
     drawers = {"utils.py", "helpers.py", "common.py", "misc.py"}
-    compat = ROOT / "src/understudy/compat"  # names there are those of another library
+    compat = ROOT / "src/offbook/compat"  # names there are those of another library
     found = [path for path in ROOT.glob("*/**/*.py") if path.name in drawers and ".venv" not in path.parts]
     assert [str(path) for path in found if compat not in path.parents] == []
 

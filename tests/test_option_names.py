@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-import understudy as us
-from understudy.errors import ConfigError
-from understudy.integration import CompareSettings, Llm, RunOptions
-from understudy.option_names import FOREIGN, OWNERS, names_checked
-from understudy_langgraph import trainable
-from understudy_langgraph.rollout import TrainingPlan
-from understudy_mcp import MCPTrainer
-from understudy_mcp.training.mcp_trainer import ToolOptions
+import offbook
+from offbook.errors import ConfigError
+from offbook.integration import CompareSettings, Llm, RunOptions
+from offbook.option_names import FOREIGN, OWNERS, names_checked
+from offbook_langgraph import trainable
+from offbook_langgraph.rollout import TrainingPlan
+from offbook_mcp import MCPTrainer
+from offbook_mcp.training.mcp_trainer import ToolOptions
 
 SCENARIOS = [{"id": "a"}]
-MODEL = us.TrainableModel("agent", base_model="tiny", backend=us.RemoteBackend("http://127.0.0.1:9"))
+MODEL = offbook.TrainableModel("agent", base_model="tiny", backend=offbook.RemoteBackend("http://127.0.0.1:9"))
 
 
-async def rollout(model: us.TrainableModel, scenario: object) -> us.Trajectory:
+async def rollout(model: offbook.TrainableModel, scenario: object) -> offbook.Trajectory:
     raise AssertionError
 
 
@@ -33,8 +33,8 @@ def app(scenario: object) -> float:
     raise AssertionError
 
 
-def trainer(**options: Any) -> us.Trainer:
-    return us.Trainer(MODEL, rollout, SCENARIOS, **options)
+def trainer(**options: Any) -> offbook.Trainer:
+    return offbook.Trainer(MODEL, rollout, SCENARIOS, **options)
 
 
 def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,20 +42,20 @@ def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compared(**options: Any) -> object:
-    return us.compare(trainable(app, model=MODEL), SCENARIOS, ["step:0"], **options)
+    return offbook.compare(trainable(app, model=MODEL), SCENARIOS, ["step:0"], **options)
 
 
-def model(**options: Any) -> us.TrainableModel:
-    return us.TrainableModel("agent", **{"base_model": "tiny", **options})
+def model(**options: Any) -> offbook.TrainableModel:
+    return offbook.TrainableModel("agent", **{"base_model": "tiny", **options})
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    "TrainConfig": us.TrainConfig,
-    "LoraOptions": us.LoraOptions,
-    "EngineOptions": us.EngineOptions,
+    "TrainConfig": offbook.TrainConfig,
+    "LoraOptions": offbook.LoraOptions,
+    "EngineOptions": offbook.EngineOptions,
     "TrainableModel": model,
-    "LocalBackend": us.LocalBackend,
-    "RemoteBackend": lambda **options: us.RemoteBackend("http://127.0.0.1:9", **options),
+    "LocalBackend": offbook.LocalBackend,
+    "RemoteBackend": lambda **options: offbook.RemoteBackend("http://127.0.0.1:9", **options),
     "Trainer": trainer,
     "Trainer.train": lambda **options: trainer().train(1, **options),
     "Trainer.atrain": awaited(lambda **options: trainer().atrain(1, **options)),
@@ -67,15 +67,15 @@ CALLS: dict[str, Callable[..., Any]] = {
     "app.evaluate": lambda **options: trainable(app, model=MODEL).evaluate(SCENARIOS, **options),
     "app.trained": lambda **options: trainable(app, model=MODEL).trained(**options),
     "compare": compared,
-    "Ruler": us.Ruler,
+    "Ruler": offbook.Ruler,
     "MCPTrainer": lambda **options: MCPTrainer("server.py", MODEL, **options),
     "MCPTrainer.train": lambda **options: MCPTrainer("server.py", MODEL).train(1, **options),
     "MCPTrainer.evaluate": lambda **options: MCPTrainer("server.py", MODEL).evaluate(**options),
-    "gather_trajectory_groups": awaited(lambda **options: us.gather_trajectory_groups([], **options)),
-    "gather_trajectories": awaited(lambda **options: us.gather_trajectories([], **options)),
-    "trajectory_group_batches": lambda **options: us.trajectory_group_batches([], **options),
-    "iterate_dataset": lambda **options: us.iterate_dataset([], **options),
-    "retry": us.retry,
+    "gather_trajectory_groups": awaited(lambda **options: offbook.gather_trajectory_groups([], **options)),
+    "gather_trajectories": awaited(lambda **options: offbook.gather_trajectories([], **options)),
+    "trajectory_group_batches": lambda **options: offbook.trajectory_group_batches([], **options),
+    "iterate_dataset": lambda **options: offbook.iterate_dataset([], **options),
+    "retry": offbook.retry,
 }
 
 
@@ -135,7 +135,7 @@ def test_an_option_is_answered_with_the_right_name_and_its_place(where: str, opt
 
 
 def test_options_of_llm_and_parameters_of_litellm_reach_the_judges_model() -> None:
-    options = us.Ruler("openai/o3", temperature=0, api_base="http://box/v1").llm.options
+    options = offbook.Ruler("openai/o3", temperature=0, api_base="http://box/v1").llm.options
     assert (options.litellm_parameters, options.api_base) == ({"temperature": 0}, "http://box/v1")
 
 
@@ -143,7 +143,7 @@ def test_options_of_llm_and_parameters_of_litellm_reach_the_judges_model() -> No
 @pytest.mark.parametrize("judge", ["openai/o3", Llm("openai/o3")])
 def test_a_model_given_as_judge_is_answered_with_ruler(where: str, judge: object) -> None:
     with pytest.raises(
-        ConfigError, match=re.escape(f"judge: {judge!r} is a model: write judge=understudy.Ruler({judge!r})")
+        ConfigError, match=re.escape(f"judge: {judge!r} is a model: write judge=offbook.Ruler({judge!r})")
     ):
         CALLS[where](judge=judge)
 
@@ -167,7 +167,7 @@ def test_a_url_given_as_backend_and_a_rank_given_as_lora_are_answered_with_the_o
 
 def test_all_faults_of_an_option_set_are_in_one_error() -> None:
     with pytest.raises(ConfigError) as caught:
-        us.TrainConfig(learning_rate=7, lr=1)  # type: ignore[call-arg]
+        offbook.TrainConfig(learning_rate=7, lr=1)  # type: ignore[call-arg]
     assert str(caught.value).splitlines() == [
         "TrainConfig.learning_rate: Input should be less than or equal to 1 (got 7)",
         "TrainConfig: there is no option 'lr': use learning_rate=...",
@@ -176,7 +176,7 @@ def test_all_faults_of_an_option_set_are_in_one_error() -> None:
 
 def test_an_option_set_inside_another_model_keeps_the_place_of_its_fault() -> None:
     class Request(BaseModel):
-        config: us.TrainConfig
+        config: offbook.TrainConfig
 
     with pytest.raises(ValidationError) as caught:
         Request.model_validate({"config": {"lr": 1, "epochs": 0}})
@@ -184,10 +184,10 @@ def test_an_option_set_inside_another_model_keeps_the_place_of_its_fault() -> No
 
 
 def test_signatures_keep_their_names() -> None:
-    assert list(inspect.signature(us.TrainConfig).parameters) == list(us.TrainConfig.model_fields)
-    assert list(inspect.signature(us.RemoteBackend).parameters) == ["url", "api_key"]
-    assert str(inspect.signature(us.Trainer.atrain)) == "(self, steps: 'int') -> 'TrainReport'"
-    assert inspect.iscoroutinefunction(us.Trainer.atrain)
+    assert list(inspect.signature(offbook.TrainConfig).parameters) == list(offbook.TrainConfig.model_fields)
+    assert list(inspect.signature(offbook.RemoteBackend).parameters) == ["url", "api_key"]
+    assert str(inspect.signature(offbook.Trainer.atrain)) == "(self, steps: 'int') -> 'TrainReport'"
+    assert inspect.iscoroutinefunction(offbook.Trainer.atrain)
 
 
 def test_what_the_function_itself_raises_stays_as_it_is() -> None:
@@ -206,19 +206,19 @@ def names_of(function: Callable[..., object]) -> set[str]:
 
 
 ACTUAL = {
-    "TrainConfig": set(us.TrainConfig.model_fields),
-    "LoraOptions": set(us.LoraOptions.model_fields),
-    "LocalBackend": set(us.EngineOptions.model_fields) | names_of(us.LocalBackend),
-    "TrainableModel": names_of(us.TrainableModel),
+    "TrainConfig": set(offbook.TrainConfig.model_fields),
+    "LoraOptions": set(offbook.LoraOptions.model_fields),
+    "LocalBackend": set(offbook.EngineOptions.model_fields) | names_of(offbook.LocalBackend),
+    "TrainableModel": names_of(offbook.TrainableModel),
     "Trainer": {"scenarios"} | {field.name for field in fields(RunOptions)},
-    "train": names_of(us.Trainer.train),
-    "model.train": names_of(us.TrainableModel.train),
-    "evaluate": names_of(us.Trainer.evaluate),
+    "train": names_of(offbook.Trainer.train),
+    "model.train": names_of(offbook.TrainableModel.train),
+    "evaluate": names_of(offbook.Trainer.evaluate),
     "trainable": {field.name for field in fields(TrainingPlan)},
     "MCPTrainer": names_of(MCPTrainer) | {field.name for field in fields(ToolOptions)},
-    "compare": names_of(us.compare) | {field.name for field in fields(CompareSettings)},
-    "Ruler": names_of(us.Ruler),
-    "RemoteBackend": names_of(us.RemoteBackend),
+    "compare": names_of(offbook.compare) | {field.name for field in fields(CompareSettings)},
+    "Ruler": names_of(offbook.Ruler),
+    "RemoteBackend": names_of(offbook.RemoteBackend),
 }
 
 

@@ -1,17 +1,19 @@
-"""`import understudy`: exact names, and nothing loaded before it is used."""
+"""`import offbook`: exact names, and nothing loaded before it is used."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-import understudy as us
-import understudy.integration as door
-import understudy.testing as kit
+import offbook
+import offbook.integration as door
+import offbook.testing as kit
+from tests.paths import ROOT
 
 NAMES = [
     "AsyncClient",
@@ -20,6 +22,7 @@ NAMES = [
     "LocalBackend",
     "LoraOptions",
     "Model",
+    "OffbookError",
     "RemoteBackend",
     "RewardResult",
     "Ruler",
@@ -31,7 +34,6 @@ NAMES = [
     "Trainer",
     "Trajectory",
     "TrajectoryGroup",
-    "UnderstudyError",
     "acompare",
     "auto_trajectory",
     "capture_auto_trajectory",
@@ -176,26 +178,26 @@ def in_fresh_process(code: str) -> dict[str, Any]:
 
 
 def test_the_public_names_are_exactly_these_and_sorted_and_each_can_be_loaded() -> None:
-    assert us.__all__ == NAMES == sorted(NAMES)
-    assert all(getattr(us, name).__name__ == name for name in NAMES)
-    assert set(NAMES) | {"__version__"} == set(dir(us))
+    assert offbook.__all__ == NAMES == sorted(NAMES)
+    assert all(getattr(offbook, name).__name__ == name for name in NAMES)
+    assert set(NAMES) | {"__version__"} == set(dir(offbook))
 
 
-def test_importing_understudy_loads_nothing_else_and_takes_well_under_a_second() -> None:
+def test_importing_offbook_loads_nothing_else_and_takes_well_under_a_second() -> None:
     code = (
-        "import sys, time, json; before = set(sys.modules); start = time.process_time(); import understudy; "
+        "import sys, time, json; before = set(sys.modules); start = time.process_time(); import offbook; "
         "seconds = time.process_time() - start; loaded = sorted({n.split('.')[0] for n in set(sys.modules) - before});"
-        "print(json.dumps({'seconds': seconds, 'loaded': loaded, 'own': sorted(n for n in sys.modules if n.startswith('understudy'))}))"
+        "print(json.dumps({'seconds': seconds, 'loaded': loaded, 'own': sorted(n for n in sys.modules if n.startswith('offbook'))}))"
     )
     found = in_fresh_process(code)
-    assert found["own"] == ["understudy"]
+    assert found["own"] == ["offbook"]
     assert not set([*HEAVY, "openai", "pydantic", "httpx", "rich", "numpy"]) & set(found["loaded"])
     assert found["seconds"] < 0.3
 
 
 def test_using_every_public_name_loads_no_engine_and_no_framework() -> None:
     code = (
-        "import sys, json, understudy; [getattr(understudy, name) for name in understudy.__all__]; "
+        "import sys, json, offbook; [getattr(offbook, name) for name in offbook.__all__]; "
         "print(json.dumps({'loaded': sorted(sys.modules)}))"
     )
     loaded = {name.split(".")[0] for name in in_fresh_process(code)["loaded"]}
@@ -209,10 +211,10 @@ def test_the_names_that_integrations_may_import_are_exactly_these_and_sorted() -
 
 
 def test_the_door_for_integrations_loads_no_engine_and_no_framework() -> None:
-    code = "import sys, json, understudy.integration; print(json.dumps({'loaded': sorted(sys.modules)}))"
+    code = "import sys, json, offbook.integration; print(json.dumps({'loaded': sorted(sys.modules)}))"
     loaded = in_fresh_process(code)["loaded"]
     assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
-    assert not [name for name in loaded if name.startswith(("understudy.server", "understudy.engine"))]
+    assert not [name for name in loaded if name.startswith(("offbook.server", "offbook.engine"))]
 
 
 def test_the_names_of_the_test_kit_are_exactly_these_and_sorted_and_each_is_documented() -> None:
@@ -223,19 +225,19 @@ def test_the_names_of_the_test_kit_are_exactly_these_and_sorted_and_each_is_docu
 
 def test_importing_the_test_kit_loads_nothing_and_a_scripted_llm_needs_no_server() -> None:
     code = (
-        "import sys, json, understudy.testing as kit; before = [name for name in sys.modules if name.startswith('understudy.')];"
+        "import sys, json, offbook.testing as kit; before = [name for name in sys.modules if name.startswith('offbook.')];"
         "kit.scripted_llm, kit.says, kit.check_sink, kit.judges; print(json.dumps({'before': before, 'loaded': sorted(sys.modules)}))"
     )
     found = in_fresh_process(code)
-    assert sorted(found["before"]) == ["understudy.errors", "understudy.extras", "understudy.testing"]
+    assert sorted(found["before"]) == ["offbook.errors", "offbook.extras", "offbook.testing"]
     loaded = {name.split(".")[0] for name in found["loaded"]}
     assert not {*HEAVY, "pytest", "_pytest", "uvicorn", "fastapi", "sqlalchemy"} & loaded
-    assert not [name for name in found["loaded"] if name.startswith("understudy.server")]
+    assert not [name for name in found["loaded"] if name.startswith("offbook.server")]
 
 
 def test_using_every_name_of_the_test_kit_loads_no_engine_no_framework_and_no_pytest() -> None:
     code = (
-        "import sys, json, understudy.testing as kit; [getattr(kit, name) for name in kit.__all__]; "
+        "import sys, json, offbook.testing as kit; [getattr(kit, name) for name in kit.__all__]; "
         "print(json.dumps({'loaded': sorted(sys.modules)}))"
     )
     assert not {*HEAVY, "pytest", "_pytest"} & {name.split(".")[0] for name in in_fresh_process(code)["loaded"]}
@@ -243,7 +245,7 @@ def test_using_every_name_of_the_test_kit_loads_no_engine_no_framework_and_no_py
 
 def test_a_name_of_the_test_kit_that_needs_an_extra_says_which() -> None:
     code = (
-        "import sys, json; sys.modules['uvicorn'] = None; import understudy.testing as kit\n"
+        "import sys, json; sys.modules['uvicorn'] = None; import offbook.testing as kit\n"
         "try: kit.scripted_server\n"
         "except ImportError as error: print(json.dumps({'error': f'{type(error).__name__}: {error}'}))"
     )
@@ -253,6 +255,21 @@ def test_a_name_of_the_test_kit_that_needs_an_extra_says_which() -> None:
 
 def test_a_name_of_another_library_is_answered_with_ours() -> None:
     with pytest.raises(AttributeError, match=r"'serverless': use RemoteBackend\(url"):
-        us.serverless  # noqa: B018
+        offbook.serverless  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
-        us.nonsense  # noqa: B018
+        offbook.nonsense  # noqa: B018
+
+
+def test_the_projects_former_name_is_nowhere() -> None:
+    """Another distribution on PyPI has that name, import and command."""
+    former = re.compile(b"under" + b"study", re.IGNORECASE)
+    skipped = {"build", "node_modules", "__pycache__"}
+    files = [
+        path
+        for path in ROOT.rglob("*")
+        if path.is_file()
+        and not any(part in skipped or part.startswith(".") for part in path.relative_to(ROOT).parts[:-1])
+    ]
+    assert len(files) > 500
+    named = [path for path in files if former.search(path.name.encode()) or former.search(path.read_bytes())]
+    assert [str(path.relative_to(ROOT)) for path in named] == []

@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Callable
 
-from understudy.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
+from offbook.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
 
 QUOTED = re.compile(r'"([^"]+)"')
 SKILLS = {"big-large": (95, 0.6), "big-small": (60, 0.2)}

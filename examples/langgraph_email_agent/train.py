@@ -8,10 +8,10 @@ from agent import make_agent
 from inbox import Inbox, make_mail
 from questions import HELD_OUT_QUESTIONS, TRAIN_QUESTIONS, make_questions, reward
 
-import understudy as us
-from understudy.trainer.evaluate import Evaluation
-from understudy_langgraph import trainable
-from understudy_langgraph.trainable import TrainableRunnable
+import offbook
+from offbook.trainer.evaluate import Evaluation
+from offbook_langgraph import trainable
+from offbook_langgraph.trainable import TrainableRunnable
 
 os.environ.setdefault("OPENAI_API_KEY", "unused")  # ChatOpenAI wants one, though the policy answers in its place
 
@@ -32,35 +32,39 @@ FULL = Form("Qwen/Qwen2.5-7B-Instruct", brief=False, max_tokens=400, steps=50, l
 TINY = Form("tiny", brief=True, max_tokens=64, steps=30, learning_rate=3e-3, kl_coef=0.2)
 
 
-def make_trainable(form: Form, model: us.TrainableModel) -> TrainableRunnable:
+def make_trainable(form: Form, model: offbook.TrainableModel) -> TrainableRunnable:
     """The agent over an inbox; `model` answers in place of its own while it is trained."""
     agent = make_agent(Inbox(make_mail(brief=form.brief)), form.max_tokens)
     return trainable(agent, model=model, reward=reward)
 
 
-# what the command line trains: understudy train train:email_agent
-email_agent = make_trainable(FULL, us.TrainableModel("email-agent", project="examples", base_model=FULL.base_model))
-tiny_email_agent = make_trainable(TINY, us.TrainableModel("email-agent-tiny", project="examples", base_model="tiny"))
+# what the command line trains: offbook train train:email_agent
+email_agent = make_trainable(
+    FULL, offbook.TrainableModel("email-agent", project="examples", base_model=FULL.base_model)
+)
+tiny_email_agent = make_trainable(
+    TINY, offbook.TrainableModel("email-agent-tiny", project="examples", base_model="tiny")
+)
 
 
 def main(options: argparse.Namespace) -> None:
     """Evaluates, trains, evaluates, and asks the trained agent."""
     form = TINY if options.tiny else FULL
     steps = options.steps or form.steps
-    model = us.TrainableModel(
+    model = offbook.TrainableModel(
         name=f"email-agent-{'tiny-' if options.tiny else ''}{options.seed}",
         project="examples",
         base_model=options.base_model or form.base_model,
-        backend=us.RemoteBackend(options.url) if options.url else None,
+        backend=offbook.RemoteBackend(options.url) if options.url else None,
     )
     agent = make_trainable(form, model)
     mails = make_mail(brief=form.brief)
     questions = make_questions(mails, TRAIN_QUESTIONS, options.seed, brief=form.brief)
     held_out = make_questions(mails, HELD_OUT_QUESTIONS, held_out=True, brief=form.brief)
 
-    def config(step: int) -> us.TrainConfig:
+    def config(step: int) -> offbook.TrainConfig:
         left = 1 - (step - 1) / steps
-        return us.TrainConfig(learning_rate=form.learning_rate * left, kl_coef=form.kl_coef * left, minibatches=4)
+        return offbook.TrainConfig(learning_rate=form.learning_rate * left, kl_coef=form.kl_coef * left, minibatches=4)
 
     print(line("before", agent.evaluate(held_out)))
     report = agent.train(
@@ -86,6 +90,6 @@ if __name__ == "__main__":
     parser.add_argument("--tiny", action="store_true", help="the bundled policy, short questions about a brief inbox")
     parser.add_argument("--steps", type=int, help=f"steps in all; none: {FULL.steps}, or {TINY.steps} with --tiny")
     parser.add_argument("--seed", type=int, default=0, help="of the training questions and their order")
-    parser.add_argument("--url", help="a server elsewhere; none: UNDERSTUDY_URL, or a server on this machine")
+    parser.add_argument("--url", help="a server elsewhere; none: OFFBOOK_URL, or a server on this machine")
     parser.add_argument("--base-model", help=f"none: {FULL.base_model}, or tiny with --tiny")
     main(parser.parse_args())

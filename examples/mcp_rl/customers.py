@@ -6,7 +6,7 @@ import random
 
 from orders import ORDERS
 
-from understudy_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 
 ASKED = {
     "order_status": (

@@ -8,8 +8,8 @@ from pathlib import Path
 from customers import scenarios
 from orders import server
 
-from understudy import LocalBackend, TrainableModel
-from understudy_mcp import MCPTrainer
+from offbook import LocalBackend, TrainableModel
+from offbook_mcp import MCPTrainer
 
 
 def main() -> None:

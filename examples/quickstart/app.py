@@ -1,4 +1,4 @@
-"""The quickstart's agent as an app of your own: `understudy train app:agent --scenarios train.jsonl`."""
+"""The quickstart's agent as an app of your own: `offbook train app:agent --scenarios train.jsonl`."""
 
 import json
 from dataclasses import asdict
@@ -7,16 +7,16 @@ from pathlib import Path
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 
-import understudy as us
-from understudy.quickstart.desk import Desk, Request, reward
-from understudy_langgraph import trainable
+import offbook
+from offbook.quickstart.desk import Desk, Request, reward
+from offbook_langgraph import trainable
 
 desk = Desk(Path("desk.db"))
 graph = create_agent(ChatOpenAI(model="gpt-4.1-mini", api_key="unused", max_completion_tokens=48), desk.tools())
 
 
-@trainable(model=us.TrainableModel(name="order-desk", project="examples", base_model="tiny"))
-async def agent(scenario: us.Scenario) -> dict[str, float]:
+@trainable(model=offbook.TrainableModel(name="order-desk", project="examples", base_model="tiny"))
+async def agent(scenario: offbook.Scenario) -> dict[str, float]:
     request = Request(**scenario.model_dump(exclude={"prompt"}))
     state = await graph.ainvoke({"messages": [("user", request.question)]})
     return reward(request, state["messages"])

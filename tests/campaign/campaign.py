@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from offbook import tiny
 from tests.server.servers import until
-from understudy import tiny
 
 from .damage import PARTS, Damaged, damage
 from .promises import Promises
@@ -244,7 +244,7 @@ class Campaign:
 
     def _command(self, *words: str, fails: bool = False) -> str:
         """The output of a maintenance command. Raises AssertionError where it fails, or with `fails` does not."""
-        argv = [sys.executable, "-m", "understudy.server", *words]
+        argv = [sys.executable, "-m", "offbook.server", *words]
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         assert done.returncode == (1 if fails else 0), f"{' '.join(words)} ended with {done.returncode}: {done.stdout}"
         return done.stdout

@@ -86,7 +86,7 @@ class Client:
             "return_token_ids": True,
             "stream": self.random.random() < 0.4,
         }
-        headers = {"x-understudy-trajectory": trajectory, "idempotency-key": f"{trajectory}-{turn}"}
+        headers = {"x-offbook-trajectory": trajectory, "idempotency-key": f"{trajectory}-{turn}"}
         answer = await self.sent("POST", "/v1/chat/completions", body, headers)
         self.journal.add("call", trajectory=trajectory, **answer)
 
@@ -159,13 +159,13 @@ async def _streamed_call(answer: httpx.Response) -> Body | None:
         for choice in chunk["choices"]:
             tokens += choice.get("token_ids") or []
             if choice["finish_reason"] is not None:
-                return {"id": choice["understudy"]["call_id"], "tokens": tokens}
+                return {"id": choice["offbook"]["call_id"], "tokens": tokens}
     return None
 
 
 def _whole_call(body: Body) -> Body:
     (choice,) = body["choices"]
-    return {"id": choice["understudy"]["call_id"], "tokens": choice["token_ids"]}
+    return {"id": choice["offbook"]["call_id"], "tokens": choice["token_ids"]}
 
 
 async def run(options: argparse.Namespace) -> None:

@@ -8,14 +8,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy.engine import checkpoint_files
+from offbook.engine import checkpoint_files
 
 PARTS = ("checkpoint", "records", "state", "facts")
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """What was damaged. `named`: what `understudy verify` has to name; `step`: of a checkpoint."""
+    """What was damaged. `named`: what `offbook verify` has to name; `step`: of a checkpoint."""
 
     part: str
     how: str

@@ -110,7 +110,7 @@ class Promises:
 
     def _in_checkpoints(self) -> set[str]:
         """Requests whose checkpoint is there: records that were full or locked get their results from it later."""
-        notes = self.folder.glob("default/models/*/checkpoints/[0-9]*/understudy.json")
+        notes = self.folder.glob("default/models/*/checkpoints/[0-9]*/offbook.json")
         return {json.loads(note.read_text("utf-8"))["request_id"] for note in notes}
 
     def steps(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """The server as the campaign starts it: a wall clock that a file shifts, and a sweep of unclaimed calls every second.
 
-python -m tests.campaign.server CLOCK_FILE [options of understudy serve]
+python -m tests.campaign.server CLOCK_FILE [options of offbook serve]
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def shift_clock(file: Path) -> None:
 
 def main() -> int:
     shift_clock(Path(sys.argv[1]))
-    from understudy.server import serving
-    from understudy.server.__main__ import main as serve
+    from offbook.server import serving
+    from offbook.server.__main__ import main as serve
 
     serving.EXPIRY_SECONDS = 1.0
     return serve(sys.argv[2:])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from offbook.server.maintenance import verify
 from tests.power_loss.writers import write_files
-from understudy.server.maintenance import verify
 
 from .__main__ import run, table
 from .campaign import DECK, decks
@@ -52,7 +52,7 @@ async def test_a_promise_that_is_not_kept_is_told(tmp_path: Path) -> None:
     """What the campaign looks for is what it finds."""
     import sqlite3
 
-    from understudy.server.records.store import Store
+    from offbook.server.records.store import Store
 
     await (await Store.open(f"sqlite:///{tmp_path / 'records.db'}")).close()
     with sqlite3.connect(tmp_path / "records.db") as records:

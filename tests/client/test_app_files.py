@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-import understudy
-import understudy_langgraph
-from understudy.app_files import is_app_file
+import offbook
+import offbook_langgraph
+from offbook.app_files import is_app_file
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_package_is_known_by_its_metadata_wherever_it_lies(folder: Path, file:
 
 
 @pytest.mark.parametrize(
-    "file", [json.__file__, httpx.__file__, "<string>", understudy.__file__, understudy_langgraph.__file__]
+    "file", [json.__file__, httpx.__file__, "<string>", offbook.__file__, offbook_langgraph.__file__]
 )
 def test_python_packages_and_this_package_are_not_the_apps(file: str) -> None:
     assert not is_app_file(file)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import understudy as us
+import offbook
 from tests.fakes.scripted_api import Asked, Reply, scripted_api
 
 
@@ -29,8 +29,8 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def model_at(url: str) -> us.TrainableModel:
-    return us.TrainableModel("agent", base_model="tiny", backend=us.RemoteBackend(url))
+def model_at(url: str) -> offbook.TrainableModel:
+    return offbook.TrainableModel("agent", base_model="tiny", backend=offbook.RemoteBackend(url))
 
 
 @pytest.mark.parametrize("url", ["refused", "silent"], indirect=True)
@@ -39,11 +39,11 @@ async def test_a_url_where_nobody_ever_answered_is_known_within_five_seconds(url
     model = model_at(url)
     request: Any = {"model": "agent", "messages": [{"role": "user", "content": "hello"}]}
     ways: dict[str, Callable[[], Awaitable[object]]] = {
-        "register": lambda: us.RemoteBackend(url).register(model),
+        "register": lambda: offbook.RemoteBackend(url).register(model),
         "get_step": model.get_step,
-        "train": lambda: model.train([us.TrajectoryGroup([us.Trajectory(captured=True, reward=1)])]),
+        "train": lambda: model.train([offbook.TrajectoryGroup([offbook.Trajectory(captured=True, reward=1)])]),
         "chat": lambda: model.openai_client().chat.completions.create(**request),
-        "client": lambda: us.AsyncClient(url).chat.completions.create(**request),
+        "client": lambda: offbook.AsyncClient(url).chat.completions.create(**request),
     }
     started = time.monotonic()
     with pytest.raises(Exception, match=rf"no answer from the server at {url} .*is it running"):

@@ -1,4 +1,4 @@
-"""`understudy checkpoints` and `understudy export`: of a server elsewhere, whose export is downloaded, and of a directory
+"""`offbook checkpoints` and `offbook export`: of a server elsewhere, whose export is downloaded, and of a directory
 on which no server runs."""
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-import understudy as us
+import offbook
+from offbook.client import commands
+from offbook.client.commands import export_model, list_checkpoints
+from offbook.errors import BackendError, ConfigError, ServerError, UnreachableError
+from offbook.tiny import path as tiny_policy
 from tests.fakes.cutting_proxy import cutting_proxy
-from understudy.client import commands
-from understudy.client.commands import export_model, list_checkpoints
-from understudy.errors import BackendError, ConfigError, ServerError, UnreachableError
-from understudy.tiny import path as tiny_policy
 
 NAME = "exported"
 Usage = namedtuple("Usage", "total used free")
@@ -37,19 +37,19 @@ class Served:
     lora: dict[str, bytes]
 
 
-async def rollout(model: us.TrainableModel, reward: float) -> us.Trajectory:
+async def rollout(model: offbook.TrainableModel, reward: float) -> offbook.Trajectory:
     messages: list[Any] = [{"role": "user", "content": f"say hello to {reward}"}]
     answer = await model.openai_client().chat.completions.create(model=model.name, messages=messages, max_tokens=6)
-    return us.Trajectory(messages_and_choices=[*messages, answer.choices[0]], reward=reward)
+    return offbook.Trajectory(messages_and_choices=[*messages, answer.choices[0]], reward=reward)
 
 
 @pytest.fixture(scope="module")
-def served(local_backend: us.LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Served:
+def served(local_backend: offbook.LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Served:
     async def trained(folder: Path) -> str:
-        model = us.TrainableModel(NAME, project="tests", base_model="tiny", backend=local_backend)
-        group = us.TrajectoryGroup(rollout(model, reward) for reward in (0.0, 1.0))
-        assert (await model.train(await us.gather_trajectory_groups([group]))).step == 1
-        await us.TrainableModel("untrained", base_model="tiny", backend=local_backend).register()
+        model = offbook.TrainableModel(NAME, project="tests", base_model="tiny", backend=local_backend)
+        group = offbook.TrajectoryGroup(rollout(model, reward) for reward in (0.0, 1.0))
+        assert (await model.train(await offbook.gather_trajectory_groups([group]))).step == 1
+        await offbook.TrainableModel("untrained", base_model="tiny", backend=local_backend).register()
         await model.export(folder)
         return (await model.api()).url
 
@@ -58,19 +58,19 @@ def served(local_backend: us.LocalBackend, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(autouse=True)
-def key(served: Served, local_backend: us.LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def key(served: Served, local_backend: offbook.LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's key, where a user has it."""
-    monkeypatch.setenv("UNDERSTUDY_API_KEY", asyncio.run(local_backend.connect()).key or "")
+    monkeypatch.setenv("OFFBOOK_API_KEY", asyncio.run(local_backend.connect()).key or "")
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def understudy(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def command(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command, as a user types it."""
     return subprocess.run(
-        [sys.executable, "-m", "understudy", *words],
+        [sys.executable, "-m", "offbook", *words],
         cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def download(served_at: str, output: Path, format: str = "peft") -> str:
 
 
 def test_the_readmes_command_downloads_an_export(served: Served, tmp_path: Path) -> None:
-    done = understudy("export", NAME, "--url", served.url, "--format", "peft", "--output", "lora/", cwd=tmp_path)
+    done = command("export", NAME, "--url", served.url, "--format", "peft", "--output", "lora/", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'lora'}\n"), done.stderr
     assert files(tmp_path / "lora") == served.lora
     assert [path.name for path in tmp_path.iterdir()] == ["lora"]
@@ -108,11 +108,11 @@ def test_a_download_that_was_given_up_goes_on_with_the_next_command(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched, cutting_proxy(served.url, cuts=1000, after=1) as proxy:
-        patched.setattr("understudy.client.download.RETRY_SECONDS", 0.5)
+        patched.setattr("offbook.client.download.RETRY_SECONDS", 0.5)
         with pytest.raises(UnreachableError):
             download(proxy.url, tmp_path / "lora")
     with monkeypatch.context() as patched, cutting_proxy(served.url, cuts=1) as proxy:
-        patched.setattr("understudy.client.download.asyncio.sleep", interrupted)
+        patched.setattr("offbook.client.download.asyncio.sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             download(proxy.url, tmp_path / "lora")
     (part,) = tmp_path.iterdir()
@@ -137,7 +137,7 @@ def test_a_damaged_download_is_refused_and_removed(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched, cutting_proxy(served.url, cuts=1) as proxy:
-        patched.setattr("understudy.client.download.asyncio.sleep", interrupted)
+        patched.setattr("offbook.client.download.asyncio.sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             download(proxy.url, tmp_path / "lora")
     (part,) = tmp_path.iterdir()
@@ -152,7 +152,7 @@ def test_a_damaged_download_is_refused_and_removed(
 def test_an_output_that_is_in_use_is_refused_before_anything_is_downloaded(served: Served, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    done = understudy("export", NAME, "--url", served.url, "--output", "full", cwd=tmp_path)
+    done = command("export", NAME, "--url", served.url, "--output", "full", cwd=tmp_path)
     assert done.returncode == 2
     assert f"--output: {tmp_path / 'full'} exists and is a folder that is not empty" in done.stderr
     with pytest.raises(ConfigError, match="mine exists and is not a folder"):
@@ -207,9 +207,9 @@ def test_without_a_server_the_folder_is_read_and_no_torch_loaded(
     (tmp_path / "broken" / "torch.py").write_text("raise ImportError('torch was loaded')")
     path = f"{tmp_path / 'broken'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     words = ["--dir", str(directory)]
-    listed = understudy("checkpoints", NAME, *words, cwd=tmp_path, PYTHONPATH=path)
+    listed = command("checkpoints", NAME, *words, cwd=tmp_path, PYTHONPATH=path)
     assert listed.stdout == f"    1  {directory}/tests/models/{NAME}/checkpoints/0001\n", listed.stderr
-    done = understudy("export", NAME, "--output", "lora", *words, cwd=tmp_path, PYTHONPATH=path)
+    done = command("export", NAME, "--output", "lora", *words, cwd=tmp_path, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'lora'}\n"), done.stderr
     assert files(tmp_path / "lora") == served.lora
     assert sorted(path.name for path in directory.iterdir()) == ["default", "tests"]  # no server was here
@@ -231,7 +231,7 @@ def test_checkpoints_at_step_0_says_so_with_a_server_and_without(
     served: Served, directory: Path, tmp_path: Path
 ) -> None:
     for words in (["--url", served.url], ["--dir", str(directory)]):
-        done = understudy("checkpoints", "untrained", *words, cwd=tmp_path)
+        done = command("checkpoints", "untrained", *words, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "")
         assert done.stderr == "model 'untrained' is at step 0: nothing has been trained yet, so it has no checkpoints\n"
 

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-import understudy as us
-from understudy.client.failures import FailureKind, failure_kinds, summary
-from understudy.errors import ConfigError, LeakError, RolloutError
-from understudy.types import RolloutException, as_rollout_exception
+import offbook
+from offbook.client.failures import FailureKind, failure_kinds, summary
+from offbook.errors import ConfigError, LeakError, RolloutError
+from offbook.types import RolloutException, as_rollout_exception
 
 
-async def scored(reward: float) -> us.Trajectory:
-    return us.Trajectory(reward=reward)
+async def scored(reward: float) -> offbook.Trajectory:
+    return offbook.Trajectory(reward=reward)
 
 
-async def broken(message: str = "no luck") -> us.Trajectory:
+async def broken(message: str = "no luck") -> offbook.Trajectory:
     raise ValueError(message)
 
 
 async def test_groups_of_coroutines_are_run_and_keep_order_and_metadata() -> None:
-    groups = await us.gather_trajectory_groups(
-        us.TrajectoryGroup((scored(10 * g + i) for i in range(3)), metadata={"scenario": g}) for g in range(2)
+    groups = await offbook.gather_trajectory_groups(
+        offbook.TrajectoryGroup((scored(10 * g + i) for i in range(3)), metadata={"scenario": g}) for g in range(2)
     )
     assert [[t.reward for t in group] for group in groups] == [[0, 1, 2], [10, 11, 12]]
     assert [group.metadata for group in groups] == [{"scenario": 0}, {"scenario": 1}]
@@ -35,8 +35,8 @@ async def test_groups_of_coroutines_are_run_and_keep_order_and_metadata() -> Non
 
 
 async def test_the_siblings_of_a_failed_rollout_go_on_and_the_exception_is_kept_with_its_traceback() -> None:
-    [group] = await us.gather_trajectory_groups(
-        [us.TrajectoryGroup([scored(1), broken(), scored(2)])], max_exceptions=1
+    [group] = await offbook.gather_trajectory_groups(
+        [offbook.TrajectoryGroup([scored(1), broken(), scored(2)])], max_exceptions=1
     )
     assert [t.reward for t in group] == [1, 2]
     [error] = group.exceptions
@@ -58,24 +58,24 @@ async def test_the_siblings_of_a_failed_rollout_go_on_and_the_exception_is_kept_
 async def test_what_is_no_finite_number_fails_its_rollout_by_name_and_no_other(
     fields: dict[str, object], message: str
 ) -> None:
-    async def odd() -> us.Trajectory:
+    async def odd() -> offbook.Trajectory:
         trajectory = await scored(1)
         for name, value in fields.items():
             setattr(trajectory, name, value)
         return trajectory
 
-    [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([scored(1), odd()])], max_exceptions=1)
+    [group] = await offbook.gather_trajectory_groups([offbook.TrajectoryGroup([scored(1), odd()])], max_exceptions=1)
     assert [t.reward for t in group] == [1]
     assert message in group.exceptions[0].message
 
 
 async def test_scalars_of_numpy_and_torch_become_plain_numbers() -> None:
-    async def scientific() -> us.Trajectory:
-        trajectory = us.Trajectory(metrics={"turns": np.int64(3), "right": True})  # type: ignore[dict-item]
+    async def scientific() -> offbook.Trajectory:
+        trajectory = offbook.Trajectory(metrics={"turns": np.int64(3), "right": True})  # type: ignore[dict-item]
         trajectory.reward = torch.tensor(0.5)  # type: ignore[assignment]
         return trajectory
 
-    [trajectory] = await us.gather_trajectories([scientific()])
+    [trajectory] = await offbook.gather_trajectories([scientific()])
     assert (trajectory.reward, type(trajectory.reward)) == (0.5, float)
     kinds = {name: type(value) for name, value in trajectory.metrics.items()}
     assert (kinds["turns"] in (int, float), kinds["right"]) == (True, bool)
@@ -87,11 +87,11 @@ async def test_a_call_past_the_capture_ends_everything_at_once_whatever_failures
     ended: list[str] = []
     tries: list[str] = []
 
-    async def leaking() -> us.Trajectory:
+    async def leaking() -> offbook.Trajectory:
         tries.append("leaking")
         raise LeakError("POST https://api.example.com/v1/chat/completions left at app.py:3")
 
-    async def long() -> us.Trajectory:
+    async def long() -> offbook.Trajectory:
         try:
             await asyncio.Event().wait()
         finally:
@@ -99,42 +99,42 @@ async def test_a_call_past_the_capture_ends_everything_at_once_whatever_failures
         raise AssertionError
 
     with pytest.raises(LeakError, match="left at app"):
-        await us.gather_trajectory_groups(
-            [us.TrajectoryGroup([long, leaking]), us.TrajectoryGroup([long])], max_exceptions=limit, retries=3
+        await offbook.gather_trajectory_groups(
+            [offbook.TrajectoryGroup([long, leaking]), offbook.TrajectoryGroup([long])], max_exceptions=limit, retries=3
         )
     assert (ended, tries) == (["long", "long"], ["leaking"])
 
 
 async def test_a_capture_fault_is_found_in_the_group_of_a_task_group_and_in_a_group_that_cannot_be_made() -> None:
-    async def leaking() -> us.Trajectory:
+    async def leaking() -> offbook.Trajectory:
         raise LeakError("past the capture")
 
-    async def in_a_task() -> us.Trajectory:
+    async def in_a_task() -> offbook.Trajectory:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(leaking())
         raise AssertionError
 
-    async def no_group() -> us.TrajectoryGroup:
+    async def no_group() -> offbook.TrajectoryGroup:
         await leaking()
         raise AssertionError
 
-    for source in (us.TrajectoryGroup([in_a_task()]), no_group()):
+    for source in (offbook.TrajectoryGroup([in_a_task()]), no_group()):
         with pytest.raises(LeakError, match="past the capture"):
-            await us.gather_trajectory_groups([source], max_exceptions=10)
+            await offbook.gather_trajectory_groups([source], max_exceptions=10)
 
 
 async def test_a_capture_fault_that_a_trajectory_carries_is_one_failed_rollout() -> None:
-    async def noted() -> us.Trajectory:
-        return us.Trajectory(exception=RolloutException(type="LeakError", message="past", traceback=""))
+    async def noted() -> offbook.Trajectory:
+        return offbook.Trajectory(exception=RolloutException(type="LeakError", message="past", traceback=""))
 
-    [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([noted(), scored(1)])])
+    [group] = await offbook.gather_trajectory_groups([offbook.TrajectoryGroup([noted(), scored(1)])])
     assert [trajectory.reward for trajectory in group] == [None, 1]
 
 
 async def test_too_many_exceptions_are_an_error_that_lists_the_causes_with_counts() -> None:
     rollouts = [broken("a"), broken("a"), broken("b"), scored(1)]
     with pytest.raises(RolloutError) as caught:
-        await us.gather_trajectory_groups([us.TrajectoryGroup(rollouts)], max_exceptions=2)
+        await offbook.gather_trajectory_groups([offbook.TrajectoryGroup(rollouts)], max_exceptions=2)
     assert "3 of 4 rollouts failed, more than max_exceptions=2" in str(caught.value)
     assert "2 x ValueError: a" in str(caught.value) and "1 x ValueError: b" in str(caught.value)
 
@@ -142,7 +142,7 @@ async def test_too_many_exceptions_are_an_error_that_lists_the_causes_with_count
 async def test_beyond_the_limit_the_other_rollouts_are_ended_and_awaited() -> None:
     ended: list[str] = []
 
-    async def long() -> us.Trajectory:
+    async def long() -> offbook.Trajectory:
         try:
             await asyncio.Event().wait()
         finally:
@@ -150,44 +150,46 @@ async def test_beyond_the_limit_the_other_rollouts_are_ended_and_awaited() -> No
         raise AssertionError
 
     with pytest.raises(RolloutError, match="no luck"):
-        await us.gather_trajectory_groups([us.TrajectoryGroup([long(), broken()])])
+        await offbook.gather_trajectory_groups([offbook.TrajectoryGroup([long(), broken()])])
     assert ended == ["long"]
 
 
 @pytest.mark.parametrize(("limit", "fails"), [(0.5, False), (0.4, True)])
 async def test_max_exceptions_below_one_is_a_fraction_of_all_rollouts(limit: float, fails: bool) -> None:
-    group = us.TrajectoryGroup([broken(), scored(1), broken(), scored(2)])
+    group = offbook.TrajectoryGroup([broken(), scored(1), broken(), scored(2)])
     if not fails:
-        assert len((await us.gather_trajectory_groups([group], max_exceptions=limit))[0]) == 2
+        assert len((await offbook.gather_trajectory_groups([group], max_exceptions=limit))[0]) == 2
         return
     with pytest.raises(RolloutError, match="2 of 4"):
-        await us.gather_trajectory_groups([group], max_exceptions=limit)
+        await offbook.gather_trajectory_groups([group], max_exceptions=limit)
 
 
 async def test_a_rollout_that_takes_too_long_is_a_failure_that_names_the_timeout() -> None:
-    async def endless() -> us.Trajectory:
+    async def endless() -> offbook.Trajectory:
         await asyncio.Event().wait()
         raise AssertionError
 
-    [group] = await us.gather_trajectory_groups(
-        [us.TrajectoryGroup([endless(), scored(1)])], timeout=0.05, max_exceptions=1
+    [group] = await offbook.gather_trajectory_groups(
+        [offbook.TrajectoryGroup([endless(), scored(1)])], timeout=0.05, max_exceptions=1
     )
     assert [error.type for error in group.exceptions] == ["TimeoutError"]
     assert "timeout=0.05 s" in group.exceptions[0].message
 
 
 async def test_a_timeout_inside_a_rollout_is_that_rollouts_own() -> None:
-    async def impatient() -> us.Trajectory:
+    async def impatient() -> offbook.Trajectory:
         raise TimeoutError("the tool was slow")
 
-    [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([impatient()])], timeout=60, max_exceptions=1)
+    [group] = await offbook.gather_trajectory_groups(
+        [offbook.TrajectoryGroup([impatient()])], timeout=60, max_exceptions=1
+    )
     assert group.exceptions[0].message == "the tool was slow"
 
 
 async def test_cancelling_the_gathering_cancels_the_rollouts_and_is_no_exception_of_theirs() -> None:
     started, cancelled = asyncio.Event(), []
 
-    async def waiting() -> us.Trajectory:
+    async def waiting() -> offbook.Trajectory:
         started.set()
         try:
             await asyncio.Event().wait()
@@ -196,8 +198,8 @@ async def test_cancelling_the_gathering_cancels_the_rollouts_and_is_no_exception
             raise
         raise AssertionError
 
-    group = us.TrajectoryGroup([waiting()])
-    task = asyncio.create_task(us.gather_trajectory_groups([group], max_exceptions=1))
+    group = offbook.TrajectoryGroup([waiting()])
+    task = asyncio.create_task(offbook.gather_trajectory_groups([group], max_exceptions=1))
     await asyncio.wait_for(started.wait(), 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -206,99 +208,107 @@ async def test_cancelling_the_gathering_cancels_the_rollouts_and_is_no_exception
 
 
 async def test_a_rollout_that_cancels_itself_is_a_failed_rollout() -> None:
-    async def suicidal() -> us.Trajectory:
+    async def suicidal() -> offbook.Trajectory:
         raise asyncio.CancelledError("a library's scope leaked")
 
-    [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([suicidal(), scored(1)])], max_exceptions=1)
+    [group] = await offbook.gather_trajectory_groups(
+        [offbook.TrajectoryGroup([suicidal(), scored(1)])], max_exceptions=1
+    )
     assert len(group) == 1 and "cancelled from inside" in group.exceptions[0].message
 
 
 async def test_at_most_so_many_rollouts_run_at_once() -> None:
     running = most = 0
 
-    async def counted() -> us.Trajectory:
+    async def counted() -> offbook.Trajectory:
         nonlocal running, most
         running += 1
         most = max(most, running)
         for _ in range(3):
             await asyncio.sleep(0)
         running -= 1
-        return us.Trajectory(reward=1)
+        return offbook.Trajectory(reward=1)
 
-    await us.gather_trajectory_groups([us.TrajectoryGroup(counted() for _ in range(9))] * 1, concurrency=2)
+    await offbook.gather_trajectory_groups([offbook.TrajectoryGroup(counted() for _ in range(9))] * 1, concurrency=2)
     assert most == 2
 
 
 async def test_a_callable_is_run_again_and_only_its_last_failure_counts() -> None:
     tries: list[int] = []
 
-    async def third_time() -> us.Trajectory:
+    async def third_time() -> offbook.Trajectory:
         tries.append(len(tries))
         if len(tries) < 3:
             raise ValueError("not yet")
-        return us.Trajectory(reward=1)
+        return offbook.Trajectory(reward=1)
 
-    [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([third_time])], retries=2)
+    [group] = await offbook.gather_trajectory_groups([offbook.TrajectoryGroup([third_time])], retries=2)
     assert len(group) == 1 and len(tries) == 3 and group.exceptions == []
 
 
 async def test_retries_of_coroutines_are_refused_before_anything_runs() -> None:
     rollout = scored(1)
     with pytest.raises(ConfigError, match="pass callables"):
-        await us.gather_trajectory_groups([us.TrajectoryGroup([rollout])], retries=1)
+        await offbook.gather_trajectory_groups([offbook.TrajectoryGroup([rollout])], retries=1)
     rollout.close()
 
 
 async def test_rollouts_that_were_never_begun_leave_no_warning_behind() -> None:
     with pytest.raises(RolloutError, match="1 of 5 rollouts failed"):
-        await us.gather_trajectory_groups(
-            [us.TrajectoryGroup([broken(), *(scored(1) for _ in range(4))])], concurrency=1
+        await offbook.gather_trajectory_groups(
+            [offbook.TrajectoryGroup([broken(), *(scored(1) for _ in range(4))])], concurrency=1
         )
     gc.collect()
 
 
 async def test_a_group_that_cannot_be_made_counts_as_a_failure_and_what_is_no_group_is_refused() -> None:
-    async def no_group() -> us.TrajectoryGroup:
+    async def no_group() -> offbook.TrajectoryGroup:
         raise ValueError("no scenario")
 
-    [kept] = await us.gather_trajectory_groups([no_group(), us.TrajectoryGroup([scored(1)])], max_exceptions=1)
+    [kept] = await offbook.gather_trajectory_groups(
+        [no_group(), offbook.TrajectoryGroup([scored(1)])], max_exceptions=1
+    )
     assert len(kept) == 1
     with pytest.raises(ConfigError, match=r"groups\[0\] is a Trajectory"):
-        await us.gather_trajectory_groups([us.Trajectory()])  # type: ignore[list-item]
+        await offbook.gather_trajectory_groups([offbook.Trajectory()])  # type: ignore[list-item]
 
 
 async def test_a_rollout_that_returns_no_trajectory_says_what_it_returned() -> None:
-    async def forgetful() -> us.Trajectory:
+    async def forgetful() -> offbook.Trajectory:
         return None  # type: ignore[return-value]
 
     with pytest.raises(RolloutError, match="returned None; it must return a Trajectory"):
-        await us.gather_trajectories([forgetful()])
+        await offbook.gather_trajectories([forgetful()])
 
 
 async def test_after_each_may_replace_split_or_drop_a_group_and_its_failure_drops_the_group_counted() -> None:
-    async def after(group: us.TrajectoryGroup) -> us.TrajectoryGroup | list[us.TrajectoryGroup] | None:
+    async def after(group: offbook.TrajectoryGroup) -> offbook.TrajectoryGroup | list[offbook.TrajectoryGroup] | None:
         kind = group.metadata["kind"]
         if kind == "bad":
             raise ValueError("the judge failed")
         return {"same": group, "none": None, "two": [group, group]}[kind]
 
-    def groups() -> list[us.TrajectoryGroup]:
-        return [us.TrajectoryGroup([scored(1)], metadata={"kind": kind}) for kind in ("same", "none", "two", "bad")]
+    def groups() -> list[offbook.TrajectoryGroup]:
+        return [
+            offbook.TrajectoryGroup([scored(1)], metadata={"kind": kind}) for kind in ("same", "none", "two", "bad")
+        ]
 
-    kept = await us.gather_trajectory_groups(groups(), after_each=after, max_exceptions=1)
+    kept = await offbook.gather_trajectory_groups(groups(), after_each=after, max_exceptions=1)
     assert [group.metadata["kind"] for group in kept] == ["same", "two", "two"]
     with pytest.raises(RolloutError, match="the judge failed"):
-        await us.gather_trajectory_groups(groups(), after_each=after)
+        await offbook.gather_trajectory_groups(groups(), after_each=after)
 
 
 async def test_groups_may_come_from_coroutines_and_trajectories_from_a_flat_list() -> None:
-    async def group() -> us.TrajectoryGroup:
-        return us.TrajectoryGroup([scored(1), us.Trajectory(reward=2), KeyError("gone")])
+    async def group() -> offbook.TrajectoryGroup:
+        return offbook.TrajectoryGroup([scored(1), offbook.Trajectory(reward=2), KeyError("gone")])
 
-    [found] = await us.gather_trajectory_groups([group()])
+    [found] = await offbook.gather_trajectory_groups([group()])
     assert sorted(t.reward or 0 for t in found) == [1, 2]
     assert [error.type for error in found.exceptions] == ["KeyError"]
-    assert [t.reward for t in await us.gather_trajectories([scored(3), broken(), scored(4)], max_exceptions=1)] == [
+    assert [
+        t.reward for t in await offbook.gather_trajectories([scored(3), broken(), scored(4)], max_exceptions=1)
+    ] == [
         3,
         4,
     ]
@@ -307,13 +317,13 @@ async def test_groups_may_come_from_coroutines_and_trajectories_from_a_flat_list
 async def test_batches_come_in_order_while_the_next_one_is_already_running() -> None:
     started: list[int] = []
 
-    async def noted(g: int) -> us.Trajectory:
+    async def noted(g: int) -> offbook.Trajectory:
         started.append(g)
-        return us.Trajectory(reward=g)
+        return offbook.Trajectory(reward=g)
 
-    groups = (us.TrajectoryGroup([noted(g)]) for g in range(7))
+    groups = (offbook.TrajectoryGroup([noted(g)]) for g in range(7))
     seen: list[list[float | None]] = []
-    async for batch in us.trajectory_group_batches(groups, batch_size=2, prefetch=1):
+    async for batch in offbook.trajectory_group_batches(groups, batch_size=2, prefetch=1):
         seen.append([group.trajectories[0].reward for group in batch])
         assert max(started) <= 2 * len(seen) + 1
     assert seen == [[0, 1], [2, 3], [4, 5], [6]]
@@ -322,15 +332,15 @@ async def test_batches_come_in_order_while_the_next_one_is_already_running() -> 
 async def test_leaving_the_batches_early_ends_what_was_prefetched() -> None:
     ended: list[bool] = []
 
-    async def waiting() -> us.Trajectory:
+    async def waiting() -> offbook.Trajectory:
         try:
             await asyncio.Event().wait()
         finally:
             ended.append(True)
         raise AssertionError
 
-    batches = us.trajectory_group_batches(
-        [us.TrajectoryGroup([scored(1)]), us.TrajectoryGroup([waiting()])], batch_size=1
+    batches = offbook.trajectory_group_batches(
+        [offbook.TrajectoryGroup([scored(1)]), offbook.TrajectoryGroup([waiting()])], batch_size=1
     )
     await anext(batches)
     await asyncio.sleep(0)
@@ -339,22 +349,26 @@ async def test_leaving_the_batches_early_ends_what_was_prefetched() -> None:
 
 
 def test_a_saved_group_comes_back_as_it_was() -> None:
-    group = us.TrajectoryGroup([us.Trajectory(reward=1), ValueError("x")], metadata={"a": 1}, metrics={"m": 2.0})
-    assert us.TrajectoryGroup.model_validate_json(group.model_dump_json()) == group
+    group = offbook.TrajectoryGroup(
+        [offbook.Trajectory(reward=1), ValueError("x")], metadata={"a": 1}, metrics={"m": 2.0}
+    )
+    assert offbook.TrajectoryGroup.model_validate_json(group.model_dump_json()) == group
 
 
 async def test_why_rollouts_failed_is_logged_by_kind_for_a_reader_of_the_bar(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def lost(name: str) -> us.Trajectory:
+    async def lost(name: str) -> offbook.Trajectory:
         raise KeyError(name)
 
-    def group() -> us.TrajectoryGroup:
-        return us.TrajectoryGroup([lost("city"), lost("town"), broken("no luck"), broken("no luck"), broken("no luck")])
+    def group() -> offbook.TrajectoryGroup:
+        return offbook.TrajectoryGroup(
+            [lost("city"), lost("town"), broken("no luck"), broken("no luck"), broken("no luck")]
+        )
 
-    await us.gather_trajectory_groups([group()], max_exceptions=9, pbar_desc=None)
+    await offbook.gather_trajectory_groups([group()], max_exceptions=9, pbar_desc=None)
     assert caplog.messages == []
-    await us.gather_trajectory_groups([group()], max_exceptions=9, pbar_desc="rollouts")
+    await offbook.gather_trajectory_groups([group()], max_exceptions=9, pbar_desc="rollouts")
     [line] = caplog.messages
     assert re.fullmatch(
         r"rollouts: 5 of 5 rollouts failed: 3 x ValueError: no luck at test_gather\.py:\d+; "
@@ -364,11 +378,11 @@ async def test_why_rollouts_failed_is_logged_by_kind_for_a_reader_of_the_bar(
 
 
 async def test_groups_that_after_each_drops_are_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def judge(group: us.TrajectoryGroup) -> us.TrajectoryGroup | None:
+    async def judge(group: offbook.TrajectoryGroup) -> offbook.TrajectoryGroup | None:
         return None if group.metadata["number"] else group
 
-    groups = [us.TrajectoryGroup([scored(1)], metadata={"number": number}) for number in range(3)]
-    assert len(await us.gather_trajectory_groups(groups, pbar_desc=None, after_each=judge)) == 1
+    groups = [offbook.TrajectoryGroup([scored(1)], metadata={"number": number}) for number in range(3)]
+    assert len(await offbook.gather_trajectory_groups(groups, pbar_desc=None, after_each=judge)) == 1
     assert caplog.messages == ["after_each dropped 2 of 3 groups: it returned nothing for them"]
 
 

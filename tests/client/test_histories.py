@@ -9,7 +9,7 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 from pydantic import ValidationError
 
-from understudy import History, Trajectory
+from offbook import History, Trajectory
 
 CALL = {"id": "a", "type": "function", "index": 0, "function": {"name": "look", "arguments": "{}"}}
 MESSAGES: list[Any] = [

@@ -15,17 +15,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-import understudy as us
-from understudy.client.commands import list_checkpoints
-from understudy.errors import BackendError, ConfigError
+import offbook
+from offbook.client.commands import list_checkpoints
+from offbook.errors import BackendError, ConfigError
 
 OWNER = """
 import asyncio, json, sys
-import understudy as us
-from understudy.errors import BackendError
+import offbook
+from offbook.errors import BackendError
 
 async def main() -> None:
-    model = us.TrainableModel("agent", base_model="tiny", backend=us.LocalBackend(sys.argv[1], threads=1))
+    model = offbook.TrainableModel("agent", base_model="tiny", backend=offbook.LocalBackend(sys.argv[1], threads=1))
     try:
         await model.register()
         print(json.dumps({"url": (await model.api()).url}), flush=True)
@@ -56,11 +56,11 @@ def gone_within(pids: list[int], seconds: float) -> bool:
     return False
 
 
-async def test_backends_on_one_directory_share_one_server(local_backend: us.LocalBackend) -> None:
-    again = us.LocalBackend(local_backend.dir)
+async def test_backends_on_one_directory_share_one_server(local_backend: offbook.LocalBackend) -> None:
+    again = offbook.LocalBackend(local_backend.dir)
     first, second = await asyncio.gather(local_backend.connect("tiny"), again.connect("tiny"))
     assert first is second
-    other_options = us.LocalBackend(local_backend.dir, max_batch=3)
+    other_options = offbook.LocalBackend(local_backend.dir, max_batch=3)
     with pytest.raises(BackendError, match=r"already runs with other options .*close\(\) it first"):
         await other_options.connect("tiny")
 
@@ -88,22 +88,22 @@ def test_another_process_is_told_who_has_the_directory_and_a_killed_owner_takes_
     assert gone_within([pid, *children], 60)
 
 
-async def test_the_command_line_finds_the_key_of_a_running_server(local_backend: us.LocalBackend) -> None:
-    model = us.TrainableModel("listed", base_model="tiny", backend=local_backend)
+async def test_the_command_line_finds_the_key_of_a_running_server(local_backend: offbook.LocalBackend) -> None:
+    model = offbook.TrainableModel("listed", base_model="tiny", backend=local_backend)
     await model.register()
     assert (local_backend.dir / "server.json").stat().st_mode & 0o777 == 0o600
     assert await asyncio.to_thread(list_checkpoints, "listed", None, local_backend.dir) == []
 
 
 async def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    model = us.TrainableModel("agent", base_model="no/such-model", backend=us.LocalBackend(tmp_path))
+    model = offbook.TrainableModel("agent", base_model="no/such-model", backend=offbook.LocalBackend(tmp_path))
     with pytest.raises(BackendError, match=r"(?s)could not be started \(exit code 2, log .*no/such-model") as caught:
         await model.register()
     assert str(tmp_path / "logs" / "server.log") in str(caught.value)
 
 
 async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
-    backend = us.LocalBackend(tmp_path, start_timeout=0.01)
+    backend = offbook.LocalBackend(tmp_path, start_timeout=0.01)
     with pytest.raises(BackendError, match=r"not ready within start_timeout=0.01 s"):
         await backend.connect("tiny")
     with pytest.raises(ConfigError, match="not running yet"):
@@ -112,8 +112,8 @@ async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> No
 
 @pytest.mark.slow("more real servers")
 async def test_a_killed_server_is_started_again_with_what_it_had(tmp_path: Path) -> None:
-    backend = us.LocalBackend(tmp_path, threads=1)
-    model = us.TrainableModel("agent", base_model="tiny", backend=backend)
+    backend = offbook.LocalBackend(tmp_path, threads=1)
+    model = offbook.TrainableModel("agent", base_model="tiny", backend=backend)
     try:
         await model.overwrite_state({"kept": True})
         facts = json.loads((tmp_path / "server.json").read_text())

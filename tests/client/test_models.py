@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-import understudy as us
-from understudy.client.sampling import at_temperature
-from understudy.errors import CaptureError, ConfigError, ServerError
+import offbook
+from offbook.client.sampling import at_temperature
+from offbook.errors import CaptureError, ConfigError, ServerError
 
 ASK: list[Any] = [{"role": "user", "content": "say hello"}]
 
@@ -23,41 +23,41 @@ def ask(number: float) -> list[Any]:
     return [{"role": "user", "content": f"say hello {number}"}]
 
 
-def model_of(backend: us.LocalBackend, name: str) -> us.TrainableModel:
-    return us.TrainableModel(name=name, project="tests", base_model="tiny", backend=backend)
+def model_of(backend: offbook.LocalBackend, name: str) -> offbook.TrainableModel:
+    return offbook.TrainableModel(name=name, project="tests", base_model="tiny", backend=backend)
 
 
-async def rollout(model: us.Model, reward: float) -> us.Trajectory:
+async def rollout(model: offbook.Model, reward: float) -> offbook.Trajectory:
     client = model.openai_client()
-    traj = us.Trajectory(messages_and_choices=ask(reward), reward=0.0)
+    traj = offbook.Trajectory(messages_and_choices=ask(reward), reward=0.0)
     completion = await client.chat.completions.create(model=model.name, messages=traj.messages(), max_tokens=6)
     traj.messages_and_choices.append(completion.choices[0])
     traj.reward = reward
     return traj
 
 
-async def gathered(model: us.Model, size: int = 2) -> list[us.TrajectoryGroup]:
-    return await us.gather_trajectory_groups([us.TrajectoryGroup(rollout(model, i % 2) for i in range(size))])
+async def gathered(model: offbook.Model, size: int = 2) -> list[offbook.TrajectoryGroup]:
+    return await offbook.gather_trajectory_groups([offbook.TrajectoryGroup(rollout(model, i % 2) for i in range(size))])
 
 
-async def test_the_snippet_of_the_design_runs_as_written(local_backend: us.LocalBackend) -> None:
-    model = us.TrainableModel(name="agent-001", project="my-agent", base_model="tiny")
+async def test_the_snippet_of_the_design_runs_as_written(local_backend: offbook.LocalBackend) -> None:
+    model = offbook.TrainableModel(name="agent-001", project="my-agent", base_model="tiny")
     await model.register(local_backend)
-    scenarios = [us.Scenario(prompt="tell me a story"), us.Scenario(prompt="what is the weather in Oslo?")]
+    scenarios = [offbook.Scenario(prompt="tell me a story"), offbook.Scenario(prompt="what is the weather in Oslo?")]
     rewards = iter([0.0, 1.0] * 4)
 
-    async def rollout(model: us.TrainableModel, scenario: us.Scenario) -> us.Trajectory:
+    async def rollout(model: offbook.TrainableModel, scenario: offbook.Scenario) -> offbook.Trajectory:
         client = model.openai_client()
-        traj = us.Trajectory(messages_and_choices=[{"role": "user", "content": scenario.prompt}], reward=0.0)
+        traj = offbook.Trajectory(messages_and_choices=[{"role": "user", "content": scenario.prompt}], reward=0.0)
         completion = await client.chat.completions.create(model=model.name, messages=traj.messages())
         traj.messages_and_choices.append(completion.choices[0])
         traj.reward = next(rewards)
         return traj
 
-    groups = await us.gather_trajectory_groups(
-        us.TrajectoryGroup(rollout(model, s) for _ in range(4)) for s in scenarios
+    groups = await offbook.gather_trajectory_groups(
+        offbook.TrajectoryGroup(rollout(model, s) for _ in range(4)) for s in scenarios
     )
-    result = await model.train(groups, config=us.TrainConfig(learning_rate=1e-5))
+    result = await model.train(groups, config=offbook.TrainConfig(learning_rate=1e-5))
     step = await model.get_step()
     assert (result.step, result.applied, step) == (1, True, 1)
     assert result.metrics["trajectories/trained"] == 8 and result.metrics["calls/rendered_share"] == 0
@@ -65,19 +65,19 @@ async def test_the_snippet_of_the_design_runs_as_written(local_backend: us.Local
 
 
 async def test_registering_twice_finds_the_same_model_and_another_base_is_an_error(
-    local_backend: us.LocalBackend,
+    local_backend: offbook.LocalBackend,
 ) -> None:
     for _ in range(2):
         await model_of(local_backend, "twice").register()
     api = await local_backend.connect("tiny")
     assert [state.name for state in await api.models()].count("twice") == 1
-    other = us.TrainableModel("twice", project="tests", base_model="some/other-model", backend=local_backend)
+    other = offbook.TrainableModel("twice", project="tests", base_model="some/other-model", backend=local_backend)
     with pytest.raises(ServerError, match="other-model") as caught:
         await other.register()
     assert caught.value.status in (400, 409)
 
 
-def test_a_model_made_at_module_level_is_used_from_one_loop_after_another(local_backend: us.LocalBackend) -> None:
+def test_a_model_made_at_module_level_is_used_from_one_loop_after_another(local_backend: offbook.LocalBackend) -> None:
     model = model_of(local_backend, "loops")
     client = model.openai_client()
     asyncio.run(model.register())
@@ -92,9 +92,9 @@ def test_a_model_made_at_module_level_is_used_from_one_loop_after_another(local_
     assert (result.step, asyncio.run(model.get_step())) == (1, 1)
 
 
-async def test_two_loops_at_once_share_a_model(local_backend: us.LocalBackend) -> None:
+async def test_two_loops_at_once_share_a_model(local_backend: offbook.LocalBackend) -> None:
     model = model_of(local_backend, "loops-at-once")
-    answers: list[us.Trajectory] = []
+    answers: list[offbook.Trajectory] = []
     thread = threading.Thread(target=lambda: answers.append(asyncio.run(rollout(model, 1))))
     thread.start()
     answers.append(await rollout(model, 0))
@@ -102,70 +102,76 @@ async def test_two_loops_at_once_share_a_model(local_backend: us.LocalBackend) -
     assert len({trajectory.call_refs()[0].call_id for trajectory in answers}) == 2
 
 
-async def test_the_first_call_registers_and_the_name_means_the_newest_step(local_backend: us.LocalBackend) -> None:
+async def test_the_first_call_registers_and_the_name_means_the_newest_step(local_backend: offbook.LocalBackend) -> None:
     model = model_of(local_backend, "first-use")
     groups = await gathered(model)
     assert await model.get_step() == 0
-    again = us.TrainConfig(learning_rate=1e-3)
+    again = offbook.TrainConfig(learning_rate=1e-3)
     result = await local_backend.train(model, groups, learning_rate=1e-3, request_id="only-once")
     assert await local_backend.train(model, groups, again, request_id="only-once") == result
     assert await model.get_step() == 1
     client = model.openai_client()
     for name, step in ((model.name, 1), (model.inference_name(1), 1), (model.get_inference_name(0), 0)):
         answer = await client.chat.completions.create(model=name, messages=ASK, max_tokens=2)
-        assert (answer.choices[0].model_extra or {})["understudy"]["step"] == step
+        assert (answer.choices[0].model_extra or {})["offbook"]["step"] == step
 
 
-async def test_a_loaded_rollout_can_be_trained_again(local_backend: us.LocalBackend) -> None:
+async def test_a_loaded_rollout_can_be_trained_again(local_backend: offbook.LocalBackend) -> None:
     model = model_of(local_backend, "saved")
     text = [group.model_dump_json() for group in await gathered(model)]
-    result = await model.train([us.TrajectoryGroup.model_validate_json(saved) for saved in text])
+    result = await model.train([offbook.TrajectoryGroup.model_validate_json(saved) for saved in text])
     assert result.metrics["calls/rendered_share"] == 0 and result.metrics["trajectories/trained"] == 2
 
 
 async def test_a_choice_whose_call_the_server_does_not_know_is_an_error_that_names_it(
-    local_backend: us.LocalBackend,
+    local_backend: offbook.LocalBackend,
 ) -> None:
     model = model_of(local_backend, "unknown-call")
     [group] = await gathered(model)
     choice = group.trajectories[0].messages_and_choices[-1]
-    choice.understudy["call_id"] = "call-of-nobody"  # type: ignore[union-attr]
+    choice.offbook["call_id"] = "call-of-nobody"  # type: ignore[union-attr]
     with pytest.raises(ServerError, match="call-of-nobody") as caught:
         await model.train([group])
     assert caught.value.status in (400, 404)
 
 
-async def test_a_users_own_client_on_the_models_url_is_recorded_and_trained(local_backend: us.LocalBackend) -> None:
+async def test_a_users_own_client_on_the_models_url_is_recorded_and_trained(
+    local_backend: offbook.LocalBackend,
+) -> None:
     model = model_of(local_backend, "own-client")
     with pytest.raises(ConfigError, match="not registered yet"):
         model.inference_base_url  # noqa: B018
     await model.register()
     async with AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key) as client:
-        group = us.TrajectoryGroup()
+        group = offbook.TrajectoryGroup()
         for reward in (0.0, 1.0):
             messages = ask(reward)
             answer = await client.chat.completions.create(model=model.name, messages=messages, max_tokens=4)
-            group.trajectories.append(us.Trajectory(messages_and_choices=[*messages, answer.choices[0]], reward=reward))
+            group.trajectories.append(
+                offbook.Trajectory(messages_and_choices=[*messages, answer.choices[0]], reward=reward)
+            )
     result = await model.train([group])
     assert result.metrics["calls/rendered_share"] == 0 and result.metrics["calls/trained"] >= 1
 
 
-async def test_litellm_parameters_name_the_endpoint_and_ask_for_a_record(local_backend: us.LocalBackend) -> None:
+async def test_litellm_parameters_name_the_endpoint_and_ask_for_a_record(local_backend: offbook.LocalBackend) -> None:
     model = model_of(local_backend, "litellm")
     await model.register()
     params = model.litellm_completion_params(3)
     assert params["model"] == "hosted_vllm/litellm@3"
     assert params["base_url"].endswith("/v1") and params["num_retries"] == 0
-    assert params["extra_headers"] == {"x-understudy-record": "1"} and "temperature" not in params
+    assert params["extra_headers"] == {"x-offbook-record": "1"} and "temperature" not in params
     with at_temperature(0.0):
         assert model.litellm_completion_params()["temperature"] == 0.0
 
 
-async def test_calls_made_inside_a_captured_coroutine_become_its_trajectory(local_backend: us.LocalBackend) -> None:
+async def test_calls_made_inside_a_captured_coroutine_become_its_trajectory(
+    local_backend: offbook.LocalBackend,
+) -> None:
     model = model_of(local_backend, "captured")
 
     async def agent(reward: float) -> None:
-        us.auto_trajectory(required=True).reward = reward
+        offbook.auto_trajectory(required=True).reward = reward
         client = model.openai_client()
         first = await client.chat.completions.create(model=model.name, messages=ASK, max_tokens=4)
         answer = first.choices[0].message.model_dump(exclude_none=True)
@@ -174,9 +180,9 @@ async def test_calls_made_inside_a_captured_coroutine_become_its_trajectory(loca
         side: list[Any] = [{"role": "user", "content": "a title, please"}]
         await client.chat.completions.create(model=model.name, messages=side, max_tokens=4)
 
-    assert us.auto_trajectory() is None and us.current_trajectory() is None
-    group = await us.gather_trajectory_groups(
-        [us.TrajectoryGroup(us.capture_auto_trajectory(agent(reward)) for reward in (0.0, 1.0))]
+    assert offbook.auto_trajectory() is None and offbook.current_trajectory() is None
+    group = await offbook.gather_trajectory_groups(
+        [offbook.TrajectoryGroup(offbook.capture_auto_trajectory(agent(reward)) for reward in (0.0, 1.0))]
     )
     for trajectory in group[0]:
         assert [message["role"] for message in trajectory.messages()] == ["user", "assistant", "user", "assistant"]
@@ -185,42 +191,44 @@ async def test_calls_made_inside_a_captured_coroutine_become_its_trajectory(loca
     assert result.metrics["calls/total"] == 6
 
 
-async def test_calls_that_the_server_refuses_leave_a_captured_rollout_whole(local_backend: us.LocalBackend) -> None:
+async def test_calls_that_the_server_refuses_leave_a_captured_rollout_whole(
+    local_backend: offbook.LocalBackend,
+) -> None:
     model = model_of(local_backend, "refused")
 
     async def agent(names: list[str], most: list[int]) -> None:
-        us.auto_trajectory(required=True).reward = 1.0
+        offbook.auto_trajectory(required=True).reward = 1.0
         for name, tokens in zip(names, most, strict=True):
             with suppress(BadRequestError, NotFoundError):
                 await model.openai_client().chat.completions.create(model=name, messages=ASK, max_tokens=tokens)
 
     await model.register()
-    one = await us.capture_auto_trajectory(agent([model.name, model.name], [100_000, 4]))
+    one = await offbook.capture_auto_trajectory(agent([model.name, model.name], [100_000, 4]))
     assert [message["role"] for message in one.messages()] == ["user", "assistant"]
-    none = await us.capture_auto_trajectory(agent(["nobody"], [4]))
+    none = await offbook.capture_auto_trajectory(agent(["nobody"], [4]))
     assert none.messages() == []
 
 
 async def test_outside_a_capture_a_required_trajectory_is_an_error() -> None:
     with pytest.raises(CaptureError, match="capture_auto_trajectory"):
-        us.auto_trajectory(required=True)
+        offbook.auto_trajectory(required=True)
 
 
-async def test_a_forced_temperature_holds_for_every_call(local_backend: us.LocalBackend) -> None:
+async def test_a_forced_temperature_holds_for_every_call(local_backend: offbook.LocalBackend) -> None:
     model = model_of(local_backend, "greedy")
     with at_temperature(0.0):
-        trajectory = await us.capture_auto_trajectory(rollout(model, 1))
+        trajectory = await offbook.capture_auto_trajectory(rollout(model, 1))
     api = await local_backend.connect()
     [call] = (await api.trajectory(trajectory.id)).calls
     assert call.sampling.temperature == 0.0
 
 
-async def test_logged_metrics_decide_which_checkpoints_stay(local_backend: us.LocalBackend) -> None:
+async def test_logged_metrics_decide_which_checkpoints_stay(local_backend: offbook.LocalBackend) -> None:
     model = model_of(local_backend, "kept")
     for reward in (0.2, 0.9, 0.1, 0.3):
         result = await model.train(await gathered(model))
-        scored = us.Trajectory(messages_and_choices=ASK, reward=reward, metrics={"won": reward > 0.5})
-        crashed = us.TrajectoryGroup([ValueError("the tool is away")])
+        scored = offbook.Trajectory(messages_and_choices=ASK, reward=reward, metrics={"won": reward > 0.5})
+        crashed = offbook.TrajectoryGroup([ValueError("the tool is away")])
         await model.log([scored, crashed], split="val", metrics={"speed": 3}, step=result.step)  # type: ignore[arg-type]  # both kinds
     api = await local_backend.connect()
     assert (await api.logs("kept"))[1].metrics == {
@@ -240,7 +248,7 @@ async def test_logged_metrics_decide_which_checkpoints_stay(local_backend: us.Lo
 
 
 async def test_the_best_step_by_its_own_rollouts_stays_when_the_step_after_it_is_gone(
-    local_backend: us.LocalBackend,
+    local_backend: offbook.LocalBackend,
 ) -> None:
     model = model_of(local_backend, "own-rollouts")
     kept: list[list[int]] = []
@@ -254,7 +262,7 @@ async def test_the_best_step_by_its_own_rollouts_stays_when_the_step_after_it_is
     assert kept == [[1], [1, 2], [2, 3], [2, 4], [2, 5], [2, 6]]
 
 
-async def test_a_json_of_the_users_own_is_kept_with_the_model(local_backend: us.LocalBackend) -> None:
+async def test_a_json_of_the_users_own_is_kept_with_the_model(local_backend: offbook.LocalBackend) -> None:
     model = model_of(local_backend, "stateful")
     assert await model.read_state() == {}
     await model.overwrite_state({"epoch": 1, "seen": ["a"]})
@@ -262,7 +270,7 @@ async def test_a_json_of_the_users_own_is_kept_with_the_model(local_backend: us.
     assert await model_of(local_backend, "stateful").read_state() == {"epoch": 2, "seen": ["a"]}
 
 
-async def test_a_model_is_forked_and_exported(local_backend: us.LocalBackend, tmp_path: Path) -> None:
+async def test_a_model_is_forked_and_exported(local_backend: offbook.LocalBackend, tmp_path: Path) -> None:
     model = model_of(local_backend, "parent")
     await model.train(await gathered(model))
     child = await model.fork("child", from_step=1)
@@ -275,15 +283,17 @@ async def test_a_model_is_forked_and_exported(local_backend: us.LocalBackend, tm
 
 def test_a_name_that_cannot_be_a_folder_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="name: 'a b/c' must be letters"):
-        us.TrainableModel(name="a b/c", base_model="tiny")
+        offbook.TrainableModel(name="a b/c", base_model="tiny")
 
 
-async def test_a_client_with_only_a_url_submits_what_its_completions_remember(local_backend: us.LocalBackend) -> None:
+async def test_a_client_with_only_a_url_submits_what_its_completions_remember(
+    local_backend: offbook.LocalBackend,
+) -> None:
     await model_of(local_backend, "by-url").register()
     await model_of(local_backend, "by-url-too").register()
     api = await local_backend.connect()
-    async with us.AsyncClient(api.url + "/v1", api.key) as client:
-        group = us.TrajectoryGroup()
+    async with offbook.AsyncClient(api.url + "/v1", api.key) as client:
+        group = offbook.TrajectoryGroup()
         for reward, asking in ((0.0, client), (1.0, client.with_options(timeout=300))):
             messages = ask(reward)
             completion = await asking.chat.completions.create(model="by-url", messages=messages, max_tokens=4)
@@ -298,14 +308,14 @@ async def test_a_client_with_only_a_url_submits_what_its_completions_remember(lo
                 await client.submit_trajectories([group], model=several)
 
 
-@pytest.mark.parametrize("field", ["understudy", "art"])
+@pytest.mark.parametrize("field", ["offbook", "art"])
 async def test_a_trajectory_that_the_caller_names_keeps_its_id_and_all_its_turns(
-    local_backend: us.LocalBackend, field: str
+    local_backend: offbook.LocalBackend, field: str
 ) -> None:
     await model_of(local_backend, "named").register()
     api = await local_backend.connect()
-    group = us.TrajectoryGroup()
-    async with us.AsyncClient(api.url, api.key) as client:
+    group = offbook.TrajectoryGroup()
+    async with offbook.AsyncClient(api.url, api.key) as client:
         for reward in (0.0, 1.0):
             name, messages = f"{field}-{reward}", ask(reward)
             for _ in range(2):
@@ -325,14 +335,14 @@ async def test_a_trajectory_that_the_caller_names_keeps_its_id_and_all_its_turns
 async def test_a_server_that_cannot_be_reached_says_so_through_the_openai_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("understudy.client.http.FIRST_SECONDS", 0.1)
-    model = us.TrainableModel("lost", base_model="tiny", backend=us.RemoteBackend("http://127.0.0.1:9"))
+    monkeypatch.setattr("offbook.client.http.FIRST_SECONDS", 0.1)
+    model = offbook.TrainableModel("lost", base_model="tiny", backend=offbook.RemoteBackend("http://127.0.0.1:9"))
     with pytest.raises(Exception, match=r"no answer from the server at http://127.0.0.1:9"):
         await model.openai_client().chat.completions.create(model="lost", messages=ASK)
 
 
 def test_a_comparison_model_is_any_endpoint() -> None:
-    model = us.Model(
+    model = offbook.Model(
         "gpt", config={"mine": 1}, inference_api_key="k", inference_base_url="http://x/v1", inference_model_name="m-4"
     )
     client = model.openai_client()

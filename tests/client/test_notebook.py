@@ -11,20 +11,20 @@ import pytest
 
 CELLS = [
     """
-import understudy as us
-backend = us.LocalBackend(DIR, threads=1)
-model = us.TrainableModel("notebook", base_model="tiny")
+import offbook
+backend = offbook.LocalBackend(DIR, threads=1)
+model = offbook.TrainableModel("notebook", base_model="tiny")
 await model.register(backend)
 """,
     """
 async def rollout(reward):
     client = model.openai_client()
-    trajectory = us.Trajectory(messages_and_choices=[{"role": "user", "content": f"say hello to {reward}"}], reward=reward)
+    trajectory = offbook.Trajectory(messages_and_choices=[{"role": "user", "content": f"say hello to {reward}"}], reward=reward)
     answer = await client.chat.completions.create(model=model.name, messages=trajectory.messages(), max_tokens=4)
     trajectory.messages_and_choices.append(answer.choices[0])
     return trajectory
 
-groups = await us.gather_trajectory_groups([us.TrajectoryGroup(rollout(i % 2) for i in range(2))])
+groups = await offbook.gather_trajectory_groups([offbook.TrajectoryGroup(rollout(i % 2) for i in range(2))])
 result = await model.train(groups)
 print("step", result.step)
 """,

@@ -9,26 +9,26 @@ from typing import Any
 
 import pytest
 
-import understudy as us
-from understudy.client.backend import train_config
-from understudy.errors import ConfigError
+import offbook
+from offbook.client.backend import train_config
+from offbook.errors import ConfigError
 
-art: Any = us  # names of another library have no static type
+art: Any = offbook  # names of another library have no static type
 
 
 def test_the_options_of_a_local_backend_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    backend = us.LocalBackend(path=str(tmp_path / ".art"), in_process=True, threads=1)
+    backend = offbook.LocalBackend(path=str(tmp_path / ".art"), in_process=True, threads=1)
     assert (backend.dir, backend.engine.threads) == (tmp_path / ".art", 1)
     [line] = caplog.messages
     assert "is dir= here; in_process=True has no effect" in line
     with pytest.raises(ConfigError, match="give the directory once, as dir= or as path="):
-        us.LocalBackend(tmp_path, path=tmp_path)
+        offbook.LocalBackend(tmp_path, path=tmp_path)
 
 
 async def test_a_local_backend_ends_with_its_block_and_its_close_may_be_awaited(tmp_path: Path) -> None:
-    with us.LocalBackend(tmp_path) as backend:
+    with offbook.LocalBackend(tmp_path) as backend:
         assert backend.dir == tmp_path
-    async with us.LocalBackend(tmp_path) as backend:
+    async with offbook.LocalBackend(tmp_path) as backend:
         await backend.close()
 
 
@@ -42,23 +42,25 @@ def test_an_internal_config_becomes_the_engines_and_the_adapters_options(
         peft_args=art.dev.PeftArgs(r=4, lora_alpha=32, target_modules=["q_proj"]),
         inference_gpu_ids=[1],
     )
-    backend = us.LocalBackend(tmp_path, max_batch=2)
+    backend = offbook.LocalBackend(tmp_path, max_batch=2)
     if late:
-        model: Any = us.TrainableModel("agent", base_model="tiny", backend=backend)
+        model: Any = offbook.TrainableModel("agent", base_model="tiny", backend=backend)
         model._internal_config = config
     else:
-        model = us.TrainableModel("agent", base_model="tiny", backend=backend, _internal_config=config)
-    assert model.lora == us.LoraOptions(r=4, alpha=32, target_modules=("q_proj",))
+        model = offbook.TrainableModel("agent", base_model="tiny", backend=backend, _internal_config=config)
+    assert model.lora == offbook.LoraOptions(r=4, alpha=32, target_modules=("q_proj",))
     engine = {"max_model_len": 4096, "inference_gpus": (1,), "engine_args": {"enforce_eager": True}}
-    assert backend.engine == us.EngineOptions(max_batch=2, **engine)  # the backend's own option goes first
+    assert backend.engine == offbook.EngineOptions(max_batch=2, **engine)  # the backend's own option goes first
     [line] = caplog.messages
     assert "LocalBackend(max_model_len=4096, " in line and "max_batch=8" in line and "lora=LoraOptions(r=4" in line
     assert "no effect here: init_args.gpu_memory_utilization" in line
 
 
 def test_a_server_elsewhere_keeps_its_engines_options(caplog: pytest.LogCaptureFixture) -> None:
-    backend = us.RemoteBackend("http://box")
-    us.TrainableModel("a", base_model="tiny", backend=backend, _internal_config={"init_args": {"max_seq_length": 64}})
+    backend = offbook.RemoteBackend("http://box")
+    offbook.TrainableModel(
+        "a", base_model="tiny", backend=backend, _internal_config={"init_args": {"max_seq_length": 64}}
+    )
     assert "engine options max_model_len are ignored, the server has its own" in caplog.text
 
 
@@ -75,7 +77,7 @@ def test_a_server_elsewhere_keeps_its_engines_options(caplog: pytest.LogCaptureF
 )
 def test_what_would_change_a_result_is_refused(config: object, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
-        us.TrainableModel("a", base_model="tiny", backend=us.LocalBackend(tmp_path), _internal_config=config)
+        offbook.TrainableModel("a", base_model="tiny", backend=offbook.LocalBackend(tmp_path), _internal_config=config)
 
 
 STEP: Any = {"learning_rate": 1e-4}
@@ -84,8 +86,8 @@ STEP: Any = {"learning_rate": 1e-4}
 @pytest.mark.parametrize(
     ("config", "options", "expected", "says"),
     [
-        (us.TrainConfig(**STEP), {"_config": {"logprob_calculation_chunk_size": 8}}, STEP, "without effect here: logprob_"),
-        (us.TrainConfig(**STEP), {"_config": {"scale_rewards": False}}, {**STEP, "scale_rewards": False}, ""),
+        (offbook.TrainConfig(**STEP), {"_config": {"logprob_calculation_chunk_size": 8}}, STEP, "without effect here: logprob_"),
+        (offbook.TrainConfig(**STEP), {"_config": {"scale_rewards": False}}, {**STEP, "scale_rewards": False}, ""),
         (STEP, {"_config": {"ppo": True, "epsilon": 0.1}}, {**STEP, "loss": "grpo", "epsilon": 0.1}, "ppo=True as loss='grpo'"),
         (None, {"loss_fn": "cispo", "normalize_advantages": False}, {"loss": "cispo", "scale_rewards": False}, "'cispo'"),
         (None, {"truncated_importance_sampling": 3.0}, {"importance_cap": 3.0}, "as importance_cap=3.0"),
@@ -97,13 +99,15 @@ STEP: Any = {"learning_rate": 1e-4}
 def test_the_options_of_a_step_are_converted(
     config: Any, options: Mapping[str, object], expected: Any, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert train_config(config, options) == us.TrainConfig(**expected)
+    assert train_config(config, options) == offbook.TrainConfig(**expected)
     assert says in caplog.text and bool(caplog.records) is bool(says)
 
 
 def test_kl_penalty_coef_of_a_train_config_is_the_loss_term(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    assert art.TrainConfig(learning_rate=1e-4, kl_penalty_coef=0.05) == us.TrainConfig(learning_rate=1e-4, kl_coef=0.05)
+    assert art.TrainConfig(learning_rate=1e-4, kl_penalty_coef=0.05) == offbook.TrainConfig(
+        learning_rate=1e-4, kl_coef=0.05
+    )
     assert "kl_penalty_coef is taken as kl_coef=0.05" in caplog.text
 
 

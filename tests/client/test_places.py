@@ -5,27 +5,27 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import understudy as us
+import offbook
+from offbook.types import RolloutPlace
 from tests.client.test_train_requests import model_at, rollout
 from tests.fakes.scripted_api import Reply, scripted_api
-from understudy.types import RolloutPlace
 
 NUMBERS = itertools.count()
 
 
-async def finished() -> us.Trajectory:
+async def finished() -> offbook.Trajectory:
     return rollout(f"call-{next(NUMBERS)}", 1)
 
 
-async def broken() -> us.Trajectory:
+async def broken() -> offbook.Trajectory:
     raise ValueError("no luck")
 
 
 async def test_gathered_rollouts_know_their_group_and_their_index_in_it_failed_ones_counted() -> None:
-    first, second = await us.gather_trajectory_groups(
+    first, second = await offbook.gather_trajectory_groups(
         [
-            us.TrajectoryGroup([finished(), broken(), finished()], place=RolloutPlace(scenario="blue", run="r")),
-            us.TrajectoryGroup([rollout("call-x", 0), finished()], place=RolloutPlace(group="of my own")),
+            offbook.TrajectoryGroup([finished(), broken(), finished()], place=RolloutPlace(scenario="blue", run="r")),
+            offbook.TrajectoryGroup([rollout("call-x", 0), finished()], place=RolloutPlace(group="of my own")),
         ],
         max_exceptions=1,
     )
@@ -40,16 +40,18 @@ async def test_gathered_rollouts_know_their_group_and_their_index_in_it_failed_o
 async def test_what_a_rollout_says_of_its_place_stands() -> None:
     own = RolloutPlace(split="train", scenario="mine")
 
-    async def placed() -> us.Trajectory:
-        return us.Trajectory(reward=1, place=own)
+    async def placed() -> offbook.Trajectory:
+        return offbook.Trajectory(reward=1, place=own)
 
-    [group] = await us.gather_trajectory_groups([us.TrajectoryGroup([placed()], place=RolloutPlace(scenario="s"))])
+    [group] = await offbook.gather_trajectory_groups(
+        [offbook.TrajectoryGroup([placed()], place=RolloutPlace(scenario="s"))]
+    )
     [trajectory] = group
     assert (trajectory.place.scenario, trajectory.place.split, trajectory.place.index) == ("mine", "train", 0)
 
 
 async def test_rollouts_gathered_side_by_side_are_no_group() -> None:
-    assert [each.place for each in await us.gather_trajectories([finished(), finished()])] == [RolloutPlace()] * 2
+    assert [each.place for each in await offbook.gather_trajectories([finished(), finished()])] == [RolloutPlace()] * 2
 
 
 def sent(bodies: list[Any]) -> list[tuple[str, RolloutPlace]]:
@@ -58,13 +60,13 @@ def sent(bodies: list[Any]) -> list[tuple[str, RolloutPlace]]:
 
 
 async def test_a_train_request_sends_what_it_knows_and_failed_rollouts_have_one_id_for_every_model() -> None:
-    gathered = await us.gather_trajectory_groups(
-        [us.TrajectoryGroup([finished(), broken(), finished(), broken()])], max_exceptions=2
+    gathered = await offbook.gather_trajectory_groups(
+        [offbook.TrajectoryGroup([finished(), broken(), finished(), broken()])], max_exceptions=2
     )
-    by_hand = us.TrajectoryGroup([rollout("call-1", 1), ValueError("x"), rollout("call-2", 0)])
+    by_hand = offbook.TrajectoryGroup([rollout("call-1", 1), ValueError("x"), rollout("call-2", 0)])
     with scripted_api() as api:
         for name in ("one", "two"):
-            model = us.TrainableModel(name, base_model="tiny", backend=us.RemoteBackend(api.url))
+            model = offbook.TrainableModel(name, base_model="tiny", backend=offbook.RemoteBackend(api.url))
             await model.train([*gathered, by_hand], request_id=f"train-{name}")
         one, two = (sent([body]) for body in api.bodies("/api/trajectories"))
     group = gathered[0].place.group
@@ -77,7 +79,7 @@ async def test_a_train_request_sends_what_it_knows_and_failed_rollouts_have_one_
 
 async def test_logged_rollouts_have_split_and_step_and_those_that_left_only_an_exception_are_logged_too() -> None:
     loose = rollout("call-1", 1)
-    group = us.TrajectoryGroup([rollout("call-2", 0), ValueError("x")])
+    group = offbook.TrajectoryGroup([rollout("call-2", 0), ValueError("x")])
     with scripted_api(lambda request: Reply() if request.path.endswith("/log") else None) as api:
         await model_at(api.url).log([loose, group], split="test", step=4)
         first, second, failed = sent(api.bodies("/api/trajectories"))

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import understudy as us
+import offbook
+from offbook.client.http import Api
+from offbook.errors import ServerError
 from tests.fakes.scripted_api import Asked, Reply, ScriptedApi, scripted_api
-from understudy.client.http import Api
-from understudy.errors import ServerError
 
 USERS = 8
 
 
-class GatedBackend(us.RemoteBackend):
+class GatedBackend(offbook.RemoteBackend):
     """Connects when its gate is open, and counts how often it was asked to."""
 
     def __init__(self, url: str) -> None:
@@ -30,8 +30,8 @@ class GatedBackend(us.RemoteBackend):
         return await super().connect(base_model)
 
 
-def model_on(backend: us.RemoteBackend) -> us.TrainableModel:
-    return us.TrainableModel("agent", base_model="tiny", backend=backend)
+def model_on(backend: offbook.RemoteBackend) -> offbook.TrainableModel:
+    return offbook.TrainableModel("agent", base_model="tiny", backend=backend)
 
 
 def registrations(api: ScriptedApi) -> int:
@@ -59,7 +59,7 @@ def test_users_in_event_loops_of_their_own_threads_share_one_registration() -> N
         return None
 
     with scripted_api(script) as api:
-        model = model_on(us.RemoteBackend(api.url))
+        model = model_on(offbook.RemoteBackend(api.url))
 
         def use() -> None:
             entered.wait(30)
@@ -111,7 +111,7 @@ async def test_a_backend_named_while_another_one_is_connected_is_the_one_that_is
         model = model_on(slow)
         waiting = asyncio.create_task(model.api())
         await asyncio.sleep(0)
-        await model.register(us.RemoteBackend(other.url))
+        await model.register(offbook.RemoteBackend(other.url))
         slow.gate.set()
         assert (await waiting).url == api.url
         assert (await model.api()).url == other.url
@@ -123,5 +123,5 @@ def test_a_path_is_absolute_for_the_server_on_this_machine_and_untouched_for_ano
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert us.LocalBackend(tmp_path / "server").path_on_server("out") == str(tmp_path / "out")
-    assert us.RemoteBackend("http://gpu-box:8000").path_on_server("out") == "out"
+    assert offbook.LocalBackend(tmp_path / "server").path_on_server("out") == str(tmp_path / "out")
+    assert offbook.RemoteBackend("http://gpu-box:8000").path_on_server("out") == "out"

@@ -10,36 +10,36 @@ from typing import Any
 import pytest
 from openai.types.chat.chat_completion import Choice
 
-import understudy as us
+import offbook
+from offbook.errors import ConfigError, ServerError, TrainError, UnreachableError
+from offbook.wire import TrainEvent
 from tests.fakes.scripted_api import Asked, Reply, result, scripted_api
-from understudy.errors import ConfigError, ServerError, TrainError, UnreachableError
-from understudy.wire import TrainEvent
 
 NOBODY = "http://127.0.0.1:9"
 
 
 def choice(text: str, call_id: str | None = None, index: int = 0) -> Choice:
-    mark = {"understudy": {"call_id": call_id, "index": index}} if call_id else {}
+    mark = {"offbook": {"call_id": call_id, "index": index}} if call_id else {}
     message = {"role": "assistant", "content": text}
     return Choice.model_validate({"index": index, "finish_reason": "stop", "message": message, **mark})
 
 
-def rollout(call_id: str = "call-1", reward: float | None = 1.0) -> us.Trajectory:
+def rollout(call_id: str = "call-1", reward: float | None = 1.0) -> offbook.Trajectory:
     asked = {"role": "user", "content": "hi"}
-    return us.Trajectory(messages_and_choices=[asked, choice("yes", call_id)], reward=reward)
+    return offbook.Trajectory(messages_and_choices=[asked, choice("yes", call_id)], reward=reward)
 
 
-def model_at(url: str, **options: Any) -> us.TrainableModel:
-    return us.TrainableModel("agent", base_model="tiny", backend=us.RemoteBackend(url, **options))
+def model_at(url: str, **options: Any) -> offbook.TrainableModel:
+    return offbook.TrainableModel("agent", base_model="tiny", backend=offbook.RemoteBackend(url, **options))
 
 
 async def test_a_request_carries_calls_rewards_metadata_and_options() -> None:
     first, second = rollout("call-1", 1), rollout("call-2", 0)
-    second.additional_histories = [us.History(messages_and_choices=[choice("sub", "call-3", index=2)])]
+    second.additional_histories = [offbook.History(messages_and_choices=[choice("sub", "call-3", index=2)])]
     second.metrics["tries"], second.metadata["board"], second.logs = 3, "a", ["looked"]
-    group = us.TrajectoryGroup([first, second, ValueError("x")], metadata={"scenario": 7})
+    group = offbook.TrajectoryGroup([first, second, ValueError("x")], metadata={"scenario": 7})
     with scripted_api() as api:
-        done = await model_at(api.url, api_key="secret").train([group], us.TrainConfig(learning_rate=3e-5))
+        done = await model_at(api.url, api_key="secret").train([group], offbook.TrainConfig(learning_rate=3e-5))
         [finished] = api.bodies("/api/trajectories")
         [request] = api.bodies("/api/train")
         assert all(asked.headers["authorization"] == "Bearer secret" for asked in api.asked)
@@ -61,7 +61,7 @@ async def test_a_request_carries_calls_rewards_metadata_and_options() -> None:
 
 
 async def test_a_request_sent_again_names_the_same_trajectories_also_for_rollouts_that_left_only_an_exception() -> None:
-    group = us.TrajectoryGroup([rollout("call-1", 1), rollout("call-2", 0), ValueError("x"), ValueError("y")])
+    group = offbook.TrajectoryGroup([rollout("call-1", 1), rollout("call-2", 0), ValueError("x"), ValueError("y")])
     with scripted_api() as api:
         for request_id in ("once", "once", "other"):
             await model_at(api.url).train([group], request_id=request_id)
@@ -72,9 +72,9 @@ async def test_a_request_sent_again_names_the_same_trajectories_also_for_rollout
 
 
 async def test_a_captured_rollout_sends_no_list_of_calls() -> None:
-    captured = us.Trajectory(reward=1, captured=True)
+    captured = offbook.Trajectory(reward=1, captured=True)
     with scripted_api() as api:
-        await model_at(api.url).train([us.TrajectoryGroup([captured, rollout()])])
+        await model_at(api.url).train([offbook.TrajectoryGroup([captured, rollout()])])
         assert api.bodies("/api/trajectories")[0]["trajectories"][0]["calls"] is None
 
 
@@ -86,9 +86,9 @@ async def test_a_choice_of_another_endpoint_is_rendered_and_plain_assistant_mess
         choice("d", "call-9"),
     ]
     tool = {"type": "function", "function": {"name": "f"}}
-    mixed = us.Trajectory(messages_and_choices=items, tools=[tool], reward=1)
+    mixed = offbook.Trajectory(messages_and_choices=items, tools=[tool], reward=1)
     with scripted_api() as api:
-        await model_at(api.url).train([us.TrajectoryGroup([mixed, rollout()])])
+        await model_at(api.url).train([offbook.TrajectoryGroup([mixed, rollout()])])
         record = api.bodies("/api/trajectories")[0]["trajectories"][0]
     assert record["calls"] == [{"call_id": "call-9", "index": 0}]
     [history] = record["histories"]
@@ -101,7 +101,7 @@ async def test_many_rollouts_are_finished_in_bodies_below_the_servers_limit() ->
     for trajectory in long:
         trajectory.logs = ["x" * 1_500_000]
     with scripted_api() as api:
-        await model_at(api.url).train([us.TrajectoryGroup(long)])
+        await model_at(api.url).train([offbook.TrajectoryGroup(long)])
         sizes = [len(body["trajectories"]) for body in api.bodies("/api/trajectories")]
         assert sizes == [2, 2, 2]
         assert max(int(a.headers.get("content-length", 0)) for a in api.asked) < 5 * 2**20
@@ -113,8 +113,8 @@ def bad_groups() -> dict[str, tuple[Any, str]]:
     nan.reward, infinite.reward, text.reward = math.nan, -math.inf, "good"  # type: ignore[assignment]
     metric.metrics["speed"], secret.metadata["client"] = math.inf, object()
     twice = rollout()
-    plain = us.Trajectory(messages_and_choices=[{"role": "assistant", "content": "hi"}], reward=1)
-    group = us.TrajectoryGroup
+    plain = offbook.Trajectory(messages_and_choices=[{"role": "assistant", "content": "hi"}], reward=1)
+    group = offbook.TrajectoryGroup
     return {
         "nan": (
             [group([rollout()]), group([rollout(), nan])],
@@ -163,12 +163,12 @@ async def test_a_captured_rollout_without_recorded_calls_is_named() -> None:
             return None
         return Reply(json={"calls": {record["id"]: 0 for record in request.body["trajectories"]}})
 
-    silent = us.Trajectory(reward=1, captured=True)
+    silent = offbook.Trajectory(reward=1, captured=True)
     with (
         scripted_api(script) as api,
         pytest.raises(ConfigError, match=f"no call under 1 captured rollout, such as .*{silent.id}"),
     ):
-        await model_at(api.url).train([us.TrajectoryGroup([silent])])
+        await model_at(api.url).train([offbook.TrajectoryGroup([silent])])
 
 
 @pytest.mark.parametrize(
@@ -181,14 +181,14 @@ async def test_a_captured_rollout_without_recorded_calls_is_named() -> None:
         ({"config": {"beta": 0.1}}, "no option 'beta': use kl_coef"),
         ({"learning_rate": 7}, "TrainConfig.learning_rate: .*less than or equal to 1 .got 7"),
         ({"betas": (0.9, 1.0)}, r"TrainConfig.betas.1: .*less than 1 .got 1.0"),
-        ({"config": us.TrainConfig(), "epochs": 2}, r"either config= or single options, not both .*\['epochs'\]"),
-        ({"config": us.TrainConfig(), "_config": {"kimi_k2_tau": 1}}, "kimi_k2_tau=1 has no equivalent here"),
+        ({"config": offbook.TrainConfig(), "epochs": 2}, r"either config= or single options, not both .*\['epochs'\]"),
+        ({"config": offbook.TrainConfig(), "_config": {"kimi_k2_tau": 1}}, "kimi_k2_tau=1 has no equivalent here"),
         ({"config": 1e-5}, "expected a TrainConfig or a dict"),
     ],
 )
 async def test_wrong_options_are_refused_by_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        await model_at(NOBODY).train([us.TrajectoryGroup([rollout()])], **given)
+        await model_at(NOBODY).train([offbook.TrajectoryGroup([rollout()])], **given)
 
 
 async def test_a_stream_that_breaks_is_joined_again_under_the_same_id_until_the_result() -> None:
@@ -209,7 +209,7 @@ async def test_a_stream_that_breaks_is_joined_again_under_the_same_id_until_the_
 
     seen: list[TrainEvent] = []
     with scripted_api(script) as api:
-        done = await model_at(api.url).train([us.TrajectoryGroup([rollout()])], on_event=seen.append, timeout=60)
+        done = await model_at(api.url).train([offbook.TrajectoryGroup([rollout()])], on_event=seen.append, timeout=60)
     assert done.step == 5 and len(tries) == 5
     assert len({json.dumps(request.body) for request in tries}) == 1
     told = [(event.phase, event.done, event.total) for event in seen]
@@ -226,7 +226,7 @@ async def test_a_step_that_was_not_applied_is_an_error_with_its_reason() -> None
         scripted_api(script) as api,
         pytest.raises(TrainError, match=r"'agent' was not applied: .*lower row_tokens") as e,
     ):
-        await model_at(api.url).train([us.TrajectoryGroup([rollout()])])
+        await model_at(api.url).train([offbook.TrajectoryGroup([rollout()])])
     assert e.value.reason == "out_of_memory"
 
 
@@ -238,7 +238,7 @@ async def test_a_train_request_without_a_result_in_time_names_its_id() -> None:
 
     with scripted_api(script) as api:
         with pytest.raises(TimeoutError, match="send it again with request_id='mine'"):
-            await model_at(api.url).train([us.TrajectoryGroup([rollout()])], timeout=0.3, request_id="mine")
+            await model_at(api.url).train([offbook.TrajectoryGroup([rollout()])], timeout=0.3, request_id="mine")
         free.set()
 
 
@@ -249,20 +249,20 @@ async def test_a_refusal_carries_status_code_and_field() -> None:
         return Reply(404, {"error": fault}) if request.path == "/api/train" else None
 
     with scripted_api(script) as api, pytest.raises(ServerError, match="there are: default") as caught:
-        await model_at(api.url).train([us.TrajectoryGroup([rollout()])])
+        await model_at(api.url).train([offbook.TrajectoryGroup([rollout()])])
     error = caught.value
     assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
 
 
 async def test_a_wrong_key_says_how_to_give_one() -> None:
     fault = {"message": "wrong key", "code": "invalid_api_key", "param": None}
-    wrong = pytest.raises(ServerError, match=r"wrong key \(pass api_key=, or set UNDERSTUDY_API_KEY\)")
+    wrong = pytest.raises(ServerError, match=r"wrong key \(pass api_key=, or set OFFBOOK_API_KEY\)")
     with scripted_api(lambda request: Reply(401, {"error": fault})) as api, wrong:
         await model_at(api.url).get_step()
 
 
 async def test_an_answer_of_something_else_is_not_taken_for_ours() -> None:
-    strange = pytest.raises(ServerError, match="answered 404, not in the shape of an Understudy server")
+    strange = pytest.raises(ServerError, match="answered 404, not in the shape of an Offbook server")
     with scripted_api(lambda request: Reply(404, "nginx")) as api, strange:
         await model_at(api.url).get_step()
 
@@ -280,17 +280,17 @@ async def test_what_a_proxy_answers_is_named(reply: Reply, message: str) -> None
 
 
 async def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.client.http.FIRST_SECONDS", 0.2)
+    monkeypatch.setattr("offbook.client.http.FIRST_SECONDS", 0.2)
     with pytest.raises(UnreachableError, match=r"no answer from the server at http://127.0.0.1:9 .*is it running"):
         await model_at(NOBODY).get_step()
 
 
 async def test_the_environment_names_the_server_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_api() as api:
-        monkeypatch.setenv("UNDERSTUDY_URL", api.url)
-        monkeypatch.setenv("UNDERSTUDY_API_KEY", "from-the-environment")
-        model = us.TrainableModel("agent", base_model="tiny")
-        await model.train([us.TrajectoryGroup([rollout()])])
+        monkeypatch.setenv("OFFBOOK_URL", api.url)
+        monkeypatch.setenv("OFFBOOK_API_KEY", "from-the-environment")
+        model = offbook.TrainableModel("agent", base_model="tiny")
+        await model.train([offbook.TrajectoryGroup([rollout()])])
         assert api.asked[0].headers["authorization"] == "Bearer from-the-environment"
         assert repr(model.backend) == f"RemoteBackend({api.url!r})"
 
@@ -298,20 +298,20 @@ async def test_the_environment_names_the_server_and_the_key(monkeypatch: pytest.
 @pytest.mark.parametrize("url", ["gpu-box:8000", "ftp://x", "", "http://"])
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="url: "):
-        us.RemoteBackend(url)
+        offbook.RemoteBackend(url)
 
 
 def test_other_trainers_arguments_are_answered_with_ours() -> None:
     with pytest.raises(ConfigError, match=r"LocalBackend: there is no option 'base_url': use RemoteBackend\(url\)"):
-        us.LocalBackend(base_url="http://box")
+        offbook.LocalBackend(base_url="http://box")
     with pytest.raises(ConfigError, match=r"TrainableModel: there is no option 'run_name': use name="):
-        us.TrainableModel("a", base_model="tiny", run_name="a-1")
+        offbook.TrainableModel("a", base_model="tiny", run_name="a-1")
     with pytest.raises(ConfigError, match=r"LocalBackend: there is no option 'treads': did you mean 'threads'"):
-        us.LocalBackend(treads=1)
+        offbook.LocalBackend(treads=1)
     with pytest.raises(ConfigError, match="TrainableModel: there is no option 'nonsense'"):
-        us.TrainableModel("a", base_model="tiny", nonsense=1)
+        offbook.TrainableModel("a", base_model="tiny", nonsense=1)
     with pytest.raises(ConfigError, match="base_model: name a base"):
-        us.TrainableModel("a")
+        offbook.TrainableModel("a")
 
 
 @pytest.mark.parametrize(
@@ -329,14 +329,14 @@ async def test_a_step_that_is_not_applied_is_logged_with_its_reason_once_a_call(
     warned = {"kind": "warning", "message": "of the learner"}
     reply = Reply(events=(warned, {"kind": "result", "result": outcome}))
     with scripted_api(lambda asked: reply if asked.path == "/api/train" else None) as api:
-        await model_at(api.url).train([us.TrajectoryGroup([rollout()])])
-        await us.AsyncClient(api.url).submit_trajectories([us.TrajectoryGroup([rollout()])], model="agent")
-    [first, step, *again] = [record.getMessage() for record in caplog.records if record.name == "understudy"]
+        await model_at(api.url).train([offbook.TrajectoryGroup([rollout()])])
+        await offbook.AsyncClient(api.url).submit_trajectories([offbook.TrajectoryGroup([rollout()])], model="agent")
+    [first, step, *again] = [record.getMessage() for record in caplog.records if record.name == "offbook"]
     assert (first, again) == ("of the learner", [first, step])
     assert step.startswith(f"no step of 'agent' was applied, it stays at step 3: {why}. {advice}")
 
 
-@pytest.mark.parametrize("wrap", [list, iter, us.TrajectoryGroup])
+@pytest.mark.parametrize("wrap", [list, iter, offbook.TrajectoryGroup])
 async def test_log_reads_one_shot_iterables_and_single_groups(wrap: Any) -> None:
     with scripted_api(lambda asked: Reply(json=None) if asked.path.endswith("/log") else None) as api:
         await model_at(api.url).log(wrap([rollout("call-1", 0.5)]), split="val", step=1)

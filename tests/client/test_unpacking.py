@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from understudy.client.download import unpack
-from understudy.errors import ServerError
+from offbook.client.download import unpack
+from offbook.errors import ServerError
 
 
 def archive(path: Path, *entries: tarfile.TarInfo) -> Path:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from offbook.llms import question
 from tests.paths import ROOT
-from understudy.llms import question
 
 sys.path.insert(0, str(ROOT / "examples" / "langgraph_email_agent"))
 
@@ -26,5 +26,5 @@ def app_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "unused")
     monkeypatch.setenv("OPENAI_API_BASE", "http://127.0.0.1:9")
-    monkeypatch.setenv("UNDERSTUDY_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path / "own"))
     return tmp_path

@@ -14,16 +14,16 @@ from inbox import Inbox, make_mail
 from questions import Question, make_questions
 from questions import reward as reward_of
 
-import understudy as us
-from understudy.cli import app as command_line
-from understudy.cli import guarded
-from understudy.comparison.rows import ComparedRollout
-from understudy.errors import BudgetExceeded, ConfigError, LlmError, RolloutError
-from understudy.testing import LlmReply, LlmRequest, fails, says, scripted_llm
-from understudy.types import new_id
-from understudy.wire import TrajectoryQuery
-from understudy_langgraph import trainable
-from understudy_langgraph.trainable import TrainableRunnable
+import offbook
+from offbook.cli import app as command_line
+from offbook.cli import guarded
+from offbook.comparison.rows import ComparedRollout
+from offbook.errors import BudgetExceeded, ConfigError, LlmError, RolloutError
+from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
+from offbook.types import new_id
+from offbook.wire import TrajectoryQuery
+from offbook_langgraph import trainable
+from offbook_langgraph.trainable import TrainableRunnable
 
 PRICED = "&prompt_price=2&completion_price=8"
 
@@ -33,7 +33,7 @@ def held_out() -> list[Question]:
     return make_questions(make_mail(brief=True), 6, held_out=True, brief=True)
 
 
-def make_app(model: us.TrainableModel | None = None, **options: Any) -> TrainableRunnable:
+def make_app(model: offbook.TrainableModel | None = None, **options: Any) -> TrainableRunnable:
     agent = make_agent(Inbox(make_mail(brief=True)), 64)
     given: dict[str, Any] = {"model": model, "reward": reward_of, **options}
     return trainable(agent, **given)
@@ -52,9 +52,9 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow("whole comparisons with a policy")
 async def test_a_step_and_big_models_answer_the_same_graph(
-    local_backend: us.LocalBackend, held_out: list[Question], tmp_path: Path
+    local_backend: offbook.LocalBackend, held_out: list[Question], tmp_path: Path
 ) -> None:
-    model = us.TrainableModel(name=new_id("agent"), base_model="tiny", backend=local_backend)
+    model = offbook.TrainableModel(name=new_id("agent"), base_model="tiny", backend=local_backend)
     app = make_app(model)
     with scripted_llm(reader(100)) as able, scripted_llm(reader(0)) as unable:
         candidates = [
@@ -62,9 +62,9 @@ async def test_a_step_and_big_models_answer_the_same_graph(
             f"openai/big?name=unable&api_base={unable.url}",
             "step:0",
         ]
-        found = await us.acompare(app, held_out, candidates, output=tmp_path, gpu_price=2.0)
+        found = await offbook.acompare(app, held_out, candidates, output=tmp_path, gpu_price=2.0)
         asked = len(able.requests)
-        again = await us.acompare(app, held_out, candidates, output=tmp_path, gpu_price=2.0)
+        again = await offbook.acompare(app, held_out, candidates, output=tmp_path, gpu_price=2.0)
     assert [each.name for each in found.candidates] == ["able", "unable", "step:0"]
     able_result, unable_result, step = found.candidates
     assert (found.measure, able_result.value and able_result.value.mean) == ("success", 1.0)
@@ -87,7 +87,7 @@ async def test_a_step_and_big_models_answer_the_same_graph(
     assert "http" not in (tmp_path / "report.html").read_text().replace("http-equiv", "")
 
 
-async def _records_have_them(model: us.TrainableModel, run: str, name: str) -> None:
+async def _records_have_them(model: offbook.TrainableModel, run: str, name: str) -> None:
     api = await model.api()
     page = await api.trajectories(TrajectoryQuery(model=name, run=f"{name}-{run}", split="compare"))
     assert len(page.trajectories) == 6
@@ -105,11 +105,11 @@ async def _records_have_them(model: us.TrainableModel, run: str, name: str) -> N
 async def test_an_app_without_a_model_is_compared_without_a_server(held_out: list[Question], tmp_path: Path) -> None:
     with scripted_llm(reader(100)) as able, scripted_llm(reader(50)) as half:
         given = [f"openai/big?name=able&api_base={able.url}", f"openai/big?name=half&api_base={half.url}"]
-        found = await us.acompare(make_app(), held_out, given, output=tmp_path, rollouts=2, baseline="half")
+        found = await offbook.acompare(make_app(), held_out, given, output=tmp_path, rollouts=2, baseline="half")
         with pytest.raises(ConfigError, match="wrapped without a model"):
-            await us.acompare(make_app(), held_out, ["step:0"], output=tmp_path)
+            await offbook.acompare(make_app(), held_out, ["step:0"], output=tmp_path)
         with pytest.raises(ConfigError, match="no candidate"):
-            await us.acompare(make_app(), held_out, given, output=tmp_path, baseline="other")
+            await offbook.acompare(make_app(), held_out, given, output=tmp_path, baseline="other")
     assert (found.baseline, found.of("able").passes) == ("half", {1: 1.0, 2: 1.0})
     difference = found.of("able").difference
     assert difference is not None and 0 < difference.mean <= 1
@@ -123,9 +123,9 @@ async def test_when_the_money_is_spent_what_was_run_is_kept_and_a_second_run_goe
     with scripted_llm(reader(100)) as able:
         given = [f"openai/big?name=able&api_base={able.url}{PRICED}"]
         with pytest.raises(BudgetExceeded, match="max_cost"):
-            await us.acompare(make_app(), held_out, given, output=tmp_path, max_cost=0.004, concurrency=1)
+            await offbook.acompare(make_app(), held_out, given, output=tmp_path, max_cost=0.004, concurrency=1)
         kept, asked = len(rows_of(tmp_path)), len(able.requests)
-        found = await us.acompare(make_app(), held_out, given, output=tmp_path, concurrency=1)
+        found = await offbook.acompare(make_app(), held_out, given, output=tmp_path, concurrency=1)
     assert 0 < kept < 6
     assert len(rows_of(tmp_path)) == 6
     assert len(able.requests) == asked + 3 * (6 - kept)
@@ -142,9 +142,9 @@ async def test_a_failed_rollout_is_no_zero_and_is_run_again(held_out: list[Quest
 
     with scripted_llm(sometimes) as api:
         given = [f"openai/big?name=able&api_base={api.url}"]
-        first = await us.acompare(make_app(), held_out, given, output=tmp_path)
+        first = await offbook.acompare(make_app(), held_out, given, output=tmp_path)
         broken[0] = False
-        second = await us.acompare(make_app(), held_out, given, output=tmp_path)
+        second = await offbook.acompare(make_app(), held_out, given, output=tmp_path)
     result = first.of("able")
     assert (result.failed, result.value and result.value.mean) == (1, 1.0)
     assert any("1 of 6 rollouts failed" in line for line in first.warnings)
@@ -154,7 +154,7 @@ async def test_a_failed_rollout_is_no_zero_and_is_run_again(held_out: list[Quest
 
 async def test_an_account_that_takes_no_calls_ends_the_comparison(held_out: list[Question], tmp_path: Path) -> None:
     with scripted_llm([fails(401, "who are you?")]) as api, pytest.raises(LlmError, match="who are you"):
-        await us.acompare(make_app(), held_out, [f"openai/big?api_base={api.url}"], output=tmp_path)
+        await offbook.acompare(make_app(), held_out, [f"openai/big?api_base={api.url}"], output=tmp_path)
     assert not (tmp_path / "rollouts.jsonl").exists()
 
 
@@ -163,12 +163,12 @@ async def test_a_candidate_that_was_never_called_is_an_error(held_out: list[Ques
         patch.setenv("OPENAI_API_BASE", own.url)
         app = make_app(exclude={"node": "*"}, on_leak="ignore")
         with pytest.raises(RolloutError, match="made no call to it"):
-            await us.acompare(app, held_out, [f"openai/big?api_base={api.url}"], output=tmp_path)
+            await offbook.acompare(app, held_out, [f"openai/big?api_base={api.url}"], output=tmp_path)
     assert api.requests == [] and own.requests != []
 
 
 async def test_a_judge_compares_rollouts_without_rewards(held_out: list[Question], tmp_path: Path) -> None:
-    async def judge(group: us.TrajectoryGroup) -> us.TrajectoryGroup:
+    async def judge(group: offbook.TrajectoryGroup) -> offbook.TrajectoryGroup:
         for each in group:
             each.reward = float("could not" not in str(each.messages()[-1].get("content")))
         return group
@@ -176,21 +176,21 @@ async def test_a_judge_compares_rollouts_without_rewards(held_out: list[Question
     app = make_app(reward=None, judge=judge)
     with scripted_llm(reader(100)) as able, scripted_llm(reader(0)) as unable:
         given = [f"openai/big?name=unable&api_base={unable.url}", f"openai/big?name=able&api_base={able.url}"]
-        found = await us.acompare(app, held_out, given, output=tmp_path)
+        found = await offbook.acompare(app, held_out, given, output=tmp_path)
     [rate] = found.win_rates
     assert (rate.candidate, rate.against, rate.rate.mean, found.measure) == ("able", "unable", 1.0, None)
     assert "## What does the judge prefer?" in (tmp_path / "report.md").read_text()
 
 
 async def test_a_rollout_function_is_compared_too(tmp_path: Path) -> None:
-    async def rollout(model: us.Model[Any], scenario: dict[str, str]) -> us.Trajectory:
+    async def rollout(model: offbook.Model[Any], scenario: dict[str, str]) -> offbook.Trajectory:
         messages = [{"role": "user", "content": scenario["question"]}]
         answer = await model.openai_client().chat.completions.create(
             model=model.inference_name(),
             messages=messages,  # type: ignore[arg-type]
         )
         said = answer.choices[0]
-        return us.Trajectory(
+        return offbook.Trajectory(
             messages_and_choices=[*messages, said], reward=float(said.message.content == scenario["answer"])
         )
 
@@ -199,8 +199,8 @@ async def test_a_rollout_function_is_compared_too(tmp_path: Path) -> None:
 
     scenarios = [{"id": str(at), "question": f"q{at}", "answer": f"q{at % 2}"} for at in range(4)]
     with scripted_llm(echo) as api:
-        model = us.Model("echo", inference_base_url=api.url, inference_api_key="key")
-        found = await us.acompare(rollout, scenarios, [model], output=tmp_path, success_at=1.0)
+        model = offbook.Model("echo", inference_base_url=api.url, inference_api_key="key")
+        found = await offbook.acompare(rollout, scenarios, [model], output=tmp_path, success_at=1.0)
     result = found.of("echo")
     assert (found.measure, result.value and result.value.mean, result.calls) == ("success", 0.5, 1.0)
     said = {
@@ -213,7 +213,7 @@ APP = """
 from agent import make_agent
 from inbox import Inbox, make_mail
 from questions import reward
-from understudy_langgraph import trainable
+from offbook_langgraph import trainable
 
 agent = trainable(make_agent(Inbox(make_mail(brief=True)), 64), reward=reward)
 """

@@ -8,12 +8,12 @@ import httpx
 import pytest
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
-from understudy import Trajectory
-from understudy.client.capture import capturing
-from understudy.comparison.gateway import Gateway
-from understudy.errors import BudgetExceeded, ConfigError, LlmError
-from understudy.llms import Llm, budget
-from understudy.testing import LlmReply, LlmRequest, cuts, fails, refuses, says, scripted_llm
+from offbook import Trajectory
+from offbook.client.capture import capturing
+from offbook.comparison.gateway import Gateway
+from offbook.errors import BudgetExceeded, ConfigError, LlmError
+from offbook.llms import Llm, budget
+from offbook.testing import LlmReply, LlmRequest, cuts, fails, refuses, says, scripted_llm
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 CALL = {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-import understudy as us
-from understudy.comparison.candidates import as_candidate, as_candidates
-from understudy.comparison.contamination import contamination_warnings, overlaps
-from understudy.comparison.options import CompareSettings
-from understudy.comparison.results import busy_seconds, percentiles
-from understudy.comparison.rows import ComparedRollout, Journal, MeasuredCall
-from understudy.errors import ConfigError
-from understudy.llms import Llm
-from understudy.types import Trajectory
+import offbook
+from offbook.comparison.candidates import as_candidate, as_candidates
+from offbook.comparison.contamination import contamination_warnings, overlaps
+from offbook.comparison.options import CompareSettings
+from offbook.comparison.results import busy_seconds, percentiles
+from offbook.comparison.rows import ComparedRollout, Journal, MeasuredCall
+from offbook.errors import ConfigError
+from offbook.llms import Llm
+from offbook.types import Trajectory
 
 
 def test_steps_models_and_texts_are_candidates() -> None:
@@ -45,10 +45,12 @@ def test_prices_parameters_and_keys_of_a_text(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_model_is_a_candidate_at_its_endpoint() -> None:
-    found = as_candidate(us.Model("mine", inference_base_url="http://127.0.0.1:1/v1", inference_model_name="served"))
+    found = as_candidate(
+        offbook.Model("mine", inference_base_url="http://127.0.0.1:1/v1", inference_model_name="served")
+    )
     assert found.name == "mine" and found.llm is not None
     assert (found.llm.options.model, found.llm.options.api_base) == ("openai/served", "http://127.0.0.1:1/v1")
-    plain = as_candidate(us.Model("anthropic/claude-sonnet-4-5"))
+    plain = as_candidate(offbook.Model("anthropic/claude-sonnet-4-5"))
     assert plain.llm is not None and plain.llm.options.model == "anthropic/claude-sonnet-4-5"
     assert as_candidate(Llm("openai/o3")).name == "openai/o3"
 
@@ -67,7 +69,7 @@ def test_a_model_is_a_candidate_at_its_endpoint() -> None:
         (["openai/x?"], "MODEL[?]option=value"),
         (["openai/x?timeout=1&timeout=2"], "each option once"),
         ([7], "got int 7"),
-        ([us.TrainableModel("own", base_model="tiny")], "step:newest"),
+        ([offbook.TrainableModel("own", base_model="tiny")], "step:newest"),
     ],
 )
 def test_what_is_no_candidate_is_said(given: list[object], words: str) -> None:

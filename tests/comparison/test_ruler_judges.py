@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from understudy.cli import app as command_line
-from understudy.cli import guarded
-from understudy.testing import (
+from offbook.cli import app as command_line
+from offbook.cli import guarded
+from offbook.testing import (
     LlmReply,
     LlmRequest,
     ScriptedLlm,
@@ -26,7 +26,7 @@ from understudy.testing import (
 SCENARIOS = 40
 APP = """
 from langchain_openai import ChatOpenAI
-from understudy_langgraph import trainable
+from offbook_langgraph import trainable
 
 
 @trainable

@@ -10,30 +10,30 @@ from pathlib import Path
 
 import pytest
 
-import understudy as us
+import offbook
+from offbook.cli import app as command_line
+from offbook.cli import guarded
+from offbook.client.http import Api
+from offbook.testing import LlmReply, LlmRequest, ScriptedServer, says, scripted_llm, scripted_server
+from offbook.tracing.export import export_run
+from offbook_langfuse import LangfuseConnection, LangfuseSink, save_dataset
 from tests.fakes.obedient_policy import obey
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
-from understudy.cli import app as command_line
-from understudy.cli import guarded
-from understudy.client.http import Api
-from understudy.testing import LlmReply, LlmRequest, ScriptedServer, says, scripted_llm, scripted_server
-from understudy.tracing.export import export_run
-from understudy_langfuse import LangfuseConnection, LangfuseSink, save_dataset
 
 SCENARIOS = [{"id": word, "question": f"say {word}"} for word in ("blue", "teal", "gold")]
 APP = """
 import os
-import understudy as us
+import offbook
 from langchain_openai import ChatOpenAI
-from understudy_langgraph import trainable
+from offbook_langgraph import trainable
 
-backend = us.RemoteBackend(os.environ["APP_SERVER"])
+backend = offbook.RemoteBackend(os.environ["APP_SERVER"])
 
 
-@trainable(model=us.TrainableModel(name="shown", base_model="tiny", backend=backend))
+@trainable(model=offbook.TrainableModel(name="shown", base_model="tiny", backend=backend))
 async def agent(scenario):
     answer = await ChatOpenAI(model="gpt-4.1").ainvoke(scenario["question"])
-    return us.RewardResult(float(scenario["id"] in answer.text), {"success": float(scenario["id"] in answer.text)})
+    return offbook.RewardResult(float(scenario["id"] in answer.text), {"success": float(scenario["id"] in answer.text)})
 """
 
 
@@ -44,7 +44,7 @@ def blue_only(request: LlmRequest) -> LlmReply:
 @pytest.fixture
 def langfuse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TraceServer]:
     """Langfuse by its variables, and delivery notes of this test's own."""
-    monkeypatch.setenv("UNDERSTUDY_DIR", str(tmp_path / "dir"))
+    monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path / "dir"))
     with trace_server() as served:
         monkeypatch.setenv("LANGFUSE_HOST", served.url)
         monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", PUBLIC)
@@ -134,9 +134,9 @@ def test_a_comparison_is_an_experiment_on_a_langfuse_dataset_for_each_candidate(
     connection = LangfuseConnection(langfuse.url, PUBLIC, SECRET)
     save_dataset("words", SCENARIOS, expected="question", connection=connection)
     with scripted_llm(blue_only) as api:
-        given = ["step:0", us.Model("big", inference_base_url=api.url, inference_api_key="k")]
+        given = ["step:0", offbook.Model("big", inference_base_url=api.url, inference_api_key="k")]
         sinks = [LangfuseSink(connection, dataset="words")]
-        found = asyncio.run(us.acompare(shown_app.agent, SCENARIOS, given, output=folder / "out", sinks=sinks))
+        found = asyncio.run(offbook.acompare(shown_app.agent, SCENARIOS, given, output=folder / "out", sinks=sinks))
     items = Counter(
         (span.attributes["langfuse.experiment.name"], span.attributes["langfuse.experiment.item.id"])
         for span in langfuse.spans.values()

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 from langchain_openai import ChatOpenAI
 
-import understudy as us
-from tests.fakes.obedient_policy import obey
-from understudy.cli import app as command_line
-from understudy.cli import guarded
-from understudy.comparison.contamination import trained_ids
-from understudy.errors import ConfigError
-from understudy.testing import (
+import offbook
+from offbook.cli import app as command_line
+from offbook.cli import guarded
+from offbook.comparison.contamination import trained_ids
+from offbook.errors import ConfigError
+from offbook.testing import (
     LlmReply,
     LlmRequest,
     ScriptedLlm,
@@ -31,14 +30,15 @@ from understudy.testing import (
     scripted_llm,
     scripted_server,
 )
-from understudy.types import RolloutPlace, new_id
-from understudy.wire import TrajectoryQuery
-from understudy_langgraph import trainable
+from offbook.types import RolloutPlace, new_id
+from offbook.wire import TrajectoryQuery
+from offbook_langgraph import trainable
+from tests.fakes.obedient_policy import obey
 
 SCENARIOS = [{"id": word, "question": f"say {word}"} for word in ("blue", "teal", "gold")]
 APP = """
 from langchain_openai import ChatOpenAI
-from understudy_langgraph import trainable
+from offbook_langgraph import trainable
 
 
 @trainable
@@ -58,8 +58,8 @@ def obedient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServe
         yield running
 
 
-def own_model(served: ScriptedServer) -> us.TrainableModel:
-    return us.TrainableModel(name=new_id("agent"), base_model="tiny", backend=us.RemoteBackend(served.url))
+def own_model(served: ScriptedServer) -> offbook.TrainableModel:
+    return offbook.TrainableModel(name=new_id("agent"), base_model="tiny", backend=offbook.RemoteBackend(served.url))
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_of_an_app_with_several_models_a_candidate_answers_for_all(
 
     app = trainable(team, model={planner: {"model": "gpt-plan"}, writer: {"model": "gpt-write"}})
     with scripted_llm(echo) as api:
-        found = await us.acompare(app, SCENARIOS, ["step:0", *given(api)], output=folder / "out")
+        found = await offbook.acompare(app, SCENARIOS, ["step:0", *given(api)], output=folder / "out")
         asked = [request.messages[-1]["content"] for request in api.requests]
     assert [(each.name, each.calls, each.reward) for each in found.candidates] == [("step:0", 2, 1), ("big", 2, 1)]
     assert sorted(asked) == sorted(f"{said}say {each['id']}" for each in SCENARIOS for said in ("", "heard: "))
@@ -97,7 +97,7 @@ async def test_of_an_app_with_several_models_a_candidate_answers_for_all(
     for record in page.trajectories:  # each model answered its own call
         assert [call.model for call in obedient.calls(record.id)] == [planner.name, writer.name]
     with pytest.raises(ConfigError, match=f"{planner.name!r} has no step 4; there are 0"):
-        await us.acompare(app, SCENARIOS, ["step:4"], output=folder / "out")
+        await offbook.acompare(app, SCENARIOS, ["step:4"], output=folder / "out")
 
 
 async def test_an_app_that_calls_from_older_threads_runs_one_rollout_at_a_time(folder: Path) -> None:
@@ -122,9 +122,9 @@ async def test_an_app_that_calls_from_older_threads_runs_one_rollout_at_a_time(f
 
     app = trainable(agent, scope="process")
     with scripted_llm(echo) as api:
-        found = await us.acompare(app, SCENARIOS, given(api), output=folder / "out")
+        found = await offbook.acompare(app, SCENARIOS, given(api), output=folder / "out")
         with pytest.raises(ConfigError, match="concurrency: the app runs 1 rollout at a time, got 4"):
-            await us.acompare(app, SCENARIOS, given(api), output=folder / "out", concurrency=4)
+            await offbook.acompare(app, SCENARIOS, given(api), output=folder / "out", concurrency=4)
     over.set()
     ready.release()
     big = found.of("big")
@@ -173,7 +173,7 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(folder: Path) -> None
             "--with",
             *given(api),
         ]
-        command = [sys.executable, "-m", "understudy", *words]
+        command = [sys.executable, "-m", "offbook", *words]
         with subprocess.Popen(command, cwd=folder, env=dict(os.environ), stderr=subprocess.DEVNULL) as process:
             assert stuck.wait(120)
             process.send_signal(signal.SIGKILL)
@@ -193,11 +193,15 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(folder: Path) -> None
 async def test_the_ids_of_scenarios_that_were_trained_on_are_read_from_the_records(obedient: ScriptedServer) -> None:
     model = own_model(obedient)
     groups = [
-        us.TrajectoryGroup([us.Trajectory(reward=1.0)], place=RolloutPlace(scenario=name, group=new_id("group")))
+        offbook.TrajectoryGroup(
+            [offbook.Trajectory(reward=1.0)], place=RolloutPlace(scenario=name, group=new_id("group"))
+        )
         for name in ("blue", "teal")
     ]
     await model.log(groups, split="train", metrics={}, step=0)
-    await model.log([us.TrajectoryGroup([us.Trajectory(reward=1.0)], place=RolloutPlace(scenario="gold"))], split="val")
+    await model.log(
+        [offbook.TrajectoryGroup([offbook.Trajectory(reward=1.0)], place=RolloutPlace(scenario="gold"))], split="val"
+    )
     assert await trained_ids(await model.api(), [model.name]) == {"blue", "teal"}
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from understudy import Trajectory, TrajectoryGroup
-from understudy.comparison.candidates import Candidate, of_llm
-from understudy.comparison.judged_groups import blind, judge_side_by_side
-from understudy.comparison.results import Scored
-from understudy.comparison.rows import ComparedRollout
-from understudy.comparison.winrates import JudgedRollout, length_controlled, win_rate
-from understudy.llms import Llm
-from understudy.trainer.evaluate import summarise
+from offbook import Trajectory, TrajectoryGroup
+from offbook.comparison.candidates import Candidate, of_llm
+from offbook.comparison.judged_groups import blind, judge_side_by_side
+from offbook.comparison.results import Scored
+from offbook.comparison.rows import ComparedRollout
+from offbook.comparison.winrates import JudgedRollout, length_controlled, win_rate
+from offbook.llms import Llm
+from offbook.trainer.evaluate import summarise
 
 
 def rollout(score: float, length: int = 10) -> JudgedRollout:

@@ -14,9 +14,9 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
-import understudy.compat.art as art
+import offbook.compat.art as art
+from offbook.compat.art.guided_completion import get_guided_completion_params
 from tests.fakes.scripted_api import Asked, Reply, scripted_api
-from understudy.compat.art.guided_completion import get_guided_completion_params
 
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
 
@@ -164,9 +164,7 @@ async def test_a_step_in_which_nobody_made_a_call_is_an_error_that_names_one() -
     silent = [art.Trajectory(messages_and_choices=[{"role": "user", "content": "?"}], reward=r) for r in (0, 1)]
     with scripted_api() as api:
         model = art.TrainableModel(name="agent", base_model="tiny", backend=art.RemoteBackend(api.url))
-        with pytest.raises(
-            art.UnderstudyError, match=rf"{silent[0].id} .* has no model call, and neither has any other"
-        ):
+        with pytest.raises(art.OffbookError, match=rf"{silent[0].id} .* has no model call, and neither has any other"):
             await model.train([art.TrajectoryGroup(silent)])
 
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-import understudy.compat.art as compat
-from understudy.errors import LlmError
-from understudy.testing import LlmReply, LlmRequest, fails, says, scripted_llm
+import offbook.compat.art as compat
+from offbook.errors import LlmError
+from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 
 art = compat.mcp  # type: ignore[attr-defined]
 TOOLS = [art.MCPTool("search", "Finds notes", {"type": "object"})]
@@ -30,7 +30,7 @@ async def generated(endpoint_url: str, count: int, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setenv("UNDERSTUDY_DIR", str(tmp_path))
+    monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path))
 
 
 async def test_too_few_are_topped_up_doubles_dropped_too_many_cut(

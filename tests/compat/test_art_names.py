@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-import understudy
-import understudy.compat.art as compat
-from understudy.compat.art.guided_completion import get_guided_completion_params
-from understudy.compat.art.names import ELSEWHERE, MODULES, NAMES, hint
-from understudy.errors import ConfigError, RolloutError
+import offbook
+import offbook.compat.art as compat
+from offbook.compat.art.guided_completion import get_guided_completion_params
+from offbook.compat.art.names import ELSEWHERE, MODULES, NAMES, hint
+from offbook.errors import ConfigError, RolloutError
 
-art: Any = understudy  # names of another library have no static type
+art: Any = offbook  # names of another library have no static type
 
 OLD = {
-    "understudy": [*ELSEWHERE, "serverless", "trajectories", "pipeline_trainer"],
-    "understudy.compat.art": ["remote_server_url", "UnslothBackend"],
-    "understudy.compat.art.server": ["app"],
+    "offbook": [*ELSEWHERE, "serverless", "trajectories", "pipeline_trainer"],
+    "offbook.compat.art": ["remote_server_url", "UnslothBackend"],
+    "offbook.compat.art.server": ["app"],
 }
 ART = dict(
     (line.split()[0], line.split()[1:])
@@ -44,22 +44,22 @@ def test_an_old_name_says_what_to_use_as_an_attribute_and_in_a_from_import(modul
 
 
 def test_a_name_of_nobodys_is_answered_as_ever() -> None:
-    with pytest.raises(AttributeError, match=r"module 'understudy' has no attribute 'nothing'$"):
+    with pytest.raises(AttributeError, match=r"module 'offbook' has no attribute 'nothing'$"):
         art.nothing  # noqa: B018
-    with pytest.raises(ImportError, match="cannot import name 'nothing' from 'understudy'"):
-        from understudy import nothing  # type: ignore[attr-defined]  # noqa: F401
-    assert not hasattr(understudy.rewards, "nothing")
+    with pytest.raises(ImportError, match="cannot import name 'nothing' from 'offbook'"):
+        from offbook import nothing  # type: ignore[attr-defined]  # noqa: F401
+    assert not hasattr(offbook.rewards, "nothing")
 
 
 def test_every_module_of_art_imports_and_each_of_its_names_is_ours_or_says_what_to_use() -> None:
     for module, names in ART.items():
-        importlib.import_module(f"understudy.compat.art.{module}")
+        importlib.import_module(f"offbook.compat.art.{module}")
         for name in names:
             found: dict[str, object] = {}
             try:
-                exec(f"from understudy.compat.art.{module} import {name}", found)
+                exec(f"from offbook.compat.art.{module} import {name}", found)
             except ImportError as error:
-                assert f"'understudy.compat.art.{module}' has no {name!r}: " in str(error)
+                assert f"'offbook.compat.art.{module}' has no {name!r}: " in str(error)
             else:
                 assert not isinstance(found[name], ModuleType), f"{module}.{name}"
 
@@ -67,12 +67,12 @@ def test_every_module_of_art_imports_and_each_of_its_names_is_ours_or_says_what_
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("from understudy.compat.art.skypilot.backend import SkyPilotBackend", "use RemoteBackend"),
-        ("from understudy.compat.art.utils.benchmarking.charts import training_progress_chart", "`understudy compare`"),
-        ("from understudy.compat.art.utils import get_model_step", "await model.get_step()"),
-        ("from understudy.compat.art.pipeline_trainer import PipelineTrainer", "overlap=True"),
-        ("from understudy.compat.art.dev import ServerArgs", "option sets are dicts here"),
-        ("import understudy.compat.art as art; art.tinker.backend.TinkerBackend", "use LocalBackend"),
+        ("from offbook.compat.art.skypilot.backend import SkyPilotBackend", "use RemoteBackend"),
+        ("from offbook.compat.art.utils.benchmarking.charts import training_progress_chart", "`offbook compare`"),
+        ("from offbook.compat.art.utils import get_model_step", "await model.get_step()"),
+        ("from offbook.compat.art.pipeline_trainer import PipelineTrainer", "overlap=True"),
+        ("from offbook.compat.art.dev import ServerArgs", "option sets are dicts here"),
+        ("import offbook.compat.art as art; art.tinker.backend.TinkerBackend", "use LocalBackend"),
     ],
 )
 def test_a_name_in_a_module_that_is_not_here_says_what_to_use(line: str, says: str) -> None:
@@ -80,30 +80,30 @@ def test_a_name_in_a_module_that_is_not_here_says_what_to_use(line: str, says: s
         exec(line, {})
 
 
-@pytest.mark.parametrize("line", ["import understudy.compat.art.nothing", "import understudy.compat.art.utils.nothing"])
+@pytest.mark.parametrize("line", ["import offbook.compat.art.nothing", "import offbook.compat.art.utils.nothing"])
 def test_a_module_that_art_has_not_is_not_found(line: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'understudy\.compat\.art.*nothing'"):
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'offbook\.compat\.art.*nothing'"):
         exec(line, {})
 
 
 def test_a_function_of_art_stays_callable_after_its_module_was_imported() -> None:
-    from understudy.compat.art.auto_trajectory import auto_trajectory  # type: ignore[import-not-found]
-    from understudy.compat.art.mcp import generate_scenarios
-    from understudy.compat.art.mcp.generate_scenarios import generate_scenarios as same
+    from offbook.compat.art.auto_trajectory import auto_trajectory  # type: ignore[import-not-found]
+    from offbook.compat.art.mcp import generate_scenarios
+    from offbook.compat.art.mcp.generate_scenarios import generate_scenarios as same
 
     lazy: Any = compat
     assert lazy.auto_trajectory() is auto_trajectory() is None and generate_scenarios is same
 
 
-def test_importing_understudy_leaves_the_import_system_as_it_was() -> None:
-    code = "import sys; before = [*sys.meta_path]; import understudy; understudy.TrainConfig; assert sys.meta_path == before"
+def test_importing_offbook_leaves_the_import_system_as_it_was() -> None:
+    code = "import sys; before = [*sys.meta_path]; import offbook; offbook.TrainConfig; assert sys.meta_path == before"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_submodules_of_ours_can_be_imported_though_their_names_were_anothers() -> None:
-    from understudy import rewards, server
+    from offbook import rewards, server
 
-    assert rewards.__name__ == "understudy.rewards" and server.__name__ == "understudy.server"
+    assert rewards.__name__ == "offbook.rewards" and server.__name__ == "offbook.server"
 
 
 def test_names_of_the_other_library_stand_for_ours() -> None:
@@ -111,14 +111,14 @@ def test_names_of_the_other_library_stand_for_ours() -> None:
     for name in NAMES:
         assert getattr(art, name) is getattr(compat, name)
     assert lazy.LocalTrainResult is art.TrainResult and issubclass(art.LocalBackend, lazy.Backend)
-    assert lazy.rewards.__name__ == "understudy.compat.art.rewards" and lazy.mcp.__name__.endswith(".mcp")
+    assert lazy.rewards.__name__ == "offbook.compat.art.rewards" and lazy.mcp.__name__.endswith(".mcp")
 
 
 def test_rulers_functions_are_where_users_of_the_other_library_import_them() -> None:
-    from understudy import ruler, ruler_score_group
-    from understudy.compat.art.rewards import ruler as theirs
-    from understudy.compat.art.rewards import ruler_score_group as their_group
-    from understudy.rewards import ruler_score_group as ours
+    from offbook import ruler, ruler_score_group
+    from offbook.compat.art.rewards import ruler as theirs
+    from offbook.compat.art.rewards import ruler_score_group as their_group
+    from offbook.rewards import ruler_score_group as ours
 
     assert theirs is ruler and their_group is ours is ruler_score_group
     assert art.rewards.ruler is ruler and compat.rewards.ruler_score_group is ruler_score_group
@@ -153,9 +153,9 @@ async def test_the_groups_of_a_step_are_given_once(groups: Any, named: Any) -> N
 
 
 def test_the_server_module_says_how_a_server_is_started() -> None:
-    command = [sys.executable, "-m", "understudy.compat.art.server", "--port", "7999", "--model", "x"]
+    command = [sys.executable, "-m", "offbook.compat.art.server", "--port", "7999", "--model", "x"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "start one with `understudy serve --model MODEL`" in done.stderr
+    assert done.returncode == 1 and "start one with `offbook serve --model MODEL`" in done.stderr
 
 
 async def test_a_yielded_trajectory_is_captured_and_outside_nothing_happens() -> None:

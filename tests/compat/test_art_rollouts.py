@@ -11,8 +11,8 @@ from typing import Any
 
 import openai
 
-import understudy
-import understudy as art
+import offbook
+import offbook as art
 
 BOARD = 3
 
@@ -168,13 +168,13 @@ async def test_the_tic_tac_toe_loop_runs_with_the_newer_backend_call(local_backe
 
 
 def test_its_submodule_names_are_in_compat_and_the_missing_ones_say_what_exists() -> None:
-    import understudy.compat.art as compat
-    from understudy.compat.art.local import LocalBackend
-    from understudy.compat.art.utils import iterate_dataset, limit_concurrency
+    import offbook.compat.art as compat
+    from offbook.compat.art.local import LocalBackend
+    from offbook.compat.art.utils import iterate_dataset, limit_concurrency
 
     found: Any = compat
-    assert found.local.LocalBackend is LocalBackend is understudy.LocalBackend is found.LocalBackend
-    assert (iterate_dataset, limit_concurrency) == (understudy.iterate_dataset, understudy.limit_concurrency)
+    assert found.local.LocalBackend is LocalBackend is offbook.LocalBackend is found.LocalBackend
+    assert (iterate_dataset, limit_concurrency) == (offbook.iterate_dataset, offbook.limit_concurrency)
     assert found.Messages is art.Messages and art.Tools == list[dict[str, Any]]  # names of annotations
     model = art.TrainableModel(name="agent", base_model="tiny")
     assert model.inference_model_name == model.get_inference_name() == "agent"

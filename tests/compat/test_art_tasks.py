@@ -19,10 +19,10 @@ from langgraph.prebuilt import create_react_agent
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
-import understudy.compat.art as art
-from understudy.compat.art.langgraph import init_chat_model, wrap_rollout
-from understudy.compat.art.utils import iterate_dataset, strip_logprobs
-from understudy.compat.art.utils.litellm import convert_litellm_choice_to_openai
+import offbook.compat.art as art
+from offbook.compat.art.langgraph import init_chat_model, wrap_rollout
+from offbook.compat.art.utils import iterate_dataset, strip_logprobs
+from offbook.compat.art.utils.litellm import convert_litellm_choice_to_openai
 
 # ---- temporal clue: puzzles with several questions, the share of right answers
 
@@ -312,6 +312,6 @@ async def test_a_model_to_compare_with_runs_through_the_same_wrapped_rollout(loc
     )
     trajectory = await wrap_rollout(model, rollout_graph)(model, 1)
     assert trajectory.messages()[0]["role"] == "system" and trajectory.call_refs() == [] and not trajectory.captured
-    with pytest.raises(art.UnderstudyError, match="inside a rollout that wrap_rollout"):
+    with pytest.raises(art.OffbookError, match="inside a rollout that wrap_rollout"):
         init_chat_model("other")
     assert "OPENAI_API_KEY" not in os.environ or model.inference_api_key

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from offbook.option_names import FOREIGN, NO_COUNTERPART, OWNERS
 from tests.paths import ROOT
-from understudy.option_names import FOREIGN, NO_COUNTERPART, OWNERS
 
 PAGE = (ROOT / "docs" / "coming_from.md").read_text("utf-8")
 OURS = {option for options in OWNERS.values() for option in options.split()}

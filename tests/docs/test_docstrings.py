@@ -10,7 +10,7 @@ import pytest
 
 from tests.paths import ROOT
 
-PACKAGE = ROOT / "src" / "understudy"
+PACKAGE = ROOT / "src" / "offbook"
 
 # A folder stands for every module in it, and * for the modules of one folder. Add parts; never remove one.
 FINISHED = [

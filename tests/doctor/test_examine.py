@@ -1,4 +1,4 @@
-"""`understudy doctor`: what a person reads, what a script reads, and when it ends with 1."""
+"""`offbook doctor`: what a person reads, what a script reads, and when it ends with 1."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
-from understudy.config import EngineOptions
-from understudy.doctor.examine import (
+from offbook.config import EngineOptions
+from offbook.doctor.examine import (
     Broken,
     Device,
     Report,
@@ -26,8 +25,9 @@ from understudy.doctor.examine import (
     query_facts,
     torch_checks,
 )
-from understudy.doctor.packages import KNOWN, Check, Installed, package_checks
-from understudy.extras import install_command
+from offbook.doctor.packages import KNOWN, Check, Installed, package_checks
+from offbook.extras import install_command
+from tests.paths import ROOT
 
 AUTO = EngineOptions()
 ON_CPU = TorchFacts(version="2.13.0+cpu", build="CPU", threads=2)
@@ -54,7 +54,7 @@ def with_all(**others: str) -> Installed:
 
 def doctor(words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     code = (
-        "import sys; from understudy.cli import app, guarded\n"
+        "import sys; from offbook.cli import app, guarded\n"
         "try: guarded(lambda: app(sys.argv[1:]))\n"
         "finally: print('heavy', sorted({'torch', 'vllm', 'unsloth', 'transformers'} & set(sys.modules)))"
     )

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-import understudy as us
-from understudy.doctor.examine import judge_checks, langfuse_checks, server_checks
+import offbook
+from offbook.doctor.examine import judge_checks, langfuse_checks, server_checks
 
 Answers = dict[str, tuple[int, Any]]
 KEYS = {"LANGFUSE_PUBLIC_KEY": "pk", "LANGFUSE_SECRET_KEY": "sk"}
@@ -66,8 +66,8 @@ def announced(folder: Path, url: str, **more: Any) -> tuple[str, dict[str, Any]]
     return url, health | more
 
 
-async def test_the_server_that_runs_on_the_directory_tells_what_it_is(local_backend: us.LocalBackend) -> None:
-    await us.TrainableModel(name="examined", base_model="tiny", backend=local_backend).register()
+async def test_the_server_that_runs_on_the_directory_tells_what_it_is(local_backend: offbook.LocalBackend) -> None:
+    await offbook.TrainableModel(name="examined", base_model="tiny", backend=local_backend).register()
     server, sampler, *_ = server_checks(local_backend.dir, {})
     assert server.status == "ok" and "base tiny, engine embedded" in server.found
     assert sampler.status == "ok" and "0 restarts" in sampler.found
@@ -90,11 +90,11 @@ def test_a_directory_without_a_server_and_one_whose_server_is_gone_say_so(tmp_pa
     assert check.found == f"none runs on {tmp_path}"
 
 
-def test_the_server_at_understudy_url_is_asked_too(tmp_path: Path, serve: Callable[..., str], nobody: str) -> None:
-    gone, _ = server_checks(tmp_path, {"UNDERSTUDY_URL": nobody})
+def test_the_server_at_offbook_url_is_asked_too(tmp_path: Path, serve: Callable[..., str], nobody: str) -> None:
+    gone, _ = server_checks(tmp_path, {"OFFBOOK_URL": nobody})
     assert gone.status == "warn" and f"{nobody} does not answer" in gone.found
-    other, _ = server_checks(tmp_path, {"UNDERSTUDY_URL": serve({"/health": (200, {"hello": 1})})})
-    assert other.status == "warn" and "is not a server of Understudy (HTTP 200)" in other.found
+    other, _ = server_checks(tmp_path, {"OFFBOOK_URL": serve({"/health": (200, {"hello": 1})})})
+    assert other.status == "warn" and "is not a server of Offbook (HTTP 200)" in other.found
 
 
 def test_nothing_is_asked_that_is_not_set_up() -> None:
@@ -116,7 +116,7 @@ def test_langfuse_answers_and_takes_the_keys_or_refuses_them(serve: Callable[...
 def test_a_langfuse_or_a_judge_that_does_not_answer_is_a_warning(nobody: str) -> None:
     (langfuse,) = langfuse_checks({"LANGFUSE_BASE_URL": nobody, **KEYS})
     assert langfuse.status == "warn" and f"{nobody} does not answer" in langfuse.found
-    (judge,) = judge_checks({"UNDERSTUDY_JUDGE": f"{nobody}/v1"})
+    (judge,) = judge_checks({"OFFBOOK_JUDGE": f"{nobody}/v1"})
     assert judge.status == "warn" and f"{nobody}/v1 does not answer" in judge.found
 
 
@@ -124,6 +124,6 @@ def test_the_judge_takes_the_key_or_refuses_it_and_no_key_is_shown(serve: Callab
     url = serve({"/v1/models": (200, {"data": []})}, {"/v1/models": "Bearer right"})
     (ready,) = judge_checks({"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "right"})
     assert (ready.status, ready.found) == ("ok", f"{url}/v1 answers")
-    (wrong,) = judge_checks({"UNDERSTUDY_JUDGE": f"{url}/v1/", "OPENAI_API_KEY": "secret"})
+    (wrong,) = judge_checks({"OFFBOOK_JUDGE": f"{url}/v1/", "OPENAI_API_KEY": "secret"})
     assert (wrong.status, wrong.found, wrong.fix) == ("warn", f"{url}/v1 rejects the key (HTTP 401)", "OPENAI_API_KEY")
     assert "secret" not in str(wrong)

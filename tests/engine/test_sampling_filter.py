@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.engine.inference.decoding.sampling import processed_logprobs
-from understudy.engine.learner.target_logprobs import TargetSettings, target_logprobs
-from understudy.engine.sampling_filter import excluded
+from offbook.engine.inference.decoding.sampling import processed_logprobs
+from offbook.engine.learner.target_logprobs import TargetSettings, target_logprobs
+from offbook.engine.sampling_filter import excluded
 
 VOCABULARY = 50
 SETTINGS = [  # temperature, top_p, top_k, min_p

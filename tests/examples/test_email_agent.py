@@ -15,7 +15,7 @@ from inbox import Inbox, make_mail
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from questions import LONGEST_ANSWER, Question, make_questions, reward
 
-import understudy as us
+import offbook
 from tests.fakes.scripted_api import Asked, Reply, scripted_api
 
 ASKED = Question("1", "How much does Greta Quist ask for the boiler at Heron?", "412.50", "m-7")
@@ -54,9 +54,9 @@ def test_each_part_of_the_work_is_rewarded(
     assert found == pytest.approx(dict(zip(("reward", "success", "found", "read", "turns"), earned, strict=True)))
 
 
-def test_the_agent_knows_nothing_of_understudy(example: Path) -> None:
-    assert "understudy" not in (example / "agent.py").read_text().lower()
-    code = "import sys, agent; sys.exit(sorted(name for name in sys.modules if name.startswith('understudy')) or 0)"
+def test_the_agent_knows_nothing_of_offbook(example: Path) -> None:
+    assert "offbook" not in (example / "agent.py").read_text().lower()
+    code = "import sys, agent; sys.exit(sorted(name for name in sys.modules if name.startswith('offbook')) or 0)"
     done = subprocess.run([sys.executable, "-c", code], cwd=example, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
@@ -121,7 +121,7 @@ def test_two_steps_of_the_tiny_form(example: Path, tmp_path: Path) -> None:
 
 
 async def test_the_command_line_trains_the_example_on_a_running_server(
-    example: Path, tmp_path: Path, local_backend: us.LocalBackend
+    example: Path, tmp_path: Path, local_backend: offbook.LocalBackend
 ) -> None:
     written = run([example / "questions.py", "--tiny"], tmp_path)
     assert written == "train.jsonl: 600 questions\nheld_out.jsonl: 60 questions\n"
@@ -132,11 +132,11 @@ async def test_the_command_line_trains_the_example_on_a_running_server(
     server = await local_backend.connect("tiny")
     command = "train train:tiny_email_agent --scenarios train.jsonl --eval held_out.jsonl --steps 1"
     printed = run(
-        ["-c", "from understudy.cli import main; main()", *command.split()],
+        ["-c", "from offbook.cli import main; main()", *command.split()],
         tmp_path,
         PYTHONPATH=str(example),
-        UNDERSTUDY_URL=server.url,
-        UNDERSTUDY_API_KEY=server.key or "",
+        OFFBOOK_URL=server.url,
+        OFFBOOK_API_KEY=server.key or "",
     )
     assert "step 1/1" in printed, printed
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 
-from understudy.server.http import app
-from understudy.server.http.auth import Guard
-from understudy.server.services import Services
-from understudy.testing import ScriptedSampler
-from understudy.testing.asgi import serving
-from understudy.testing.server import services_over
-from understudy.types import Call
+from offbook.server.http import app
+from offbook.server.http.auth import Guard
+from offbook.server.services import Services
+from offbook.testing import ScriptedSampler
+from offbook.testing.asgi import serving
+from offbook.testing.server import services_over
+from offbook.types import Call
 
 
 @dataclass

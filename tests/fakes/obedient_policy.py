@@ -12,9 +12,9 @@ import json
 import re
 from typing import Any
 
-from understudy.testing import Action
-from understudy.testing.asgi import Body
-from understudy.testing.policy_sampler import content_text
+from offbook.testing import Action
+from offbook.testing.asgi import Body
+from offbook.testing.policy_sampler import content_text
 
 Schema = dict[str, Any]
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import understudy as us
+import offbook
 
 from .scripted_api import Asked, Reply, ScriptedApi, scripted_api
 
@@ -37,9 +37,9 @@ class ScriptedTraining:
     finishes: int = 0  # how often rollouts were finished
     api: ScriptedApi | None = None
 
-    def model(self, name: str = "agent") -> us.TrainableModel:
+    def model(self, name: str = "agent") -> offbook.TrainableModel:
         assert self.api is not None
-        return us.TrainableModel(name, base_model="tiny", backend=us.RemoteBackend(self.api.url))
+        return offbook.TrainableModel(name, base_model="tiny", backend=offbook.RemoteBackend(self.api.url))
 
     def close(self, *updates: int) -> None:
         """Let these updates wait for their gates."""

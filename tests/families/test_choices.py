@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-import understudy as us
+import offbook
+from offbook.config import TrainConfig
+from offbook.engine.learner.choice_masks import ChoiceMasks
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.policy import Policy
+from offbook.engine.protocol import JobTrajectory, Sample
 from tests.engine.learner.jobs import LORA, command, sample
 from tests.families.builders import ATTENTION, QWEN2_5, Family, build
 from tests.families.test_embedded_tool_calls import engine
-from understudy.config import TrainConfig
-from understudy.engine.learner.choice_masks import ChoiceMasks
-from understudy.engine.learner.learner import Learner
-from understudy.engine.learner.policy import Policy
-from understudy.engine.protocol import JobTrajectory, Sample
 
 TEXTS = ("Monday", "Mon", "the 4821 warehouse")
 
@@ -70,9 +70,9 @@ def test_the_learner_gives_an_answer_from_a_list_the_samplers_logprobs(family: F
 
 
 async def test_answers_of_a_server_from_a_list_are_trained_with_the_samplers_mask(
-    local_backend: us.LocalBackend,
+    local_backend: offbook.LocalBackend,
 ) -> None:
-    model = us.TrainableModel("choices", base_model="tiny", backend=local_backend)
+    model = offbook.TrainableModel("choices", base_model="tiny", backend=local_backend)
     messages: list[Any] = [{"role": "user", "content": "Is it a question?"}]
     answer = await model.openai_client().chat.completions.create(
         model=model.inference_name(),
@@ -82,10 +82,10 @@ async def test_answers_of_a_server_from_a_list_are_trained_with_the_samplers_mas
         extra_body={"structured_outputs": {"choice": ["yes", "no", "perhaps", "never"]}},
     )
     rollouts = [
-        us.Trajectory(messages_and_choices=[*messages, choice], reward=float(i))
+        offbook.Trajectory(messages_and_choices=[*messages, choice], reward=float(i))
         for i, choice in enumerate(answer.choices)
     ]
-    result = await model.train([us.TrajectoryGroup(rollouts)], kl_coef=0.1, pbar_desc=None)
+    result = await model.train([offbook.TrajectoryGroup(rollouts)], kl_coef=0.1, pbar_desc=None)
     assert (result.metrics["tokens/unmeasured"], result.metrics["calls/constrained_share"]) == (0, 0)
     assert result.metrics["kl/sampler_learner_max_diff"] < 1e-3
     assert result.metrics["kl/base"] == pytest.approx(0, abs=1e-6)

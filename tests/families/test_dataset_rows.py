@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from offbook.extras import install_command
+from offbook.scenarios.loading import load_scenarios
 from tests.families.builders import ATTENTION, QWEN3_5, Family, make_tokenizer
 from tests.families.tool_calls import ASKED, SAID, TOOL
-from understudy.extras import install_command
-from understudy.scenarios.loading import load_scenarios
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Oslo"]}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": CITY}}

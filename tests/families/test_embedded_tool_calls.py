@@ -14,12 +14,12 @@ import torch
 from fastapi.testclient import TestClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from offbook.engine.inference.app import build_app
+from offbook.engine.inference.chat.tool_calls import format_of
+from offbook.engine.inference.decoding.model import load_model
+from offbook.engine.inference.service import SamplingService
 from tests.families.builders import LLAMA3, MISTRAL, QWEN2_5, Family, build
 from tests.families.tool_calls import ARGUMENTS, ASKED, TOOL
-from understudy.engine.inference.app import build_app
-from understudy.engine.inference.chat.tool_calls import format_of
-from understudy.engine.inference.decoding.model import load_model
-from understudy.engine.inference.service import SamplingService
 
 GIVEN = json.dumps(ARGUMENTS)
 WRITES = {

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from offbook.config import TrainConfig
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.policy import Policy
+from offbook.engine.protocol import JobTrajectory
 from tests.engine.learner.jobs import LORA, command, sample
 from tests.families.builders import ATTENTION, QWEN3_5, Family, build
-from understudy.config import TrainConfig
-from understudy.engine.learner.learner import Learner
-from understudy.engine.learner.policy import Policy
-from understudy.engine.protocol import JobTrajectory
 
 ROUNDED = (0.1, float(np.float32(0.1)), 0.1)
 

@@ -15,7 +15,7 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-import understudy as us
+import offbook
 from tests.families.builders import ATTENTION, GEMMA3, MISTRAL, Family, build
 
 ORDER = {"type": "object", "properties": {"order": {"type": "string", "enum": ["4821", "5913"]}}, "required": ["order"]}
@@ -76,13 +76,17 @@ class Life:
     forced: Sampled
     trained: list[Sampled]
     kept: list[Sampled]
-    result: us.TrainResult
+    result: offbook.TrainResult
     lora: Path
     merged: Path
 
 
 async def call(
-    model: us.TrainableModel, at: int, step: int | None = None, options: dict[str, Any] | None = None, **fields: Any
+    model: offbook.TrainableModel,
+    at: int,
+    step: int | None = None,
+    options: dict[str, Any] | None = None,
+    **fields: Any,
 ) -> Sampled:
     messages, tools = ASKED[at]
     completions: Any = model.openai_client().chat.completions
@@ -96,7 +100,7 @@ async def call(
     raw: dict[str, Any] = answer.model_dump()
     choice = raw["choices"][0]
     logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
-    mark = choice["understudy"]
+    mark = choice["offbook"]
     return Sampled(
         at,
         mark["step"],
@@ -108,14 +112,14 @@ async def call(
     )
 
 
-async def live(family: Family, engine: str, folder: Path, backend: us.LocalBackend, exports: Path) -> Life:
-    model = us.TrainableModel(family.name, base_model=str(folder), backend=backend)
+async def live(family: Family, engine: str, folder: Path, backend: offbook.LocalBackend, exports: Path) -> Life:
+    model = offbook.TrainableModel(family.name, base_model=str(folder), backend=backend)
     asked = range(len(ASKED))
     base = await asyncio.gather(*(call(model, at) for at in asked for _ in range(3)))
     forced = await call(model, 1, **FORCED)
     groups = [
-        us.TrajectoryGroup(
-            us.Trajectory(messages_and_choices=[*ASKED[place][0], one.choice], reward=float(reward))
+        offbook.TrajectoryGroup(
+            offbook.Trajectory(messages_and_choices=[*ASKED[place][0], one.choice], reward=float(reward))
             for reward, one in enumerate(base[3 * at : 3 * at + 3])
         )
         for at, place in enumerate(asked)
@@ -144,7 +148,7 @@ def life(
     if engine == "vllm":
         require(find_spec("vllm") is not None, ENGINES)
     root = tmp_path_factory.mktemp(family.name)
-    backend = us.LocalBackend(root / "dir", threads=1, engine=engine)
+    backend = offbook.LocalBackend(root / "dir", threads=1, engine=engine)
     try:
         yield asyncio.run(live(family, engine, build(family, root / "base"), backend, root))
     finally:

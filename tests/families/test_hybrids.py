@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from offbook.config import LoraOptions, TrainConfig
+from offbook.engine.inference.decoding.model import load_model
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.policy import Policy
+from offbook.engine.protocol import JobTrajectory
+from offbook.errors import ConfigError
 from tests.engine.learner.jobs import command, sample
 from tests.families.builders import QWEN3_5, build
-from understudy.config import LoraOptions, TrainConfig
-from understudy.engine.inference.decoding.model import load_model
-from understudy.engine.learner.learner import Learner
-from understudy.engine.learner.policy import Policy
-from understudy.engine.protocol import JobTrajectory
-from understudy.errors import ConfigError
 
 PROMPT = list(range(30, 60))
 ANSWERS = [[100 + at, 7, 8, 200 + at] for at in range(4)]

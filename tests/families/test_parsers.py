@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from understudy import tiny
-from understudy.engine.inference.chat.families import OPTIONAL_THOUGHTS, Parsers, parsers
-from understudy.errors import ConfigError
+from offbook import tiny
+from offbook.engine.inference.chat.families import OPTIONAL_THOUGHTS, Parsers, parsers
+from offbook.errors import ConfigError
 
 # The templates that TRL keeps as the families ship them: model_type, tool calls, reasoning.
 SHIPPED = {
@@ -138,9 +138,7 @@ def test_every_name_is_one_that_the_installed_vllm_has(require: Callable[[bool, 
 
 
 def test_choosing_parsers_loads_no_torch() -> None:
-    code = (
-        "import sys, understudy.engine.inference.chat.families; assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
+    code = "import sys, offbook.engine.inference.chat.families; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

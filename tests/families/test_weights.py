@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from offbook.engine import base_weights
+from offbook.engine.inference.decoding.model import load_model
+from offbook.engine.learner.loaders import Loader, load_base
+from offbook.errors import ConfigError
 from tests.families.builders import ATTENTION, QWEN2_5, QWEN3_5, Family, build
-from understudy.engine import base_weights
-from understudy.engine.inference.decoding.model import load_model
-from understudy.engine.learner.loaders import Loader, load_base
-from understudy.errors import ConfigError
 
 FAMILIES = pytest.mark.parametrize("family", [*ATTENTION, QWEN3_5], ids=lambda family: family.name)
 FILE = "model.safetensors"

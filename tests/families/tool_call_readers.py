@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.tool_parsers import ToolParserManager
 
+from offbook.engine.inference.chat.families import parsers
 from tests.families.tool_calls import ASKED, SAID, TOOL
-from understudy.engine.inference.chat.families import parsers
 
 
 def written(tokenizer: Any) -> str:

@@ -15,8 +15,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.hf import HfRenderer
 
+from offbook.engine.inference.vllm.plugin import wrap_render_messages
 from tests.families.prompt_cases import CASES, TOOL
-from understudy.engine.inference.vllm.plugin import wrap_render_messages
 
 RENDER = wrap_render_messages(HfRenderer.render_messages_async)
 

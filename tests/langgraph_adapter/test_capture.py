@@ -17,13 +17,13 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from understudy import Trajectory
-from understudy.testing import LlmReply, LlmRequest, ScriptedLlm, calls_tool, says, scripted_llm
-from understudy_langgraph import ChatUnderstudy
-from understudy_langgraph.active_capture import ActiveCapture, CallRoute, activated
-from understudy_langgraph.patches import install
-from understudy_langgraph.provider_formats import to_openai
-from understudy_langgraph.selection import Selection, as_predicate
+from offbook import Trajectory
+from offbook.testing import LlmReply, LlmRequest, ScriptedLlm, calls_tool, says, scripted_llm
+from offbook_langgraph import ChatOffbook
+from offbook_langgraph.active_capture import ActiveCapture, CallRoute, activated
+from offbook_langgraph.patches import install
+from offbook_langgraph.provider_formats import to_openai
+from offbook_langgraph.selection import Selection, as_predicate
 
 
 @tool
@@ -51,7 +51,7 @@ def app() -> Any:
 
 def capture_to(server: ScriptedLlm, trajectory: str, select: Selection | None = None) -> Any:
     install()
-    target = ChatUnderstudy(model="agent", base_url=server.url, api_key=SecretStr("k"))
+    target = ChatOffbook(model="agent", base_url=server.url, api_key=SecretStr("k"))
     return activated(ActiveCapture((CallRoute(target, as_predicate(select, "select")),), Trajectory(id=trajectory)))
 
 
@@ -66,8 +66,8 @@ def test_an_unchanged_agent_is_redirected_when_invoked(server: ScriptedLlm, app:
     assert first.body["model"] == "agent"
     assert first.body["tools"][0]["function"]["name"] == "add"
     assert first.body["max_completion_tokens"] == 33
-    assert [request.headers["x-understudy-trajectory"] for request in server.requests] == ["t1", "t1"]
-    assert '"node": "model"' in first.headers["x-understudy-origin"]
+    assert [request.headers["x-offbook-trajectory"] for request in server.requests] == ["t1", "t1"]
+    assert '"node": "model"' in first.headers["x-offbook-origin"]
 
 
 def test_an_unchanged_agent_is_redirected_when_streamed(server: ScriptedLlm, app: Any) -> None:
@@ -88,8 +88,7 @@ async def test_concurrent_rollouts_on_one_graph_stay_apart(server: ScriptedLlm, 
 
     await asyncio.gather(*(rollout(number) for number in range(20)))
     owners = {
-        request.headers["x-understudy-trajectory"]: request.body["messages"][0]["content"]
-        for request in server.requests
+        request.headers["x-offbook-trajectory"]: request.body["messages"][0]["content"] for request in server.requests
     }
     assert owners == {f"t{number}": f"question {number}" for number in range(20)}
     assert len(server.requests) == 40
@@ -111,14 +110,14 @@ def test_the_apps_temperature_and_seed_are_not_passed_on(server: ScriptedLlm) ->
     assert server.requests[0].body.get("temperature") != 0.0
 
 
-def test_an_apps_own_chat_understudy_is_captured_and_one_with_a_trajectory_is_left_alone(
+def test_an_apps_own_chat_offbook_is_captured_and_one_with_a_trajectory_is_left_alone(
     server: ScriptedLlm,
 ) -> None:
-    own = ChatUnderstudy(model="agent", base_url=f"{server.url}", api_key=SecretStr("unused"))
+    own = ChatOffbook(model="agent", base_url=f"{server.url}", api_key=SecretStr("unused"))
     with capture_to(server, "t1"):
         own.invoke("hi")
         own.model_copy(update={"trajectory_id": "mine"}).invoke("hi")
-    assert [request.headers["x-understudy-trajectory"] for request in server.requests] == ["t1", "mine"]
+    assert [request.headers["x-offbook-trajectory"] for request in server.requests] == ["t1", "mine"]
 
 
 def test_threads_and_executors_carry_the_capture(server: ScriptedLlm) -> None:
@@ -128,7 +127,7 @@ def test_threads_and_executors_carry_the_capture(server: ScriptedLlm) -> None:
         thread = threading.Thread(target=model.invoke, args=("hi",))
         thread.start()
         thread.join()
-    assert [request.headers["x-understudy-trajectory"] for request in server.requests] == ["t1", "t1"]
+    assert [request.headers["x-offbook-trajectory"] for request in server.requests] == ["t1", "t1"]
 
 
 def test_calls_that_are_not_selected_stay_on_the_apps_own_model(server: ScriptedLlm) -> None:
@@ -137,7 +136,7 @@ def test_calls_that_are_not_selected_stay_on_the_apps_own_model(server: Scripted
         with capture_to(server, "t1", select=lambda origin: "title" not in origin.tags):
             assert titles.invoke("hi").text == "from the original"
     assert server.requests == []
-    assert "x-understudy-trajectory" not in own.requests[0].headers
+    assert "x-offbook-trajectory" not in own.requests[0].headers
 
 
 def test_without_a_capture_the_app_runs_on_its_own_model() -> None:
@@ -150,9 +149,9 @@ def test_without_a_capture_the_app_runs_on_its_own_model() -> None:
 
 def test_importing_the_adapter_patches_nothing() -> None:
     code = (
-        "import understudy_langgraph, threading\n"
+        "import offbook_langgraph, threading\n"
         "from langchain_core.language_models import BaseChatModel\n"
-        "print(hasattr(BaseChatModel.generate, '__understudy_original__'), threading.Thread.start.__module__)"
+        "print(hasattr(BaseChatModel.generate, '__offbook_original__'), threading.Thread.start.__module__)"
     )
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120

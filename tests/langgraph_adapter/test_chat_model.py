@@ -1,4 +1,4 @@
-"""ChatUnderstudy against a scripted endpoint: what goes over the wire, and what comes back."""
+"""ChatOffbook against a scripted endpoint: what goes over the wire, and what comes back."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from pydantic import SecretStr
 
-from understudy.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
-from understudy.types import CallOrigin
-from understudy_langgraph import ChatUnderstudy
-from understudy_langgraph.chat_model import THOUGHT
+from offbook.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
+from offbook.types import CallOrigin
+from offbook_langgraph import ChatOffbook
+from offbook_langgraph.chat_model import THOUGHT
 
 RAW = '{"order":"4821" , "note": "caf\\u00e9"}'  # spaces and escapes that json.dumps would not write
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
 
 
-def chat(url: str) -> ChatUnderstudy:
-    return ChatUnderstudy(model="agent", base_url=url, api_key=SecretStr("key"))
+def chat(url: str) -> ChatOffbook:
+    return ChatOffbook(model="agent", base_url=url, api_key=SecretStr("key"))
 
 
 def second_prompt(answer: AIMessage) -> list[HumanMessage | AIMessage | ToolMessage]:
@@ -86,8 +86,8 @@ def test_calls_carry_their_trajectory_and_origin() -> None:
         origin = CallOrigin(node="agent", step=2)
         chat(server.url).model_copy(update={"trajectory_id": "traj-1", "origin": origin}).invoke("hi")
     headers = server.requests[0].headers
-    assert headers["x-understudy-trajectory"] == "traj-1"
-    assert CallOrigin(**json.loads(headers["x-understudy-origin"])) == origin
+    assert headers["x-offbook-trajectory"] == "traj-1"
+    assert CallOrigin(**json.loads(headers["x-offbook-origin"])) == origin
 
 
 def test_token_ids_and_logprobs_stay_out_of_the_message() -> None:

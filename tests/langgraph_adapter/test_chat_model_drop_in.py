@@ -1,4 +1,4 @@
-"""ChatUnderstudy where a ChatOpenAI would stand: its address and key, its name, copies of it, and what it cannot know."""
+"""ChatOffbook where a ChatOpenAI would stand: its address and key, its name, copies of it, and what it cannot know."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField
 from pydantic import SecretStr, ValidationError
 
-from understudy import TrainableModel
-from understudy.errors import ConfigError
-from understudy.testing import says, scripted_llm
-from understudy_langgraph import ChatUnderstudy
+from offbook import TrainableModel
+from offbook.errors import ConfigError
+from offbook.testing import says, scripted_llm
+from offbook_langgraph import ChatOffbook
 
 KEY = "a-secret-key"
 
@@ -28,42 +28,42 @@ def openai_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The app's own provider, which is no business of the policy's server."""
     monkeypatch.setenv("OPENAI_API_KEY", "openai's")
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.openai.com/v1")
-    for name in ("UNDERSTUDY_URL", "UNDERSTUDY_API_KEY"):
+    for name in ("OFFBOOK_URL", "OFFBOOK_API_KEY"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_openais_key_goes_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_llm([says("hello")]) as server:
-        ChatUnderstudy(model="agent", base_url=server.url).invoke("hi")
-        monkeypatch.setenv("UNDERSTUDY_API_KEY", "ours")
-        monkeypatch.setenv("UNDERSTUDY_URL", server.url.removesuffix("/v1"))
-        asyncio.run(ChatUnderstudy(model="agent").ainvoke("hi"))
+        ChatOffbook(model="agent", base_url=server.url).invoke("hi")
+        monkeypatch.setenv("OFFBOOK_API_KEY", "ours")
+        monkeypatch.setenv("OFFBOOK_URL", server.url.removesuffix("/v1"))
+        asyncio.run(ChatOffbook(model="agent").ainvoke("hi"))
     assert [request.headers["authorization"] for request in server.requests] == ["Bearer none", "Bearer ours"]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"model": "agent"}, "base_url: missing.*UNDERSTUDY_URL"), ({"base_url": "http://127.0.0.1:9"}, "model")],
+    [({"model": "agent"}, "base_url: missing.*OFFBOOK_URL"), ({"base_url": "http://127.0.0.1:9"}, "model")],
 )
 def test_without_address_or_model_nothing_is_guessed_and_no_error_shows_the_key(
     given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValidationError, match=message) as caught:
-        ChatUnderstudy(**given, api_key=SecretStr(KEY))
+        ChatOffbook(**given, api_key=SecretStr(KEY))
     assert KEY not in str(caught.value)
 
 
 def test_what_is_dumped_has_no_key_and_can_be_loaded() -> None:
-    model = ChatUnderstudy(model="agent", base_url="http://127.0.0.1:9/v1", api_key=SecretStr(KEY), temperature=0.5)
+    model = ChatOffbook(model="agent", base_url="http://127.0.0.1:9/v1", api_key=SecretStr(KEY), temperature=0.5)
     text = dumps(model)
     assert KEY not in text + repr(model) + str(model.model_dump_json())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LangChainBetaWarning)
         again = loads(
             text,
-            allowed_objects=[ChatUnderstudy],
-            valid_namespaces=["understudy_langgraph"],
-            secrets_map={"UNDERSTUDY_API_KEY": "another", "OPENAI_API_KEY": "openai's"},
+            allowed_objects=[ChatOffbook],
+            valid_namespaces=["offbook_langgraph"],
+            secrets_map={"OFFBOOK_API_KEY": "another", "OPENAI_API_KEY": "openai's"},
         )
     assert again.asdict() == model.asdict()
     assert again.openai_api_key.get_secret_value() == "another"
@@ -73,9 +73,9 @@ def test_what_is_dumped_has_no_key_and_can_be_loaded() -> None:
 @pytest.mark.parametrize("name", ["gpt-5-mail", "o1", "o3-mini"])
 def test_a_model_that_is_called_like_one_of_openais_is_treated_like_any_other(name: str) -> None:
     with scripted_llm([says("hello")]) as server:
-        model = ChatUnderstudy(model=name, base_url=server.url, temperature=0.25)
+        model = ChatOffbook(model=name, base_url=server.url, temperature=0.25)
         model.invoke([SystemMessage("be brief"), HumanMessage("hi")])
-        ChatUnderstudy(model=name, base_url=server.url).invoke("hi")
+        ChatOffbook(model=name, base_url=server.url).invoke("hi")
     first, second = (request.body for request in server.requests)
     assert first["temperature"] == 0.25
     assert first["messages"][0]["role"] == "system"
@@ -84,11 +84,11 @@ def test_a_model_that_is_called_like_one_of_openais_is_treated_like_any_other(na
 
 
 def test_tokens_are_counted_with_the_given_tokenizer_or_not_at_all() -> None:
-    model = ChatUnderstudy(model="gpt-4", base_url="http://127.0.0.1:9/v1")
+    model = ChatOffbook(model="gpt-4", base_url="http://127.0.0.1:9/v1")
     for count in (lambda: model.get_num_tokens("hi"), lambda: model.get_num_tokens_from_messages([HumanMessage("hi")])):
         with pytest.raises(NotImplementedError, match="custom_get_token_ids"):
             count()
-    bytes_of = ChatUnderstudy(
+    bytes_of = ChatOffbook(
         model="gpt-4", base_url="http://127.0.0.1:9/v1", custom_get_token_ids=lambda text: list(text.encode())
     )
     assert bytes_of.get_num_tokens("four") == 4
@@ -97,7 +97,7 @@ def test_tokens_are_counted_with_the_given_tokenizer_or_not_at_all() -> None:
 
 def test_several_answers_come_whole_and_are_refused_as_a_stream(model: TrainableModel) -> None:
     api = asyncio.run(model.api())
-    chat = ChatUnderstudy(model=model.name, base_url=api.url, api_key=api.key, n=3, max_tokens=8)  # type: ignore[call-arg]  # an alias that pydantic accepts
+    chat = ChatOffbook(model=model.name, base_url=api.url, api_key=api.key, n=3, max_tokens=8)  # type: ignore[call-arg]  # an alias that pydantic accepts
     assert len(chat.generate([[HumanMessage("hi")]]).generations[0]) == 3
     with pytest.raises(ConfigError, match="n=3"):
         next(chat.stream("hi"))
@@ -105,7 +105,7 @@ def test_several_answers_come_whole_and_are_refused_as_a_stream(model: Trainable
 
 def test_one_model_works_in_loops_that_run_at_the_same_time() -> None:
     with scripted_llm(lambda request: says(request.messages[0]["content"])) as server:
-        model = ChatUnderstudy(model="agent", base_url=server.url)
+        model = ChatOffbook(model="agent", base_url=server.url)
 
         async def ask(name: str) -> list[str]:
             return [message.text for message in await asyncio.gather(*(model.ainvoke(name) for _ in range(4)))]
@@ -118,7 +118,7 @@ def test_one_model_works_in_loops_that_run_at_the_same_time() -> None:
 
 def test_settings_can_be_chosen_at_the_call() -> None:
     with scripted_llm([says("hello")]) as server:
-        model = ChatUnderstudy(model="agent", base_url=server.url, temperature=1.0, stop=["END"])  # type: ignore[call-arg]  # an alias that pydantic accepts
+        model = ChatOffbook(model="agent", base_url=server.url, temperature=1.0, stop=["END"])  # type: ignore[call-arg]  # an alias that pydantic accepts
         chosen = model.configurable_fields(
             temperature=ConfigurableField(id="heat"), model_name=ConfigurableField(id="m")
         )
@@ -131,7 +131,7 @@ def test_settings_can_be_chosen_at_the_call() -> None:
 
 def test_a_model_made_by_init_chat_model_speaks_to_the_server_too(model: TrainableModel) -> None:
     api = asyncio.run(model.api())
-    ours = ChatUnderstudy(model=model.name, base_url=api.url, api_key=api.key, temperature=0, max_tokens=8)  # type: ignore[call-arg]  # an alias that pydantic accepts
+    ours = ChatOffbook(model=model.name, base_url=api.url, api_key=api.key, temperature=0, max_tokens=8)  # type: ignore[call-arg]  # an alias that pydantic accepts
     plain = init_chat_model(
         f"openai:{model.name}", base_url=f"{api.url}/v1", api_key=api.key, temperature=0, max_tokens=8
     )

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from offbook import TrainableModel, Trainer, Trajectory, capture_auto_trajectory
+from offbook.errors import ConfigError
+from offbook.testing import ScriptedServer
+from offbook_langgraph import capture, trainable
 from tests.langgraph_adapter.kinds.apps import own_model
-from understudy import TrainableModel, Trainer, Trajectory, capture_auto_trajectory
-from understudy.errors import ConfigError
-from understudy.testing import ScriptedServer
-from understudy_langgraph import capture, trainable
 
 
 def lengths(gateway: ScriptedServer, since: int) -> list[int | None]:

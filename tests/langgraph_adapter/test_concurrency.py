@@ -16,12 +16,12 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import StructuredTool, tool
 
+from offbook import RemoteBackend, TrainableModel, Trajectory
+from offbook.client.capture import histories_of
+from offbook.testing import ScriptedServer, scripted_server
+from offbook.types import Call, CallStatus
+from offbook_langgraph import capture
 from tests.fakes.obedient_policy import obey
-from understudy import RemoteBackend, TrainableModel, Trajectory
-from understudy.client.capture import histories_of
-from understudy.testing import ScriptedServer, scripted_server
-from understudy.types import Call, CallStatus
-from understudy_langgraph import capture
 
 from .kinds.apps import add, asked, double, last, own_model
 from .kinds.policy import one_branch

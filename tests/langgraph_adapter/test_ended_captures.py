@@ -14,10 +14,10 @@ import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from understudy import TrainableModel
-from understudy.errors import CaptureError, ConfigError, RolloutError
-from understudy.testing import ScriptedLlm, ScriptedServer, says, scripted_llm
-from understudy_langgraph import capture, observe, trainable
+from offbook import TrainableModel
+from offbook.errors import CaptureError, ConfigError, RolloutError
+from offbook.testing import ScriptedLlm, ScriptedServer, says, scripted_llm
+from offbook_langgraph import capture, observe, trainable
 
 
 @pytest.fixture

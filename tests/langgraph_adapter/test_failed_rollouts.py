@@ -18,11 +18,11 @@ from langgraph.prebuilt import InjectedState, InjectedStore, ToolNode, ToolRunti
 from langgraph.store.memory import InMemoryStore
 from rich.console import Console
 
+from offbook import TrainableModel, TrainConfig
+from offbook.errors import RolloutError, TrainError
+from offbook.trainer.progress import PlainProgress
+from offbook_langgraph import capture, trainable
 from tests.langgraph_adapter.kinds.apps import asked, last, own_model
-from understudy import TrainableModel, TrainConfig
-from understudy.errors import RolloutError, TrainError
-from understudy.trainer.progress import PlainProgress
-from understudy_langgraph import capture, trainable
 
 HERE = __file__.rpartition("/")[2]
 SIZES = {"teal": 7}

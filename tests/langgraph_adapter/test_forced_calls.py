@@ -11,12 +11,12 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from pydantic import BaseModel
 from tokenizers import Tokenizer
 
+from offbook import TrainableModel, current_trajectory
+from offbook.client.failures import failure_kinds
+from offbook.tiny import path
+from offbook.types import Call, as_rollout_exception
+from offbook_langgraph import capture, trainable
 from tests.langgraph_adapter.kinds.apps import own_model
-from understudy import TrainableModel, current_trajectory
-from understudy.client.failures import failure_kinds
-from understudy.tiny import path
-from understudy.types import Call, as_rollout_exception
-from understudy_langgraph import capture, trainable
 
 QUESTION = HumanMessage("what is the size of box 4821?")
 

@@ -20,10 +20,10 @@ import requests
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from understudy import TrainableModel
-from understudy.errors import LeakError
-from understudy.testing import ScriptedLlm, says, scripted_llm
-from understudy_langgraph import capture, observe, trainable, uncaptured
+from offbook import TrainableModel
+from offbook.errors import LeakError
+from offbook.testing import ScriptedLlm, says, scripted_llm
+from offbook_langgraph import capture, observe, trainable, uncaptured
 
 HERE = r"test_leaks\.py:\d+ in "
 
@@ -112,7 +112,7 @@ def test_a_leak_that_the_app_swallowed_is_raised_at_the_end(stand_in: TrainableM
 def test_a_warned_leak_goes_through_and_stands_in_the_trajectory(
     stand_in: TrainableModel, other: ScriptedLlm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "understudy"), capture(stand_in, on_leak="warn") as trajectory:
+    with caplog.at_level(logging.WARNING, "offbook"), capture(stand_in, on_leak="warn") as trajectory:
         for _ in range(2):
             ask_openai(other.url)
     assert len(other.requests) == len(trajectory.logs) == 2
@@ -173,7 +173,7 @@ def test_a_query_that_may_hold_a_key_is_not_shown(stand_in: TrainableModel, othe
 def test_an_observation_warns_of_calls_that_it_does_not_see(
     other: ScriptedLlm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "understudy"), observe() as trajectory:
+    with caplog.at_level(logging.WARNING, "offbook"), observe() as trajectory:
         ask_openai(other.url)
     assert [other.url in line for line in trajectory.logs] == [True]
 

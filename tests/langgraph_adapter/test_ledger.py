@@ -13,10 +13,10 @@ from langgraph.errors import GraphRecursionError
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
-from understudy import TrainableModel, Trajectory
-from understudy.errors import ConfigError
-from understudy.testing import ScriptedServer
-from understudy_langgraph import capture
+from offbook import TrainableModel, Trajectory
+from offbook.errors import ConfigError
+from offbook.testing import ScriptedServer
+from offbook_langgraph import capture
 
 OWN = {"model": "own", "api_key": "unused", "base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
 
@@ -135,7 +135,7 @@ def test_a_message_says_which_call_made_it(stand_in: TrainableModel, obedient: S
         for chunk in model().stream("hi"):
             streamed = chunk if streamed is None else streamed + chunk
     assert streamed is not None
-    ids = [message.response_metadata["understudy"]["call_id"] for message in (whole, streamed)]
+    ids = [message.response_metadata["offbook"]["call_id"] for message in (whole, streamed)]
     assert ids == [call.id for call in obedient.calls(trajectory.id)]
     assert "token_ids" not in str(whole.response_metadata)
 

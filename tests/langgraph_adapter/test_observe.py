@@ -17,10 +17,10 @@ from langchain_openai import ChatOpenAI
 from openai.types.chat.chat_completion import Choice
 from pydantic import SecretStr
 
-from understudy import TrainableModel, Trajectory
-from understudy.testing import LlmReply, LlmRequest, ScriptedServer, calls_tool, says, scripted_llm
-from understudy.types import call_ref
-from understudy_langgraph import capture, observe
+from offbook import TrainableModel, Trajectory
+from offbook.testing import LlmReply, LlmRequest, ScriptedServer, calls_tool, says, scripted_llm
+from offbook.types import call_ref
+from offbook_langgraph import capture, observe
 
 ASKED: Any = {"messages": [("user", "1 + 2?")]}
 

@@ -12,13 +12,13 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from rich.console import Console
 
+from offbook import LocalBackend, TrainableModel, TrainConfig
+from offbook.errors import CaptureError, RolloutError
+from offbook.testing import ScriptedLlm, says, scripted_llm
+from offbook.trainer.progress import PlainProgress
+from offbook.types import new_id
+from offbook_langgraph import capture, trainable
 from tests.langgraph_adapter.kinds.apps import own_model
-from understudy import LocalBackend, TrainableModel, TrainConfig
-from understudy.errors import CaptureError, RolloutError
-from understudy.testing import ScriptedLlm, says, scripted_llm
-from understudy.trainer.progress import PlainProgress
-from understudy.types import new_id
-from understudy_langgraph import capture, trainable
 
 SCENARIOS = [{"id": "a", "question": "hi"}, {"id": "b", "question": "ho"}]
 SMALL: dict[str, Any] = {"group_size": 2, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}

@@ -13,10 +13,10 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import SecretStr
 
-from understudy import RemoteBackend, TrainableModel
-from understudy.errors import CaptureError, ConfigError
-from understudy.testing import ScriptedLlm, ScriptedServer, says, scripted_llm
-from understudy_langgraph import capture, uncaptured
+from offbook import RemoteBackend, TrainableModel
+from offbook.errors import CaptureError, ConfigError
+from offbook.testing import ScriptedLlm, ScriptedServer, says, scripted_llm
+from offbook_langgraph import capture, uncaptured
 
 
 @pytest.fixture

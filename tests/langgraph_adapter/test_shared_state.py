@@ -10,9 +10,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
 
-from understudy import TrainableModel, current_trajectory
-from understudy.errors import SharedStateError
-from understudy_langgraph import capture, trainable
+from offbook import TrainableModel, current_trajectory
+from offbook.errors import SharedStateError
+from offbook_langgraph import capture, trainable
 
 ASKED = {"messages": [("user", "hi")]}
 SCENARIOS = [{"id": "a", "question": "hi"}]
@@ -43,7 +43,7 @@ def test_two_rollouts_in_one_thread_stop_with_an_error_unless_allowed(
     else:
         with pytest.raises(
             SharedStateError,
-            match=r"thread 'mine' of InMemorySaver: traj-.* wrote there before traj-.*us.current_trajectory\(\) or us.Trajectory\(\)\).id",
+            match=r"thread 'mine' of InMemorySaver: traj-.* wrote there before traj-.*offbook.current_trajectory\(\) or offbook.Trajectory\(\)\).id",
         ):
             agent.evaluate(SCENARIOS, rollouts=2)
 

@@ -8,10 +8,10 @@ from typing import Any
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 
+from offbook import TrainableModel, Trajectory, TrajectoryGroup
+from offbook.testing import ScriptedServer
+from offbook_langgraph import capture, trainable
 from tests.langgraph_adapter.kinds.apps import add, asked, double, last, own_model
-from understudy import TrainableModel, Trajectory, TrajectoryGroup
-from understudy.testing import ScriptedServer
-from understudy_langgraph import capture, trainable
 
 CONVERSATION = ["add(a=1, b=2)", "", "3", "the tools said 3"]
 

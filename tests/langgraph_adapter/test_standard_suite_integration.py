@@ -13,12 +13,12 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from understudy import LocalBackend, TrainableModel
-from understudy.testing import Action, scripted_server
-from understudy.testing.asgi import Body
-from understudy.testing.policy_sampler import content_text
-from understudy.types import new_id
-from understudy_langgraph import ChatUnderstudy
+from offbook import LocalBackend, TrainableModel
+from offbook.testing import Action, scripted_server
+from offbook.testing.asgi import Body
+from offbook.testing.policy_sampler import content_text
+from offbook.types import new_id
+from offbook_langgraph import ChatOffbook
 
 pytestmark = [
     # langchain-openai's own, which comes with a plain ChatOpenAI too: it changes the method for a schema of pydantic 1.
@@ -38,7 +38,7 @@ NEEDS_SKILL = {
 
 
 class Declared(ChatModelIntegrationTests):
-    """What ChatUnderstudy is, on any model. The suite declares by properties; what it skips has its reason here."""
+    """What ChatOffbook is, on any model. The suite declares by properties; what it skips has its reason here."""
 
     endpoint: dict[str, Any]
 
@@ -57,8 +57,8 @@ class Declared(ChatModelIntegrationTests):
     enable_vcr_tests = False
 
     @property
-    def chat_model_class(self) -> type[ChatUnderstudy]:
-        return ChatUnderstudy
+    def chat_model_class(self) -> type[ChatOffbook]:
+        return ChatOffbook
 
     @property
     def chat_model_params(self) -> dict[str, Any]:

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 from langchain_tests.unit_tests import ChatModelUnitTests
 
-from understudy_langgraph import ChatUnderstudy
+from offbook_langgraph import ChatOffbook
 
 
 @pytest.fixture(autouse=True)
 def known_to_langchain(monkeypatch: pytest.MonkeyPatch) -> None:
     """`test_serdes` loads with allowed_objects="all": every class in langchain-core's own table, which has LangChain's
-    partner packages. Users name the class instead: allowed_objects=[ChatUnderstudy]."""
+    partner packages. Users name the class instead: allowed_objects=[ChatOffbook]."""
     loading = importlib.import_module("langchain_core.load.load")  # the package's attribute is the function
-    path = tuple(ChatUnderstudy.lc_id())
+    path = tuple(ChatOffbook.lc_id())
     monkeypatch.setitem(loading.ALL_SERIALIZABLE_MAPPINGS, path, path)
     monkeypatch.setattr(loading, "_default_class_paths_cache", {})
 
 
-class TestChatUnderstudyUnit(ChatModelUnitTests):
+class TestChatOffbookUnit(ChatModelUnitTests):
     @property
-    def chat_model_class(self) -> type[ChatUnderstudy]:
-        return ChatUnderstudy
+    def chat_model_class(self) -> type[ChatOffbook]:
+        return ChatOffbook
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
@@ -32,10 +32,10 @@ class TestChatUnderstudyUnit(ChatModelUnitTests):
 
     @property
     def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
-        """The environment's server and key are Understudy's; OpenAI's go to nobody else."""
+        """The environment's server and key are Offbook's; OpenAI's go to nobody else."""
         environment = {
-            "UNDERSTUDY_URL": "http://gpu-box:8000",
-            "UNDERSTUDY_API_KEY": "ours",
+            "OFFBOOK_URL": "http://gpu-box:8000",
+            "OFFBOOK_API_KEY": "ours",
             "OPENAI_API_KEY": "openai's",
             "OPENAI_API_BASE": "https://api.openai.com/v1",
         }

@@ -14,12 +14,12 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import RetryPolicy
 
+from offbook import TrainableModel, Trajectory
+from offbook.integration import RolloutTrace, SpanKind, TraceSpan, rollout_spans
+from offbook.testing import ScriptedServer
+from offbook.wire import TracePage
+from offbook_langgraph import capture, observe, trainable
 from tests.langgraph_adapter.kinds.apps import asked, own_model
-from understudy import TrainableModel, Trajectory
-from understudy.integration import RolloutTrace, SpanKind, TraceSpan, rollout_spans
-from understudy.testing import ScriptedServer
-from understudy.wire import TracePage
-from understudy_langgraph import capture, observe, trainable
 
 SECONDS = 0.15
 

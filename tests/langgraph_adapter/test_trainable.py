@@ -17,10 +17,10 @@ from langchain_openai import ChatOpenAI
 from langgraph.pregel import Pregel
 from pydantic import SecretStr
 
-from understudy import TrainableModel, TrainConfig, Trajectory, current_trajectory
-from understudy.errors import ConfigError, RolloutError, WrongLoopError
-from understudy.testing import says, scripted_llm
-from understudy_langgraph import capture, trainable
+from offbook import TrainableModel, TrainConfig, Trajectory, current_trajectory
+from offbook.errors import ConfigError, RolloutError, WrongLoopError
+from offbook.testing import says, scripted_llm
+from offbook_langgraph import capture, trainable
 
 SCENARIOS = [{"id": str(number), "question": f"what is the size of box {number}?"} for number in (4821, 5913)]
 SMALL: dict[str, Any] = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}

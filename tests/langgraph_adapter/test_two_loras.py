@@ -12,10 +12,10 @@ from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from understudy import LocalBackend, TrainableModel, TrainConfig, current_trajectory
-from understudy.errors import ConfigError
-from understudy.types import new_id
-from understudy_langgraph import trainable
+from offbook import LocalBackend, TrainableModel, TrainConfig, current_trajectory
+from offbook.errors import ConfigError
+from offbook.types import new_id
+from offbook_langgraph import trainable
 
 SCENARIOS = [{"id": str(number), "question": f"what is the size of box {number}?"} for number in (4821, 5913)]
 SMALL: dict[str, Any] = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=3e-2)}

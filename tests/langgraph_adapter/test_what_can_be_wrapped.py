@@ -22,10 +22,10 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel, SecretStr
 
-import understudy as us
-from understudy import TrainableModel, TrajectoryGroup
-from understudy.errors import ConfigError, RolloutError
-from understudy_langgraph import capture, trainable
+import offbook
+from offbook import TrainableModel, TrajectoryGroup
+from offbook.errors import ConfigError, RolloutError
+from offbook_langgraph import capture, trainable
 
 OWN = {"model": "own", "api_key": "unused", "base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
 SCENARIOS = [{"id": "a", "question": "hi"}]
@@ -126,7 +126,7 @@ def test_a_scenario_without_text_lists_its_keys(stand_in: TrainableModel) -> Non
 
 @pytest.mark.parametrize(
     ("returned", "expected"),
-    [(0.5, 0.5), (True, 1.0), ({"reward": 0.5, "found": 1}, 0.5), (us.RewardResult(0.25, {"found": 1.0}), 0.25)],
+    [(0.5, 0.5), (True, 1.0), ({"reward": 0.5, "found": 1}, 0.5), (offbook.RewardResult(0.25, {"found": 1.0}), 0.25)],
 )
 def test_a_function_returns_its_reward(returned: object, expected: float, stand_in: TrainableModel) -> None:
     @trainable(model=stand_in)
@@ -145,7 +145,7 @@ def test_a_reward_that_is_logged_in_a_node_belongs_to_the_call_before_it(
         return {"messages": [model.invoke(state["messages"])]}
 
     def check(state: Any) -> None:
-        us.log_reward(0.1 * len(state["messages"]))
+        offbook.log_reward(0.1 * len(state["messages"]))
 
     graph = StateGraph(MessagesState)
     for number in range(2):
@@ -156,15 +156,15 @@ def test_a_reward_that_is_logged_in_a_node_belongs_to_the_call_before_it(
         graph.add_edge(before, after)
     with capture(stand_in) as trajectory:
         final = graph.compile().invoke({"messages": [("user", "hi")]})  # type: ignore[arg-type]
-    calls = [message.response_metadata["understudy"]["call_id"] for message in final["messages"][1:]]
+    calls = [message.response_metadata["offbook"]["call_id"] for message in final["messages"][1:]]
     assert trajectory.call_rewards == dict(zip(calls, (pytest.approx(0.2), pytest.approx(0.3)), strict=True))
 
 
 def test_a_reward_can_be_logged_from_inside_and_is_added_to_what_is_returned(stand_in: TrainableModel) -> None:
     def node(state: Any) -> Any:
-        us.log_reward(0.3, key="format")
-        us.log_reward(0.1, key="format")
-        us.log_metric("turns", 1)
+        offbook.log_reward(0.3, key="format")
+        offbook.log_reward(0.1, key="format")
+        offbook.log_metric("turns", 1)
         return {"messages": [chat().invoke(state["messages"])]}
 
     graph = StateGraph(MessagesState)
@@ -177,12 +177,12 @@ def test_a_reward_can_be_logged_from_inside_and_is_added_to_what_is_returned(sta
 
 
 def test_logging_outside_of_a_rollout_does_nothing_and_refuses_what_is_no_number() -> None:
-    us.log_reward(1.0)
-    us.log_metric("turns", 2)
+    offbook.log_reward(1.0)
+    offbook.log_metric("turns", 2)
     with pytest.raises(ConfigError, match=r"log_reward\('format'\): a finite number is needed, got nan"):
-        us.log_reward(float("nan"), key="format")
+        offbook.log_reward(float("nan"), key="format")
     with pytest.raises(ConfigError, match=r"log_metric\('turns'\): a number is needed, got 'many'"):
-        us.log_metric("turns", "many")  # type: ignore[arg-type]
+        offbook.log_metric("turns", "many")  # type: ignore[arg-type]
 
 
 def test_a_rollout_without_any_reward_says_all_ways_to_give_one(stand_in: TrainableModel) -> None:
@@ -226,7 +226,7 @@ def test_a_judge_of_the_decorator_scores_what_the_function_returned(stand_in: Tr
 
 
 def test_a_reward_function_that_asks_an_llm_asks_its_own(stand_in: TrainableModel) -> None:
-    from understudy.testing import says, scripted_llm
+    from offbook.testing import says, scripted_llm
 
     with scripted_llm([says("0.75")]) as judge:
         model = ChatOpenAI(model="judge", api_key=SecretStr("unused"), base_url=judge.url)
@@ -354,11 +354,13 @@ def test_a_function_that_returns_an_interrupted_state_is_told_to_resume(stand_in
     graph = approving_graph()
 
     def agent(scenario: dict[str, str]) -> Any:
-        return graph.invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": us.current_trajectory().id}})  # type: ignore[union-attr]
+        return graph.invoke(
+            {"messages": [("user", "hi")]}, {"configurable": {"thread_id": offbook.current_trajectory().id}}
+        )  # type: ignore[union-attr]
 
     def resuming(scenario: dict[str, str]) -> Any:
         agent(scenario)
-        config: RunnableConfig = {"configurable": {"thread_id": us.current_trajectory().id}}  # type: ignore[union-attr]
+        config: RunnableConfig = {"configurable": {"thread_id": offbook.current_trajectory().id}}  # type: ignore[union-attr]
         return graph.invoke(Command(resume="yes"), config)
 
     with pytest.raises(RolloutError, match=r"resume it in the function, with Command\(resume="):

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from understudy.llms import Llm
-from understudy.testing import ScriptedLlm
+from offbook.llms import Llm
+from offbook.testing import ScriptedLlm
 
 GOOD = '{"score": 0.5}'
 HELLO = [{"role": "user", "content": "how good is it?"}]

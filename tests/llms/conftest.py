@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from understudy.llms import provider, question
-from understudy.testing import says, scripted_llm
+from offbook.llms import provider, question
+from offbook.testing import says, scripted_llm
 
 from .asking import HELLO, llm_at
 

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from understudy.errors import LlmError, StoreError
-from understudy.llms import Llm, Tokens, budget
-from understudy.testing import LlmReply, LlmRequest, ScriptedLlm, cuts, fails, refuses, says, scripted_llm
+from offbook.errors import LlmError, StoreError
+from offbook.llms import Llm, Tokens, budget
+from offbook.testing import LlmReply, LlmRequest, ScriptedLlm, cuts, fails, refuses, says, scripted_llm
 
 from .asking import GOOD, HELLO, Verdict, llm_at
 
 SCORING = """
 import asyncio, sys
 from tests.llms.asking import Verdict
-from understudy.llms import Llm
+from offbook.llms import Llm
 
 async def main(url, cache, count, together):
     llm = Llm("openai/judge", api_base=url, cache=cache)
@@ -191,7 +191,7 @@ async def test_an_answer_that_a_newer_check_rejects_is_asked_for_again(tmp_path:
 async def test_the_file_is_the_users_alone_and_holds_json_and_no_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UNDERSTUDY_DIR", str(tmp_path / "new" / "folder"))
+    monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path / "new" / "folder"))
     with scripted_llm([says(GOOD)]) as endpoint:
         llm = Llm("openai/judge", api_base=endpoint.url)
         await llm.ask([{"role": "user", "content": "a private matter"}], Verdict)

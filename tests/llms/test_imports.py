@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import understudy.llms
-from understudy.errors import ConfigError
-from understudy.extras import install_command
-from understudy.llms import Llm
+import offbook.llms
+from offbook.errors import ConfigError
+from offbook.extras import install_command
+from offbook.llms import Llm
 
 
 def in_fresh_process(code: str) -> Any:
@@ -22,11 +22,11 @@ def in_fresh_process(code: str) -> Any:
 
 def test_importing_it_loads_nothing_and_writes_no_variable() -> None:
     loaded, llm_loaded, variables = in_fresh_process(
-        "import sys, os, json; before, env = set(sys.modules), dict(os.environ); import understudy.llms; "
-        "loaded = sorted(set(sys.modules) - before); from understudy.llms import *; Llm('openai/o3'); "
+        "import sys, os, json; before, env = set(sys.modules), dict(os.environ); import offbook.llms; "
+        "loaded = sorted(set(sys.modules) - before); from offbook.llms import *; Llm('openai/o3'); "
         "print(json.dumps([loaded, sorted(sys.modules), sorted(set(os.environ) ^ set(env))]))"
     )
-    assert [name for name in loaded if name.startswith("understudy")] == ["understudy", "understudy.llms"]
+    assert [name for name in loaded if name.startswith("offbook")] == ["offbook", "offbook.llms"]
     assert not {"pydantic", "sqlite3", "httpx"} & set(loaded)
     assert not {"litellm", "json_repair", "openai"} & {name.split(".")[0] for name in llm_loaded}
     assert variables == []
@@ -36,7 +36,7 @@ def test_the_first_question_needs_the_extra_and_says_so() -> None:
     code = """
 import asyncio, json, sys
 sys.modules["litellm"] = None
-from understudy.llms import Llm
+from offbook.llms import Llm
 try:
     asyncio.run(Llm("openai/o3", cache=None).ask_text([{"role": "user", "content": "hello"}]))
 except ImportError as error:
@@ -52,7 +52,7 @@ import os, json, socket, sys, logging
 os.chdir({str(tmp_path)!r})
 asked = []
 socket.getaddrinfo = lambda *args, **options: asked.append(args) or []
-from understudy.llms.provider import load
+from offbook.llms.provider import load
 litellm = load()
 print(json.dumps(["CANARY_OF_A_DOTENV" in os.environ, asked, litellm.suppress_debug_info, logging.getLogger("LiteLLM").level]))
 """
@@ -60,11 +60,11 @@ print(json.dumps(["CANARY_OF_A_DOTENV" in os.environ, asked, litellm.suppress_de
 
 
 def test_its_names_are_exact_and_each_can_be_loaded() -> None:
-    names = understudy.llms.__all__
-    assert names == sorted(names) == dir(understudy.llms)
-    assert all(getattr(understudy.llms, name) is not None for name in names)
+    names = offbook.llms.__all__
+    assert names == sorted(names) == dir(offbook.llms)
+    assert all(getattr(offbook.llms, name) is not None for name in names)
     with pytest.raises(AttributeError, match="nonsense"):
-        _ = understudy.llms.nonsense
+        _ = offbook.llms.nonsense
 
 
 @pytest.mark.parametrize(

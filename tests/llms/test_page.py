@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from offbook.testing import says, scripted_llm
 from tests.paths import ROOT
-from understudy.testing import says, scripted_llm
 
 
 def test_the_page_prints_what_it_tells(tmp_path: Path) -> None:
@@ -29,4 +29,4 @@ def test_the_page_prints_what_it_tells(tmp_path: Path) -> None:
         "0.7",
         "refused 3",
     ]
-    assert (tmp_path / ".understudy" / "llms.sqlite").exists()
+    assert (tmp_path / ".offbook" / "llms.sqlite").exists()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from understudy.errors import ConfigError, LlmError
-from understudy.llms import Llm, Tokens, spending
-from understudy.testing import (
+from offbook.errors import ConfigError, LlmError
+from offbook.llms import Llm, Tokens, spending
+from offbook.testing import (
     LlmReply,
     LlmRequest,
     chooses_nothing,

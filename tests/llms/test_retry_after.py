@@ -7,8 +7,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from understudy.llms import question
-from understudy.llms.outcome import retry_after
+from offbook.llms import question
+from offbook.llms.outcome import retry_after
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from understudy.errors import BudgetExceeded, LlmError
-from understudy.llms import budget
-from understudy.llms.redaction import MARK, redact
-from understudy.testing import LlmReply, LlmRequest, fails, says, scripted_llm
+from offbook.errors import BudgetExceeded, LlmError
+from offbook.llms import budget
+from offbook.llms.redaction import MARK, redact
+from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 
 from .asking import HELLO, Verdict, llm_at
 
@@ -46,7 +46,7 @@ def told(error: BaseException) -> str:
 def every_local(error: BaseException) -> str:
     """The locals of every frame, as tools that capture them would write them down."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return "\n".join(repr(frame.f_locals) for frame in frames if "understudy/llms" in frame.f_code.co_filename)
+    return "\n".join(repr(frame.f_locals) for frame in frames if "offbook/llms" in frame.f_code.co_filename)
 
 
 @pytest.mark.parametrize("model", ["openai/judge", "hosted_vllm/judge"])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from understudy.errors import BudgetExceeded, ConfigError, LlmError
-from understudy.llms import LlmOptions, Price, Spending, Tokens, budget, spending
-from understudy.llms.prices import cost_of, estimate, price_of
-from understudy.testing import LlmReply, LlmRequest, fails, hangs, refuses, says, scripted_llm
+from offbook.errors import BudgetExceeded, ConfigError, LlmError
+from offbook.llms import LlmOptions, Price, Spending, Tokens, budget, spending
+from offbook.llms.prices import cost_of, estimate, price_of
+from offbook.testing import LlmReply, LlmRequest, fails, hangs, refuses, says, scripted_llm
 
 from .asking import GOOD, HELLO, Verdict, llm_at
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from offbook_mcp import StdioServer, Target
 from tests.paths import ROOT
-from understudy_mcp import StdioServer, Target
 
 SERVERS = Path(__file__).parent / "servers"
 NODE_HINT = "make mcp-servers"
@@ -32,9 +32,9 @@ def python_module(name: str, *arguments: str) -> str:
 
 
 def node_modules() -> Path | None:
-    """Where the Node servers are: UNDERSTUDY_MCP_NODE, or a `node_modules` of the checkout or of these tests."""
+    """Where the Node servers are: OFFBOOK_MCP_NODE, or a `node_modules` of the checkout or of these tests."""
     places = [ROOT / "node_modules", Path(__file__).parent / "node_modules"]
-    if named := os.environ.get("UNDERSTUDY_MCP_NODE"):
+    if named := os.environ.get("OFFBOOK_MCP_NODE"):
         places.insert(0, Path(named))
     return next((place for place in places if (place / "@modelcontextprotocol").is_dir()), None)
 

@@ -1,4 +1,4 @@
-"""`understudy mcp tools`: what a user sees before anything is trained."""
+"""`offbook mcp tools`: what a user sees before anything is trained."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import typer
 
+from offbook.cli import guarded
+from offbook.extras import install_command
+from offbook_mcp import Limits, Target
+from offbook_mcp.commands import app
+from offbook_mcp.target_command import on_target
 from tests.mcp_adapter.conftest import SERVERS, python_module
 from tests.paths import ROOT
-from understudy.cli import guarded
-from understudy.extras import install_command
-from understudy_mcp import Limits, Target
-from understudy_mcp.commands import app
-from understudy_mcp.target_command import on_target
 
 Called = Callable[..., tuple[int, str, str]]
-POINT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["understudy.commands"]["mcp"]
+POINT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["offbook.commands"]["mcp"]
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +33,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     facts = folder / "plugged-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text(f"[understudy.commands]\nmcp = {POINT}\n")
+    (facts / "entry_points.txt").write_text(f"[offbook.commands]\nmcp = {POINT}\n")
     (folder / "notes_server.py").write_text((SERVERS / "notes_server.py").read_text())
     return folder
 
 
-def understudy(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def offbook(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "understudy", *words]
+    command = [sys.executable, "-m", "offbook", *words]
     return subprocess.run(
         command,
         cwd=folder,
@@ -53,7 +53,7 @@ def understudy(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_tools_of_a_command_are_listed_as_the_model_will_see_them(folder: Path) -> None:
-    done = understudy(folder, "mcp", "tools", python_module("mcp_server_time", "--local-timezone", "UTC"))
+    done = offbook(folder, "mcp", "tools", python_module("mcp_server_time", "--local-timezone", "UTC"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("mcp_server_time: mcp-time 2026.")
@@ -140,12 +140,12 @@ def test_the_deadlines_of_a_start_and_of_a_call_are_options(called: Called) -> N
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("tools nowhere-at-all", 1, "understudy: MCP server 'nowhere-at-all': cannot be started, No such file"),
-        ("tools notes_server:nothing", 2, "understudy: target: notes_server has no 'nothing'"),
-        ("tools nowhere:server", 2, "understudy: target: there is no module 'nowhere'"),
+        ("tools nowhere-at-all", 1, "offbook: MCP server 'nowhere-at-all': cannot be started, No such file"),
+        ("tools notes_server:nothing", 2, "offbook: target: notes_server has no 'nothing'"),
+        ("tools nowhere:server", 2, "offbook: target: there is no module 'nowhere'"),
         ("tools notes_server:Path.home --bind text", 2, "--bind: 'text' is not of the form name=value"),
         ("tools a.json", 2, "a.json cannot be read"),
-        ("tools 'server' --fixture .", 2, "understudy: fixture: nothing uses it"),
+        ("tools 'server' --fixture .", 2, "offbook: fixture: nothing uses it"),
         ("tools", 2, "Missing argument"),
         ("nothing", 2, "No such command 'nothing'"),
     ],
@@ -158,9 +158,9 @@ def test_what_is_wrong_is_one_sentence(called: Called, words: str, code: int, me
 
 def test_the_command_is_listed_without_being_loaded_and_a_missing_extra_is_named(folder: Path) -> None:
     code = (
-        "import sys; sys.argv = ['understudy', *sys.argv[1:]]\n"
+        "import sys; sys.argv = ['offbook', *sys.argv[1:]]\n"
         "sys.modules['mcp'] = None\n"
-        "from understudy.cli import main; main()"
+        "from offbook.cli import main; main()"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     for words, returned, text in (("--help", 0, "\n  mcp "), ("mcp tools x", 2, install_command("mcp"))):

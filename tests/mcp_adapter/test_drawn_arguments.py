@@ -10,13 +10,13 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
-from understudy_mcp import ServerPool, Target
-from understudy_mcp.scenarios.explore import explore
-from understudy_mcp.scenarios.harvest import Leaf, singular, words_of
-from understudy_mcp.scenarios.moments import dates_like
-from understudy_mcp.scenarios.sampler import ArgumentSampler
-from understudy_mcp.tools.tool import Schema, ServerDescription, ServerTool, ToolKind
-from understudy_mcp.tools.toolset import ModelTool, make_toolset
+from offbook_mcp import ServerPool, Target
+from offbook_mcp.scenarios.explore import explore
+from offbook_mcp.scenarios.harvest import Leaf, singular, words_of
+from offbook_mcp.scenarios.moments import dates_like
+from offbook_mcp.scenarios.sampler import ArgumentSampler
+from offbook_mcp.tools.tool import Schema, ServerDescription, ServerTool, ToolKind
+from offbook_mcp.tools.toolset import ModelTool, make_toolset
 
 TEXT: Schema = {"type": "string"}
 

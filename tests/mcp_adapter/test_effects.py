@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from mcp.types import ToolAnnotations
 
-from understudy_mcp import ToolKind
-from understudy_mcp.tools.effects import tool_kind
+from offbook_mcp import ToolKind
+from offbook_mcp.tools.effects import tool_kind
 
 LABELLED = Path(__file__).parent / "listed" / "labelled.tsv"
 """Tools of public servers, with what their calls do to the server as read from their documentation."""

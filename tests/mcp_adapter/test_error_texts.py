@@ -8,14 +8,14 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
+from offbook.errors import ConfigError
+from offbook_mcp import Target
+from offbook_mcp.scenarios import execution
+from offbook_mcp.scenarios.error_texts import Control, reads_like_error
+from offbook_mcp.scenarios.explore import REFUSED_AS_TEXT
+from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.tools.results import ToolResult
 from tests.mcp_adapter.test_scenarios_llm import answers, made, scenario, written
-from understudy.errors import ConfigError
-from understudy_mcp import Target
-from understudy_mcp.scenarios import execution
-from understudy_mcp.scenarios.error_texts import Control, reads_like_error
-from understudy_mcp.scenarios.explore import REFUSED_AS_TEXT
-from understudy_mcp.scenarios.generate import generate_scenarios
-from understudy_mcp.tools.results import ToolResult
 
 READS = ToolAnnotations(read_only_hint=True)
 WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False)

@@ -17,8 +17,7 @@ from mcp.server import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.tools import Tool as ServerTool
 
-from tests.mcp_adapter.conftest import SERVERS, children, misbehaving
-from understudy_mcp import (
+from offbook_mcp import (
     Limits,
     McpConnectionError,
     McpOverflowError,
@@ -31,7 +30,8 @@ from understudy_mcp import (
     StdioServer,
     Target,
 )
-from understudy_mcp.connection.servers import InProcess
+from offbook_mcp.connection.servers import InProcess
+from tests.mcp_adapter.conftest import SERVERS, children, misbehaving
 
 QUICK = Limits(start_seconds=20, call_seconds=2)
 
@@ -115,7 +115,7 @@ async def test_a_flood_is_refused(mode: str) -> None:
 
 MEASURED = """
 import asyncio, resource, sys
-from understudy_mcp import *
+from offbook_mcp import *
 
 async def peak_growth(mode):
     server = StdioServer("odd", sys.executable, ("-I", "-S", sys.argv[1], mode))

@@ -16,8 +16,7 @@ import pytest
 import uvicorn
 from mcp.server.mcpserver import Context
 
-from tests.mcp_adapter.servers import notes_server
-from understudy_mcp import (
+from offbook_mcp import (
     HttpServer,
     Limits,
     McpConnectionError,
@@ -28,6 +27,7 @@ from understudy_mcp import (
     Target,
     client_credentials,
 )
+from tests.mcp_adapter.servers import notes_server
 
 App = Callable[[dict[str, Any], Any, Any], Any]
 QUICK = Limits(start_seconds=20, call_seconds=3, message_bytes=1_000_000)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from offbook.errors import ConfigError
+from offbook_mcp import RolloutTools, ServerPool, Target
+from offbook_mcp.connection.servers import ROLLOUT_DIR
 from tests.mcp_adapter.conftest import SERVERS, children, misbehaving, python_module
 from tests.mcp_adapter.servers import notes_server
-from understudy.errors import ConfigError
-from understudy_mcp import RolloutTools, ServerPool, Target
-from understudy_mcp.connection.servers import ROLLOUT_DIR
 
 
 async def answer(tools: RolloutTools, name: str, /, **arguments: object) -> str:

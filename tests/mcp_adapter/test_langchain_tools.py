@@ -15,16 +15,16 @@ from langchain.agents import create_agent
 from langchain_core.messages import ToolMessage
 from langchain_openai import ChatOpenAI
 
+from offbook import RemoteBackend, TrainableModel, Trajectory
+from offbook.errors import ConfigError
+from offbook.extras import install_command
+from offbook.integration import capturing
+from offbook.testing import scripted_server
+from offbook_langgraph import trainable
+from offbook_mcp import McpConnectionError, mcp_tools
 from tests.fakes.obedient_policy import obey
 from tests.mcp_adapter.conftest import children, misbehaving, python_module
 from tests.mcp_adapter.servers import notes_server
-from understudy import RemoteBackend, TrainableModel, Trajectory
-from understudy.errors import ConfigError
-from understudy.extras import install_command
-from understudy.integration import capturing
-from understudy.testing import scripted_server
-from understudy_langgraph import trainable
-from understudy_mcp import McpConnectionError, mcp_tools
 
 
 def named(tools: list[Any]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ async def test_a_langgraph_app_runs_on_them_inside_trainable(tmp_path: Path) -> 
 
 def test_tools_that_nobody_closes_end_with_the_process() -> None:
     code = (
-        "import asyncio, sys; from understudy_mcp import mcp_tools\n"
+        "import asyncio, sys; from offbook_mcp import mcp_tools\n"
         f"tools = asyncio.run(mcp_tools({python_module('mcp_server_time')!r}))\n"
         "print(tools[0].invoke({'timezone': 'UTC'}))\n"
     )
@@ -147,8 +147,8 @@ def test_tools_that_nobody_closes_end_with_the_process() -> None:
 def test_without_langchain_the_command_that_installs_it_is_told_when_the_tools_are_wanted() -> None:
     code = (
         "import asyncio, sys; sys.modules['langchain_core'] = None\n"
-        "import understudy_mcp; print('torch' in sys.modules)\n"
-        "asyncio.run(understudy_mcp.mcp_tools('nothing'))"
+        "import offbook_mcp; print('torch' in sys.modules)\n"
+        "asyncio.run(offbook_mcp.mcp_tools('nothing'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "False\n"

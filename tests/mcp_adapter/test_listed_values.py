@@ -9,10 +9,10 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
-from understudy_mcp import Target
-from understudy_mcp.scenarios import execution
-from understudy_mcp.scenarios.generate import generate_scenarios
-from understudy_mcp.scenarios.listed_values import lists_in, values_for
+from offbook_mcp import Target
+from offbook_mcp.scenarios import execution
+from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.scenarios.listed_values import lists_in, values_for
 
 READS = ToolAnnotations(read_only_hint=True)
 ROWS = {"zusers": "4 rows", "zorders": "9 rows", "zparcels": "12 rows"}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from offbook.errors import ConfigError
+from offbook_mcp import McpStartError, ServerPool
+from offbook_mcp.scenarios import pages
+from offbook_mcp.scenarios.explore import explore
+from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.tools.missing_variables import variable_hint
 from tests.mcp_adapter.conftest import misbehaving
-from understudy.errors import ConfigError
-from understudy_mcp import McpStartError, ServerPool
-from understudy_mcp.scenarios import pages
-from understudy_mcp.scenarios.explore import explore
-from understudy_mcp.scenarios.generate import generate_scenarios
-from understudy_mcp.tools.missing_variables import variable_hint
 
 GENERIC = "if it reads an environment variable, add --env NAME: a server inherits only a few variables, such as PATH"
 ADD = "add --env SHOP_TOKEN: a server inherits only a few variables, such as PATH"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import understudy_mcp
+import offbook_mcp
 from tests.docs.test_pages import code_of, run
 from tests.paths import ROOT
 
@@ -17,4 +17,4 @@ def test_the_page_runs_top_to_bottom(tmp_path: Path) -> None:
 
 def test_the_page_names_every_error() -> None:
     page = (ROOT / "docs/mcp.md").read_text()
-    assert [name for name in understudy_mcp.__all__ if name.endswith("Error") and name not in page] == []
+    assert [name for name in offbook_mcp.__all__ if name.endswith("Error") and name not in page] == []

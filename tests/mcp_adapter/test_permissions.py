@@ -14,17 +14,17 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
+from offbook.cli import guarded
+from offbook.integration import ConfigError
+from offbook_mcp import ServerPool, Target, ToolKind
+from offbook_mcp.commands import app
+from offbook_mcp.scenarios import execution
+from offbook_mcp.scenarios.files import load_scenarios
+from offbook_mcp.scenarios.generate import generate_scenarios
 from tests.mcp_adapter.conftest import SERVERS
-from understudy.cli import guarded
-from understudy.integration import ConfigError
-from understudy_mcp import ServerPool, Target, ToolKind
-from understudy_mcp.commands import app
-from understudy_mcp.scenarios import execution
-from understudy_mcp.scenarios.files import load_scenarios
-from understudy_mcp.scenarios.generate import generate_scenarios
 
 Called = Callable[..., tuple[int, str, str]]
-REMEMBERED = Path(".understudy/mcp/permissions.json")
+REMEMBERED = Path(".offbook/mcp/permissions.json")
 PLAIN = ("people", "department", "desk", "headcount")
 
 
@@ -126,7 +126,7 @@ def test_a_server_object_in_this_process_logs_to_a_file(called: Called, tmp_path
     code, _, complaint = called("explore", "plain_server:server", typed="y\n")
     assert code == 0
     assert "Processing request" not in complaint
-    file = tmp_path / ".understudy" / "logs" / "mcp.log"
+    file = tmp_path / ".offbook" / "logs" / "mcp.log"
     assert complaint.endswith(f"log records are in {file}\n")
     assert "mcp.server" in file.read_text()
     assert not any(type(handler).__name__ == "TargetLog" for handler in logging.getLogger().handlers)

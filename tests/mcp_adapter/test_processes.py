@@ -15,13 +15,13 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from offbook_mcp import ServerPool, Target
 from tests.mcp_adapter.conftest import SERVERS, children, misbehaving
 from tests.mcp_adapter.servers import notes_server
-from understudy_mcp import ServerPool, Target
 
 HOLDING = """
 import asyncio, signal, sys
-from understudy_mcp import *
+from offbook_mcp import *
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the background jobs of a shell ignore it
 

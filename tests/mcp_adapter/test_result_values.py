@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
+from offbook_mcp import Target
+from offbook_mcp.connection.limits import Limits
+from offbook_mcp.connection.servers import InProcessServer
+from offbook_mcp.scenarios import execution
+from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.scenarios.harvest import comma_list
+from offbook_mcp.tools.result_values import digest_of, structure_of
 from tests.mcp_adapter.servers import shapes_server
 from tests.mcp_adapter.servers.shapes_server import PARTS, Row
-from understudy_mcp import Target
-from understudy_mcp.connection.limits import Limits
-from understudy_mcp.connection.servers import InProcessServer
-from understudy_mcp.scenarios import execution
-from understudy_mcp.scenarios.generate import generate_scenarios
-from understudy_mcp.scenarios.harvest import comma_list
-from understudy_mcp.tools.result_values import digest_of, structure_of
 
 ROWS = [{"id": "p1", "name": "bolt"}, {"id": "p2", "name": "hex nut"}]
 

@@ -1,4 +1,4 @@
-"""`understudy mcp explore` and `understudy mcp scenarios`."""
+"""`offbook mcp explore` and `offbook mcp scenarios`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from offbook.cli import guarded
+from offbook_mcp.commands import app
+from offbook_mcp.scenarios import execution
+from offbook_mcp.scenarios.files import load_scenarios
 from tests.mcp_adapter.conftest import SERVERS
-from understudy.cli import guarded
-from understudy_mcp.commands import app
-from understudy_mcp.scenarios import execution
-from understudy_mcp.scenarios.files import load_scenarios
 
 Called = Callable[..., tuple[int, str, str]]
 

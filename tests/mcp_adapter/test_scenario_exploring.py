@@ -11,12 +11,12 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field
 
+from offbook_mcp import ServerPool, Target
+from offbook_mcp.connection.limits import Limits
+from offbook_mcp.connection.servers import InProcessServer
+from offbook_mcp.scenarios.explore import explore, reads_secrets
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_adapter.servers import library_server, notes_server
-from understudy_mcp import ServerPool, Target
-from understudy_mcp.connection.limits import Limits
-from understudy_mcp.connection.servers import InProcessServer
-from understudy_mcp.scenarios.explore import explore, reads_secrets
 
 READS = ToolAnnotations(read_only_hint=True)
 

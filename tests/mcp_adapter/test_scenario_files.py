@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.main import get_command
 
-from understudy.errors import ConfigError
-from understudy_mcp.commands import app
-from understudy_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
-from understudy_mcp.scenarios.probing import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
-from understudy_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
-from understudy_mcp.scenarios.split import combination, combinations, split_scenarios
+from offbook.errors import ConfigError
+from offbook_mcp.commands import app
+from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
+from offbook_mcp.scenarios.probing import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
+from offbook_mcp.scenarios.split import combination, combinations, split_scenarios
 
 
 def scenario(number: int, *calls: tuple[str, dict[str, object]], **fields: object) -> McpScenario:
@@ -92,9 +92,9 @@ def test_what_is_wrong_with_a_line_is_told_with_its_field(tmp_path: Path, line: 
 
 def test_an_empty_or_missing_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="has none; make some with `understudy mcp scenarios TARGET"):
+    with pytest.raises(ConfigError, match="has none; make some with `offbook mcp scenarios TARGET"):
         load_scenarios(tmp_path / "empty.jsonl")
-    with pytest.raises(ConfigError, match=r"there is no file .*; make it with `understudy mcp scenarios TARGET -o "):
+    with pytest.raises(ConfigError, match=r"there is no file .*; make it with `offbook mcp scenarios TARGET -o "):
         load_scenarios(tmp_path / "missing.jsonl")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_scenarios(tmp_path)

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from offbook.errors import ConfigError
+from offbook_mcp import McpServerError, ServerPool, Target
+from offbook_mcp.scenarios import execution
+from offbook_mcp.scenarios.explore import Exploration, explore
+from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
+from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.scenarios.harvest import strings_of
+from offbook_mcp.scenarios.scenario import CheckKind
+from offbook_mcp.scenarios.split import combinations
 from tests.mcp_adapter.conftest import misbehaving, python_module
 from tests.mcp_adapter.servers import library_server
-from understudy.errors import ConfigError
-from understudy_mcp import McpServerError, ServerPool, Target
-from understudy_mcp.scenarios import execution
-from understudy_mcp.scenarios.explore import Exploration, explore
-from understudy_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
-from understudy_mcp.scenarios.generate import generate_scenarios
-from understudy_mcp.scenarios.harvest import strings_of
-from understudy_mcp.scenarios.scenario import CheckKind
-from understudy_mcp.scenarios.split import combinations
 
 
 @pytest.fixture(scope="module")

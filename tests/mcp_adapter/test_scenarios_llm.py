@@ -11,15 +11,15 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
+from offbook.integration import BudgetExceeded, Llm, LlmError, budget
+from offbook.testing import LlmReply, LlmRequest, fails, refuses, says, scripted_llm
+from offbook_mcp import Target
+from offbook_mcp.connection.servers import ServerFactory
+from offbook_mcp.scenarios import execution
+from offbook_mcp.scenarios.files import ScenarioSet
+from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.scenarios.scenario import CheckKind
 from tests.mcp_adapter.servers import library_server
-from understudy.integration import BudgetExceeded, Llm, LlmError, budget
-from understudy.testing import LlmReply, LlmRequest, fails, refuses, says, scripted_llm
-from understudy_mcp import Target
-from understudy_mcp.connection.servers import ServerFactory
-from understudy_mcp.scenarios import execution
-from understudy_mcp.scenarios.files import ScenarioSet
-from understudy_mcp.scenarios.generate import generate_scenarios
-from understudy_mcp.scenarios.scenario import CheckKind
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from mcp import types
 
+from offbook_mcp import ServerPool, StdioServer, Target
+from offbook_mcp.tools.references import References, names_secret, without
+from offbook_mcp.tools.results import ToolResult, as_tool_result
 from tests.mcp_adapter.conftest import SERVERS
-from understudy_mcp import ServerPool, StdioServer, Target
-from understudy_mcp.tools.references import References, names_secret, without
-from understudy_mcp.tools.results import ToolResult, as_tool_result
 
 
 def masked(structured: Any, *secrets: str) -> ToolResult:

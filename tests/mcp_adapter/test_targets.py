@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from offbook.errors import ConfigError
+from offbook_mcp import HttpServer, InProcessServer, Limits, ServerPool, StdioServer, Target
 from tests.mcp_adapter.conftest import SERVERS, misbehaving
 from tests.mcp_adapter.servers import notes_server
-from understudy.errors import ConfigError
-from understudy_mcp import HttpServer, InProcessServer, Limits, ServerPool, StdioServer, Target
 
 
 def test_a_command_line_is_a_stdio_server_with_its_variables() -> None:
@@ -153,7 +153,7 @@ def test_a_wrong_mcp_json_is_told_with_its_place(content: str, message: str, tmp
 def test_a_sandbox_that_cannot_be_had_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "mcp.json"
     path.write_text('{"servers": {"a": {"command": "x", "sandboxEnabled": true}}}')
-    with caplog.at_level(logging.WARNING, "understudy"):
+    with caplog.at_level(logging.WARNING, "offbook"):
         Target.parse(path)
     assert "asks for a sandbox, which only VS Code has" in caplog.text
 

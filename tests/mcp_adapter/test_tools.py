@@ -10,16 +10,16 @@ from jinja2 import Environment
 from mcp import types
 from pydantic import BaseModel
 
+from offbook.errors import ConfigError
+from offbook.printable import one_line, printable
+from offbook_mcp import ServerDescription, ServerPool, ServerTool, Target
+from offbook_mcp.tools.results import as_tool_result, resource_text
+from offbook_mcp.tools.schemas import simplified
+from offbook_mcp.tools.tool import fingerprint
+from offbook_mcp.tools.toolset import make_toolset
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_adapter.servers import notes_server
 from tests.paths import ROOT
-from understudy.errors import ConfigError
-from understudy.printable import one_line, printable
-from understudy_mcp import ServerDescription, ServerPool, ServerTool, Target
-from understudy_mcp.tools.results import as_tool_result, resource_text
-from understudy_mcp.tools.schemas import simplified
-from understudy_mcp.tools.tool import fingerprint
-from understudy_mcp.tools.toolset import make_toolset
 
 TEXT: dict[str, object] = {"type": "string"}
 
@@ -167,7 +167,7 @@ def test_the_options_of_an_object_are_offered_together(inner: bool) -> None:
 
 @pytest.mark.parametrize("name", ["p", "a.b", ".a"])
 def test_a_schema_is_as_deep_as_the_bundled_policys_template_takes(name: str) -> None:
-    template = Environment().from_string((ROOT / "src/understudy/tiny/mcp_policy/chat_template.jinja").read_text())
+    template = Environment().from_string((ROOT / "src/offbook/tiny/mcp_policy/chat_template.jinja").read_text())
     template.globals["raise_exception"] = _refuse
     for levels in range(12):
         result = simplified(_nested(levels, name))

@@ -9,16 +9,16 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
+from offbook_mcp import ScenarioSet, Target
+from offbook_mcp.connection.servers import InProcessServer
+from offbook_mcp.scenarios import execution
+from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.scenarios.plans import Plan, PlanKind
+from offbook_mcp.scenarios.sampler import DraftCall, Pick
+from offbook_mcp.scenarios.wording import actions, phrases_of, says_nothing, task_of, tells_its_calls
+from offbook_mcp.tools.tool import Schema
 from tests.mcp_adapter.servers import shapes_server
 from tests.mcp_adapter.test_drawn_arguments import tool_of, with_property
-from understudy_mcp import ScenarioSet, Target
-from understudy_mcp.connection.servers import InProcessServer
-from understudy_mcp.scenarios import execution
-from understudy_mcp.scenarios.generate import generate_scenarios
-from understudy_mcp.scenarios.plans import Plan, PlanKind
-from understudy_mcp.scenarios.sampler import DraftCall, Pick
-from understudy_mcp.scenarios.wording import actions, phrases_of, says_nothing, task_of, tells_its_calls
-from understudy_mcp.tools.tool import Schema
 
 READS = ToolAnnotations(read_only_hint=True)
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from offbook import LocalBackend, RemoteBackend, TrainableModel
+from offbook.testing import ScriptedServer, scripted_server
+from offbook.types import new_id
+from offbook_mcp import Target
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 from tests.fakes.obedient_policy import obey
 from tests.mcp_adapter.conftest import node_server, processes_of_others, python_module, repository  # noqa: F401  # fixtures
-from understudy import LocalBackend, RemoteBackend, TrainableModel
-from understudy.testing import ScriptedServer, scripted_server
-from understudy.types import new_id
-from understudy_mcp import Target
-from understudy_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 
 
 def time_target(**options: object) -> Target:

@@ -11,20 +11,20 @@ from typing import Any, cast
 import pytest
 from mcp.server.mcpserver import MCPServer
 
+from offbook import RemoteBackend, TrainableModel, Trajectory
+from offbook.client.records import trajectory_record
+from offbook.integration import SpanKind, rollout_spans
+from offbook.testing import Action, ScriptedServer, scripted_server
+from offbook.testing.asgi import Body
+from offbook.types import RolloutPlace
+from offbook.wire import TracePage
+from offbook_mcp import Limits, ServerPool, StdioServer, Target
+from offbook_mcp.scenarios.explore import withheld
+from offbook_mcp.scenarios.scenario import McpScenario
+from offbook_mcp.training.agent_loop import SYSTEM, LoopOptions, parsed
+from offbook_mcp.training.rollout import McpRollout
 from tests.mcp_adapter.conftest import children, misbehaving
 from tests.mcp_training.conftest import time_target, told
-from understudy import RemoteBackend, TrainableModel, Trajectory
-from understudy.client.records import trajectory_record
-from understudy.integration import SpanKind, rollout_spans
-from understudy.testing import Action, ScriptedServer, scripted_server
-from understudy.testing.asgi import Body
-from understudy.types import RolloutPlace
-from understudy.wire import TracePage
-from understudy_mcp import Limits, ServerPool, StdioServer, Target
-from understudy_mcp.scenarios.explore import withheld
-from understudy_mcp.scenarios.scenario import McpScenario
-from understudy_mcp.training.agent_loop import SYSTEM, LoopOptions, parsed
-from understudy_mcp.training.rollout import McpRollout
 
 CONVERSION: dict[str, object] = {"source_timezone": "Asia/Tokyo", "time": "16:30", "target_timezone": "Asia/Kolkata"}
 CALL = 'convert_time(source_timezone="Asia/Tokyo", time="16:30", target_timezone="Asia/Kolkata")'

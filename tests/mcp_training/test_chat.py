@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from offbook import TrainableModel
+from offbook.cli import guarded
+from offbook.testing import ScriptedServer
+from offbook_mcp import Limits, ServerPool, Target
+from offbook_mcp.commands import app
+from offbook_mcp.training.agent_loop import LoopOptions
+from offbook_mcp.training.chat import Conversation
 from tests.mcp_adapter.conftest import SERVERS, children, misbehaving
 from tests.mcp_training.order_server import make_server
-from understudy import TrainableModel
-from understudy.cli import guarded
-from understudy.testing import ScriptedServer
-from understudy_mcp import Limits, ServerPool, Target
-from understudy_mcp.commands import app
-from understudy_mcp.training.agent_loop import LoopOptions
-from understudy_mcp.training.chat import Conversation
 
 Called = Callable[..., tuple[int, str, str]]
 

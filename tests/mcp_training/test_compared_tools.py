@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from offbook import Ruler, TrainableModel
+from offbook.cli import guarded
+from offbook.errors import ConfigError
+from offbook.testing import LlmReply, LlmRequest, ScriptedServer, calls_tool, judges, says, scripted_llm
+from offbook_mcp.commands import app
+from offbook_mcp.scenarios.files import ScenarioSet, save_scenarios
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario
+from offbook_mcp.training.mcp_trainer import MCPTrainer
 from tests.mcp_adapter.conftest import python_module
 from tests.mcp_training.conftest import told
 from tests.mcp_training.order_server import make_server, scenarios
-from understudy import Ruler, TrainableModel
-from understudy.cli import guarded
-from understudy.errors import ConfigError
-from understudy.testing import LlmReply, LlmRequest, ScriptedServer, calls_tool, judges, says, scripted_llm
-from understudy_mcp.commands import app
-from understudy_mcp.scenarios.files import ScenarioSet, save_scenarios
-from understudy_mcp.scenarios.scenario import CheckKind, McpScenario
-from understudy_mcp.training.mcp_trainer import MCPTrainer
 
 
 def able(request: LlmRequest) -> LlmReply:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from offbook_mcp.training.curriculum import LONGEST, Curriculum, CurriculumState
 from tests.mcp_training.conftest import told
-from understudy_mcp.training.curriculum import LONGEST, Curriculum, CurriculumState
 
 SCENARIOS = [told("a", ("t", {}), difficulty=each) for each in (1, 1, 2, 2, 4)]
 

@@ -10,14 +10,14 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
+from offbook_mcp import McpScenario, ServerPool, Target
+from offbook_mcp.scenarios import execution
+from offbook_mcp.tools.free_form import free_form_arguments, result_digest, same_code
+from offbook_mcp.tools.tool import Schema, ServerTool
+from offbook_mcp.tools.toolset import ModelTool
+from offbook_mcp.training.episode import MadeCall, ToolEpisode
+from offbook_mcp.training.rewards import score
 from tests.mcp_adapter.test_scenarios_llm import answers, made, scenario, written
-from understudy_mcp import McpScenario, ServerPool, Target
-from understudy_mcp.scenarios import execution
-from understudy_mcp.tools.free_form import free_form_arguments, result_digest, same_code
-from understudy_mcp.tools.tool import Schema, ServerTool
-from understudy_mcp.tools.toolset import ModelTool
-from understudy_mcp.training.episode import MadeCall, ToolEpisode
-from understudy_mcp.training.rewards import score
 
 READS = ToolAnnotations(read_only_hint=True)
 QUERY = "SELECT name FROM parts WHERE stock > 5 AND name <> 'none of these parts at all' ORDER BY name"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from offbook_mcp import ServerPool, Target
+from offbook_mcp.training.answers import answer_score
+from offbook_mcp.training.rollout import check_scenarios
 from tests.paths import ROOT
-from understudy_mcp import ServerPool, Target
-from understudy_mcp.training.answers import answer_score
-from understudy_mcp.training.rollout import check_scenarios
 
 
 @pytest.fixture

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
+from offbook import LocalBackend, OffbookError, RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup
+from offbook.integration import ConfigError, RolloutError
+from offbook.testing import Action, scripted_server
+from offbook.testing.asgi import Body
+from offbook_mcp import Limits, McpStartError
+from offbook_mcp.scenarios.files import save_scenarios
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario
+from offbook_mcp.training.comparison import Comparison
+from offbook_mcp.training.defaults import default_config
+from offbook_mcp.training.mcp_trainer import MCPTrainer
+from offbook_mcp.training.scenario_judge import ScenarioJudge
+from offbook_mcp.training.scenario_source import draft_file, remove_drafts
+from offbook_mcp.training.training_state import Measured, TrainingState
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.conftest import told
 from tests.mcp_training.order_server import READS, make_server, scenarios
-from understudy import LocalBackend, RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup, UnderstudyError
-from understudy.integration import ConfigError, RolloutError
-from understudy.testing import Action, scripted_server
-from understudy.testing.asgi import Body
-from understudy_mcp import Limits, McpStartError
-from understudy_mcp.scenarios.files import save_scenarios
-from understudy_mcp.scenarios.scenario import CheckKind, McpScenario
-from understudy_mcp.training.comparison import Comparison
-from understudy_mcp.training.defaults import default_config
-from understudy_mcp.training.mcp_trainer import MCPTrainer
-from understudy_mcp.training.scenario_judge import ScenarioJudge
-from understudy_mcp.training.scenario_source import draft_file, remove_drafts
-from understudy_mcp.training.training_state import Measured, TrainingState
 
 QUICK: dict[str, Any] = {"group_size": 6, "scenarios_per_step": 4, "max_completion_tokens": 48, "temperature": 1.5}
 
@@ -74,7 +74,7 @@ async def test_the_curriculum_opens_difficulties_and_its_state_is_kept(tmp_path:
     with scripted_server(right, tmp_path) as running:
         model = TrainableModel("right", base_model="tiny", backend=RemoteBackend(running.url))
         chosen, _ = trainer(model, patience=1, scenarios_per_step=3, eval_every=0)
-        with pytest.raises(UnderstudyError):  # the scripted server has no learner
+        with pytest.raises(OffbookError):  # the scripted server has no learner
             await chosen.atrain(1)
         kept = (await model.read_state())["mcp"]
     assert kept["before"]["rates"]["success"] == 1.0
@@ -116,7 +116,7 @@ def test_reward_and_eval_belong_to_the_scenarios(model: TrainableModel) -> None:
 
 async def test_scenarios_for_a_judge_need_one(model: TrainableModel) -> None:
     open_task = McpScenario(id="a", task="do", difficulty=1, tools=("order_status",), check=CheckKind.JUDGE)
-    with pytest.raises(ConfigError, match=r"1 of 1 can only be scored by a judge: pass judge=understudy.Ruler"):
+    with pytest.raises(ConfigError, match=r"1 of 1 can only be scored by a judge: pass judge=offbook.Ruler"):
         await trainer(model, scenarios=[open_task])[0].atrain(1)
 
 
@@ -267,11 +267,11 @@ async def test_scenarios_are_made_where_there_are_none_probed_and_kept_for_the_n
         "duration": first.metrics["duration"],
         "tool_seconds": first.metrics["tool_seconds"],
     }
-    assert (tmp_path / ".understudy/mcp/half.jsonl").is_file()
+    assert (tmp_path / ".offbook/mcp/half.jsonl").is_file()
     assert sum(line.startswith("making scenarios for orders") for line in said) == 1
     assert "held out, kept in " in said[-2]
     assert "count: without effect, since the scenarios of " in said[-1]
-    assert [file.name for file in (tmp_path / ".understudy/mcp").iterdir()] == ["half.jsonl"]
+    assert [file.name for file in (tmp_path / ".offbook/mcp").iterdir()] == ["half.jsonl"]
 
 
 def test_the_drafts_of_a_model_are_removed_and_no_others(tmp_path: Path) -> None:
@@ -293,5 +293,5 @@ def test_training_in_a_running_loop_names_its_twin(stand_in: TrainableModel) -> 
     async def inside() -> None:
         trainer(stand_in)[0].train(1)
 
-    with pytest.raises(UnderstudyError, match=r"use `await atrain\(\.\.\.\)`"):
+    with pytest.raises(OffbookError, match=r"use `await atrain\(\.\.\.\)`"):
         asyncio.run(inside())

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from offbook import Trajectory, TrajectoryGroup
+from offbook_mcp.scenarios.scenario import McpScenario
+from offbook_mcp.training.mcp_trainer import gained
+from offbook_mcp.training.no_gain import RunRecord
+from offbook_mcp.training.training_state import Measured
 from tests.mcp_training.conftest import told
-from understudy import Trajectory, TrajectoryGroup
-from understudy_mcp.scenarios.scenario import McpScenario
-from understudy_mcp.training.mcp_trainer import gained
-from understudy_mcp.training.no_gain import RunRecord
-from understudy_mcp.training.training_state import Measured
 
 TEXT = {"type": "object", "properties": {"who": {"type": "string"}, "unit": {"type": "string"}}}
 
@@ -71,7 +71,7 @@ def test_what_was_never_and_always_solved_and_never_written_right_is_named() -> 
         '  never written right: size.unit (in 1 scenario, such as "centimetres" for "cm")',
         "  difficulty 3 opened after 1 iteration (success at 1: 12%)",
         "  not tried: 1 of difficulty 3",
-        "Easier scenarios may help (`understudy mcp scenarios TARGET --max-difficulty 1`), or a larger --base.",
+        "Easier scenarios may help (`offbook mcp scenarios TARGET --max-difficulty 1`), or a larger --base.",
     ]
 
 

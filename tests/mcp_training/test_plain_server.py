@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from offbook_mcp.scenarios.files import load_scenarios
 from tests.paths import ROOT
-from understudy_mcp.scenarios.files import load_scenarios
 
 TOOLS = ("people", "department", "desk", "headcount")
 SMALL = ["--count", "16", "--steps", "1", "--group-size", "4", "--scenarios-per-step", "2", "--max-turns", "3"]
@@ -23,7 +23,7 @@ def test_a_plain_server_is_trained_on_from_one_command_with_one_flag(tmp_path: P
     allowed = [word for tool in TOOLS for word in ("--allow", tool)]
     paths = [str(ROOT / "src"), str(ROOT / "integrations")]
     done = subprocess.run(
-        [sys.executable, "-m", "understudy", "mcp", "train", "plain_server:server", *allowed, *SMALL],
+        [sys.executable, "-m", "offbook", "mcp", "train", "plain_server:server", *allowed, *SMALL],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         stdin=subprocess.DEVNULL,
@@ -33,11 +33,11 @@ def test_a_plain_server_is_trained_on_from_one_command_with_one_flag(tmp_path: P
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    made = load_scenarios(tmp_path / ".understudy/mcp/staff.jsonl")
+    made = load_scenarios(tmp_path / ".offbook/mcp/staff.jsonl")
     assert {tool for scenario in made.scenarios for tool in scenario.tools} == set(TOOLS)
     assert (len(made.train), len(made.eval)) == (12, 4)
     assert "staff is at step 1." in done.stdout
-    assert (tmp_path / ".understudy/mcp/models/staff/checkpoints/0001").is_dir()
+    assert (tmp_path / ".offbook/mcp/models/staff/checkpoints/0001").is_dir()
     row = re.search(r"^all +(\d+)% +(\d+)%$", done.stdout, re.MULTILINE)
     assert row is not None, done.stdout
     assert ("No gain: of " in done.stdout) is (int(row[2]) <= int(row[1]))

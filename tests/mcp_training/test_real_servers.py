@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from offbook import LocalBackend, TrainableModel
+from offbook.types import new_id
+from offbook_mcp import MCPTrainer, Target
+from offbook_mcp.connection.servers import ROLLOUT_DIR
+from offbook_mcp.scenarios.files import ScenarioSet
+from offbook_mcp.scenarios.generate import generate_scenarios
 from tests.mcp_adapter.conftest import python_module
 from tests.mcp_adapter.test_scenarios import check_sound
 from tests.mcp_training.conftest import time_target
-from understudy import LocalBackend, TrainableModel
-from understudy.types import new_id
-from understudy_mcp import MCPTrainer, Target
-from understudy_mcp.connection.servers import ROLLOUT_DIR
-from understudy_mcp.scenarios.files import ScenarioSet
-from understudy_mcp.scenarios.generate import generate_scenarios
 
 ENTITIES = {"Ada": ("person", "likes tea"), "Delft": ("city", "has canals"), "Orchard": ("project", "starts in May")}
 RELATIONS = [("Ada", "Delft", "lives in"), ("Ada", "Orchard", "leads")]

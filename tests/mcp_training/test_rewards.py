@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from understudy_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
-from understudy_mcp.tools.tool import Schema, ServerDescription, ServerTool, ToolKind
-from understudy_mcp.tools.toolset import Toolset, make_toolset
-from understudy_mcp.training.answers import LONGEST_ANSWER, answer_score, contains
-from understudy_mcp.training.episode import EpisodeEnd, MadeCall, ToolEpisode
-from understudy_mcp.training.equivalence import argument_score, same_value, value_score
-from understudy_mcp.training.rewards import score
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
+from offbook_mcp.tools.tool import Schema, ServerDescription, ServerTool, ToolKind
+from offbook_mcp.tools.toolset import Toolset, make_toolset
+from offbook_mcp.training.answers import LONGEST_ANSWER, answer_score, contains
+from offbook_mcp.training.episode import EpisodeEnd, MadeCall, ToolEpisode
+from offbook_mcp.training.equivalence import argument_score, same_value, value_score
+from offbook_mcp.training.rewards import score
 
 ZONES: Schema = {
     "type": "object",

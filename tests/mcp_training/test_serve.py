@@ -15,16 +15,16 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 from starlette.types import ASGIApp
 
+from offbook import TrainableModel
+from offbook.integration import ConfigError
+from offbook.testing import ScriptedServer
+from offbook_mcp import Limits, ServerPool, Target
+from offbook_mcp.training.access import checked_key, is_loopback
+from offbook_mcp.training.agent_loop import LoopOptions
+from offbook_mcp.training.serve import ToolEndpoint
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.order_server import make_server
 from tests.paths import ROOT
-from understudy import TrainableModel
-from understudy.integration import ConfigError
-from understudy.testing import ScriptedServer
-from understudy_mcp import Limits, ServerPool, Target
-from understudy_mcp.training.access import checked_key, is_loopback
-from understudy_mcp.training.agent_loop import LoopOptions
-from understudy_mcp.training.serve import ToolEndpoint
 
 ASKED = [{"role": "user", "content": 'order_status(order="4000")'}]
 
@@ -138,7 +138,7 @@ def test_the_command_serves_until_it_is_interrupted(obedient: ScriptedServer, tm
         (ROOT / "tests/mcp_training/order_server.py").read_text() + "\nserver = make_server()\n"
     )
     words = ["mcp", "serve", "orders:server", "--port", "0", "--url", obedient.url]
-    code = "from understudy_mcp.commands import app; import sys; app(sys.argv[2:])"
+    code = "from offbook_mcp.commands import app; import sys; app(sys.argv[2:])"
     command = [sys.executable, "-u", "-c", code, *words]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from mcp.server.mcpserver import MCPServer
 
-from understudy.integration import ConfigError
-from understudy_mcp import ServerPool, Target
-from understudy_mcp.training.served_tools import served_tools
+from offbook.integration import ConfigError
+from offbook_mcp import ServerPool, Target
+from offbook_mcp.training.served_tools import served_tools
 
 
 def server(*names: str) -> MCPServer:

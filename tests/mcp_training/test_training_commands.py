@@ -1,4 +1,4 @@
-"""`understudy mcp train | eval`: one line from a server to a LoRA."""
+"""`offbook mcp train | eval`: one line from a server to a LoRA."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from offbook.cli import guarded
+from offbook.testing import Action, ScriptedServer, scripted_server
+from offbook.testing.asgi import Body
+from offbook_mcp.commands import app
+from offbook_mcp.scenarios.files import save_scenarios
 from tests.mcp_training.order_server import scenarios
 from tests.paths import ROOT
-from understudy.cli import guarded
-from understudy.testing import Action, ScriptedServer, scripted_server
-from understudy.testing.asgi import Body
-from understudy_mcp.commands import app
-from understudy_mcp.scenarios.files import save_scenarios
 
 Called = Callable[..., tuple[int, str, str]]
 
@@ -115,7 +115,7 @@ def test_failed_rollouts_are_named_once(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("train orders:server --scenarios nowhere.jsonl", 2, "understudy: scenarios: there is no file 'nowhere.jsonl'"),
+        ("train orders:server --scenarios nowhere.jsonl", 2, "offbook: scenarios: there is no file 'nowhere.jsonl'"),
         ("train orders:server --dir a --url http://127.0.0.1:9", 2, "--dir, --url: either a directory"),
         ("train orders:server --llm-api-base http://a", 2, "--llm-api-base needs --llm too"),
         ("eval orders:server --judge-api-base http://a", 2, "--judge-api-base needs --judge too"),

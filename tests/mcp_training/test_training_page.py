@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+from offbook_mcp.training.mcp_trainer import ToolOptions
 from tests.docs.test_pages import code_of, run
 from tests.paths import ROOT
-from understudy_mcp.training.mcp_trainer import ToolOptions
 
 PAGE = (ROOT / "docs/mcp_training.md").read_text("utf-8")
 

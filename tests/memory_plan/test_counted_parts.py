@@ -7,11 +7,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from tests.memory_plan.meta_model import LiveBytes, MetaBase
-from understudy.engine.learner.target_logprobs import TargetSettings, target_logprobs
-from understudy.memory_plan.base_shape import BaseShape
-from understudy.memory_plan.card import parse_card
-from understudy.memory_plan.parts import (
+from offbook.engine.learner.target_logprobs import TargetSettings, target_logprobs
+from offbook.memory_plan.base_shape import BaseShape
+from offbook.memory_plan.card import parse_card
+from offbook.memory_plan.parts import (
     LOGIT_BYTES,
     Workload,
     cache_per_token,
@@ -20,7 +19,8 @@ from understudy.memory_plan.parts import (
     learner_weights,
     parts,
 )
-from understudy.memory_plan.published import PublishedBase, find_shape, published
+from offbook.memory_plan.published import PublishedBase, find_shape, published
+from tests.memory_plan.meta_model import LiveBytes, MetaBase
 
 RANK, TOKENS = 16, 512
 CARD = parse_card("24GB")

@@ -10,18 +10,18 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.memory_plan import main as write_table
+from offbook.cli import app
+from offbook.config import EngineOptions, MemoryLayout
+from offbook.errors import ConfigError
+from offbook.memory_plan.base_shape import read_shape
+from offbook.memory_plan.card import Card, parse_card
+from offbook.memory_plan.layout import LAYOUTS, sampling_parts, step_parts
+from offbook.memory_plan.page import LABELS, plan_lines
+from offbook.memory_plan.parts import Workload, cache_per_token, parts
+from offbook.memory_plan.plan import CARDS, LEAST_ROW, make_plan, remedy
+from offbook.memory_plan.published import find_shape, published
+from offbook.tiny import path as tiny_policy
 from tests.paths import ROOT
-from understudy.cli import app
-from understudy.config import EngineOptions, MemoryLayout
-from understudy.errors import ConfigError
-from understudy.memory_plan.base_shape import read_shape
-from understudy.memory_plan.card import Card, parse_card
-from understudy.memory_plan.layout import LAYOUTS, sampling_parts, step_parts
-from understudy.memory_plan.page import LABELS, plan_lines
-from understudy.memory_plan.parts import Workload, cache_per_token, parts
-from understudy.memory_plan.plan import CARDS, LEAST_ROW, make_plan, remedy
-from understudy.memory_plan.published import find_shape, published
-from understudy.tiny import path as tiny_policy
 
 SEVEN, FOURTEEN = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-14B-Instruct"
 

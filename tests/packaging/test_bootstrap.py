@@ -20,8 +20,8 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("scripts", "requirements"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (tmp_path / "src/understudy").mkdir(parents=True)
-    (tmp_path / "src/understudy/__init__.py").touch()
+    (tmp_path / "src/offbook").mkdir(parents=True)
+    (tmp_path / "src/offbook/__init__.py").touch()
     (tmp_path / "bin").mkdir()
     for name in ("sh", "cat", "dirname", "rm", "grep"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
@@ -48,7 +48,7 @@ if sys.argv[1] != "--version":
     with (folder / "asked").open("a") as file:
         print(*sys.argv[1:], file=file)
 if "--editable" in sys.argv:
-    (folder / "understudy.pth").write_text(f"{pathlib.Path.cwd() / 'src'}\\n")
+    (folder / "offbook.pth").write_text(f"{pathlib.Path.cwd() / 'src'}\\n")
 """
 
 
@@ -101,9 +101,9 @@ def test_a_copy_that_replaced_the_checkout_in_the_environment_is_replaced_again(
     packages = environment_with_a_false_pip(checkout)
     assert bootstrap(checkout).returncode == 0 and len(asked_for(packages)) == 2
     assert bootstrap(checkout).stdout == "" and asked_for(packages) == []
-    (packages / "understudy.pth").unlink()  # what `pip install ".[mcp,server]"` does
-    (packages / "understudy").mkdir()
-    (packages / "understudy" / "__init__.py").touch()
+    (packages / "offbook.pth").unlink()  # what `pip install ".[mcp,server]"` does
+    (packages / "offbook").mkdir()
+    (packages / "offbook" / "__init__.py").touch()
     done = bootstrap(checkout)
     assert done.returncode == 0 and "is not this checkout" in done.stdout
     [only] = asked_for(packages)

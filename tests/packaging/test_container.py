@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from offbook.server.arguments import parse
 from tests.paths import ROOT
-from understudy.server.arguments import parse
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
 
@@ -24,8 +24,8 @@ def instruction(name: str) -> str:
 
 def served(folder: Path, **environment: str) -> list[str]:
     """The key that the container's command hands on, and its arguments; a shell runs it with a command of our own."""
-    command = folder / "understudy"
-    command.write_text('#!/bin/sh\nprintf "%s\\n" "$UNDERSTUDY_API_KEY" "$@"\n')
+    command = folder / "offbook"
+    command.write_text('#!/bin/sh\nprintf "%s\\n" "$OFFBOOK_API_KEY" "$@"\n')
     command.chmod(0o755)
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}
     done = subprocess.run(
@@ -51,14 +51,14 @@ def test_model_and_key_come_from_the_environment_and_the_server_takes_the_comman
 
 
 def test_the_other_name_of_the_key_counts_too_and_none_leaves_it_to_the_server(tmp_path: Path) -> None:
-    assert served(tmp_path, MODEL="tiny", UNDERSTUDY_API_KEY="k")[0] == "k"
+    assert served(tmp_path, MODEL="tiny", OFFBOOK_API_KEY="k")[0] == "k"
     assert served(tmp_path, MODEL="tiny")[0] == ""
 
 
 def test_it_keeps_everything_in_its_volume_and_runs_as_no_root() -> None:
     assert instruction("VOLUME") == instruction("WORKDIR") == "/data"
     settings = dict(word.split("=") for word in instruction("ENV").split())
-    assert settings == {"MODEL": "tiny", "UNDERSTUDY_DIR": "/data", "HF_HOME": "/data/huggingface"}
+    assert settings == {"MODEL": "tiny", "OFFBOOK_DIR": "/data", "HF_HOME": "/data/huggingface"}
     assert (instruction("USER"), instruction("EXPOSE")) == ("1000", "8000")
 
 
@@ -76,4 +76,4 @@ def test_what_the_context_holds_is_enough_for_the_wheel(tmp_path: Path) -> None:
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(context)],
         check=True, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
-    assert list(tmp_path.glob("understudy-*.whl"))
+    assert list(tmp_path.glob("offbook-*.whl"))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from offbook.tiny import FOLDERS
 from tests.paths import ROOT
-from understudy.tiny import FOLDERS
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    (built,) = folder.glob("understudy-*.whl")
+    (built,) = folder.glob("offbook-*.whl")
     return built
 
 
@@ -46,14 +46,14 @@ def run(python: Path, *arguments: str, cwd: Path, timeout: float = 300) -> subpr
 def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         sizes = {item.filename: item.file_size for item in archive.infolist()}
-    assert "understudy/py.typed" in sizes
+    assert "offbook/py.typed" in sizes
     assert [name for name in sizes if name.startswith("policies/")] == []
-    for package in ("understudy_langgraph", "understudy_mcp"):
+    for package in ("offbook_langgraph", "offbook_mcp"):
         assert {f"{package}/__init__.py", f"{package}/py.typed"} <= set(sizes)
-    kit = {f"understudy/testing/{path.name}" for path in (ROOT / "src/understudy/testing").glob("*.py")}
+    kit = {f"offbook/testing/{path.name}" for path in (ROOT / "src/offbook/testing").glob("*.py")}
     assert len(kit) > 5 and kit <= set(sizes)
     for folder in FOLDERS.values():
-        policy = {name: size for name, size in sizes.items() if name.startswith(f"understudy/tiny/{folder}/")}
+        policy = {name: size for name, size in sizes.items() if name.startswith(f"offbook/tiny/{folder}/")}
         names = {name.rsplit("/", 1)[1] for name in policy}
         assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
         assert sum(policy.values()) < 10e6
@@ -61,9 +61,7 @@ def test_the_wheel_holds_the_weights_and_stays_small(wheel: Path) -> None:
 
 @pytest.mark.slow("an installed wheel")
 def test_the_installed_package_is_the_wheel_not_the_checkout(installed: Path, tmp_path: Path) -> None:
-    answer = run(
-        installed, "-c", "import understudy, understudy.tiny as t; print(understudy.__file__, t.path())", cwd=tmp_path
-    )
+    answer = run(installed, "-c", "import offbook, offbook.tiny as t; print(offbook.__file__, t.path())", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     for place in answer.stdout.split():
         assert str(installed.parents[1]) in place
@@ -71,7 +69,7 @@ def test_the_installed_package_is_the_wheel_not_the_checkout(installed: Path, tm
 
 KIT = """
 from openai import OpenAI
-from understudy.testing import Action, check_sink, scripted_server
+from offbook.testing import Action, check_sink, scripted_server
 with scripted_server(lambda request: Action("on shelf 7")) as server:
     client = OpenAI(base_url=f"{server.url}/t/one/v1", api_key="unused")
     client.chat.completions.create(model="default", messages=[{"role": "user", "content": "where?"}])
@@ -87,7 +85,7 @@ def test_the_test_kit_works_from_the_wheel(installed: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow("an installed wheel")
 def test_the_server_explains_itself(installed: Path, tmp_path: Path) -> None:
-    answer = run(installed, "-m", "understudy.server", "--help", cwd=tmp_path)
+    answer = run(installed, "-m", "offbook.server", "--help", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert "--model" in answer.stdout and "--port" in answer.stdout
 
@@ -104,7 +102,7 @@ def test_the_quickstart_makes_one_step_and_a_second_run_goes_on(installed: Path,
     assert (tmp_path / "desk" / "rewards.png").read_bytes().startswith(b"\x89PNG")
     [lora] = [line.split(maxsplit=1)[1] for line in first.stdout.splitlines() if line.startswith("LoRA")]
     assert (Path(lora) / "adapter_model.safetensors").exists()
-    assert "understudy export order-desk-3" in first.stdout
+    assert "offbook export order-desk-3" in first.stdout
 
     again = quickstart(installed, tmp_path)
     assert again.returncode == 0, again.stderr
@@ -114,5 +112,5 @@ def test_the_quickstart_makes_one_step_and_a_second_run_goes_on(installed: Path,
 
 def quickstart(installed: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     words = ["--steps", "1", "--seed", "3", "--json", "results.json", "--output", "desk"]
-    command = [str(installed.parent / "understudy"), "quickstart", *words]
+    command = [str(installed.parent / "offbook"), "quickstart", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)

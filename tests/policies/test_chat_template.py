@@ -4,8 +4,8 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
+from offbook.tiny import path
 from policies.episodes import episode
-from understudy.tiny import path
 
 TOKENIZER = AutoTokenizer.from_pretrained(path())
 USER = {"role": "user", "content": "where is order 4821?"}

@@ -70,5 +70,5 @@ def test_open_requests_leave_a_choice_in_most_episodes():
 
 
 def test_asking_for_the_path_loads_neither_torch_nor_transformers():
-    code = "import sys, understudy.tiny as t; t.path(); assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, offbook.tiny as t; t.path(); assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,6 +6,7 @@ from statistics import mean
 import pytest
 from transformers import AutoTokenizer
 
+from offbook.tiny import path
 from policies.evaluate import complete, load
 from policies.evaluate_services import (
     SERVICE_TOKENS,
@@ -18,7 +19,6 @@ from policies.evaluate_services import (
     table,
 )
 from policies.services import service_episode
-from understudy.tiny import path
 
 SERVERS = sorted((Path(__file__).parent / "real_tools").glob("*.json"))
 CALL = '<tool_call>\n{"name": "move", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'

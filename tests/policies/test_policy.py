@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from offbook.tiny import FOLDERS, path
 from policies.evaluate import (
     called,
     complete,
@@ -16,7 +17,6 @@ from policies.evaluate import (
     measure_exact,
     single,
 )
-from understudy.tiny import FOLDERS, path
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from offbook.tiny import path
 from policies.episodes import Episode
 from policies.fields import KINDS, flat, words_of
 from policies.service_requests import contains_value, naming
 from policies.service_tools import ServiceTool, draw_service, signature, size_at
 from policies.services import add_request_for_several, service_episode
 from policies.words import WordSource
-from understudy.tiny import path
 
 TOKENIZER = AutoTokenizer.from_pretrained(path("tiny-mcp"))
 SERVERS = sorted((Path(__file__).parent / "real_tools").glob("*.json"))

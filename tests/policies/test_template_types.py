@@ -8,7 +8,7 @@ import pytest
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from understudy.tiny import path
+from offbook.tiny import path
 
 TOKENIZER = AutoTokenizer.from_pretrained(path("tiny-mcp"))
 SERVERS = Path(__file__).parent / "real_tools"

@@ -5,10 +5,10 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
+from offbook.tiny import path
 from policies.services import service_episode
 from policies.tokenizer import render
 from policies.train import encode
-from understudy.tiny import path
 
 TOKENIZER = AutoTokenizer.from_pretrained(path("tiny-mcp"))
 USER = {"role": "user", "content": "status of order 4821"}

@@ -1,6 +1,6 @@
 from transformers import AutoTokenizer
 
-from understudy.tiny import path
+from offbook.tiny import path
 
 TOKENIZER = AutoTokenizer.from_pretrained(path())
 

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from understudy.config import LoraOptions
-from understudy.types import Call, CallOutput, CallStatus, Sampling, TrainResult
+from offbook.config import LoraOptions
+from offbook.types import Call, CallOutput, CallStatus, Sampling, TrainResult
 
 from .disk import ACKS
 
@@ -57,10 +57,10 @@ def write_files(root: Path, acknowledge: Callable[[str], None]) -> None:
     import torch
     from safetensors.torch import save
 
-    from understudy.engine import checkpoint_files
-    from understudy.engine.checkpoint_files import CheckpointNote
-    from understudy.engine.learner.checkpoints import Draft, OptimizerState, rng_states
-    from understudy.server.models.checkpoints import ModelFacts, copy_model, write_facts, write_text
+    from offbook.engine import checkpoint_files
+    from offbook.engine.checkpoint_files import CheckpointNote
+    from offbook.engine.learner.checkpoints import Draft, OptimizerState, rng_states
+    from offbook.server.models.checkpoints import ModelFacts, copy_model, write_facts, write_text
 
     lora = LoraOptions()
     folder = root / "project" / "models" / "agent"
@@ -100,7 +100,7 @@ def write_files(root: Path, acknowledge: Callable[[str], None]) -> None:
 
 async def write_records(root: Path, acknowledge: Callable[[str], None], *, durable: bool) -> None:
     """Calls one after the other; the records are closed and opened again in between, as a server that is restarted does."""
-    from understudy.server.records.store import Store
+    from offbook.server.records.store import Store
 
     for half in range(2):
         store = await Store.open(f"sqlite:///{root / 'records.db'}", durable=durable)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import understudy as us
+import offbook
+from offbook_langgraph import trainable
 from tests.production.order_desk import QUESTIONS, conversation, make_agent
-from understudy_langgraph import trainable
 
 Conversations = list[list[dict[str, Any]]]
 NOWHERE = "http://127.0.0.1:9/v1"
@@ -25,7 +25,7 @@ class Trained:
     """A model at step 1, its folder on the server and its exports; `trained` and `base` are what the app says on
     `.trained(temperature=0.0)`, at steps 1 and 0."""
 
-    model: us.TrainableModel
+    model: offbook.TrainableModel
     folder: Path
     lora: Path
     merged: Path
@@ -39,26 +39,26 @@ def drawn(scenario: Any, state: dict[str, Any]) -> float:
 
 
 @pytest.fixture(scope="session")
-def desk(local_backend: us.LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def desk(local_backend: offbook.LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Trained with a rate so high that the answers change."""
-    model = us.TrainableModel(name="production-desk", base_model="tiny", backend=local_backend)
+    model = offbook.TrainableModel(name="production-desk", base_model="tiny", backend=local_backend)
     app = trainable(make_agent(NOWHERE, "own"), model=model, reward=drawn)
     scenarios = [{"id": str(at), "question": question} for at, question in enumerate(QUESTIONS)]
-    config = us.TrainConfig(learning_rate=5e-3)
+    config = offbook.TrainConfig(learning_rate=5e-3)
     report = app.train(scenarios, steps=1, group_size=4, scenarios_per_step=4, config=config)
     assert report.step == 1
     exports = tmp_path_factory.mktemp("exports")
     lora, merged = exports / "lora", exports / "merged"
     for format, output in (("peft", lora), ("merged", merged)):
-        understudy("export", model.name, "--dir", str(local_backend.dir), "--format", format, "--output", str(output))
+        command("export", model.name, "--dir", str(local_backend.dir), "--format", format, "--output", str(output))
     said = [said_by(app.trained(step=step, temperature=0.0)) for step in (None, 0)]
     assert sum(one != other for one, other in zip(*said, strict=True)) >= 2, "the step changed too little to be seen"
     return Trained(model, local_backend.dir / "default" / "models" / model.name, lora, merged, *said)
 
 
-def understudy(*words: str) -> str:
-    """The command `understudy`, as a user types it."""
-    done = subprocess.run([sys.executable, "-m", "understudy", *words], capture_output=True, text=True, timeout=300)
+def command(*words: str) -> str:
+    """The command `offbook`, as a user types it."""
+    done = subprocess.run([sys.executable, "-m", "offbook", *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

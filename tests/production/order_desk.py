@@ -2,7 +2,7 @@
 
     python order_desk.py URL MODEL      prints the conversations as JSON
 
-The tests also run it as a program, in a Python that has no Understudy.
+The tests also run it as a program, in a Python that has no Offbook.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def conversation(agent: Any, question: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    if importlib.util.find_spec("understudy") is not None:
-        raise SystemExit(f"understudy is installed in {sys.executable}: production shall do without it")
+    if importlib.util.find_spec("offbook") is not None:
+        raise SystemExit(f"offbook is installed in {sys.executable}: production shall do without it")
     url, model = sys.argv[1:]
     whole, streamed = make_agent(url, model), make_agent(url, model, streaming=True)
     said = {

@@ -1,4 +1,4 @@
-"""Exported folders without Understudy's server: transformers and PEFT give its greedy answers, token for token, and the
+"""Exported folders without Offbook's server: transformers and PEFT give its greedy answers, token for token, and the
 logprobs of what it sampled. The export for llama.cpp: a plain 16-bit model folder, and the command that makes one file
 of it."""
 
@@ -16,9 +16,9 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from offbook import LocalBackend
 from tests.production.conftest import Trained
 from tests.production.order_desk import QUESTIONS, TOOLS
-from understudy import LocalBackend
 
 Answer = tuple[list[int], list[int]]
 """Token ids of the prompt and of the answer, its end token left out."""
@@ -120,7 +120,7 @@ def test_the_export_for_llama_cpp_is_the_merged_model_in_float16_with_the_next_c
 ) -> None:
     output = tmp_path / "desk gguf"
     done = subprocess.run(
-        [sys.executable, "-m", "understudy", "export", desk.model.name, "--dir", str(local_backend.dir),
+        [sys.executable, "-m", "offbook", "export", desk.model.name, "--dir", str(local_backend.dir),
          "--format", "gguf-ready", "--output", str(output)],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip

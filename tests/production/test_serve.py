@@ -1,4 +1,4 @@
-"""`app.trained(url=...)` against `understudy serve --inference-only` on a copy of the model's folder."""
+"""`app.trained(url=...)` against `offbook serve --inference-only` on a copy of the model's folder."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import httpx
 import openai
 import pytest
 
-import understudy as us
+import offbook
+from offbook_langgraph import trainable
 from tests.production.conftest import NOWHERE, Trained, drawn, said_by
 from tests.production.order_desk import make_agent
-from understudy_langgraph import trainable
 
 DEADLINE = 120.0
 
 
 @contextmanager
 def inference_only(folder: Path) -> Iterator[str]:
-    """The URL of `understudy serve --inference-only` on `folder`."""
+    """The URL of `offbook serve --inference-only` on `folder`."""
     words = ["serve", "--inference-only", "--model", "tiny", "--port", "0", "--threads", "1", "--dir", str(folder)]
-    with subprocess.Popen([sys.executable, "-m", "understudy", *words]) as process:
+    with subprocess.Popen([sys.executable, "-m", "offbook", *words]) as process:
         try:
             facts, deadline = folder / "server.json", time.monotonic() + DEADLINE
             while not facts.exists():
@@ -45,7 +45,7 @@ def inference_only(folder: Path) -> Iterator[str]:
 @pytest.mark.slow("more real servers")
 def test_an_app_elsewhere_is_answered_by_an_inference_only_server(desk: Trained, tmp_path: Path) -> None:
     shutil.copytree(desk.folder, tmp_path / "default" / "models" / desk.model.name)
-    model = us.TrainableModel(name=desk.model.name, base_model="tiny")
+    model = offbook.TrainableModel(name=desk.model.name, base_model="tiny")
     app = trainable(make_agent(NOWHERE, "own"), model=model, reward=drawn)
     with inference_only(tmp_path) as url:
         assert said_by(app.trained(url=url, temperature=0.0)) == desk.trained

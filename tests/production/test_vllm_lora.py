@@ -1,5 +1,5 @@
-"""vLLM serves what was exported, and the user's own app, in a Python that cannot import Understudy, says on it what it says
-on Understudy's server: greedily, the same messages and tool calls."""
+"""vLLM serves what was exported, and the user's own app, in a Python that cannot import Offbook, says on it what it says
+on Offbook's server: greedily, the same messages and tool calls."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from offbook.tiny import path as tiny_policy
 from tests.production import order_desk
 from tests.production.conftest import Conversations, Trained
-from understudy.tiny import path as tiny_policy
 
 pytestmark = pytest.mark.slow("real vLLM")
 
-WITHOUT_UNDERSTUDY = """
+WITHOUT_OFFBOOK = """
 import runpy, sys
-sys.modules.update({"understudy": None, "understudy_langgraph": None})
+sys.modules.update({"offbook": None, "offbook_langgraph": None})
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -71,7 +71,7 @@ def vllm(folder: Path, model: Path, name: str, *options: str) -> Iterator[str]:
 
 
 def environment() -> dict[str, str]:
-    """Nothing that leads to this Understudy, and no network."""
+    """Nothing that leads to this Offbook, and no network."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return inherited | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -89,9 +89,9 @@ def wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None
 
 
 def said(url: str, model: str, folder: Path) -> dict[str, Conversations]:
-    """What the app says in a Python without Understudy, on `model` there: `whole`, and `streamed`."""
+    """What the app says in a Python without Offbook, on `model` there: `whole`, and `streamed`."""
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_UNDERSTUDY, order_desk.__file__, url, model],
+        [sys.executable, "-c", WITHOUT_OFFBOOK, order_desk.__file__, url, model],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -114,7 +114,7 @@ def well_formed(conversations: Conversations, whole: Conversations) -> Conversat
     return kept
 
 
-def test_an_app_without_understudy_says_the_same_on_vllm_with_the_exported_lora(desk: Trained, tmp_path: Path) -> None:
+def test_an_app_without_offbook_says_the_same_on_vllm_with_the_exported_lora(desk: Trained, tmp_path: Path) -> None:
     lora = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"desk={desk.lora}")
     with vllm(tmp_path, tiny_policy(), "tiny", *lora) as url:
         trained, base = said(url, "desk", tmp_path), said(url, "tiny", tmp_path)
@@ -122,7 +122,7 @@ def test_an_app_without_understudy_says_the_same_on_vllm_with_the_exported_lora(
     assert well_formed(trained["streamed"], desk.trained) == well_formed(desk.trained, desk.trained)
 
 
-def test_an_app_without_understudy_says_the_same_on_vllm_with_the_merged_model(desk: Trained, tmp_path: Path) -> None:
+def test_an_app_without_offbook_says_the_same_on_vllm_with_the_merged_model(desk: Trained, tmp_path: Path) -> None:
     with vllm(tmp_path, desk.merged, "desk") as url:
         merged = said(url, "desk", tmp_path)
     assert merged["whole"] == desk.trained

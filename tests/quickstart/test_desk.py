@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from understudy.quickstart.desk import HELD_OUT_FRAMES, REQUESTS, TOOLS, Desk, Request, reward
+from offbook.quickstart.desk import HELD_OUT_FRAMES, REQUESTS, TOOLS, Desk, Request, reward
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from understudy import LocalBackend
-from understudy.quickstart import run
-from understudy.quickstart.story import Transcripts, conversation
+from offbook import LocalBackend
+from offbook.quickstart import run
+from offbook.quickstart.story import Transcripts, conversation
 
 
 def test_a_conversation_reads_like_one() -> None:
@@ -51,4 +51,4 @@ def test_an_agent_is_evaluated_trained_and_evaluated_again(
     printed = capsys.readouterr().out
     [lora] = [line.split(maxsplit=1)[1] for line in printed.splitlines() if line.startswith("LoRA")]
     assert (Path(lora) / "adapter_model.safetensors").exists()
-    assert "of 10 held-out requests right" in printed and "understudy export order-desk-3" in printed
+    assert "of 10 held-out requests right" in printed and "offbook export order-desk-3" in printed

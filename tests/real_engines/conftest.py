@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-import understudy as us
+import offbook
 from tests.server.servers import RunningServer
 
 
@@ -33,5 +33,5 @@ def server(real_engines: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session")
-def backend(server: RunningServer) -> us.RemoteBackend:
-    return us.RemoteBackend(server.url)
+def backend(server: RunningServer) -> offbook.RemoteBackend:
+    return offbook.RemoteBackend(server.url)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from understudy.engine.learner import peak_memory
-from understudy.engine.learner.__main__ import main
-from understudy.engine.learner.peak_memory import MemoryReading
+from offbook.engine.learner import peak_memory
+from offbook.engine.learner.__main__ import main
+from offbook.engine.learner.peak_memory import MemoryReading
 
 READING = MemoryReading(peak=3 * 2**30, held_peak=4 * 2**30, held=2**30, free=76 * 2**30, total=80 * 2**30)
 

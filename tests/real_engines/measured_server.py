@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from understudy.server.__main__ import main
-from understudy.server.training import learner_client
+from offbook.server.__main__ import main
+from offbook.server.training import learner_client
 
 if __name__ == "__main__":
     learner_client.LEARNER_MODULE = "tests.real_engines.measured_learner"

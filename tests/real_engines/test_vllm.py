@@ -17,14 +17,14 @@ import pytest
 from openai import APIStatusError
 from transformers import AutoTokenizer
 
-import understudy as us
+import offbook
+from offbook.engine.protocol import FLAT_LOGPROBS
+from offbook.errors import EngineError
+from offbook.server.sampler.supervised import SupervisedSampler
+from offbook.server.sampler.transport import SERVED_NAME
+from offbook.tiny import path as tiny_policy
+from offbook.types import CallStatus
 from tests.server.servers import RunningServer, until
-from understudy.engine.protocol import FLAT_LOGPROBS
-from understudy.errors import EngineError
-from understudy.server.sampler.supervised import SupervisedSampler
-from understudy.server.sampler.transport import SERVED_NAME
-from understudy.tiny import path as tiny_policy
-from understudy.types import CallStatus
 
 pytestmark = pytest.mark.slow("real vLLM")
 
@@ -41,15 +41,15 @@ TOOLS: list[Any] = [
 QUESTION: list[Any] = [{"role": "user", "content": "Where is order 17?"}]
 
 
-async def model_at(backend: us.RemoteBackend, name: str) -> us.TrainableModel:
-    model = us.TrainableModel(name=name, base_model="tiny", backend=backend)
+async def model_at(backend: offbook.RemoteBackend, name: str) -> offbook.TrainableModel:
+    model = offbook.TrainableModel(name=name, base_model="tiny", backend=backend)
     await model.register()
     return model
 
 
-async def rollout(model: us.TrainableModel, number: int, reward: float) -> us.Trajectory:
+async def rollout(model: offbook.TrainableModel, number: int, reward: float) -> offbook.Trajectory:
     messages: list[Any] = [{"role": "user", "content": f"Tell me what you know of {number}."}]
-    trajectory = us.Trajectory(messages_and_choices=messages, reward=reward)
+    trajectory = offbook.Trajectory(messages_and_choices=messages, reward=reward)
     answer = await model.openai_client().chat.completions.create(
         model=model.name, messages=messages, max_tokens=24, temperature=1.5
     )
@@ -57,15 +57,15 @@ async def rollout(model: us.TrainableModel, number: int, reward: float) -> us.Tr
     return trajectory
 
 
-async def trained(model: us.TrainableModel) -> us.TrainResult:
+async def trained(model: offbook.TrainableModel) -> offbook.TrainResult:
     """One step on two groups of four, with rewards that differ inside each."""
-    groups = await us.gather_trajectory_groups(
-        us.TrajectoryGroup(rollout(model, number, float(place)) for place in range(4)) for number in (1, 2)
+    groups = await offbook.gather_trajectory_groups(
+        offbook.TrajectoryGroup(rollout(model, number, float(place)) for place in range(4)) for number in (1, 2)
     )
-    return await model.train(groups, config=us.TrainConfig(learning_rate=5e-3))
+    return await model.train(groups, config=offbook.TrainConfig(learning_rate=5e-3))
 
 
-async def likeliest(model: us.TrainableModel, name: str) -> list[float]:
+async def likeliest(model: offbook.TrainableModel, name: str) -> list[float]:
     """Logprobs of a greedy answer."""
     client = model.openai_client()
     messages: list[Any] = [{"role": "user", "content": "Tell me what you know of 5."}]
@@ -77,7 +77,7 @@ async def likeliest(model: us.TrainableModel, name: str) -> list[float]:
     return [each.logprob for each in found.content]
 
 
-async def test_a_call_is_recorded_with_the_ids_and_logprobs_that_vllm_sampled(backend: us.RemoteBackend) -> None:
+async def test_a_call_is_recorded_with_the_ids_and_logprobs_that_vllm_sampled(backend: offbook.RemoteBackend) -> None:
     model = await model_at(backend, "recorded")
     answer = await model.openai_client().chat.completions.create(
         model=model.name,
@@ -139,7 +139,7 @@ async def test_our_plugin_gives_flat_logprobs_equal_to_vllms_own_where_a_call_as
 
 
 async def test_a_stream_is_recorded_with_every_token_also_those_that_its_chunks_do_not_show(
-    backend: us.RemoteBackend,
+    backend: offbook.RemoteBackend,
 ) -> None:
     model = await model_at(backend, "streamed")
     chunks: list[dict[str, Any]] = []
@@ -171,15 +171,15 @@ def sampler_socket(server: RunningServer) -> str:
     return next(words[words.index("--uds") + 1] for words in commands if "--uds" in words)
 
 
-async def call_of(model: us.TrainableModel, choice: dict[str, Any]) -> Any:
+async def call_of(model: offbook.TrainableModel, choice: dict[str, Any]) -> Any:
     """The recorded call of a marked choice."""
-    mark = choice["understudy"]
+    mark = choice["offbook"]
     found = await (await model.api()).trajectory(mark["trajectory_id"])
     return next(call for call in found.calls if call.id == mark["call_id"])
 
 
 async def test_a_step_of_unsloth_is_swapped_in_and_sampler_and_learner_agree(
-    server: RunningServer, backend: us.RemoteBackend
+    server: RunningServer, backend: offbook.RemoteBackend
 ) -> None:
     model = await model_at(backend, "swapped")
     before = await likeliest(model, model.name)
@@ -204,7 +204,7 @@ class Connected(SupervisedSampler):
 
 
 async def test_vllm_sleeps_when_its_calls_have_ended_and_those_that_came_are_answered_when_it_wakes(
-    server: RunningServer, backend: us.RemoteBackend
+    server: RunningServer, backend: offbook.RemoteBackend
 ) -> None:
     """On a CPU vLLM's sleep frees nothing; the order of calls, sleep and waking is that of a shared GPU."""
     words = psutil.Process(engine_of(server)).cmdline()
@@ -223,7 +223,7 @@ async def test_vllm_sleeps_when_its_calls_have_ended_and_those_that_came_are_ans
 
 
 async def test_vllm_pauses_and_is_told_to_release_its_cache_which_only_a_gpu_can(
-    server: RunningServer, backend: us.RemoteBackend
+    server: RunningServer, backend: offbook.RemoteBackend
 ) -> None:
     """The request arrives in vLLM's worker, which has nothing to release on a CPU; then it answers calls again."""
     words = psutil.Process(engine_of(server)).cmdline()
@@ -241,7 +241,7 @@ async def test_vllm_pauses_and_is_told_to_release_its_cache_which_only_a_gpu_can
 
 
 async def test_vllm_killed_under_32_calls_comes_back_with_the_newest_lora_and_nothing_recorded_is_lost(
-    server: RunningServer, backend: us.RemoteBackend
+    server: RunningServer, backend: offbook.RemoteBackend
 ) -> None:
     model = await model_at(backend, "survivor")
     assert (await trained(model)).step == 1
@@ -260,7 +260,7 @@ async def test_vllm_killed_under_32_calls_comes_back_with_the_newest_lora_and_no
     assert engine_of(server) != victim and not psutil.pid_exists(victim)
 
 
-async def long_call(model: us.TrainableModel) -> str:
+async def long_call(model: offbook.TrainableModel) -> str:
     """How a call of many tokens ended: its finish reason, or the status of its error."""
     try:
         answer = await model.openai_client().chat.completions.create(

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from understudy import Ruler, Trajectory, TrajectoryGroup
-from understudy.testing import LlmReply, LlmRequest, ScriptedLlm, ShownConversation, attempts_shown, says
-from understudy.types import RolloutException
+from offbook import Ruler, Trajectory, TrajectoryGroup
+from offbook.testing import LlmReply, LlmRequest, ScriptedLlm, ShownConversation, attempts_shown, says
+from offbook.types import RolloutException
 
 ScoreOf = Callable[[list[ShownConversation]], float]
 FAILED = RolloutException(type="ValueError", message="away", traceback="")

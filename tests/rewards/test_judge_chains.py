@@ -6,23 +6,23 @@ from statistics import pstdev
 
 import pytest
 
-import understudy as us
+import offbook
+from offbook.contracts import Judge
+from offbook.errors import ConfigError, RolloutError
+from offbook.rewards import AverageJudge, GateJudge, TieJudge
+from offbook.testing import attempts_shown, fails, scripted_llm
+from offbook.trainer.judging import judged
 from tests.rewards.scripted_judge import FAILED, group_of, honest, judge_at, rewards, said
-from understudy.contracts import Judge
-from understudy.errors import ConfigError, RolloutError
-from understudy.rewards import AverageJudge, GateJudge, TieJudge
-from understudy.testing import attempts_shown, fails, scripted_llm
-from understudy.trainer.judging import judged
 
 
-def number(trajectory: us.Trajectory) -> int:
+def number(trajectory: offbook.Trajectory) -> int:
     return int(str(trajectory.messages()[-1]["content"]).split()[-1])  # type: ignore[typeddict-item]
 
 
 def scores(*values: float | None) -> Judge:
     """A judge that gives these, in order."""
 
-    async def judge(group: us.TrajectoryGroup) -> us.TrajectoryGroup:
+    async def judge(group: offbook.TrajectoryGroup) -> offbook.TrajectoryGroup:
         for trajectory, value in zip(group, values, strict=True):
             trajectory.reward = value
             trajectory.log(f"scored {value}")
@@ -33,7 +33,7 @@ def scores(*values: float | None) -> Judge:
     return judge
 
 
-async def nothing(group: us.TrajectoryGroup) -> None:
+async def nothing(group: offbook.TrajectoryGroup) -> None:
     return None
 
 
@@ -65,7 +65,7 @@ async def test_one_judge_without_scores_leaves_the_whole_group_unscored() -> Non
 
 
 async def test_a_failed_rollout_stays_unscored_among_several_judges() -> None:
-    group = us.TrajectoryGroup([said("I count 10"), said("I count 90", exception=FAILED), said("I count 30")])
+    group = offbook.TrajectoryGroup([said("I count 10"), said("I count 90", exception=FAILED), said("I count 30")])
     with scripted_llm(honest) as endpoint:
         scored = await AverageJudge([judge_at(endpoint), judge_at(endpoint, seed=1)])(group)
     assert rewards(scored) == [0.1, None, 0.3] and scored is not None
@@ -73,7 +73,7 @@ async def test_a_failed_rollout_stays_unscored_among_several_judges() -> None:
 
 
 async def test_the_judge_is_asked_for_ties_only_and_never_turns_the_order_of_rewards() -> None:
-    group = us.TrajectoryGroup(
+    group = offbook.TrajectoryGroup(
         [said("I count 90", reward=0.0), said("I count 10", reward=1.0), said("I count 20", reward=0.0),
          said("I count 30", reward=1.0), said("I count 99", reward=0.5), said("I count 50", exception=FAILED)]
     )  # fmt: skip
@@ -86,15 +86,15 @@ async def test_the_judge_is_asked_for_ties_only_and_never_turns_the_order_of_rew
 
 
 async def test_where_all_rewards_are_equal_the_judge_decides() -> None:
-    group = us.TrajectoryGroup([said("I count 80", reward=1.0), said("I count 20", reward=1.0)])
+    group = offbook.TrajectoryGroup([said("I count 80", reward=1.0), said("I count 20", reward=1.0)])
     with scripted_llm(honest) as endpoint:
         scored = await TieJudge(judge_at(endpoint))(group)
     assert rewards(scored) == pytest.approx([1.4, 1.1]) and scored is not None and scored.metrics["judge/tie"] == 0
 
 
 async def test_a_reward_without_ties_asks_nobody() -> None:
-    async def reward(trajectory: us.Trajectory) -> us.RewardResult:
-        return us.RewardResult(number(trajectory), {"part/number": number(trajectory)})
+    async def reward(trajectory: offbook.Trajectory) -> offbook.RewardResult:
+        return offbook.RewardResult(number(trajectory), {"part/number": number(trajectory)})
 
     scored = await TieJudge(nothing, reward)(group_of(1, 2))
     assert rewards(scored) == [1, 2] and scored is not None and scored.trajectories[1].metrics == {"part/number": 2}
@@ -109,10 +109,10 @@ async def test_ties_need_a_reward_and_scores_from_0_to_1() -> None:
 
 
 async def test_a_gate_keeps_what_does_not_pass_from_the_judge() -> None:
-    def large(trajectory: us.Trajectory) -> bool:
+    def large(trajectory: offbook.Trajectory) -> bool:
         return number(trajectory) >= 20
 
-    group = us.TrajectoryGroup(
+    group = offbook.TrajectoryGroup(
         [said("I count 10"), said("I count 90"), said("I count 40"), said("I", exception=FAILED)]
     )
     with scripted_llm(honest) as endpoint:
@@ -128,7 +128,9 @@ async def test_chains_nest_and_are_judges_of_a_trainer() -> None:
     with scripted_llm(honest) as endpoint:
         panel = AverageJudge([judge_at(endpoint), judge_at(endpoint, seed=1)])
         chain = GateJudge(lambda each: number(each) > 5, TieJudge(panel, lambda each: number(each) > 50))
-        us.Trainer(us.TrainableModel("agent", base_model="tiny"), lambda model, scenario: None, ["one"], judge=chain)  # type: ignore[arg-type, return-value]
+        offbook.Trainer(
+            offbook.TrainableModel("agent", base_model="tiny"), lambda model, scenario: None, ["one"], judge=chain
+        )  # type: ignore[arg-type, return-value]
         [kept] = await judged([group_of(1, 10, 20, 60)], chain)
     assert rewards(kept) == pytest.approx([0.0, 0.05, 0.1, 1.0])
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy import History
-from understudy.errors import ConfigError, RolloutError
-from understudy.rewards.judge_prompt import DEFAULT_RUBRIC, JudgePrompt, judge_prompt, tokens_of
-from understudy.rewards.transcripts import Transcript, json_line
-from understudy.testing import attempts_shown
+from offbook import History
+from offbook.errors import ConfigError, RolloutError
+from offbook.rewards.judge_prompt import DEFAULT_RUBRIC, JudgePrompt, judge_prompt, tokens_of
+from offbook.rewards.transcripts import Transcript, json_line
+from offbook.testing import attempts_shown
 
 QUESTION = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "2 + 2?"}]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]

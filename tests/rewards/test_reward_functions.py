@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-import understudy as us
-from understudy.errors import ConfigError, RolloutError
-from understudy.rewards import (
+import offbook
+from offbook.errors import ConfigError, RolloutError
+from offbook.rewards import (
     clipped,
     exact_match,
     fuzzy_match,
@@ -71,7 +71,7 @@ def test_validity_without_a_schema_and_with_one_that_is_none() -> None:
 
 def test_weighted_parts_are_logged_by_their_names() -> None:
     result = weighted({"right": True, "close": 0.5, "brief": -0.25}, {"close": 0.5, "brief": 2})
-    assert result == us.RewardResult(0.75, {"part/right": 1.0, "part/close": 0.5, "part/brief": -0.25})
+    assert result == offbook.RewardResult(0.75, {"part/right": 1.0, "part/close": 0.5, "part/brief": -0.25})
     with pytest.raises(ConfigError, match=r"there is no part 'brevity'; the parts are right"):
         weighted({"right": 1}, {"brevity": 1})
     with pytest.raises(RolloutError, match="weighted: right gave nan"):
@@ -80,14 +80,14 @@ def test_weighted_parts_are_logged_by_their_names() -> None:
 
 def test_gates_let_a_reward_pass_or_close_it() -> None:
     inside = weighted({"right": 1.0})
-    assert gated({"valid": True, "safe": 0.5}, inside) == us.RewardResult(
+    assert gated({"valid": True, "safe": 0.5}, inside) == offbook.RewardResult(
         1.0, {"part/right": 1, "part/valid": 1, "part/safe": 0.5}
     )
     assert gated({"valid": True, "safe": 0}, inside, closed=-1).reward == -1
 
 
 def test_clipped_rewards_keep_their_parts() -> None:
-    assert clipped(weighted({"a": 3, "b": 4}), 0, 5) == us.RewardResult(5, {"part/a": 3, "part/b": 4})
+    assert clipped(weighted({"a": 3, "b": 4}), 0, 5) == offbook.RewardResult(5, {"part/a": 3, "part/b": 4})
     assert clipped(-1, 0, 5).reward == 0 and clipped(2, 0, 5).reward == 2
     with pytest.raises(ConfigError, match="low must be below high"):
         clipped(1, 1, 1)
@@ -107,7 +107,7 @@ def test_the_penalty_of_tool_calls_counts_those_of_the_assistant() -> None:
         {"role": "assistant", "content": "done", "tool_calls": None},
         {"role": "assistant", "tool_calls": [call]},
     ]
-    trajectory = us.Trajectory(messages_and_choices=messages)
+    trajectory = offbook.Trajectory(messages_and_choices=messages)
     assert tool_calls(trajectory) == 3
     assert tool_call_penalty(trajectory, 2, 4) == -0.5 and tool_call_penalty(trajectory, 3, 4) == 0
     with pytest.raises(ConfigError, match="0 <= free < full"):
@@ -115,12 +115,12 @@ def test_the_penalty_of_tool_calls_counts_those_of_the_assistant() -> None:
 
 
 async def test_a_trainer_logs_the_parts_of_a_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reward(scenario: object, trajectory: us.Trajectory) -> us.RewardResult:
+    def reward(scenario: object, trajectory: offbook.Trajectory) -> offbook.RewardResult:
         return gated({"valid": True}, weighted({"right": 1.0, "short": length_penalty("xxxx", 2, 6)}))
 
-    async def rollout(model: us.TrainableModel, scenario: object) -> us.Trajectory:
-        return us.Trajectory()
+    async def rollout(model: offbook.TrainableModel, scenario: object) -> offbook.Trajectory:
+        return offbook.Trajectory()
 
-    trainer = us.Trainer(us.TrainableModel("agent", base_model="tiny"), rollout, ["one"], reward=reward)
+    trainer = offbook.Trainer(offbook.TrainableModel("agent", base_model="tiny"), rollout, ["one"], reward=reward)
     scored = await trainer._scored(rollout, "one")
     assert scored.reward == 0.5 and scored.metrics == {"part/valid": 1, "part/right": 1, "part/short": -0.5}

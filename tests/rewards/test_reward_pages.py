@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from offbook.testing import LlmReply, LlmRequest, attempts_shown, says, scripted_llm
 from tests.docs.test_pages import code_of
 from tests.rewards.scripted_judge import verdict
-from understudy.testing import LlmReply, LlmRequest, attempts_shown, says, scripted_llm
 
 
 def run(page: str, folder: Path, **variables: str) -> str:

@@ -11,20 +11,9 @@ from typing import Any
 
 import pytest
 
-import understudy as us
-from tests.rewards.scripted_judge import (
-    FAILED,
-    by_last_number,
-    entries,
-    group_of,
-    honest,
-    judge_at,
-    rewards,
-    said,
-    verdict,
-)
-from understudy.errors import BudgetExceeded, ConfigError, LlmError, RolloutError
-from understudy.testing import (
+import offbook
+from offbook.errors import BudgetExceeded, ConfigError, LlmError, RolloutError
+from offbook.testing import (
     LlmReply,
     LlmRequest,
     attempts_shown,
@@ -36,8 +25,19 @@ from understudy.testing import (
     says,
     scripted_llm,
 )
-from understudy.trainer.judging import judged
-from understudy.types import RolloutPlace
+from offbook.trainer.judging import judged
+from offbook.types import RolloutPlace
+from tests.rewards.scripted_judge import (
+    FAILED,
+    by_last_number,
+    entries,
+    group_of,
+    honest,
+    judge_at,
+    rewards,
+    said,
+    verdict,
+)
 
 Change = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 
@@ -62,14 +62,14 @@ async def test_scores_go_to_their_trajectories_however_judge_and_prompt_order_th
 
 
 async def test_the_group_is_a_copy_that_keeps_everything_and_the_old_reward_and_the_explanation() -> None:
-    group = us.TrajectoryGroup(
+    group = offbook.TrajectoryGroup(
         [said("I count 20", reward=3.0, metrics={"turns": 2}, metadata={"a": [1]}, logs=["begun"]), said("I count 80")],
         metadata={"scenario_id": "s"}, metrics={"own": 1}, logs=["gathered"], exceptions=[ValueError("away")],
         place=RolloutPlace(group="g"),
     )  # fmt: skip
     before = copy.deepcopy(group)
     with scripted_llm(honest) as endpoint:
-        scored = await us.ruler_score_group(
+        scored = await offbook.ruler_score_group(
             group, "openai/judge", {"api_base": endpoint.url, "api_key": "k", "cache": None}
         )
     assert scored is not None and group == before
@@ -87,7 +87,7 @@ async def test_a_failed_rollout_is_not_shown_and_stays_unscored() -> None:
     group.trajectories.insert(1, said("I count 50", exception=FAILED, reward=0.3))
     with scripted_llm(honest) as endpoint:
         assert rewards(await judge_at(endpoint)(group)) == [0.1, None, 0.9]
-        only_failed = us.TrajectoryGroup([said("I count 50", exception=FAILED)])
+        only_failed = offbook.TrajectoryGroup([said("I count 50", exception=FAILED)])
         assert rewards(await judge_at(endpoint)(only_failed)) == [None]
     assert len(endpoint.requests) == 1 and "I count 50" not in endpoint.requests[0].messages[1]["content"]
 
@@ -111,13 +111,13 @@ async def test_a_tie_of_all_is_counted_as_no_signal() -> None:
 
 async def test_tools_and_sub_agents_are_shown() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-    helper = us.History(messages_and_choices=[{"role": "user", "content": "a question for the helper"}])
-    group = us.TrajectoryGroup(
+    helper = offbook.History(messages_and_choices=[{"role": "user", "content": "a question for the helper"}])
+    group = offbook.TrajectoryGroup(
         [said("I count 10", tools=tools, additional_histories=[helper]), said("I count 20", tools=tools)]
     )
     with scripted_llm(honest) as endpoint:
         assert rewards(await judge_at(endpoint)(group)) == [0.1, 0.2]
-        await us.ruler(
+        await offbook.ruler(
             [group.trajectories[0].messages()], "openai/judge", {"api_base": endpoint.url, "api_key": "k", "cache": None}, tools=tools
         )  # fmt: skip
     first, second = (str(request.messages[1]["content"]) for request in endpoint.requests)
@@ -140,10 +140,10 @@ async def test_lists_of_messages_are_scored_in_their_order() -> None:
     lists = [trajectory.messages() for trajectory in group_of(60, 20, 60)]
     with scripted_llm(honest) as endpoint:
         options = {"api_base": endpoint.url, "api_key": "k", "cache": None}
-        scores = await us.ruler(lists, "openai/judge", options, rubric="Large is good.")
+        scores = await offbook.ruler(lists, "openai/judge", options, rubric="Large is good.")
     assert [(each.trajectory_id, each.score) for each in scores] == [("1", 0.6), ("2", 0.2), ("3", 0.6)]
     assert "Large is good." in endpoint.requests[0].messages[0]["content"]
-    assert await us.ruler([]) == []
+    assert await offbook.ruler([]) == []
 
 
 async def test_debug_prints_the_judgement(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +262,7 @@ async def test_a_key_that_is_refused_ends_the_run() -> None:
 
 
 async def test_an_exhausted_budget_ends_the_run() -> None:
-    async def broke(group: us.TrajectoryGroup) -> us.TrajectoryGroup:
+    async def broke(group: offbook.TrajectoryGroup) -> offbook.TrajectoryGroup:
         raise BudgetExceeded("1 USD is spent", max_cost=1.0, spent=1.0)
 
     with pytest.raises(BudgetExceeded):
@@ -274,13 +274,13 @@ async def test_swallowed_exceptions_leave_a_warning_but_not_those_that_every_gro
 ) -> None:
     with scripted_llm([fails(400, "no")]) as endpoint:
         options = {"api_base": endpoint.url, "api_key": "k", "cache": None}
-        assert await us.ruler_score_group(group_of(1, 2), "openai/judge", options, swallow_exceptions=True) is None
+        assert await offbook.ruler_score_group(group_of(1, 2), "openai/judge", options, swallow_exceptions=True) is None
         assert "RULER scored no trajectory of a group of 2" in caplog.text
         with pytest.raises(LlmError):
-            await us.ruler_score_group(group_of(1, 2), "openai/judge", options)
+            await offbook.ruler_score_group(group_of(1, 2), "openai/judge", options)
     with scripted_llm([fails(401, "wrong key")]) as endpoint, pytest.raises(LlmError):
         options["api_base"] = endpoint.url
-        await us.ruler_score_group(group_of(1, 2), "openai/judge", options, swallow_exceptions=True)
+        await offbook.ruler_score_group(group_of(1, 2), "openai/judge", options, swallow_exceptions=True)
 
 
 # ---- nothing is asked twice, and nothing is asked in vain
@@ -296,13 +296,13 @@ async def test_the_same_group_is_answered_from_the_cache_in_whatever_order_its_r
 
 async def test_trajectories_without_a_message_are_an_error() -> None:
     with scripted_llm(honest) as endpoint, pytest.raises(RolloutError, match="no trajectory shows a message"):
-        await judge_at(endpoint)(us.TrajectoryGroup([us.Trajectory(), us.Trajectory()]))
+        await judge_at(endpoint)(offbook.TrajectoryGroup([offbook.Trajectory(), offbook.Trajectory()]))
     assert endpoint.requests == []
 
 
 async def test_rollouts_that_have_not_run_are_an_error() -> None:
     with pytest.raises(ConfigError, match="gather_trajectory_groups first"):
-        await us.Ruler("openai/o3")(us.TrajectoryGroup([lambda: None]))  # type: ignore[list-item]
+        await offbook.Ruler("openai/o3")(offbook.TrajectoryGroup([lambda: None]))  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -315,4 +315,4 @@ async def test_rollouts_that_have_not_run_are_an_error() -> None:
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        us.Ruler("openai/o3", **options)
+        offbook.Ruler("openai/o3", **options)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-import understudy as us
-from understudy.errors import ConfigError, MissingExtraError
-from understudy.extras import install_command
-from understudy.scenarios.loading import load_scenarios
-from understudy.trainer.trainer import checked_scenarios
+import offbook
+from offbook.errors import ConfigError, MissingExtraError
+from offbook.extras import install_command
+from offbook.scenarios.loading import load_scenarios
+from offbook.trainer.trainer import checked_scenarios
 
 datasets: Any
 try:
@@ -90,7 +90,7 @@ def test_nested_columns_have_no_keys_of_other_rows_at_any_depth(tmp_path: Path) 
     ] == UNPADDED
     for rows in (dataset, dataset.with_format("numpy").with_format(None), dataset.to_iterable_dataset()):
         assert checked_scenarios(rows, "scenarios") == UNPADDED
-    assert [item for batch in us.iterate_dataset(dataset, 2, shuffle=False) for item in batch.items] == UNPADDED
+    assert [item for batch in offbook.iterate_dataset(dataset, 2, shuffle=False) for item in batch.items] == UNPADDED
 
 
 def test_nulls_of_a_json_column_are_the_users() -> None:
@@ -140,7 +140,7 @@ def test_datasets_is_imported_for_a_folder_only_and_named_when_it_is_absent(
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n')
     code = (
-        "import sys; from understudy.scenarios.loading import load_scenarios; load_scenarios('a.jsonl'); "
+        "import sys; from offbook.scenarios.loading import load_scenarios; load_scenarios('a.jsonl'); "
         "sys.exit('datasets' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)

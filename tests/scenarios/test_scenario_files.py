@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from understudy.errors import ConfigError
-from understudy.scenarios.loading import load_scenarios
+from offbook.errors import ConfigError
+from offbook.scenarios.loading import load_scenarios
 
 
 def faults(file: Path | str) -> list[str]:

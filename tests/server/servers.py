@@ -30,12 +30,12 @@ def until(met: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
-def command(folder: Path, *flags: str, module: str = "understudy.server") -> list[str]:
+def command(folder: Path, *flags: str, module: str = "offbook.server") -> list[str]:
     return [sys.executable, "-m", module, "--dir", str(folder), "--port", "0", "--threads", "1", *flags]
 
 
 class RunningServer:
-    """`python -m understudy.server` on the bundled policy. Leaving the context kills what is left of it."""
+    """`python -m offbook.server` on the bundled policy. Leaving the context kills what is left of it."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class RunningServer:
         *flags: str,
         ready: bool = True,
         key: str | None = None,
-        module: str = "understudy.server",
+        module: str = "offbook.server",
     ) -> None:
         self.folder = folder
         self.log = folder.parent / f"{folder.name}.log"
@@ -111,7 +111,7 @@ class RunningServer:
     # ---- requests
 
     def chat(self, text: str = "Hello", trajectory: str | None = None, **body: Any) -> httpx.Response:
-        headers = {"x-understudy-trajectory": trajectory} if trajectory else {}
+        headers = {"x-offbook-trajectory": trajectory} if trajectory else {}
         return self.http.post("/v1/chat/completions", json=chat_body(text, **body), headers=headers)
 
     def rollouts(self, count: int, name: str, rewards: Sequence[float] | None = None, **body: Any) -> list[str]:

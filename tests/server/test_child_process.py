@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.server.child_process import SPIN_COUNT, Child
+from offbook.server.child_process import SPIN_COUNT, Child
 
 PRINT = "import os; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'))"
 

@@ -31,9 +31,9 @@ def test_after_flipped_bytes_a_restarted_server_serves_and_trains_the_step_befor
         assert "0002 is damaged: the bytes of adapter_model.safetensors are not those that were written" in told
         assert str(checkpoints / "0002.damaged-0") in told
         answer = server.chat(trajectory="before").json()
-        assert answer["choices"][0]["understudy"]["step"] == 1
+        assert answer["choices"][0]["offbook"]["step"] == 1
         ids = server.rollouts(2, "again")
         events = server.train("request-3", [ids])
         assert events[-1]["result"]["step"] == 2 and events[-1]["result"]["applied"], events
-        assert server.chat(trajectory="after").json()["choices"][0]["understudy"]["step"] == 2
+        assert server.chat(trajectory="after").json()["choices"][0]["offbook"]["step"] == 2
         assert sorted(path.name for path in checkpoints.iterdir()) == ["0001", "0002", "0002.damaged-0"]

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from offbook import tiny
 from tests.server.servers import RunningServer
-from understudy import tiny
 
 FREE_TEXT = {
     "type": "object",

@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
+from offbook import tiny
 from tests.server.servers import RunningServer, chat_body, events, train_body, until
-from understudy import tiny
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_client_that_vanishes_mid_stream_leaves_a_cancelled_call_and_a_server_
     server: RunningServer,
 ) -> None:
     body = chat_body(stream=True, max_tokens=200, min_tokens=200)
-    headers = {"x-understudy-trajectory": "vanished"}
+    headers = {"x-offbook-trajectory": "vanished"}
     with (
         httpx.Client(base_url=server.url, trust_env=False, timeout=60) as leaver,
         leaver.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer,

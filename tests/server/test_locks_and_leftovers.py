@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from understudy.config import EngineOptions, LoraOptions
-from understudy.engine.protocol import Failed, TrainCommand
-from understudy.errors import ConfigError, StoreError
-from understudy.server import serving
-from understudy.server.lock import DirectoryLock
-from understudy.server.models.base_model import BaseModelPath
-from understudy.server.serving import _local, listen, url_of  # pyright: ignore[reportPrivateUsage]
-from understudy.server.training import learner_client, queue
-from understudy.server.training.feed import TrainFeed
-from understudy.server.training.learner_client import LearnerClient
-from understudy.server.training.queue import TrainQueue
-from understudy.wire import GroupRecord, TrainRequest, TrainStatus
+from offbook.config import EngineOptions, LoraOptions
+from offbook.engine.protocol import Failed, TrainCommand
+from offbook.errors import ConfigError, StoreError
+from offbook.server import serving
+from offbook.server.lock import DirectoryLock
+from offbook.server.models.base_model import BaseModelPath
+from offbook.server.serving import _local, listen, url_of  # pyright: ignore[reportPrivateUsage]
+from offbook.server.training import learner_client, queue
+from offbook.server.training.feed import TrainFeed
+from offbook.server.training.learner_client import LearnerClient
+from offbook.server.training.queue import TrainQueue
+from offbook.wire import GroupRecord, TrainRequest, TrainStatus
 
 # ---- addresses
 

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from offbook.config import EngineOptions
+from offbook.doctor.examine import server_checks
+from offbook.engine.protocol import CompletionScored, ScoreCommand
+from offbook.server import logprob_check
+from offbook.server.logprob_check import FACT, TEMPERATURE, Agreement, check_logprobs
+from offbook.server.models.base_model import find
+from offbook.server.sampler.gpu_sharing import GpuSharing
+from offbook.server.services import Services
+from offbook.server.training.learner_client import LearnerClient
+from offbook.testing import ScriptedChoice, ScriptedCompletion
 from tests.fakes.gateway import Gateway
 from tests.server.servers import RunningServer, until
-from understudy.config import EngineOptions
-from understudy.doctor.examine import server_checks
-from understudy.engine.protocol import CompletionScored, ScoreCommand
-from understudy.server import logprob_check
-from understudy.server.logprob_check import FACT, TEMPERATURE, Agreement, check_logprobs
-from understudy.server.models.base_model import find
-from understudy.server.sampler.gpu_sharing import GpuSharing
-from understudy.server.services import Services
-from understudy.server.training.learner_client import LearnerClient
-from understudy.testing import ScriptedChoice, ScriptedCompletion
 
 PROMPT, COMPLETION = (1, 2, 3), (11, 12, 13)
 

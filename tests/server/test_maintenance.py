@@ -1,4 +1,4 @@
-"""Damaged directories: what the server makes of them at its start, `understudy verify` and `understudy backup`."""
+"""Damaged directories: what the server makes of them at its start, `offbook verify` and `offbook backup`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from understudy.errors import ConfigError, StoreError
-from understudy.server.__main__ import main
-from understudy.server.errors import ApiError
-from understudy.server.lock import DirectoryLock
-from understudy.server.maintenance import backup, verify
-from understudy.server.models.base_model import BaseModelPath
-from understudy.server.models.checkpoints import read_facts
-from understudy.server.models.registry import ModelRegistry
-from understudy.server.records import sqlite_file
-from understudy.server.records.store import Store
-from understudy.server.training.history import TrainHistory
-from understudy.server.training.jobs import JobFolders
-from understudy.types import TrainResult
-from understudy.wire import TrainStatus
+from offbook.errors import ConfigError, StoreError
+from offbook.server.__main__ import main
+from offbook.server.errors import ApiError
+from offbook.server.lock import DirectoryLock
+from offbook.server.maintenance import backup, verify
+from offbook.server.models.base_model import BaseModelPath
+from offbook.server.models.checkpoints import read_facts
+from offbook.server.models.registry import ModelRegistry
+from offbook.server.records import sqlite_file
+from offbook.server.records.store import Store
+from offbook.server.training.history import TrainHistory
+from offbook.server.training.jobs import JobFolders
+from offbook.types import TrainResult
+from offbook.wire import TrainStatus
 
 WRITTEN = Path(__file__).with_name("written_directory") / "files"
 
 
 @pytest.fixture(autouse=True)
 def umask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("understudy.server.maintenance.os.umask", lambda _: None)
+    monkeypatch.setattr("offbook.server.maintenance.os.umask", lambda _: None)
     yield
 
 
@@ -79,9 +79,9 @@ def test_a_lost_or_cut_model_json_is_made_anew_from_the_newest_checkpoint(
 
 
 def test_a_model_without_facts_and_without_a_whole_checkpoint_is_never_served_as_its_base(folder: Path) -> None:
-    from understudy.server.models.leases import AdapterLeases
-    from understudy.server.models.registration import ModelRegistration
-    from understudy.wire import RegisterRequest
+    from offbook.server.models.leases import AdapterLeases
+    from offbook.server.models.registration import ModelRegistration
+    from offbook.wire import RegisterRequest
 
     (agent(folder) / "model.json").unlink()
     for step in ("0001", "0002"):
@@ -138,7 +138,7 @@ async def test_records_that_are_empty_beside_checkpoints_foreign_or_damaged_are_
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE songs (id INTEGER)")
     connection.close()
-    with pytest.raises(StoreError, match=r"not Understudy's \(songs\)"):
+    with pytest.raises(StoreError, match=r"not Offbook's \(songs\)"):
         await Store.open(f"sqlite:///{path}")
 
 
@@ -148,7 +148,7 @@ async def test_an_empty_file_where_nothing_was_trained_is_a_new_database(tmp_pat
         assert await store.calls_of(["a"]) == {"a": ()}
 
 
-# ---- understudy verify
+# ---- offbook verify
 
 
 def test_verify_names_what_is_damaged_and_repair_puts_it_aside(
@@ -181,7 +181,7 @@ def test_verify_waits_for_no_server(folder: Path) -> None:
     assert main(["verify", "--dir", str(folder / "nowhere")]) == 2
 
 
-# ---- understudy backup
+# ---- offbook backup
 
 
 async def test_a_backup_of_a_directory_in_use_is_whole_and_can_be_served(folder: Path, tmp_path: Path) -> None:

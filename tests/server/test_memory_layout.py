@@ -33,5 +33,5 @@ def test_a_start_that_the_plan_refuses_leaves_no_process_and_nothing_locked(tmp_
         with RunningServer(tmp_path / "dir", *flags, ready=False) as server:
             assert server.process.wait(60) == 2
             assert not psutil.pid_exists(server.process.pid)
-            [line] = [line for line in server.output().splitlines() if line.startswith("understudy: ")][-1:]
+            [line] = [line for line in server.output().splitlines() if line.startswith("offbook: ")][-1:]
             assert "tiny does not fit on 0.5GB with memory layout offload: " in line and ". Take a GPU of 16GB" in line

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from understudy import LocalBackend
+from offbook import LocalBackend
 
 HELLO: list[Any] = [{"role": "user", "content": "Where is order 17?"}]
 

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from openai import APIStatusError, OpenAI
 
-import understudy as us
-from understudy.testing import LlmReply, LlmRequest, calls_tool, judges, says, scripted_llm
-from understudy.testing.replies import chunks
+import offbook
+from offbook.testing import LlmReply, LlmRequest, calls_tool, judges, says, scripted_llm
+from offbook.testing.replies import chunks
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -114,14 +114,14 @@ def test_a_judges_reply_to_a_request_that_is_no_judges_prompt_fails_the_test() -
 
 @pytest.mark.usefixtures("litellm")
 async def test_a_scripted_judge_scores_each_attempt_by_its_own_conversation() -> None:
-    group = us.TrajectoryGroup(
-        us.Trajectory(messages_and_choices=[*HI, {"role": "assistant", "content": "x" * length}])
+    group = offbook.TrajectoryGroup(
+        offbook.Trajectory(messages_and_choices=[*HI, {"role": "assistant", "content": "x" * length}])
         for length in (1, 10, 5)
     )
     with scripted_llm(
         lambda request: judges(request, lambda attempt: len(str(attempt[0].messages[-1]["content"])) / 10, explanation="length")
     ) as endpoint:  # fmt: skip
-        ruler = us.Ruler("openai/judge", api_base=endpoint.url, api_key="unused", cache=None)
+        ruler = offbook.Ruler("openai/judge", api_base=endpoint.url, api_key="unused", cache=None)
         scored = await ruler(group)
     assert scored is not None
     assert [trajectory.reward for trajectory in scored] == [0.1, 1.0, 0.5]

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, InternalServerError, OpenAI
 
-import understudy as us
-from understudy.errors import UnderstudyError
-from understudy.testing import (
+import offbook
+from offbook.errors import OffbookError
+from offbook.testing import (
     Action,
     ScriptedChoice,
     ScriptedCompletion,
@@ -72,17 +72,17 @@ def test_what_the_policy_raises_is_an_error_of_the_call_and_is_raised_when_the_b
 
 def test_training_is_refused_because_there_is_no_learner() -> None:
     with scripted_server(lambda request: Action("yes")) as server:
-        model = us.TrainableModel("agent", base_model="tiny", backend=us.RemoteBackend(server.url))
+        model = offbook.TrainableModel("agent", base_model="tiny", backend=offbook.RemoteBackend(server.url))
 
-        async def rollout(model: us.TrainableModel, scenario: str) -> us.Trajectory:
+        async def rollout(model: offbook.TrainableModel, scenario: str) -> offbook.Trajectory:
             openai = model.openai_client()
             answer = await openai.chat.completions.create(model=model.name, messages=HI)
-            return us.Trajectory(
+            return offbook.Trajectory(
                 messages_and_choices=[*HI, answer.choices[0]], reward=float(len(server.sampler.received))
             )
 
-        trainer = us.Trainer(model, rollout, ["a"])
-        with pytest.raises(UnderstudyError, match="--inference-only"):
+        trainer = offbook.Trainer(model, rollout, ["a"])
+        with pytest.raises(OffbookError, match="--inference-only"):
             trainer.train(1)
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from offbook.contracts import CheckpointSaved, GroupsFinished, StepFinished, TraceSink
+from offbook.testing.sinks import RUN, sample_events
+from offbook.tracing.fanout import FanOut
+from offbook.tracing.jsonl import JsonlSink
+from offbook.tracing.notes import DeliveryNotes
+from offbook_langfuse import LangfuseConnection, LangfuseSink
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server, until
 from tests.paths import ROOT
-from understudy.contracts import CheckpointSaved, GroupsFinished, StepFinished, TraceSink
-from understudy.testing.sinks import RUN, sample_events
-from understudy.tracing.fanout import FanOut
-from understudy.tracing.jsonl import JsonlSink
-from understudy.tracing.notes import DeliveryNotes
-from understudy_langfuse import LangfuseConnection, LangfuseSink
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_broken_sink_is_named_once_per_kind_and_stops_nothing(
         [line] = fanout.close()
     warned = [record.getMessage() for record in caplog.records]
     assert [each.split("(")[0].rsplit(" ", 1)[1] for each in warned] == ["ConnectionError", "ValueError"]
-    assert line.endswith(f"`understudy traces export --run {RUN} --to broken`") and "3 events" in line
+    assert line.endswith(f"`offbook traces export --run {RUN} --to broken`") and "3 events" in line
     steps = [json.loads(each)["step"] for each in (tmp_path / "log/steps.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3]
 
@@ -149,10 +149,10 @@ def test_a_server_that_hangs_delays_no_end_and_the_next_run_delivers(server: Tra
 KILLED = """
 import sys, time
 from pathlib import Path
-from understudy.contracts import StepFinished
-from understudy.testing.sinks import RUN, sample_events
-from understudy.tracing.fanout import FanOut
-from understudy_langfuse import LangfuseConnection, LangfuseSink
+from offbook.contracts import StepFinished
+from offbook.testing.sinks import RUN, sample_events
+from offbook.tracing.fanout import FanOut
+from offbook_langfuse import LangfuseConnection, LangfuseSink
 url, public, secret, notes = sys.argv[1:]
 fanout = FanOut([LangfuseSink(LangfuseConnection(url, public, secret), timeout=60)], RUN, [], notes=Path(notes))
 for event in sample_events():
@@ -167,10 +167,10 @@ SLOW = """
 import atexit, sys, time
 atexit.register(time.sleep, 2)  # a local server that is stopped at the end takes as long
 from pathlib import Path
-from understudy.contracts import StepFinished
-from understudy.testing.sinks import RUN, sample_events
-from understudy.tracing.fanout import FanOut
-from understudy_langfuse import LangfuseConnection, LangfuseSink
+from offbook.contracts import StepFinished
+from offbook.testing.sinks import RUN, sample_events
+from offbook.tracing.fanout import FanOut
+from offbook_langfuse import LangfuseConnection, LangfuseSink
 url, public, secret, notes = sys.argv[1:]
 fanout = FanOut([LangfuseSink(LangfuseConnection(url, public, secret), timeout=60)], RUN, [], notes=Path(notes))
 for event in sample_events():

@@ -16,14 +16,13 @@ import pytest
 from langfuse.api import LangfuseAPI
 from langfuse.api.prompts import CreateTextPromptRequest
 
-from tests.fakes.trace_server import PUBLIC, SECRET, trace_server, until
-from understudy import Scenario
-from understudy.contracts import EvaluationFinished, GroupsFinished, StepFinished
-from understudy.integration import RolloutTrace, trace_id
-from understudy.testing.sinks import START, sample_rollout
-from understudy.tool_runs import ToolRun
-from understudy.types import new_id
-from understudy_langfuse import (
+from offbook import Scenario
+from offbook.contracts import EvaluationFinished, GroupsFinished, StepFinished
+from offbook.integration import RolloutTrace, trace_id
+from offbook.testing.sinks import START, sample_rollout
+from offbook.tool_runs import ToolRun
+from offbook.types import new_id
+from offbook_langfuse import (
     LangfuseConnection,
     LangfuseSink,
     dataset_scenarios,
@@ -31,6 +30,7 @@ from understudy_langfuse import (
     save_dataset,
     scenarios_from_traces,
 )
+from tests.fakes.trace_server import PUBLIC, SECRET, trace_server, until
 
 T = TypeVar("T")
 VARIABLES = ("LANGFUSE_BASE_URL", "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
@@ -137,7 +137,7 @@ def test_a_rollout_is_one_trace_also_when_it_is_exported_again(project: Project)
     assert (root.version, root.release, root.user_id) == ("lora-step-0", "v7", "ann")
     assert root.session_id == f"step-00000/{project.run}" and root.environment == project.environment
     assert root.metadata["scenario"] == "box-0" and not {"attributes", "scope"} & root.metadata.keys()
-    assert set(root.tags) == {"understudy", "split:train", "model:agent"}
+    assert set(root.tags) == {"offbook", "split:train", "model:agent"}
     assert call.model == "agent" and call.usage_details["input"] == 40 and call.usage_details["output"] == 12
     assert call.cost_details["total"] == 0.25 and call.completion_start_time.timestamp() == pytest.approx(START + 0.15)
     if project.seconds < 1:  # a real server links only prompts that it has
@@ -178,14 +178,14 @@ def test_low_scored_traces_come_back_as_scenarios(project: Project) -> None:
     for each in several[:3]:
         project.scores(3, trace_id=f"{trace_id(each):032x}")
     found = scenarios_from_traces(
-        environment=project.environment, low_score="reward<0.5", tags=["understudy"], connection=project.connection
+        environment=project.environment, low_score="reward<0.5", tags=["offbook"], connection=project.connection
     )
     assert {each.prompt for each in found} == {"Where is box 0?", "Where is box 1?"}
     assert all(each["answer"]["content"] == "On shelf 7." for each in found)
 
 
 def test_a_dataset_comes_back_and_an_evaluation_is_an_experiment_on_it(project: Project) -> None:
-    name = f"understudy-{project.run}"
+    name = f"offbook-{project.run}"
     given = [
         Scenario.model_validate({"id": f"{project.run}-box-0", "prompt": "Where is box 0?", "answer": "7"}),
         {"id": f"{project.run}-box-1", "question": "And 1?", "expected": {"shelf": 4}},
@@ -210,7 +210,7 @@ def test_a_dataset_comes_back_and_an_evaluation_is_an_experiment_on_it(project: 
         lambda: project.all(read, from_start_time=BEGAN, name=experiment, fields="core,metadata"), 1
     )
     assert (found.name, found.dataset_id, found.item_count) == (experiment, dataset.id, 1)
-    assert found.description.startswith("Understudy evaluated agent step 2 on the split val")
+    assert found.description.startswith("Offbook evaluated agent step 2 on the split val")
     assert found.metadata["model"] == "agent" and found.metadata["split"] == "val"
     items = project.api.experiments.list_items
     [item] = project.awaited(lambda: project.all(items, from_start_time=BEGAN, experiment_name=experiment), 1)
@@ -218,7 +218,7 @@ def test_a_dataset_comes_back_and_an_evaluation_is_an_experiment_on_it(project: 
 
 
 def test_a_prompt_is_read_by_its_version(project: Project) -> None:
-    name = f"understudy-{project.run}"
+    name = f"offbook-{project.run}"
     for text in ("Hello {{name}}", "Good day {{name}}"):
         project.api.prompts.create(request=CreateTextPromptRequest(name=name, prompt=text))
     try:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from understudy.errors import ConfigError
-from understudy.testing.sinks import RUN, check_sink
-from understudy.tracing.names import resolve_sinks
+from offbook.errors import ConfigError
+from offbook.testing.sinks import RUN, check_sink
+from offbook.tracing.names import resolve_sinks
 
 mlflow = pytest.importorskip("mlflow", reason="pip install -r requirements/test.txt")
 pytest.importorskip("alembic", reason="pip install -r requirements/test.txt")
@@ -24,7 +24,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run_of(client: Any) -> Any:
-    experiment = client.get_experiment_by_name("understudy")
+    experiment = client.get_experiment_by_name("offbook")
     [run] = client.search_runs([experiment.experiment_id])
     return run
 

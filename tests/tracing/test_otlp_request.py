@@ -14,10 +14,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from understudy.tracing.json_text import json_text
-from understudy.tracing.otlp import OtlpSpan
-from understudy.tracing.otlp_request import RequestEncoder
-from understudy.tracing.trace_context import RemoteParent
+from offbook.tracing.json_text import json_text
+from offbook.tracing.otlp import OtlpSpan
+from offbook.tracing.otlp_request import RequestEncoder
+from offbook.tracing.trace_context import RemoteParent
 
 SHARED = {"run": "run-1", "step": 3}
 SPANS = [
@@ -42,7 +42,7 @@ def by_the_sdk(span: OtlpSpan, resource: Resource) -> ReadableSpan:
         resource=resource,
         attributes={**span.shared, **span.attributes},
         kind=SpanKind.CLIENT if span.client else SpanKind.INTERNAL,
-        instrumentation_scope=InstrumentationScope("understudy", "1.2"),
+        instrumentation_scope=InstrumentationScope("offbook", "1.2"),
         status=Status(StatusCode.UNSET) if span.error is None else Status(StatusCode.ERROR, span.error),
         start_time=span.start,
         end_time=span.end,
@@ -50,8 +50,8 @@ def by_the_sdk(span: OtlpSpan, resource: Resource) -> ReadableSpan:
 
 
 def test_a_request_is_what_the_sdk_would_send() -> None:
-    resource = Resource({"service.name": "understudy"})
-    ours = RequestEncoder({"service.name": "understudy"}, "understudy", "1.2").request(SPANS)
+    resource = Resource({"service.name": "offbook"})
+    ours = RequestEncoder({"service.name": "offbook"}, "offbook", "1.2").request(SPANS)
     theirs = encode_spans([by_the_sdk(span, resource) for span in SPANS])
     for span in theirs.resource_spans[0].scope_spans[0].spans:
         if not span.status.code:
@@ -60,7 +60,7 @@ def test_a_request_is_what_the_sdk_would_send() -> None:
 
 
 def test_no_spans_are_an_empty_request() -> None:
-    assert RequestEncoder({}, "understudy", "1.2").request(()).SerializeToString() == b""
+    assert RequestEncoder({}, "offbook", "1.2").request(()).SerializeToString() == b""
 
 
 def test_any_value_becomes_json_and_half_a_surrogate_pair_is_escaped() -> None:

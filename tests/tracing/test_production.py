@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
-from understudy import Scenario, Trajectory
-from understudy.contracts import GroupsFinished
-from understudy.errors import ConfigError
-from understudy.integration import capturing
-from understudy.scenarios.identity import scenario_text
-from understudy.testing.sinks import sample_rollout
-from understudy_langfuse import (
+from offbook import Scenario, Trajectory
+from offbook.contracts import GroupsFinished
+from offbook.errors import ConfigError
+from offbook.integration import capturing
+from offbook.scenarios.identity import scenario_text
+from offbook.testing.sinks import sample_rollout
+from offbook_langfuse import (
     LangfuseConnection,
     LangfuseSink,
     dataset_scenarios,
@@ -25,6 +24,7 @@ from understudy_langfuse import (
     save_dataset,
     scenarios_from_traces,
 )
+from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_low_scored_traces_of_real_users_become_scenarios_with_what_was_answered
     assert [each.prompt for each in newest] == ["how?", "why?"]
 
 
-def test_traces_that_understudy_sent_are_left_out_and_the_server_filters(server: TraceServer) -> None:
+def test_traces_that_offbook_sent_are_left_out_and_the_server_filters(server: TraceServer) -> None:
     server.observations = [trace(1, "a"), trace(2, "b", traceName=None, name="agent"), trace(3, "c", traceName="other")]
     LangfuseSink(connection(server)).groups_finished(GroupsFinished("run", "train", 0, ("g",), (sample_rollout(0),)))
 
@@ -86,7 +86,7 @@ def test_traces_that_understudy_sent_are_left_out_and_the_server_filters(server:
     assert ids(name="agent") == ["trace-2", "trace-1"]
     assert ids(trace_ids=["trace-3"], tags=["shop"]) == ["trace-3"] and len(server.requests) == 1
     assert ids(to_time=datetime(2026, 1, 3, tzinfo=UTC), limit=1) == ["trace-1"]
-    assert len(ids(tags=["understudy"])) == 1
+    assert len(ids(tags=["offbook"])) == 1
     server.kept_scores = [
         {"name": "help", "value": 0.1, "subject": {"kind": "trace", "id": f"trace-{number}"}} for number in (1, 3)
     ]
@@ -146,7 +146,7 @@ def test_an_evaluation_is_an_experiment_on_the_dataset(server: TraceServer) -> N
         assert own == {
             "id": "run/val@step-2", "name": "agent step 2 val (run)", "dataset.id": "dataset-boxes", "item.id": "box-0",
             "item.expected_output": '"7"', "item.root_observation_id": root,
-            "description": "Understudy evaluated agent step 2 on the split val of run run.",
+            "description": "Offbook evaluated agent step 2 on the split val of run run.",
         }  # fmt: skip
 
 

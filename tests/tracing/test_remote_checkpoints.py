@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from offbook import RemoteBackend, TrainableModel, Trainer
+from offbook.contracts import CheckpointSaved, TraceSink
+from offbook.errors import ServerError
+from offbook.tracing import fanout
+from offbook.tracing.export import export_run
+from offbook.tracing.names import resolve_sinks
 from tests.server.servers import RunningServer
 from tests.tracing.test_runs import SCENARIOS, Rollouts, options
 from tests.tracing.test_wandb import folder, records  # noqa: F401  # a fixture
-from understudy import RemoteBackend, TrainableModel, Trainer
-from understudy.contracts import CheckpointSaved, TraceSink
-from understudy.errors import ServerError
-from understudy.tracing import fanout
-from understudy.tracing.export import export_run
-from understudy.tracing.names import resolve_sinks
 
 
 class Folders(TraceSink):
@@ -37,7 +37,7 @@ class Folders(TraceSink):
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServer]:
     """A server in a directory of its own, whose folders are taken for another machine's."""
-    monkeypatch.setenv("UNDERSTUDY_DIR", str(tmp_path / "client"))
+    monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path / "client"))
     monkeypatch.setattr(fanout, "is_here", lambda path: False)
     with RunningServer(tmp_path / "server") as running:
         yield running

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
-from understudy import (
+from offbook import (
     LocalBackend,
     TrainableModel,
     TrainConfig,
@@ -26,14 +25,15 @@ from understudy import (
     capture_auto_trajectory,
     cli,
 )
-from understudy.alerts import AlertLimits, signs
-from understudy.contracts import Alert, CheckpointSaved, EvaluationFinished, GroupsFinished, StepFinished
-from understudy.errors import ConfigError
-from understudy.tracing.export import ExportError, export_run, read_records, run_events
-from understudy.tracing.jsonl import JsonlSink
-from understudy.trainer.progress import PlainProgress
-from understudy.types import new_id
-from understudy_langfuse import LangfuseConnection, LangfuseSink
+from offbook.alerts import AlertLimits, signs
+from offbook.contracts import Alert, CheckpointSaved, EvaluationFinished, GroupsFinished, StepFinished
+from offbook.errors import ConfigError
+from offbook.tracing.export import ExportError, export_run, read_records, run_events
+from offbook.tracing.jsonl import JsonlSink
+from offbook.trainer.progress import PlainProgress
+from offbook.types import new_id
+from offbook_langfuse import LangfuseConnection, LangfuseSink
+from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 
 SCENARIOS = [{"id": word, "prompt": f"say the word {word}"} for word in ("blue", "teal")]
 
@@ -67,7 +67,7 @@ def model(local_backend: LocalBackend) -> TrainableModel:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TraceServer]:
     """Langfuse by its variables, and delivery notes of this test's own."""
-    monkeypatch.setenv("UNDERSTUDY_DIR", str(tmp_path / "dir"))
+    monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path / "dir"))
     with trace_server() as served:
         monkeypatch.setenv("LANGFUSE_HOST", served.url)
         monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", PUBLIC)
@@ -123,7 +123,7 @@ def test_a_run_is_shown_live_and_an_export_from_the_records_lands_on_it(
 
     server.spans.clear()
     server.scores.clear()
-    monkeypatch.setenv("UNDERSTUDY_API_KEY", api.key or "")
+    monkeypatch.setenv("OFFBOOK_API_KEY", api.key or "")
     words = ["traces", "export", "--run", report.run, "--to", "langfuse", "--url", api.url]
     assert cli.guarded(lambda: cli.app(words, standalone_mode=False)) == 0
     assert {key for key in spans if key not in server.spans} <= {key for key in spans if key[0] not in server.traces()}

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from offbook.contracts import GroupsFinished, StepFinished, TraceSink
+from offbook.errors import ConfigError
+from offbook.integration import DeliveryError, RejectedError
+from offbook.testing.sinks import RUN, check_sink, sample_events, sample_rollout
+from offbook.tracing.fanout import show
+from offbook.tracing.jsonl import JsonlSink
+from offbook.tracing.names import resolve_sinks
+from offbook.tracing.otlp_sink import OtlpSink
+from offbook.tracing.spans import GAP, NO_RESULT, SpanKind, rollout_spans
+from offbook_langfuse import LangfuseConnection, LangfuseSink
 from tests.fakes.trace_server import PUBLIC, REPLIES, SECRET, TraceServer, trace_server
-from understudy.contracts import GroupsFinished, StepFinished, TraceSink
-from understudy.errors import ConfigError
-from understudy.integration import DeliveryError, RejectedError
-from understudy.testing.sinks import RUN, check_sink, sample_events, sample_rollout
-from understudy.tracing.fanout import show
-from understudy.tracing.jsonl import JsonlSink
-from understudy.tracing.names import resolve_sinks
-from understudy.tracing.otlp_sink import OtlpSink
-from understudy.tracing.spans import GAP, NO_RESULT, SpanKind, rollout_spans
-from understudy_langfuse import LangfuseConnection, LangfuseSink
 
 
 @pytest.fixture
@@ -271,14 +271,14 @@ def test_otlp_spans_speak_the_genai_conventions_and_continue_the_apps_own_trace(
         [spans] = server.traces().values()
     root, _, call, tool, _, _ = spans
     assert (root.trace, root.parent) == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
-    assert root.attributes["gen_ai.operation.name"] == "invoke_agent" and root.attributes["understudy.reward"] == 0.25
+    assert root.attributes["gen_ai.operation.name"] == "invoke_agent" and root.attributes["offbook.reward"] == 0.25
     own = call.attributes
     assert (own["gen_ai.operation.name"], own["gen_ai.request.model"], own["gen_ai.usage.output_tokens"]) == (
         "chat",
         "agent",
         12,
     )
-    assert (own["gen_ai.response.model"], own["understudy.call.step"]) == ("agent", 0)
+    assert (own["gen_ai.response.model"], own["offbook.call.step"]) == ("agent", 0)
     assert own["gen_ai.response.finish_reasons"] == ["tool_calls"]
     assert json.loads(own["gen_ai.input.messages"])[0] == {
         "role": "system",
@@ -329,7 +329,7 @@ def test_the_tensorboard_sink_writes_files_that_its_own_messages_read(tmp_path: 
     pytest.importorskip("tensorboardX", reason="pip install -r requirements/test.txt")
     from tensorboardX.proto import event_pb2
 
-    from understudy.tracing.tensorboard_sink import TensorboardSink
+    from offbook.tracing.tensorboard_sink import TensorboardSink
 
     texts: dict[tuple[str, int], str] = {}
 

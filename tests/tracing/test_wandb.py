@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from offbook import Model, RemoteBackend, TrainableModel, Trajectory, acompare
+from offbook.contracts import StepFinished, TraceSink
+from offbook.errors import ConfigError
+from offbook.testing import says, scripted_llm, scripted_server
+from offbook.testing.sinks import RUN, check_sink, sample_events
+from offbook.tracing.fanout import FanOut, show
+from offbook.tracing.names import resolve_sinks
 from tests.fakes.obedient_policy import obey
 from tests.fakes.trace_server import until
-from understudy import Model, RemoteBackend, TrainableModel, Trajectory, acompare
-from understudy.contracts import StepFinished, TraceSink
-from understudy.errors import ConfigError
-from understudy.testing import says, scripted_llm, scripted_server
-from understudy.testing.sinks import RUN, check_sink, sample_events
-from understudy.tracing.fanout import FanOut, show
-from understudy.tracing.names import resolve_sinks
 
 wandb = pytest.importorskip("wandb", reason="pip install -r requirements/test.txt")
 

@@ -1,4 +1,4 @@
-"""Weave's `@weave.op` on a rollout: Understudy records as without it, and Weave gets its calls."""
+"""Weave's `@weave.op` on a rollout: Offbook records as without it, and Weave gets its calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from offbook.testing import Action, scripted_server
+from offbook.testing.asgi import Body
 from tests.paths import ROOT
-from understudy.testing import Action, scripted_server
-from understudy.testing.asgi import Body
 
 CALLS = "/v2/me/agents/calls/complete"
 
@@ -78,7 +78,7 @@ def test_rollouts_that_are_ops_of_weave_are_recorded_and_weave_gets_its_calls(tm
     """In a process of its own: `weave.init` patches OpenAI's client and sets OpenTelemetry's global provider."""
     with scripted_server(echo, tmp_path) as served, weave_server() as (url, calls):
         own = {"WANDB_BASE_URL": url, "WF_TRACE_SERVER_URL": url, "WANDB_API_KEY": "k" * 40, "OPENAI_API_KEY": "unused"}
-        own |= {"UNDERSTUDY_DIR": str(tmp_path), "HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
+        own |= {"OFFBOOK_DIR": str(tmp_path), "HOME": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
         command = [sys.executable, str(ROOT / "tests/tracing/weave_app.py"), served.url, str(tmp_path / "found.json")]
         done = subprocess.run(
             command, env={**os.environ, **own}, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False

@@ -14,21 +14,21 @@ from typing import Any
 import weave  # type: ignore[import-not-found]
 from langchain_openai import ChatOpenAI
 
-import understudy as us
-from understudy_langgraph import trainable
+import offbook
+from offbook_langgraph import trainable
 
 SCENARIOS = [{"id": word, "prompt": f"say {word}"} for word in ("blue", "teal")]
-backend = us.RemoteBackend(sys.argv[1])
+backend = offbook.RemoteBackend(sys.argv[1])
 
 
 @weave.op
-async def rollout(model: us.TrainableModel, scenario: dict[str, str]) -> us.Trajectory:
+async def rollout(model: offbook.TrainableModel, scenario: dict[str, str]) -> offbook.Trajectory:
     messages: list[Any] = [{"role": "user", "content": scenario["prompt"]}]
     answer = await model.openai_client().chat.completions.create(model=model.inference_name(), messages=messages)
-    return us.Trajectory(messages_and_choices=[*messages, answer.choices[0]], reward=1.0)
+    return offbook.Trajectory(messages_and_choices=[*messages, answer.choices[0]], reward=1.0)
 
 
-@trainable(model=us.TrainableModel(name="wrapped", base_model="tiny", backend=backend))
+@trainable(model=offbook.TrainableModel(name="wrapped", base_model="tiny", backend=backend))
 @weave.op
 async def agent(scenario: dict[str, str]) -> float:
     answer = await ChatOpenAI(model="gpt-4.1").ainvoke(scenario["prompt"])
@@ -36,8 +36,8 @@ async def agent(scenario: dict[str, str]) -> float:
 
 
 async def main() -> None:
-    model = us.TrainableModel(name="plain", base_model="tiny", backend=backend)
-    plain = await us.Trainer(model, rollout, SCENARIOS).aevaluate(SCENARIOS)
+    model = offbook.TrainableModel(name="plain", base_model="tiny", backend=backend)
+    plain = await offbook.Trainer(model, rollout, SCENARIOS).aevaluate(SCENARIOS)
     wrapped = await agent.aevaluate(SCENARIOS)
     found = {each: (await own.get_step(), evaluation.reward, evaluation.failed, [kind.message for kind in evaluation.failures])
              for each, own, evaluation in (("plain", model, plain), ("wrapped", agent.own_models()[0], wrapped))}  # fmt: skip

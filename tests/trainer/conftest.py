@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from understudy import LocalBackend, TrainableModel
-from understudy.types import new_id
+from offbook import LocalBackend, TrainableModel
+from offbook.types import new_id
 
 
 @pytest.fixture

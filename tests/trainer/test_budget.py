@@ -14,15 +14,15 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 from rich.console import Console
 
+from offbook import TrainableModel, TrainConfig, Trainer, Trajectory, TrajectoryGroup
+from offbook.contracts import StepFinished, TraceSink
+from offbook.errors import BudgetExceeded, ConfigError, LlmError, TrainError
+from offbook.llms import Llm
+from offbook.testing import LlmReply, ScriptedLlm, fails, refuses, says, scripted_llm
+from offbook.trainer.judging import judged
+from offbook.trainer.progress import PlainProgress
+from offbook.trainer.report import Stopped, TrainReport
 from tests.fakes.scripted_training import ScriptedTraining, scripted_training
-from understudy import TrainableModel, TrainConfig, Trainer, Trajectory, TrajectoryGroup
-from understudy.contracts import StepFinished, TraceSink
-from understudy.errors import BudgetExceeded, ConfigError, LlmError, TrainError
-from understudy.llms import Llm
-from understudy.testing import LlmReply, ScriptedLlm, fails, refuses, says, scripted_llm
-from understudy.trainer.judging import judged
-from understudy.trainer.progress import PlainProgress
-from understudy.trainer.report import Stopped, TrainReport
 
 SCENARIOS = [{"id": "train"}]
 PRICES = {"prompt": 0, "completion": 200_000}
@@ -75,7 +75,7 @@ def endpoint() -> Iterator[ScriptedLlm]:
 async def rollout(model: TrainableModel, scenario: dict[str, str]) -> Trajectory:
     """One that names a call."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}
-    mark = {"understudy": {"call_id": f"call-{next(QUESTIONS)}", "index": 0}}
+    mark = {"offbook": {"call_id": f"call-{next(QUESTIONS)}", "index": 0}}
     return Trajectory(messages_and_choices=[Choice.model_validate(choice | mark)])
 
 

@@ -18,11 +18,11 @@ import asyncio
 import signal
 import sys
 
-import understudy as us
+import offbook
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the background jobs of a shell ignore it
 
-model = us.TrainableModel("agent", base_model="tiny", backend=us.RemoteBackend(sys.argv[1]))
+model = offbook.TrainableModel("agent", base_model="tiny", backend=offbook.RemoteBackend(sys.argv[1]))
 
 
 async def rollout(model, scenario):
@@ -30,14 +30,14 @@ async def rollout(model, scenario):
     await asyncio.Event().wait()
 
 
-trainer = us.Trainer(model, rollout, ["train"], eval=["eval"], group_size=2)
+trainer = offbook.Trainer(model, rollout, ["train"], eval=["eval"], group_size=2)
 {call}
 """
 WAITING = "interrupted after step 0 of 3: run the same again to go on from there. Waiting for: evaluating step 0 on 1 scenario"
 CALLS = {
     "trainer.train(3)": WAITING,
     "trainer.evaluate()": None,
-    "us.compare(rollout, ['eval'], ['step:0'], model=model)": None,
+    "offbook.compare(rollout, ['eval'], ['step:0'], model=model)": None,
 }
 
 
@@ -51,7 +51,7 @@ def server() -> Iterator[ScriptedTraining]:
 def test_a_script_ends_without_a_traceback(server: ScriptedTraining, call: str, tmp_path: Path) -> None:
     with interrupted(server, call, tmp_path) as process:
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, err.splitlines()) == (-signal.SIGINT, ["understudy: interrupted"])
+    assert (process.returncode, err.splitlines()) == (-signal.SIGINT, ["offbook: interrupted"])
     assert CALLS[call] is None or CALLS[call] in out.splitlines()
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from offbook.cli import app, guarded
+from offbook.contracts import GroupsFinished
+from offbook.errors import ConfigError, LlmError
+from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
+from offbook.testing.sinks import sample_rollout
+from offbook.tracing.jsonl import JsonlSink
+from offbook.trainer.judge_check import check_judge_on, read_ranked
 from tests.rewards.scripted_judge import by_last_number, entries, group_of, honest, judge_at, verdict
-from understudy.cli import app, guarded
-from understudy.contracts import GroupsFinished
-from understudy.errors import ConfigError, LlmError
-from understudy.testing import LlmReply, LlmRequest, fails, says, scripted_llm
-from understudy.testing.sinks import sample_rollout
-from understudy.tracing.jsonl import JsonlSink
-from understudy.trainer.judge_check import check_judge_on, read_ranked
 
 
 def row(group: object, number: int, **fields: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def test_a_file_with_faults_names_each_line(rows: list[object], message: str, tm
 def test_the_command_prints_the_result_and_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("UNDERSTUDY_DIR", str(tmp_path))
+    monkeypatch.setenv("OFFBOOK_DIR", str(tmp_path))
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     file = written(tmp_path, row("a", 10, rank=2), row("a", 50, rank=1))
     (tmp_path / "rubric.md").write_text("- Count well.")

@@ -9,10 +9,10 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from understudy import TrainableModel, Trainer, Trajectory, TrajectoryGroup
-from understudy.errors import ConfigError, MissingExtraError, RolloutError
-from understudy.trainer.judging import judged
-from understudy.types import RolloutException
+from offbook import TrainableModel, Trainer, Trajectory, TrajectoryGroup
+from offbook.errors import ConfigError, MissingExtraError, RolloutError
+from offbook.trainer.judging import judged
+from offbook.types import RolloutException
 
 MODEL = TrainableModel(name="agent", base_model="tiny")
 FAILED = RolloutException(type="ValueError", message="away", traceback="")

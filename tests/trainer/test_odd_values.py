@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from offbook import TrainableModel, Trainer, Trajectory
+from offbook.scenarios.identity import scenario_id
+from offbook.wire import TrajectoryQuery
 from tests.trainer.test_trainer import SCENARIOS, SMALL, quiet, rollout
-from understudy import TrainableModel, Trainer, Trajectory
-from understudy.scenarios.identity import scenario_id
-from understudy.wire import TrajectoryQuery
 
 HALF = "\ud800"
 """A lone surrogate: UTF-8 cannot encode it. Python has them in file names and output that it could not decode."""

@@ -12,11 +12,11 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 from rich.console import Console
 
+from offbook import TrainableModel, TrainConfig, Trainer, Trajectory
+from offbook.errors import ConfigError, LeakError, TrainError
+from offbook.trainer.progress import PlainProgress
+from offbook.trainer.report import Stopped, TrainReport
 from tests.fakes.scripted_training import ScriptedTraining, scripted_training
-from understudy import TrainableModel, TrainConfig, Trainer, Trajectory
-from understudy.errors import ConfigError, LeakError, TrainError
-from understudy.trainer.progress import PlainProgress
-from understudy.trainer.report import Stopped, TrainReport
 
 SCENARIOS = [{"id": "train"}]
 HELD_OUT = [{"id": f"eval {number}"} for number in range(3)]
@@ -62,7 +62,7 @@ class Rollouts:
 
 def finished(reward: float) -> Trajectory:
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}
-    mark = {"understudy": {"call_id": f"call-{next(CALLS)}", "index": 0}}
+    mark = {"offbook": {"call_id": f"call-{next(CALLS)}", "index": 0}}
     return Trajectory(messages_and_choices=[Choice.model_validate(choice | mark)], reward=reward)
 
 

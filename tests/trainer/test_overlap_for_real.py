@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from understudy import LocalBackend, TrainableModel, TrainConfig, Trainer, Trajectory, auto_trajectory
-from understudy.client.capture import capture_auto_trajectory
-from understudy.errors import CaptureError
-from understudy.trainer.progress import PlainProgress
-from understudy.types import new_id
+from offbook import LocalBackend, TrainableModel, TrainConfig, Trainer, Trajectory, auto_trajectory
+from offbook.client.capture import capture_auto_trajectory
+from offbook.errors import CaptureError
+from offbook.trainer.progress import PlainProgress
+from offbook.types import new_id
 
 SCENARIOS = [{"id": "train", "prompt": "say the word blue"}]
 HELD_OUT = [{"id": f"eval {word}", "prompt": f"say the word {word}"} for word in ("teal", "pink")]

@@ -14,19 +14,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from understudy import LocalBackend, RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup
-from understudy.client.failures import FailureKind
-from understudy.contracts import Alert
-from understudy.errors import ConfigError, RolloutError
-from understudy.rewards.outcome import RewardResult, as_reward
-from understudy.scenarios.identity import scenario_id, scenario_text
-from understudy.scenarios.ordering import batch, split
-from understudy.trainer.evaluate import summarise
-from understudy.trainer.messages import table_row, watch_line
-from understudy.trainer.models import ModelStep, StepOutcome
-from understudy.trainer.progress import Doing, LiveProgress, PlainProgress, StepRow, sparkline
-from understudy.trainer.report import Iteration
-from understudy.trainer.run import Repeats
+from offbook import LocalBackend, RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup
+from offbook.client.failures import FailureKind
+from offbook.contracts import Alert
+from offbook.errors import ConfigError, RolloutError
+from offbook.rewards.outcome import RewardResult, as_reward
+from offbook.scenarios.identity import scenario_id, scenario_text
+from offbook.scenarios.ordering import batch, split
+from offbook.trainer.evaluate import summarise
+from offbook.trainer.messages import table_row, watch_line
+from offbook.trainer.models import ModelStep, StepOutcome
+from offbook.trainer.progress import Doing, LiveProgress, PlainProgress, StepRow, sparkline
+from offbook.trainer.report import Iteration
+from offbook.trainer.run import Repeats
 
 
 def scored(*rewards: float | None, **metrics: float) -> TrajectoryGroup:
@@ -102,14 +102,14 @@ def test_a_state_returned_for_a_reward_is_named_by_its_keys() -> None:
 
 
 def test_a_run_says_where_it_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = Path(sys.executable).with_name("understudy")
+    command = Path(sys.executable).with_name("offbook")
     monkeypatch.setenv("PATH", str(tmp_path))  # an environment that is not active
     monkeypatch.chdir(tmp_path)  # a command below the working directory is shown by its relative path
     folder = tmp_path / "of mine"
     models = [TrainableModel(name, base_model="tiny", backend=LocalBackend(folder)) for name in ("planner", "writer")]
     assert watch_line(models, "run-1") == f"watch the run: {command} ui --dir '{folder}'"
     monkeypatch.setenv("PATH", str(command.parent))
-    assert watch_line(models, "run-1") == f"watch the run: understudy ui --dir '{folder}'"
+    assert watch_line(models, "run-1") == f"watch the run: offbook ui --dir '{folder}'"
     other = TrainableModel("reader", base_model="tiny", backend=RemoteBackend("http://gpu-box:8000/"))
     assert watch_line([models[0], other], "run-1").endswith(", http://gpu-box:8000/runs/run-1")
 
@@ -174,7 +174,7 @@ def test_away_from_a_terminal_each_step_is_one_line_and_the_first_one_is_announc
 def test_in_a_terminal_a_table_is_drawn_and_lines_are_said_as_they_are() -> None:
     out = io.StringIO()
     progress = LiveProgress(Console(file=out, width=100, force_terminal=True), 9)
-    line = 'warning: pip install "understudy[hf]" [/bold] ' + "a-path/" * 20
+    line = 'warning: pip install "offbook[hf]" [/bold] ' + "a-path/" * 20
     with progress:
         progress.say(line)
         progress.doing("rollouts with step 3")

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.scripted_training import scripted_training
-from understudy import (
+from offbook import (
     LocalBackend,
     TrainableModel,
     TrainConfig,
@@ -19,9 +18,10 @@ from understudy import (
     auto_trajectory,
     capture_auto_trajectory,
 )
-from understudy.errors import ConfigError, RolloutError
-from understudy.types import new_id
-from understudy.wire import TrajectoryQuery, TrajectoryRecord
+from offbook.errors import ConfigError, RolloutError
+from offbook.types import new_id
+from offbook.wire import TrajectoryQuery, TrajectoryRecord
+from tests.fakes.scripted_training import scripted_training
 
 SCENARIOS = [{"id": word, "prompt": f"say the word {word}"} for word in ("blue", "teal")]
 SMALL: dict[str, Any] = {"group_size": 4, "scenarios_per_step": 2, "config": TrainConfig(learning_rate=1e-3)}

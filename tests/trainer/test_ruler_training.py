@@ -15,23 +15,23 @@ from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-import understudy as us
+import offbook
+from offbook.errors import RolloutError
+from offbook.quickstart.desk import Desk
+from offbook.testing import LlmReply, LlmRequest, ShownConversation, attempts_shown, says, scripted_llm
+from offbook.trainer.report import Stopped
+from offbook.types import new_id
+from offbook.wire import TrajectoryQuery
+from offbook_langgraph import trainable
 from tests.rewards.scripted_judge import entries, judge_at, verdict
-from understudy.errors import RolloutError
-from understudy.quickstart.desk import Desk
-from understudy.testing import LlmReply, LlmRequest, ShownConversation, attempts_shown, says, scripted_llm
-from understudy.trainer.report import Stopped
-from understudy.types import new_id
-from understudy.wire import TrajectoryQuery
-from understudy_langgraph import trainable
 
 SCENARIOS = [{"id": str(number), "prompt": f"say the word {word}"} for number, word in enumerate(("blue", "teal"))]
-SMALL: dict[str, Any] = {"group_size": 4, "scenarios_per_step": 2, "config": us.TrainConfig(learning_rate=1e-3)}
+SMALL: dict[str, Any] = {"group_size": 4, "scenarios_per_step": 2, "config": offbook.TrainConfig(learning_rate=1e-3)}
 
 
-async def rollout(model: us.TrainableModel, scenario: dict[str, str]) -> us.Trajectory:
+async def rollout(model: offbook.TrainableModel, scenario: dict[str, str]) -> offbook.Trajectory:
     """One call, and no reward."""
-    trajectory = us.Trajectory(messages_and_choices=[{"role": "user", "content": scenario["prompt"]}])
+    trajectory = offbook.Trajectory(messages_and_choices=[{"role": "user", "content": scenario["prompt"]}])
     answer = await model.openai_client().chat.completions.create(
         model=model.name, messages=trajectory.messages(), max_tokens=8
     )
@@ -49,9 +49,9 @@ def opinion(request: LlmRequest) -> LlmReply:
     return verdict(entries(request, varied))
 
 
-async def test_a_trainer_trains_what_the_judge_prefers(model: us.TrainableModel) -> None:
+async def test_a_trainer_trains_what_the_judge_prefers(model: offbook.TrainableModel) -> None:
     with scripted_llm(opinion) as endpoint:
-        trainer = us.Trainer(model, rollout, SCENARIOS, eval=SCENARIOS, judge=judge_at(endpoint), **SMALL)
+        trainer = offbook.Trainer(model, rollout, SCENARIOS, eval=SCENARIOS, judge=judge_at(endpoint), **SMALL)
         report = await trainer.atrain(1)
     assert report.stopped is Stopped.FINISHED and report.step == 1
     [iteration] = report.iterations
@@ -64,13 +64,13 @@ async def test_a_trainer_trains_what_the_judge_prefers(model: us.TrainableModel)
         assert record.reward == record.metrics["ruler_score"] and record.logs[-1].startswith("RULER explanation: for ")
 
 
-async def test_a_step_is_never_trained_on_a_half_scored_group(model: us.TrainableModel) -> None:
+async def test_a_step_is_never_trained_on_a_half_scored_group(model: offbook.TrainableModel) -> None:
     def half(request: LlmRequest) -> LlmReply:
         scores = entries(request, varied)
         return verdict(scores[:-1] if "word blue" in request.messages[1]["content"] else scores)
 
     with scripted_llm(half) as endpoint:
-        report = await us.Trainer(model, rollout, SCENARIOS, judge=judge_at(endpoint), **SMALL).atrain(1)
+        report = await offbook.Trainer(model, rollout, SCENARIOS, judge=judge_at(endpoint), **SMALL).atrain(1)
     [iteration] = report.iterations
     assert iteration.metrics["judge/dropped"] == 0.5
     kept = await (await model.api()).trajectories(TrajectoryQuery(run=report.run))
@@ -79,7 +79,9 @@ async def test_a_step_is_never_trained_on_a_half_scored_group(model: us.Trainabl
     assert iteration.metrics["groups/total"] == 2 and iteration.metrics["groups/dropped_too_few"] == 1
 
 
-def test_a_wrapped_graph_is_judged_with_its_system_message_and_tools(model: us.TrainableModel, tmp_path: Path) -> None:
+def test_a_wrapped_graph_is_judged_with_its_system_message_and_tools(
+    model: offbook.TrainableModel, tmp_path: Path
+) -> None:
     desk = Desk(tmp_path / "desk.db")
     llm = ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"), max_completion_tokens=24)
     agent = create_agent(llm, desk.tools(), system_prompt="You are the order desk.")
@@ -94,8 +96,8 @@ def test_a_wrapped_graph_is_judged_with_its_system_message_and_tools(model: us.T
 
 
 APP = """
-import understudy as us
-from understudy_langgraph import trainable
+import offbook
+from offbook_langgraph import trainable
 from langchain_openai import ChatOpenAI
 
 @trainable
@@ -105,7 +107,7 @@ async def agent(scenario):
 """
 
 
-async def test_the_command_trains_by_a_judge(tmp_path: Path, local_backend: us.LocalBackend) -> None:
+async def test_the_command_trains_by_a_judge(tmp_path: Path, local_backend: offbook.LocalBackend) -> None:
     api = await local_backend.connect("tiny")
     name = new_id("judged")
     (tmp_path / "app.py").write_text(APP)
@@ -116,9 +118,9 @@ async def test_the_command_trains_by_a_judge(tmp_path: Path, local_backend: us.L
             f"train app:agent --scenarios words.jsonl --steps 1 --group-size 4 --scenarios-per-step 2 --judge openai/judge "
             f"--judge-api-base {endpoint.url} --rubric rubric.md --model {name} --base-model tiny"
         )
-        environment = {"OPENAI_API_KEY": "k", "UNDERSTUDY_URL": api.url, "UNDERSTUDY_API_KEY": api.key or ""}
+        environment = {"OPENAI_API_KEY": "k", "OFFBOOK_URL": api.url, "OFFBOOK_API_KEY": api.key or ""}
         done = await asyncio.to_thread(
-            subprocess.run, [sys.executable, "-m", "understudy", *words.split()],
+            subprocess.run, [sys.executable, "-m", "offbook", *words.split()],
             cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -126,8 +128,8 @@ async def test_the_command_trains_by_a_judge(tmp_path: Path, local_backend: us.L
     assert "- Short is good." in endpoint.requests[0].messages[0]["content"]
 
 
-async def test_a_judge_that_answers_no_group_ends_the_run_with_the_reason(model: us.TrainableModel) -> None:
+async def test_a_judge_that_answers_no_group_ends_the_run_with_the_reason(model: offbook.TrainableModel) -> None:
     with scripted_llm([says("I will not.")]) as endpoint:
-        trainer = us.Trainer(model, rollout, SCENARIOS, judge=judge_at(endpoint), **SMALL)
+        trainer = offbook.Trainer(model, rollout, SCENARIOS, judge=judge_at(endpoint), **SMALL)
         with pytest.raises(RolloutError, match=r"8 x the judge failed: LlmError\("):
             await trainer.atrain(1)

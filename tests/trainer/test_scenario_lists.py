@@ -8,23 +8,23 @@ from typing import Any
 import pandas as pd
 import pytest
 
-import understudy as us
-from understudy.client.dataset import iterate_dataset
-from understudy.client.records import checked_groups
-from understudy.comparison.candidates import as_candidates
-from understudy.comparison.options import CompareSettings
-from understudy.errors import ConfigError
-from understudy.scenarios.ordering import split
-from understudy.trainer.options import RunOptions
-from understudy.trainer.trainer import Trainer, checked_scenarios
-from understudy_langgraph import trainable
+import offbook
+from offbook.client.dataset import iterate_dataset
+from offbook.client.records import checked_groups
+from offbook.comparison.candidates import as_candidates
+from offbook.comparison.options import CompareSettings
+from offbook.errors import ConfigError
+from offbook.scenarios.ordering import split
+from offbook.trainer.options import RunOptions
+from offbook.trainer.trainer import Trainer, checked_scenarios
+from offbook_langgraph import trainable
 
-MODEL = us.TrainableModel(name="boxes", base_model="tiny")
+MODEL = offbook.TrainableModel(name="boxes", base_model="tiny")
 QUESTIONS = ["Where is box 1?", "Where is box 2?"]
 
 
-async def rollout(model: Any, scenario: Any) -> us.Trajectory:
-    return us.Trajectory(reward=1.0)
+async def rollout(model: Any, scenario: Any) -> offbook.Trajectory:
+    return offbook.Trajectory(reward=1.0)
 
 
 async def streamed() -> AsyncGenerator[str]:
@@ -36,7 +36,7 @@ async def streamed() -> AsyncGenerator[str]:
     [
         ("train.jsonl", "got the str 'train.jsonl'.*read a file first"),
         ({"question": "Where?"}, "got one dict, .*pass .scenario. for one"),
-        (us.Scenario(prompt="Where?"), "got one Scenario, "),
+        (offbook.Scenario(prompt="Where?"), "got one Scenario, "),
         (None, "got None"),
         (3, "got int 3"),
         (pd.DataFrame({"question": QUESTIONS}), "got a DataFrame, whose items are its columns: pass .to_dict"),
@@ -61,7 +61,9 @@ async def test_a_generator_is_read_once_wherever_scenarios_are_passed() -> None:
     assert [batch.items for batch in batches] == [QUESTIONS]
 
 
-async def test_an_app_is_evaluated_on_a_generator(local_backend: us.LocalBackend, model: us.TrainableModel) -> None:
+async def test_an_app_is_evaluated_on_a_generator(
+    local_backend: offbook.LocalBackend, model: offbook.TrainableModel
+) -> None:
     @trainable(model=model)
     async def app(question: str) -> float:
         completion = await model.openai_client().chat.completions.create(

@@ -13,7 +13,7 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 from rich.console import Console
 
-from understudy import (
+from offbook import (
     History,
     LocalBackend,
     Model,
@@ -24,12 +24,12 @@ from understudy import (
     auto_trajectory,
     capture_auto_trajectory,
 )
-from understudy.errors import ConfigError, RolloutError
-from understudy.tracing.jsonl import JsonlSink
-from understudy.trainer.models import StepOutcome
-from understudy.trainer.progress import PlainProgress
-from understudy.trainer.report import Stopped
-from understudy.types import call_ref, new_id
+from offbook.errors import ConfigError, RolloutError
+from offbook.tracing.jsonl import JsonlSink
+from offbook.trainer.models import StepOutcome
+from offbook.trainer.progress import PlainProgress
+from offbook.trainer.report import Stopped
+from offbook.types import call_ref, new_id
 
 Team = tuple[TrainableModel, ...]
 Rollout = Callable[[Team, dict[str, str]], Awaitable[Trajectory]]

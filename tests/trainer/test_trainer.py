@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from understudy import (
+from offbook import (
     TrainableModel,
     TrainConfig,
     Trainer,
@@ -20,11 +20,11 @@ from understudy import (
     capture_auto_trajectory,
     log_reward,
 )
-from understudy.errors import ConfigError, LeakError, RolloutError, WrongLoopError
-from understudy.trainer.evaluate import printing_failures
-from understudy.trainer.progress import PlainProgress
-from understudy.trainer.report import Stopped
-from understudy.types import RolloutException
+from offbook.errors import ConfigError, LeakError, RolloutError, WrongLoopError
+from offbook.trainer.evaluate import printing_failures
+from offbook.trainer.progress import PlainProgress
+from offbook.trainer.report import Stopped
+from offbook.types import RolloutException
 
 SCENARIOS = [
     {"id": str(number), "prompt": f"say the word {word}"} for number, word in enumerate(("blue", "teal", "pink"))

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from offbook import LocalBackend, TrainableModel
+from offbook.testing import ScriptedServer, scripted_server
+from offbook.types import new_id
 from tests.fakes.obedient_policy import obey
-from understudy import LocalBackend, TrainableModel
-from understudy.testing import ScriptedServer, scripted_server
-from understudy.types import new_id
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 from openai import AsyncOpenAI
 
-from understudy import TrainableModel, Trajectory, TrajectoryGroup, capture_auto_trajectory, gather_trajectory_groups
-from understudy.testing import ScriptedServer
-from understudy.types import Call, CallStatus
+from offbook import TrainableModel, Trajectory, TrajectoryGroup, capture_auto_trajectory, gather_trajectory_groups
+from offbook.testing import ScriptedServer
+from offbook.types import Call, CallStatus
 
 QUESTION = "what is the size of box 4821?"
 QUESTIONS = [f"what is the size of box 482{number}?" for number in range(8)]

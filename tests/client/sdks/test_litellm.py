@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from understudy import TrainableModel
+from offbook import TrainableModel
 
 from .rollouts import trained
 

@@ -21,9 +21,9 @@ from agents import (
 from openai import AsyncOpenAI, NotFoundError
 from pydantic import BaseModel
 
-from understudy import TrainableModel, Trajectory, TrajectoryGroup
-from understudy.testing import ScriptedServer
-from understudy.types import new_id
+from offbook import TrainableModel, Trajectory, TrajectoryGroup
+from offbook.testing import ScriptedServer
+from offbook.types import new_id
 
 from .rollouts import QUESTIONS, client_for, one_branch, recorded, trained
 

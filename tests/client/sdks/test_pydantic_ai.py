@@ -13,9 +13,9 @@ from pydantic_ai.messages import ModelResponse
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from understudy import TrainableModel
-from understudy.testing import ScriptedServer
-from understudy.types import new_id
+from offbook import TrainableModel
+from offbook.testing import ScriptedServer
+from offbook.types import new_id
 
 from .rollouts import client_for, one_branch, recorded, trained
 

@@ -11,10 +11,10 @@ import torch
 from peft import PeftModel
 from transformers import Qwen2ForCausalLM
 
+from offbook.engine.inference.decoding.adapters import Adapter, load_adapter
+from offbook.engine.inference.decoding.model import ModelRunner, load_model
 from tests.engine.inference.engines import DEADLINE, Engine, write_adapter, write_model
 from tests.engine.inference.served import served
-from understudy.engine.inference.decoding.adapters import Adapter, load_adapter
-from understudy.engine.inference.decoding.model import ModelRunner, load_model
 
 
 @pytest.fixture(scope="session", autouse=True)

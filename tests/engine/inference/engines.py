@@ -18,10 +18,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from understudy.engine.inference.decoding.adapters import Adapter
-from understudy.engine.inference.decoding.generation import Generation, Settings, Update
-from understudy.engine.inference.decoding.model import ModelRunner
-from understudy.engine.inference.decoding.scheduler import Scheduler
+from offbook.engine.inference.decoding.adapters import Adapter
+from offbook.engine.inference.decoding.generation import Generation, Settings, Update
+from offbook.engine.inference.decoding.model import ModelRunner
+from offbook.engine.inference.decoding.scheduler import Scheduler
 
 DEADLINE = 180.0
 """Seconds; only a machine under heavy load comes near it."""

@@ -14,11 +14,11 @@ import pytest
 import torch
 import uvicorn
 
+from offbook.engine.inference.app import build_app
+from offbook.engine.inference.decoding.model import ModelRunner
+from offbook.engine.inference.service import SamplingService
+from offbook.types import Json
 from tests.engine.inference.engines import DEADLINE, until_healthy
-from understudy.engine.inference.app import build_app
-from understudy.engine.inference.decoding.model import ModelRunner
-from understudy.engine.inference.service import SamplingService
-from understudy.types import Json
 
 TOOLS = [
     {

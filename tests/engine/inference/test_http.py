@@ -14,12 +14,12 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
+from offbook.engine.inference.chat.template import ChatRenderer
+from offbook.engine.inference.decoding.batch import RunningBatch
+from offbook.engine.inference.decoding.model import ModelRunner
+from offbook.types import Json
 from tests.engine.inference.engines import DEADLINE, plain_logits
 from tests.engine.inference.served import body, chat, events, refused, served, until_idle
-from understudy.engine.inference.chat.template import ChatRenderer
-from understudy.engine.inference.decoding.batch import RunningBatch
-from understudy.engine.inference.decoding.model import ModelRunner
-from understudy.types import Json
 
 
 def test_an_answer_carries_prompt_ids_completion_ids_and_logprobs(
@@ -97,7 +97,7 @@ def test_a_dead_engine_is_unhealthy(policy: ModelRunner, monkeypatch: pytest.Mon
 
     with served(policy) as url, httpx.Client(base_url=url, timeout=DEADLINE) as http:
         assert http.get("/health").status_code == 200
-        monkeypatch.setattr("understudy.engine.inference.decoding.scheduler.RunningBatch", refuses)
+        monkeypatch.setattr("offbook.engine.inference.decoding.scheduler.RunningBatch", refuses)
         answer = http.post("/v1/chat/completions", json=body())
         assert answer.status_code == 500 and "the device is gone" in answer.text
         until = time.monotonic() + DEADLINE

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from offbook.engine.inference.embedded import main
 from tests.engine.inference.engines import DEADLINE, until_healthy
-from understudy.engine.inference.embedded import main
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "understudy.engine.inference.embedded", *argv(folder, *options)]
+    command = [sys.executable, "-m", "offbook.engine.inference.embedded", *argv(folder, *options)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from offbook.config import LoraOptions
+from offbook.engine.learner.policy import Policy
 from tests.engine.learner.tiny_models import exact, warm, write_base
-from understudy.config import LoraOptions
-from understudy.engine.learner.policy import Policy
 
 
 @pytest.fixture(scope="session")

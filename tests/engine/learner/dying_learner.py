@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from offbook.config import TrainConfig
+from offbook.engine.learner import checkpoints
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.policy import Policy
+from offbook.engine.protocol import Progressed, Warned
 from tests.engine.learner.jobs import LORA, command, random_groups
-from understudy.config import TrainConfig
-from understudy.engine.learner import checkpoints
-from understudy.engine.learner.learner import Learner
-from understudy.engine.learner.policy import Policy
-from understudy.engine.protocol import Progressed, Warned
 
 CONFIG = TrainConfig(learning_rate=1e-2, loss="gspo", kl_coef=0.05, epochs=2, minibatches=2)
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from understudy import tiny
-from understudy.config import LoraOptions, TrainConfig
-from understudy.engine.protocol import JobTrajectory, Sample, TrainCommand, TrainJob, write_job
-from understudy.types import Sampling
+from offbook import tiny
+from offbook.config import LoraOptions, TrainConfig
+from offbook.engine.protocol import JobTrajectory, Sample, TrainCommand, TrainJob, write_job
+from offbook.types import Sampling
 
 VOCABULARY = 1536
 LORA = LoraOptions(r=2, alpha=4)

@@ -25,13 +25,13 @@ from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from triton.runtime import interpreter
 
+from offbook.config import LoraOptions
+from offbook.engine.learner import fused_kernels
+from offbook.engine.learner.layouts import plan
+from offbook.engine.learner.policy import Policy
 from tests.engine.learner.jobs import random_groups
 from tests.engine.learner.test_invariance import VOCABULARY, batch_of
 from tests.engine.learner.tiny_models import SHAPE, warm, write_base
-from understudy.config import LoraOptions
-from understudy.engine.learner import fused_kernels
-from understudy.engine.learner.layouts import plan
-from understudy.engine.learner.policy import Policy
 
 _CONVERT = interpreter._implicit_cvt
 

@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from understudy.config import LayoutName
-from understudy.engine.learner import unsloth_loader
+from offbook.config import LayoutName
+from offbook.engine.learner import unsloth_loader
 
 if __name__ == "__main__" and sys.argv[1] == "unsloth":
     unsloth_loader.import_first()
 
+from offbook.config import LoraOptions
+from offbook.engine.learner.layouts import plan
+from offbook.engine.learner.mask_probe import mask_probe
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.target_logprobs import TargetSettings
+from offbook.engine.protocol import Sample
 from tests.engine.learner.tiny_models import warm
-from understudy.config import LoraOptions
-from understudy.engine.learner.layouts import plan
-from understudy.engine.learner.mask_probe import mask_probe
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.target_logprobs import TargetSettings
-from understudy.engine.protocol import Sample
 
 LORA = LoraOptions(r=4, alpha=8, seed=5)
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from offbook.config import LoraOptions, LossName, TrainConfig
+from offbook.engine.learner.batch import TrainBatch
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.loss import LOSSES as FUNCTIONS
+from offbook.engine.learner.loss import Clip, Targets
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.step import NotFiniteError
+from offbook.engine.protocol import JobTrajectory, read_job
+from offbook.errors import TrainError
+from offbook.types import Sampling, TrainResult
 from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base
 from tests.engine.learner.test_invariance import LOSSES, VOCABULARY, batch_of, distance, gradients
-from understudy.config import LoraOptions, LossName, TrainConfig
-from understudy.engine.learner.batch import TrainBatch
-from understudy.engine.learner.learner import Learner
-from understudy.engine.learner.loss import LOSSES as FUNCTIONS
-from understudy.engine.learner.loss import Clip, Targets
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.step import NotFiniteError
-from understudy.engine.protocol import JobTrajectory, read_job
-from understudy.errors import TrainError
-from understudy.types import Sampling, TrainResult
 
 Policies = Callable[[str, torch.dtype], Policy]
 Groups = Sequence[Sequence[JobTrajectory]]

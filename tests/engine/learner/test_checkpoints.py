@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from understudy.config import LoraOptions, TrainConfig
-from understudy.engine import checkpoint_files
-from understudy.engine.checkpoint_files import CheckpointNote
-from understudy.engine.learner import checkpoints
-from understudy.engine.learner.checkpoints import Draft, OptimizerState
-from understudy.errors import EngineError
-from understudy.types import TrainResult
+from offbook.config import LoraOptions, TrainConfig
+from offbook.engine import checkpoint_files
+from offbook.engine.checkpoint_files import CheckpointNote
+from offbook.engine.learner import checkpoints
+from offbook.engine.learner.checkpoints import Draft, OptimizerState
+from offbook.errors import EngineError
+from offbook.types import TrainResult
 
 
 def note(step: int, request_id: str = "r", model: str = "agent") -> CheckpointNote:
@@ -96,7 +96,7 @@ def test_a_truncated_file_is_noticed(tmp_path: Path, name: str) -> None:
         checkpoint_files.read(path)
 
 
-@pytest.mark.parametrize("name", [name for name in checkpoint_files.FILES if name != "understudy.json"])
+@pytest.mark.parametrize("name", [name for name in checkpoint_files.FILES if name != "offbook.json"])
 def test_flipped_bytes_of_the_newest_step_are_noticed_where_a_step_before_it_is_whole(
     tmp_path: Path, name: str
 ) -> None:
@@ -112,9 +112,9 @@ def test_flipped_bytes_of_the_newest_step_are_noticed_where_a_step_before_it_is_
 
 def test_a_checkpoint_from_before_there_were_digests_is_whole(tmp_path: Path) -> None:
     path = write(tmp_path, 1)
-    written = json.loads((path / "understudy.json").read_text())
-    assert set(written.pop("digests")) == set(checkpoint_files.FILES) - {"understudy.json"}
-    (path / "understudy.json").write_text(json.dumps(written))
+    written = json.loads((path / "offbook.json").read_text())
+    assert set(written.pop("digests")) == set(checkpoint_files.FILES) - {"offbook.json"}
+    (path / "offbook.json").write_text(json.dumps(written))
     found = checkpoints.newest(tmp_path, pytest.fail)
     assert found is not None and found.step == 1
 
@@ -156,7 +156,7 @@ def test_a_checkpoint_is_found_by_its_request_and_its_model(tmp_path: Path) -> N
 
 
 def test_the_note_is_plain_json_with_the_fields_that_others_read(tmp_path: Path) -> None:
-    written = json.loads((write(tmp_path, 1) / "understudy.json").read_text())
+    written = json.loads((write(tmp_path, 1) / "offbook.json").read_text())
     names = {"step", "request_id", "model", "base_model", "lora", "config", "metrics", "result", "created_at"}
     assert names <= written.keys()
 

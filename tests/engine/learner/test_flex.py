@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import scaled_dot_product_attention
 
+from offbook.engine.learner import attention, flex
+from offbook.engine.learner.attention import Choice, TreeContext, choose, tree_attention
+from offbook.engine.learner.blocks import BLOCK, blocks
+from offbook.engine.learner.cost import FLEX_CALLS, FLEX_SLOWDOWN, RUN_CALLS, AttentionName, ModelShape, tree_pairs
+from offbook.engine.learner.layouts import Forest, plan
+from offbook.engine.learner.policy import Policy
 from tests.engine.learner.test_layouts import Calls, as_rows, as_targets, calls, distance
-from understudy.engine.learner import attention, flex
-from understudy.engine.learner.attention import Choice, TreeContext, choose, tree_attention
-from understudy.engine.learner.blocks import BLOCK, blocks
-from understudy.engine.learner.cost import FLEX_CALLS, FLEX_SLOWDOWN, RUN_CALLS, AttentionName, ModelShape, tree_pairs
-from understudy.engine.learner.layouts import Forest, plan
-from understudy.engine.learner.policy import Policy
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(layers=1, heads=6, head_dim=16, linear=1000, lora=10, head=100)
@@ -127,7 +127,7 @@ def test_flex_equals_dense_attention_and_the_cpus_forward_and_backward(
     expected = answers(by_dense(*states, tree.subtree_end, scale).transpose(1, 2), states)
     for name in ("flex", "flash_pieces", "runs"):
         context = TreeContext(tree.segments, tree.pieces, tree.subtree_end, name)
-        out, _ = tree_attention(torch.nn.Identity(), *states, None, scaling=scale, understudy_tree=context)
+        out, _ = tree_attention(torch.nn.Identity(), *states, None, scaling=scale, offbook_tree=context)
         assert out.shape == (1, tokens, 6, 16)
         assert torch.allclose(answers(out, states), expected, atol=1e-10), name
 
@@ -224,7 +224,7 @@ def test_scores_that_an_architecture_changes_are_refused_on_a_tree() -> None:
     states = states_of(2, 2, 3)
     context = TreeContext(tree.segments, tree.pieces, tree.subtree_end)
     with pytest.raises(ValueError, match="softcap"):
-        tree_attention(torch.nn.Identity(), *states, None, understudy_tree=context, softcap=30.0)
+        tree_attention(torch.nn.Identity(), *states, None, offbook_tree=context, softcap=30.0)
 
 
 # ---- what it costs

@@ -10,21 +10,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import understudy as us
+import offbook
+from offbook.config import LoraOptions, TrainConfig
+from offbook.engine import checkpoint_files
+from offbook.engine.learner import checkpoints
+from offbook.engine.learner.batch import TrainBatch
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.loss_scale import FIRST, LOWEST, PATIENCE, LossScale
+from offbook.engine.learner.mask_probe import mask_probe
+from offbook.engine.learner.no_signal import no_gradient
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.step import NotFiniteError, Step, StepTotals
+from offbook.engine.precision import dtype_of
 from tests.engine.learner.jobs import command, random_groups, write_toy_base
 from tests.engine.learner.test_invariance import Shifting, batch_of, distance, gradients
 from tests.engine.learner.tiny_models import warm
-from understudy.config import LoraOptions, TrainConfig
-from understudy.engine import checkpoint_files
-from understudy.engine.learner import checkpoints
-from understudy.engine.learner.batch import TrainBatch
-from understudy.engine.learner.learner import Learner
-from understudy.engine.learner.loss_scale import FIRST, LOWEST, PATIENCE, LossScale
-from understudy.engine.learner.mask_probe import mask_probe
-from understudy.engine.learner.no_signal import no_gradient
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.step import NotFiniteError, Step, StepTotals
-from understudy.engine.precision import dtype_of
 
 LORA = LoraOptions(r=2, alpha=4)
 SMALL = TrainConfig(loss="dr_grpo", max_tokens=10_000_000, max_grad_norm=1e9, importance_cap=None)
@@ -171,14 +171,14 @@ def test_auto_takes_float16_on_gpus_older_than_ampere(
 
 @pytest.mark.slow("more real servers")
 async def test_a_server_in_float16_samples_trains_and_agrees_with_its_learner(tmp_path: Path) -> None:
-    backend = us.LocalBackend(tmp_path, threads=1, dtype="float16")
+    backend = offbook.LocalBackend(tmp_path, threads=1, dtype="float16")
     try:
-        model = us.TrainableModel(name="half", base_model="tiny", backend=backend)
+        model = offbook.TrainableModel(name="half", base_model="tiny", backend=backend)
         await model.register()
 
-        async def rollout(number: int, reward: float) -> us.Trajectory:
+        async def rollout(number: int, reward: float) -> offbook.Trajectory:
             messages: list[Any] = [{"role": "user", "content": f"Tell me what you know of {number}."}]
-            trajectory = us.Trajectory(messages_and_choices=messages, reward=reward)
+            trajectory = offbook.Trajectory(messages_and_choices=messages, reward=reward)
             answer = await model.openai_client().chat.completions.create(
                 model=model.name, messages=messages, max_tokens=24
             )
@@ -186,10 +186,10 @@ async def test_a_server_in_float16_samples_trains_and_agrees_with_its_learner(tm
             return trajectory
 
         for step in (1, 2):
-            groups = await us.gather_trajectory_groups(
-                us.TrajectoryGroup(rollout(number, float(place)) for place in range(4)) for number in (1, 2)
+            groups = await offbook.gather_trajectory_groups(
+                offbook.TrajectoryGroup(rollout(number, float(place)) for place in range(4)) for number in (1, 2)
             )
-            result = await model.train(groups, config=us.TrainConfig(learning_rate=1e-3))
+            result = await model.train(groups, config=offbook.TrainConfig(learning_rate=1e-3))
             assert (result.applied, result.step) == (True, step)
             assert result.metrics["loss/scale"] == FIRST
             assert result.metrics["kl/sampler_learner"] < 1e-3

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from offbook.engine.learner.forks import find_forks
+from offbook.engine.protocol import JobTrajectory, Sample
+from offbook.engine.token_file import Fork
 from tests.engine.learner.jobs import sample
-from understudy.engine.learner.forks import find_forks
-from understudy.engine.protocol import JobTrajectory, Sample
-from understudy.engine.token_file import Fork
 
 END = 0
 ENDS = frozenset({END, 0xE001})

@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from offbook.engine.learner.fused_kernels import fuse
+from offbook.extras import install_command
 from tests.paths import ROOT
-from understudy.engine.learner.fused_kernels import fuse
-from understudy.extras import install_command
 
 SECONDS = 600
 

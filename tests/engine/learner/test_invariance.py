@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from offbook.config import LossName, TrainConfig
+from offbook.engine.learner.advantage import group_advantages
+from offbook.engine.learner.batch import TrainBatch, make_batch
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.step import Step, StepTotals
+from offbook.engine.protocol import JobTrajectory
 from tests.engine.learner.jobs import random_groups
-from understudy.config import LossName, TrainConfig
-from understudy.engine.learner.advantage import group_advantages
-from understudy.engine.learner.batch import TrainBatch, make_batch
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.step import Step, StepTotals
-from understudy.engine.protocol import JobTrajectory
 
 VOCABULARY = 29
 LOSSES: list[LossName] = ["grpo", "dapo", "dr_grpo", "gspo", "cispo"]

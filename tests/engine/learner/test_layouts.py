@@ -11,14 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from understudy.config import LayoutName
-from understudy.engine.learner.attention import TreeContext, by_runs, tree_attention
-from understudy.engine.learner.cost import ModelShape
-from understudy.engine.learner.layouts import ComputeRow, _leaf_paths, _packed, plan
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.target_logprobs import TargetSettings
-from understudy.engine.protocol import Sample
-from understudy.engine.token_tree import build_tree
+from offbook.config import LayoutName
+from offbook.engine.learner.attention import TreeContext, by_runs, tree_attention
+from offbook.engine.learner.cost import ModelShape
+from offbook.engine.learner.layouts import ComputeRow, _leaf_paths, _packed, plan
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.target_logprobs import TargetSettings
+from offbook.engine.protocol import Sample
+from offbook.engine.token_tree import build_tree
 
 VOCABULARY = 29
 LAYOUTS = get_args(LayoutName)
@@ -187,7 +187,7 @@ def test_the_portable_attention_of_other_devices_equals_the_cpus(made: Calls) ->
                 out = by_runs(query, key, value, forest.segments, 8**-0.5).transpose(1, 2)
             else:
                 tree = TreeContext(forest.segments, forest.pieces, forest.subtree_end)
-                out = tree_attention(torch.nn.Identity(), query, key, value, None, understudy_tree=tree)[0]
+                out = tree_attention(torch.nn.Identity(), query, key, value, None, offbook_tree=tree)[0]
             grads = torch.autograd.grad(out.sin().sum(), (query, key, value))
             answers.append(torch.cat([out.flatten(), *(grad.flatten() for grad in grads)]))
         assert torch.allclose(answers[0], answers[1], atol=1e-10)

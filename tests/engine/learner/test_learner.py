@@ -15,16 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from offbook.config import LoraOptions, TrainConfig
+from offbook.engine.learner.failures import Memory, describe_failure
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.render import render_history
+from offbook.engine.learner.step import NotFiniteError
+from offbook.engine.protocol import JobTrajectory, Progressed, TrainCommand, Warned
+from offbook.errors import ConfigError, TrainError
+from offbook.types import RenderedHistory, Sampling, TrainResult
 from tests.engine.learner.jobs import LORA, command, random_groups, sample, write_toy_base
-from understudy.config import LoraOptions, TrainConfig
-from understudy.engine.learner.failures import Memory, describe_failure
-from understudy.engine.learner.learner import Learner
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.render import render_history
-from understudy.engine.learner.step import NotFiniteError
-from understudy.engine.protocol import JobTrajectory, Progressed, TrainCommand, Warned
-from understudy.errors import ConfigError, TrainError
-from understudy.types import RenderedHistory, Sampling, TrainResult
 
 BUSY = TrainConfig(learning_rate=1e-2, loss="dapo", kl_coef=0.05, epochs=2, minibatches=2, warmup_updates=7)
 
@@ -326,9 +326,9 @@ def test_a_minibatch_whose_tokens_are_all_outside_the_kept_set_is_no_update(lab:
 
 def test_a_checkpoint_of_options_that_this_version_does_not_know_can_be_read(lab: Lab) -> None:
     folder = Path(lab.train(random_groups(0), 0).checkpoint or "")
-    note = json.loads((folder / "understudy.json").read_text())
+    note = json.loads((folder / "offbook.json").read_text())
     note["config"]["an_option_of_tomorrow"] = 1
-    (folder / "understudy.json").write_text(json.dumps(note))
+    (folder / "offbook.json").write_text(json.dumps(note))
     assert lab.train(random_groups(1), 1).step == 2
 
 

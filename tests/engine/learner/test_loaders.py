@@ -14,21 +14,21 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from offbook import tiny
+from offbook.config import EngineOptions, LoraOptions
+from offbook.engine.learner import loaders
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.mask_probe import mask_probe
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.unsloth_loader import choose
+from offbook.engine.protocol import MergeCommand, Merged, TrainCommand, Trained
+from offbook.errors import ConfigError
+from offbook.extras import install_command
+from offbook.server.models.base_model import find
+from offbook.server.training.learner_client import LearnerClient
 from tests.engine.learner.jobs import LORA, command, random_groups
 from tests.engine.learner.loader_answers import answers, logprobs
 from tests.paths import ROOT
-from understudy import tiny
-from understudy.config import EngineOptions, LoraOptions
-from understudy.engine.learner import loaders
-from understudy.engine.learner.learner import Learner
-from understudy.engine.learner.mask_probe import mask_probe
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.unsloth_loader import choose
-from understudy.engine.protocol import MergeCommand, Merged, TrainCommand, Trained
-from understudy.errors import ConfigError
-from understudy.extras import install_command
-from understudy.server.models.base_model import find
-from understudy.server.training.learner_client import LearnerClient
 
 SECONDS = 300
 BASE = Path(tiny.path())
@@ -91,7 +91,7 @@ def test_unsloth_and_peft_give_the_same_first_weights_logprobs_and_gradients(tmp
         torch.testing.assert_close(found[name], value, rtol=0, atol=exactness, msg=name)
     assert sum(name.startswith("grad|tree|") for name in expected) > 60
     assert not (tmp_path / "unsloth_compiled_cache").exists()
-    assert list(scratch.glob("understudy-unsloth-*")) == []
+    assert list(scratch.glob("offbook-unsloth-*")) == []
 
 
 async def ask(client: LearnerClient, sent: TrainCommand | MergeCommand) -> Trained | Merged:

@@ -10,10 +10,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
-from understudy.config import LoraOptions
-from understudy.engine.learner.lora_linear import LoraLinear, compute_in_sixteen_bits
-from understudy.engine.learner.policy import Policy
-from understudy.tiny import path
+from offbook.config import LoraOptions
+from offbook.engine.learner.lora_linear import LoraLinear, compute_in_sixteen_bits
+from offbook.engine.learner.policy import Policy
+from offbook.tiny import path
 
 R = 4
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from offbook.config import TrainConfig
+from offbook.engine.protocol import JobTrajectory
+from offbook.types import Sampling
 from tests.engine.learner.jobs import random_groups, sample, write_toy_base
 from tests.engine.learner.test_learner import BUSY, Lab, content
-from understudy.config import TrainConfig
-from understudy.engine.protocol import JobTrajectory
-from understudy.types import Sampling
 
 PROMPT = (5, 6, 7)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from offbook.engine.learner import peak_memory
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.peak_memory import MemoryReading, memory_metrics
+from offbook.engine.learner.policy import Policy
 from tests.engine.learner.jobs import LORA, command, random_groups, write_toy_base
-from understudy.engine.learner import peak_memory
-from understudy.engine.learner.learner import Learner
-from understudy.engine.learner.peak_memory import MemoryReading, memory_metrics
-from understudy.engine.learner.policy import Policy
 
 GIB = 2**30
 CUDA = torch.device("cuda", 1)
@@ -63,6 +63,6 @@ def test_a_step_counts_from_its_own_beginning_and_its_checkpoint_keeps_the_readi
     for step in range(2):
         result = learner.train(command(tmp_path, random_groups(step), step))
         assert result.metrics["memory/learner_peak"] == step + 1
-        note = json.loads((Path(result.checkpoint or "") / "understudy.json").read_text("utf-8"))
+        note = json.loads((Path(result.checkpoint or "") / "offbook.json").read_text("utf-8"))
         assert note["metrics"]["memory/gpu_peak"] == 7.0
     assert resets == [torch.device("cpu")] * 2

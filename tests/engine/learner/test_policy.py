@@ -15,15 +15,15 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from offbook.config import LayoutName, LoraOptions
+from offbook.engine.learner import attention
+from offbook.engine.learner.layouts import plan
+from offbook.engine.learner.mask_probe import mask_probe
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.target_logprobs import TargetSettings
+from offbook.engine.protocol import Sample
+from offbook.errors import ConfigError
 from tests.engine.learner.tiny_models import VOCABULARY, warm, write_base
-from understudy.config import LayoutName, LoraOptions
-from understudy.engine.learner import attention
-from understudy.engine.learner.layouts import plan
-from understudy.engine.learner.mask_probe import mask_probe
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.target_logprobs import TargetSettings
-from understudy.engine.protocol import Sample
-from understudy.errors import ConfigError
 
 Policies = Callable[[str, torch.dtype], Policy]
 PROMPT = np.array([3, 1, 4, 1, 5], np.int32)

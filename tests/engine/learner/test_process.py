@@ -19,12 +19,10 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from tests.engine.learner.jobs import command, random_groups, write_toy_base
-from tests.paths import ROOT
-from understudy.engine.learner import attention
-from understudy.engine.learner.__main__ import parse
-from understudy.engine.learner.service import Service
-from understudy.engine.protocol import (
+from offbook.engine.learner import attention
+from offbook.engine.learner.__main__ import parse
+from offbook.engine.learner.service import Service
+from offbook.engine.protocol import (
     EVENTS,
     LEARNER_MODULE,
     Command,
@@ -37,13 +35,15 @@ from understudy.engine.protocol import (
     StopCommand,
     Trained,
 )
-from understudy.types import TrainResult
+from offbook.types import TrainResult
+from tests.engine.learner.jobs import command, random_groups, write_toy_base
+from tests.paths import ROOT
 
 SECONDS = 600
 
 
 class LearnerProcess:
-    """`python -m understudy.engine.learner` on pipes."""
+    """`python -m offbook.engine.learner` on pipes."""
 
     def __init__(self, base: Path, log: Path, largest_file: int | None = None) -> None:
         def limit() -> None:
@@ -231,7 +231,7 @@ def test_a_lost_device_ends_the_process_so_that_the_server_starts_a_new_one(
 def dropped_trees(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An engine whose attention knows nothing of trees, as Unsloth's on a GPU."""
 
-    def dropping(module, query, key, value, mask, understudy_tree=None, **rest):
+    def dropping(module, query, key, value, mask, offbook_tree=None, **rest):
         return sdpa_attention_forward(module, query, key, value, mask, **rest)
 
     monkeypatch.setattr(attention, "tree_attention", dropping)
@@ -248,7 +248,7 @@ def test_attention_that_drops_the_tree_is_refused_in_the_facts_the_log_and_the_m
     facts = service.ready().facts
     assert facts["mask_probe"].startswith("refused: the mask probe differs by")
     assert facts["loader"].startswith("peft 0.")
-    assert facts["attention"] == "understudy_tree"  # its plain rows, not the tree's kernel
+    assert facts["attention"] == "offbook_tree"  # its plain rows, not the tree's kernel
     assert "The token tree is off for this model, plain rows are used" in capsys.readouterr().err
     event = service.answer(command(tmp_path, random_groups(0), 0))
     assert isinstance(event, Trained)

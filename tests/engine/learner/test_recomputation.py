@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from offbook.config import LayoutName, LoraOptions
+from offbook.engine.learner.layouts import ComputeRow, plan
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.target_logprobs import TargetSettings
 from tests.engine.learner.jobs import random_groups
 from tests.engine.learner.test_invariance import VOCABULARY, batch_of
 from tests.engine.learner.tiny_models import warm
-from understudy.config import LayoutName, LoraOptions
-from understudy.engine.learner.layouts import ComputeRow, plan
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.target_logprobs import TargetSettings
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from offbook.config import LayoutName, LossName
+from offbook.engine.learner.layouts import ComputeRow, plan
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.row_split import halves
+from offbook.engine.learner.step import Step
 from tests.engine.learner.jobs import random_groups, sample
 from tests.engine.learner.test_invariance import VOCABULARY, Shifting, batch_of, config_of, distance, gradients
-from understudy.config import LayoutName, LossName
-from understudy.engine.learner.layouts import ComputeRow, plan
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.row_split import halves
-from understudy.engine.learner.step import Step
 
 Policies = Callable[[str, torch.dtype], Policy]
 

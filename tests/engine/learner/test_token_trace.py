@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+from offbook.config import LoraOptions, TrainConfig
+from offbook.engine import token_file
+from offbook.engine.learner import learner as learner_module
+from offbook.engine.learner.batch import TrainBatch
+from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.loss import importance_weights
+from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.step import StepTotals
+from offbook.engine.protocol import JobTrajectory, Progressed, TrainCommand, Warned
+from offbook.engine.token_file import CLIPPED, TRAINED, TokenFile
+from offbook.errors import EngineError
+from offbook.types import TrainResult
 from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base
-from understudy.config import LoraOptions, TrainConfig
-from understudy.engine import token_file
-from understudy.engine.learner import learner as learner_module
-from understudy.engine.learner.batch import TrainBatch
-from understudy.engine.learner.learner import Learner
-from understudy.engine.learner.loss import importance_weights
-from understudy.engine.learner.policy import Policy
-from understudy.engine.learner.step import StepTotals
-from understudy.engine.protocol import JobTrajectory, Progressed, TrainCommand, Warned
-from understudy.engine.token_file import CLIPPED, TRAINED, TokenFile
-from understudy.errors import EngineError
-from understudy.types import TrainResult
 
 
 class Lab:
@@ -163,7 +163,7 @@ def test_a_full_disk_costs_the_file_and_not_the_step(lab: Lab, monkeypatch: pyte
         if "tokens" in os.readlink(f"/proc/self/fd/{handle}"):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("understudy.engine.token_file.os.fsync", full)
+    monkeypatch.setattr("offbook.engine.token_file.os.fsync", full)
     result = lab.train([pair()], 0)
     assert result.applied and (lab.root / "agent" / "checkpoints" / "0001").is_dir()
     assert "the token file of step 1 was not kept" in result.warnings[0] and "no space is left" in result.warnings[0]

@@ -17,15 +17,15 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from offbook.engine.learner import unsloth_attention
+from offbook.engine.learner.attention import TreeContext, tree_attention
+from offbook.engine.learner.cost import ModelShape
+from offbook.engine.learner.layouts import plan
+from offbook.engine.learner.unsloth_attention import DISPATCH, SLOT, Signatures, install, patched
+from offbook.extras import install_command
 from tests.engine.learner.make_unsloth_signatures import FILE
 from tests.engine.learner.test_policy import every_token
 from tests.paths import ROOT
-from understudy.engine.learner import unsloth_attention
-from understudy.engine.learner.attention import TreeContext, tree_attention
-from understudy.engine.learner.cost import ModelShape
-from understudy.engine.learner.layouts import plan
-from understudy.engine.learner.unsloth_attention import DISPATCH, SLOT, Signatures, install, patched
-from understudy.extras import install_command
 
 SECONDS = 600
 EXACT = 1e-5
@@ -193,7 +193,7 @@ def test_the_wrapper_computes_trees_and_passes_everything_else_on(
     assert fake.attend(states, Context(prefix_seg_info="Unsloth's own segments")) == "Unsloth's own"
     out = fake.attend(states, Context(prefix_seg_info=tree), Config(flash_varlen_kwargs={"softmax_scale": 0.5}))
     query, key, value = states
-    expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, 0.5, understudy_tree=tree)
+    expected, _ = tree_attention(torch.nn.Identity(), query, key, value, None, 0.5, offbook_tree=tree)
     assert torch.equal(out, expected)
     assert tree.calls == 2
 

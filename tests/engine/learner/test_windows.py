@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import scaled_dot_product_attention
 
+from offbook.engine.learner import flex
+from offbook.engine.learner.attention import NO_MASK, TreeContext, tree_attention
+from offbook.engine.learner.blocks import Nearness, blocks
+from offbook.engine.learner.cost import AttentionName
+from offbook.engine.learner.layouts import Forest
 from tests.engine.learner.test_flex import CPU, answers, dense, forest, states_of
 from tests.engine.learner.test_layouts import Calls, calls
-from understudy.engine.learner import flex
-from understudy.engine.learner.attention import NO_MASK, TreeContext, tree_attention
-from understudy.engine.learner.blocks import Nearness, blocks
-from understudy.engine.learner.cost import AttentionName
-from understudy.engine.learner.layouts import Forest
 
 SLOW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -55,7 +55,7 @@ def test_a_layer_with_a_window_equals_dense_attention_forward_and_backward(
     states = states_of(6, 2, len(row.subtree_end), requires_grad=True)
     tree = TreeContext(row.segments, row.pieces, row.subtree_end, attention=name)
     layer = torch.nn.Identity()
-    out, _ = tree_attention(layer, *states, NO_MASK, 0.3, understudy_tree=tree, sliding_window=window)
+    out, _ = tree_attention(layer, *states, NO_MASK, 0.3, offbook_tree=tree, sliding_window=window)
     query, key, value = states
     key, value = (part.repeat_interleave(3, 1) for part in (key, value))
     mask = torch.from_numpy(windowed(row, window))
@@ -76,5 +76,5 @@ def test_a_real_mask_beside_a_tree_is_an_error() -> None:
     tree = TreeContext(row.segments, row.pieces, row.subtree_end)
     states = states_of(2, 2, len(row.subtree_end))
     with pytest.raises(ValueError, match="the tree is the mask"):
-        tree_attention(torch.nn.Identity(), *states, torch.ones(1, 1, 5, 5, dtype=torch.bool), understudy_tree=tree)
+        tree_attention(torch.nn.Identity(), *states, torch.ones(1, 1, 5, 5, dtype=torch.bool), offbook_tree=tree)
     assert flex.block_mask(row.subtree_end, CPU).shape[-1] == 256

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from understudy.testing import ScriptedServer
+from offbook.testing import ScriptedServer
 
 from .apps import DEAD
 from .policy import Policy

@@ -6,9 +6,9 @@ import asyncio
 import zlib
 from typing import Any
 
-from understudy import TrainableModel, TrainConfig, current_trajectory
-from understudy.types import Call
-from understudy_langgraph import trainable
+from offbook import TrainableModel, TrainConfig, current_trajectory
+from offbook.types import Call
+from offbook_langgraph import trainable
 
 ROLLOUTS = 8
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from understudy import RemoteBackend, TrainableModel, Trajectory
-from understudy.testing import ScriptedServer
-from understudy.testing.asgi import Body
-from understudy.types import Call, CallOrigin, CallStatus
-from understudy_langgraph import capture
+from offbook import RemoteBackend, TrainableModel, Trajectory
+from offbook.testing import ScriptedServer
+from offbook.testing.asgi import Body
+from offbook.types import Call, CallOrigin, CallStatus
+from offbook_langgraph import capture
 
 
 class Rollout:

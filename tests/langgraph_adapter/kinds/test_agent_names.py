@@ -13,8 +13,8 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import create_react_agent
 
-from understudy.testing import says, scripted_llm
-from understudy_langgraph import observe, trainable
+from offbook.testing import says, scripted_llm
+from offbook_langgraph import observe, trainable
 
 from .apps import add, asked, double, last, own_model
 from .policy import Policy, origins

@@ -20,8 +20,8 @@ from langgraph.pregel import NodeBuilder, Pregel
 from langgraph.types import CachePolicy, Command, RetryPolicy, interrupt
 from openai import InternalServerError
 
-from understudy.errors import SharedStateError
-from understudy.types import CallStatus
+from offbook.errors import SharedStateError
+from offbook.types import CallStatus
 
 from .apps import add, asked, last, own_model
 from .policy import Policy, origins, until

@@ -9,9 +9,9 @@ from deepagents import create_deep_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from understudy import TrainableModel
-from understudy.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
-from understudy_langgraph import trainable
+from offbook import TrainableModel
+from offbook.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
+from offbook_langgraph import trainable
 
 from .apps import add, asked, double, last, own_model
 from .one_step import calls_of_a_trained_step

@@ -14,7 +14,7 @@ from langmem import (
     create_search_memory_tool,
 )
 
-from understudy import TrainableModel
+from offbook import TrainableModel
 
 from .apps import TEAL, City, asked, last, own_model
 from .one_step import calls_of_a_trained_step

@@ -12,9 +12,9 @@ from langchain_openai import OpenAIEmbeddings
 from langgraph.graph import START, MessagesState, StateGraph
 from openai import AsyncOpenAI, OpenAI
 
-from understudy.errors import LeakError
-from understudy.testing import says, scripted_llm
-from understudy_langgraph import observe
+from offbook.errors import LeakError
+from offbook.testing import says, scripted_llm
+from offbook_langgraph import observe
 
 from .apps import add, asked, last, own_model
 from .policy import Policy

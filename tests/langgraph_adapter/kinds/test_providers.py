@@ -15,8 +15,8 @@ from langchain_openai import AzureChatOpenAI, ChatOpenAI
 from openai import BadRequestError
 from pydantic import SecretStr
 
-from understudy.errors import CaptureError
-from understudy_langgraph.provider_formats import warn_dropped
+from offbook.errors import CaptureError
+from offbook_langgraph.provider_formats import warn_dropped
 
 from .apps import TEAL, City, add, asked, double, last, own_model
 from .policy import Policy, names_of, one_branch

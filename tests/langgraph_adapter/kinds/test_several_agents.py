@@ -13,10 +13,10 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, create_react_agent
 from langgraph.types import Command
 
-from understudy.client.capture import histories_of
-from understudy.testing import says, scripted_llm
-from understudy.types import CallOrigin
-from understudy_langgraph import capture
+from offbook.client.capture import histories_of
+from offbook.testing import says, scripted_llm
+from offbook.types import CallOrigin
+from offbook_langgraph import capture
 
 from .apps import add, asked, double, last, own_model
 from .policy import Policy, names_of, one_branch, origins
@@ -172,7 +172,7 @@ def test_two_models_of_which_one_is_selected(policy: Policy, selected_by: str) -
     assert [message.text for message in state["messages"]] == ["a poem", "heard: a poem", "not bad"]
     made.calls(1)
     assert [request.body["model"] for request in own.requests] == ["gpt-critic"]
-    assert "x-understudy-trajectory" not in own.requests[0].headers
+    assert "x-offbook-trajectory" not in own.requests[0].headers
 
 
 def test_nested_captures_of_which_the_innermost_that_selects_a_call_has_it(policy: Policy) -> None:

@@ -11,8 +11,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 
-from understudy import Trajectory, current_trajectory
-from understudy_langgraph import trainable
+from offbook import Trajectory, current_trajectory
+from offbook_langgraph import trainable
 
 from .apps import add, asked, last, own_model
 from .policy import Policy

@@ -6,7 +6,7 @@ from typing import Any
 
 from trustcall import create_extractor
 
-from understudy import TrainableModel
+from offbook import TrainableModel
 
 from .apps import TEAL, City, asked, own_model
 from .one_step import calls_of_a_trained_step

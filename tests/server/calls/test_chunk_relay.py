@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from understudy.errors import EngineError
-from understudy.server.calls.chat_answer import shown
-from understudy.server.calls.chat_request import ChatRequest
-from understudy.server.calls.chunk_relay import ChunkRelay
-from understudy.server.calls.event_stream import json_object, understood
-from understudy.server.calls.sampled_answer import Sampled
-from understudy.types import CallStatus
-from understudy.wire import RECORD_HEADER
+from offbook.errors import EngineError
+from offbook.server.calls.chat_answer import shown
+from offbook.server.calls.chat_request import ChatRequest
+from offbook.server.calls.chunk_relay import ChunkRelay
+from offbook.server.calls.event_stream import json_object, understood
+from offbook.server.calls.sampled_answer import Sampled
+from offbook.types import CallStatus
+from offbook.wire import RECORD_HEADER
 
 HEAD = b'{"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"base","choices":[{"index":%d,"delta":'
 FUZZED = settings(
@@ -26,7 +26,7 @@ FUZZED = settings(
 
 
 def chunk(delta: Any, ids: Any = (5,), logprobs: Any = (-0.25,), index: int = 0, reason: str | None = None) -> bytes:
-    """A chunk in the bytes of vLLM 0.32 with Understudy's plugin."""
+    """A chunk in the bytes of vLLM 0.32 with Offbook's plugin."""
     tail = {
         "logprobs": {"content": [], "token_logprobs": list(logprobs)},
         "finish_reason": reason,

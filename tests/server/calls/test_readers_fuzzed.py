@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from understudy.engine.inference.chat.hermes import HermesParser, ToolCall
-from understudy.engine.inference.chat.tool_calls import (
+from offbook.engine.inference.chat.hermes import HermesParser, ToolCall
+from offbook.engine.inference.chat.tool_calls import (
     PYTHON_TAG,
     TOOL_CALLS,
     CallParser,
@@ -23,15 +23,15 @@ from understudy.engine.inference.chat.tool_calls import (
     read_llama,
     read_mistral,
 )
-from understudy.errors import EngineError
-from understudy.server.calls.chat_exchange import _engine_error  # pyright: ignore[reportPrivateUsage]
-from understudy.server.calls.chat_request import ChatRequest
-from understudy.server.calls.event_stream import EventStream, json_object, understood
-from understudy.server.calls.sampled_answer import Sampled
-from understudy.server.errors import ApiError
-from understudy.server.sampler.answer_limits import AnswerLimits
-from understudy.types import CallStatus
-from understudy.wire import TRAJECTORY_HEADER
+from offbook.errors import EngineError
+from offbook.server.calls.chat_exchange import _engine_error  # pyright: ignore[reportPrivateUsage]
+from offbook.server.calls.chat_request import ChatRequest
+from offbook.server.calls.event_stream import EventStream, json_object, understood
+from offbook.server.calls.sampled_answer import Sampled
+from offbook.server.errors import ApiError
+from offbook.server.sampler.answer_limits import AnswerLimits
+from offbook.types import CallStatus
+from offbook.wire import TRAJECTORY_HEADER
 
 CORPUS = Path(__file__).with_name("corpus")
 FUZZED = settings(

@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 import pytest
 
-from understudy.server.calls.chat_request import ChatRequest
-from understudy.server.calls.recorder import OpenCall, Recorder
-from understudy.server.calls.sampled_answer import Sampled, SampledChoice, aligned
-from understudy.server.records.store import Store
-from understudy.server.sampler.quirks import Quirks
-from understudy.types import CallStatus, Json
-from understudy.wire import IDEMPOTENCY_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
+from offbook.server.calls.chat_request import ChatRequest
+from offbook.server.calls.recorder import OpenCall, Recorder
+from offbook.server.calls.sampled_answer import Sampled, SampledChoice, aligned
+from offbook.server.records.store import Store
+from offbook.server.sampler.quirks import Quirks
+from offbook.types import CallStatus, Json
+from offbook.wire import IDEMPOTENCY_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 
 ANSWER = {
     "prompt_token_ids": [1, 2],

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from offbook.server.calls import chat_exchange as exchange
+from offbook.server.calls.chat_request import MAX_MESSAGES, MAX_SHAPE_BYTES
+from offbook.types import CallStatus
+from offbook.wire import TRAJECTORY_HEADER
 from tests.fakes.gateway import Gateway
-from understudy.server.calls import chat_exchange as exchange
-from understudy.server.calls.chat_request import MAX_MESSAGES, MAX_SHAPE_BYTES
-from understudy.types import CallStatus
-from understudy.wire import TRAJECTORY_HEADER
 
 T1 = {TRAJECTORY_HEADER: "t1"}
 LONG = "x" * MAX_SHAPE_BYTES

@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from offbook.config import EngineOptions
+from offbook.server.calls.chat_exchange import BUSY_CALLS, STREAM_BLOCK_TOKENS
+from offbook.server.models.base_model import BaseModelPath, find
+from offbook.server.sampler.choice import choose
+from offbook.server.sampler.quirks import Quirks
+from offbook.testing.sampler import ScriptedCompletion
 from tests.fakes.gateway import Gateway
-from understudy.config import EngineOptions
-from understudy.server.calls.chat_exchange import BUSY_CALLS, STREAM_BLOCK_TOKENS
-from understudy.server.models.base_model import BaseModelPath, find
-from understudy.server.sampler.choice import choose
-from understudy.server.sampler.quirks import Quirks
-from understudy.testing.sampler import ScriptedCompletion
 
 
 async def test_streams_are_asked_for_in_blocks_once_several_calls_are_in_flight(gateway: Gateway) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from offbook.server.calls import chat_exchange
+from offbook.server.sampler import answer_limits
+from offbook.testing import ScriptedSampler
+from offbook.types import CallStatus
+from offbook.wire import Health
 from tests.fakes.gateway import Gateway, gateway_over
-from understudy.server.calls import chat_exchange
-from understudy.server.sampler import answer_limits
-from understudy.testing import ScriptedSampler
-from understudy.types import CallStatus
-from understudy.wire import Health
 
-T1 = {"x-understudy-trajectory": "t1"}
+T1 = {"x-offbook-trajectory": "t1"}
 SAYS = {"role": "assistant", "content": "hi"}
 
 

@@ -16,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from offbook.server.serving import OPEN_FILES
 from tests.server.servers import RunningServer, chat_body, command, until
-from understudy.server.serving import OPEN_FILES
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_help_is_quick_names_every_option_and_loads_no_web_framework_or_torch() 
     probe = (
         "import sys, runpy\n"
         "sys.argv = ['server', '--help']\n"
-        "try: runpy.run_module('understudy.server', run_name='__main__')\n"
+        "try: runpy.run_module('offbook.server', run_name='__main__')\n"
         "except SystemExit: pass\n"
         "print('LOADED', sorted({'torch', 'transformers', 'fastapi', 'sqlalchemy'} & set(sys.modules)))"
     )
@@ -119,7 +119,7 @@ def test_a_base_that_the_engine_cannot_load_ends_the_server_with_one_line_that_s
     done = start("--model", str(broken), folder=tmp_path / "dir")
     assert done.returncode == 1, done.stderr
     assert f"could not be started: --model {broken}: model.safetensors is missing or cut off" in done.stderr
-    assert "sampler.log" in done.stderr and "ERROR understudy.sampler" not in done.stderr
+    assert "sampler.log" in done.stderr and "ERROR offbook.sampler" not in done.stderr
     assert not (tmp_path / "dir" / "server.json").exists()
 
 
@@ -129,7 +129,7 @@ def test_a_taken_port_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
         done = start("--port", str(port), folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        f"understudy: port {port} on 127.0.0.1 is taken by another program; choose another --port (0 takes a free one)"
+        f"offbook: port {port} on 127.0.0.1 is taken by another program; choose another --port (0 takes a free one)"
     )
 
 

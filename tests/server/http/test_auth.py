@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from understudy.errors import ConfigError
-from understudy.server.http.auth import Guard, is_loopback, key_for
+from offbook.errors import ConfigError
+from offbook.server.http.auth import Guard, is_loopback, key_for
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "LOCALHOST", "[::1]", "::1", "app.localhost"])

@@ -15,11 +15,11 @@ import httpx
 import pytest
 import uvicorn
 
+from offbook.server.http import app
+from offbook.server.http.auth import Guard
+from offbook.server.http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
+from offbook.testing import scripted_sampler
 from tests.fakes.gateway import gateway_over
-from understudy.server.http import app
-from understudy.server.http.auth import Guard
-from understudy.server.http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
-from understudy.testing import scripted_sampler
 
 KEY = {"authorization": "Bearer the-key"}
 LIMITS = ConnectionLimits(

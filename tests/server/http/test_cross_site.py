@@ -11,11 +11,11 @@ import httpx
 import openai
 import pytest
 
-import understudy as us
+import offbook
+from offbook.errors import ConfigError
+from offbook.server.arguments import parse
+from offbook.server.http.cross_site import refusal
 from tests.server.servers import RunningServer, chat_body
-from understudy.errors import ConfigError
-from understudy.server.arguments import parse
-from understudy.server.http.cross_site import refusal
 
 HERE = {"host": "127.0.0.1:8000"}
 JSON = {"content-type": "application/json", "content-length": "2"}
@@ -103,7 +103,7 @@ def test_the_openai_sdk_and_ours_pass(server: RunningServer) -> None:
     assert client.chat.completions.create(**chat_body()).choices
 
     async def state() -> dict[str, object]:
-        model = us.TrainableModel(name="policy", base_model="tiny", backend=us.RemoteBackend(server.url))
+        model = offbook.TrainableModel(name="policy", base_model="tiny", backend=offbook.RemoteBackend(server.url))
         await model.overwrite_state({"a": 1})
         return await model.read_state() or {}
 

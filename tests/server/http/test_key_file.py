@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from understudy.server.http import key_file
-from understudy.server.http.auth import Guard, key_for
-from understudy.server.http.key_file import KeyFile
-from understudy.server.private import make_private
+from offbook.server.http import key_file
+from offbook.server.http.auth import Guard, key_for
+from offbook.server.http.key_file import KeyFile
+from offbook.server.private import make_private
 
 
 def passes(guard: Guard, key: str) -> bool:
@@ -47,7 +47,7 @@ def test_a_directory_that_others_could_read_is_closed_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     masks: list[int] = []
-    monkeypatch.setattr("understudy.server.private.os.umask", masks.append)
+    monkeypatch.setattr("offbook.server.private.os.umask", masks.append)
     folder = tmp_path / "dir"
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)

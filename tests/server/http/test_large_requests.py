@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from offbook.client.http import _batches  # pyright: ignore[reportPrivateUsage]
+from offbook.server.http.json_body import MAX_OTHER_BYTES
+from offbook.server.services import LoopLag
+from offbook.testing import scripted_sampler
+from offbook.wire import FINISHED_AT_ONCE, GROUPS_AT_ONCE, TrajectoryRecord
 from tests.fakes.gateway import Gateway, gateway_over
-from understudy.client.http import _batches  # pyright: ignore[reportPrivateUsage]
-from understudy.server.http.json_body import MAX_OTHER_BYTES
-from understudy.server.services import LoopLag
-from understudy.testing import scripted_sampler
-from understudy.wire import FINISHED_AT_ONCE, GROUPS_AT_ONCE, TrajectoryRecord
 
 TYPED = {"content-type": "application/json"}
 

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
+from offbook.server.http.openai_api import ChatCompletions
+from offbook.testing import ScriptedChoice, ScriptedCompletion
+from offbook.types import Call, CallOutput, CallStatus
+from offbook.wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 from tests.fakes.gateway import Gateway
-from understudy.server.http.openai_api import ChatCompletions
-from understudy.testing import ScriptedChoice, ScriptedCompletion
-from understudy.types import Call, CallOutput, CallStatus
-from understudy.wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 
 T1 = {TRAJECTORY_HEADER: "t1"}
 DEADLINE = 10.0
@@ -62,8 +62,8 @@ async def test_a_whole_answer_is_recorded_with_the_engines_own_ids(gateway: Gate
     assert call.sampling.model_dump() == {"temperature": 0.7, "top_p": 0.9, "top_k": 0, "min_p": 0.0}
     assert (call.messages, call.tools) == (({"role": "user", "content": "hi"},), (tool("f"),))
     mark = {"trajectory_id": "t1", "call_id": call.id, "index": 0, "step": 0}
-    assert answer["choices"][0]["understudy"] == mark
-    assert (response.headers["x-understudy-call"], response.headers[TRAJECTORY_HEADER]) == (call.id, "t1")
+    assert answer["choices"][0]["offbook"] == mark
+    assert (response.headers["x-offbook-call"], response.headers[TRAJECTORY_HEADER]) == (call.id, "t1")
     assert answer["model"] == "default"
     assert "prompt_token_ids" not in answer and "token_ids" not in answer["choices"][0]
     assert answer["choices"][0]["logprobs"] is None
@@ -83,19 +83,19 @@ async def test_a_streamed_answer_is_recorded_with_the_same_ids_before_its_finish
             text += choice["delta"].get("content") or ""
             if choice["finish_reason"] is not None:
                 (call,) = await gateway.calls("t1")
-                assert choice["understudy"] == {"trajectory_id": "t1", "call_id": call.id, "index": 0, "step": 0}
+                assert choice["offbook"] == {"trajectory_id": "t1", "call_id": call.id, "index": 0, "step": 0}
     assert text == "Hello" == call.outputs[0].message["content"]
     assert call.first_token_at is not None and call.started_at <= call.first_token_at <= call.ended_at
     assert (call.prompt_ids, call.outputs[0].token_ids) == ((1, 2, 3), (11, 12, 13))
     assert call.outputs[0].logprobs == pytest.approx((-0.1, -0.2, -0.3))
-    assert response.headers["x-understudy-call"] == call.id
+    assert response.headers["x-offbook-call"] == call.id
 
 
 async def test_a_call_that_names_no_trajectory_is_answered_and_not_recorded(gateway: Gateway) -> None:
     for stream in (False, True):
         response = await gateway.chat(stream=stream)
         assert response.status_code == 200
-        assert "understudy" not in response.text and "x-understudy-call" not in response.headers
+        assert "offbook" not in response.text and "x-offbook-call" not in response.headers
         assert "return_token_ids" not in gateway.sampler.received[-1]
 
 
@@ -104,9 +104,9 @@ async def test_a_call_that_names_no_trajectory_is_answered_and_not_recorded(gate
     [
         (T1, "/v1", {}),
         ({}, "/t/t1/v1", {}),
-        ({}, "/v1", {"understudy": {"trajectory_id": "t1"}}),
+        ({}, "/v1", {"offbook": {"trajectory_id": "t1"}}),
         ({}, "/v1", {"art": {"trajectory_id": "t1"}}),
-        (T1, "/t/t1/v1", {"understudy": {"trajectory_id": "t1"}}),
+        (T1, "/t/t1/v1", {"offbook": {"trajectory_id": "t1"}}),
     ],
 )
 async def test_a_trajectory_is_named_by_header_url_or_body(
@@ -114,7 +114,7 @@ async def test_a_trajectory_is_named_by_header_url_or_body(
 ) -> None:
     assert (await gateway.chat(headers, path, **fields)).status_code == 200
     assert len(await gateway.calls("t1")) == 1
-    assert not {"understudy", "art"} & gateway.sampler.received[0].keys()
+    assert not {"offbook", "art"} & gateway.sampler.received[0].keys()
 
 
 async def test_two_trajectories_in_one_call_are_refused_with_both_names(gateway: Gateway) -> None:
@@ -126,7 +126,7 @@ async def test_two_trajectories_in_one_call_are_refused_with_both_names(gateway:
 
 async def test_asking_to_be_recorded_opens_a_trajectory_for_each_call(gateway: Gateway) -> None:
     answers = [(await gateway.chat({RECORD_HEADER: "1"})).json() for _ in range(2)]
-    marks = [answer["choices"][0]["understudy"] for answer in answers]
+    marks = [answer["choices"][0]["offbook"] for answer in answers]
     assert marks[0]["trajectory_id"] != marks[1]["trajectory_id"]
     for mark in marks:
         (call,) = await gateway.calls(mark["trajectory_id"])
@@ -144,7 +144,7 @@ async def test_several_choices_are_one_call_each_with_its_mark(gateway: Gateway)
         assert [output.token_ids for output in call.outputs] == [(11, 12, 13), (21,)]
         assert [output.status for output in call.outputs] == [CallStatus.COMPLETE, CallStatus.TRUNCATED]
         assert call.status == CallStatus.TRUNCATED
-        assert [item["understudy"]["index"] for item in choices] == [0, 1]
+        assert [item["offbook"]["index"] for item in choices] == [0, 1]
 
 
 async def test_what_a_client_drops_is_recorded_all_the_same(gateway: Gateway) -> None:
@@ -249,8 +249,8 @@ async def test_every_call_says_the_step_it_began_with(gateway: Gateway, monkeypa
     monkeypatch.setattr(models.leases, "_ensure_loaded", lambda route: asyncio.sleep(0))
     second = await gateway.chat(T1)
     gate.set()
-    assert (await first).json()["choices"][0]["understudy"]["step"] == 0
-    assert second.json()["choices"][0]["understudy"]["step"] == 1
+    assert (await first).json()["choices"][0]["offbook"]["step"] == 0
+    assert second.json()["choices"][0]["offbook"]["step"] == 1
     assert [call.step for call in await gateway.calls("t1")] == [0, 1]
     assert [body["model"] for body in gateway.sampler.received] == ["base", "default@1"]
 
@@ -360,18 +360,18 @@ async def test_a_repeated_idempotency_key_gets_the_recorded_answer(gateway: Gate
     headers = T1 | {IDEMPOTENCY_HEADER: "key-1"}
     first = (await gateway.chat(headers)).json()
     again = (await gateway.chat(headers, logprobs=True, return_token_ids=True)).json()
-    assert again["choices"][0]["understudy"] == first["choices"][0]["understudy"]
+    assert again["choices"][0]["offbook"] == first["choices"][0]["offbook"]
     assert again["choices"][0]["message"]["content"] == "Hello"
     assert (again["prompt_token_ids"], again["choices"][0]["token_ids"]) == ([1, 2, 3], [11, 12, 13])
     assert [item["logprob"] for item in again["choices"][0]["logprobs"]["content"]] == pytest.approx([-0.1, -0.2, -0.3])
     assert again["usage"] == first["usage"]
     chunks = events(await gateway.chat(headers, stream=True, stream_options={"include_usage": True}))
     assert "".join(item["delta"].get("content") or "" for chunk in chunks for item in chunk["choices"]) == "Hello"
-    assert chunks[1]["choices"][0]["understudy"] == first["choices"][0]["understudy"]
+    assert chunks[1]["choices"][0]["offbook"] == first["choices"][0]["offbook"]
     assert chunks[-1]["usage"] == first["usage"]
     assert len(gateway.sampler.received) == 1
     other = (await gateway.chat({TRAJECTORY_HEADER: "t2", IDEMPOTENCY_HEADER: "key-1"})).json()
-    assert other["choices"][0]["understudy"]["call_id"] != first["choices"][0]["understudy"]["call_id"]
+    assert other["choices"][0]["offbook"]["call_id"] != first["choices"][0]["offbook"]["call_id"]
 
 
 async def test_a_retry_waits_for_the_call_that_still_runs(gateway: Gateway) -> None:
@@ -381,7 +381,7 @@ async def test_a_retry_waits_for_the_call_that_still_runs(gateway: Gateway) -> N
     both = [asyncio.create_task(gateway.chat(headers)) for _ in range(2)]
     await gateway.sampler.arrived.acquire()
     gate.set()
-    marks = [(await one).json()["choices"][0]["understudy"] for one in both]
+    marks = [(await one).json()["choices"][0]["offbook"] for one in both]
     assert marks[0] == marks[1]
     assert len(gateway.sampler.received) == 1
 
@@ -585,8 +585,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"temprature": 1}, "temprature"),
     ({"functions": []}, "functions"),
-    ({"understudy": {"trajectory": "t"}}, "understudy.trajectory_id"),
-    ({"understudy": "t"}, "understudy"),
+    ({"offbook": {"trajectory": "t"}}, "offbook.trajectory_id"),
+    ({"offbook": "t"}, "offbook"),
     ({"model": "nope"}, "model"),
 ]
 
@@ -665,11 +665,11 @@ async def test_a_base_model_is_called_by_its_own_name_and_recorded_only_when_ask
     hello: list[Any] = [{"role": "user", "content": "hi"}]
     answer = await sdk(gateway).chat.completions.create(model="tiny", messages=hello)
     assert (answer.model, gateway.sampler.received[-1]["model"]) == ("tiny", "base")
-    assert "understudy" not in answer.choices[0].model_dump()
+    assert "offbook" not in answer.choices[0].model_dump()
     answer = await sdk(gateway, headers=T1).chat.completions.create(model="tiny", messages=hello)
     (call,) = await gateway.calls("t1")
     assert (call.model, call.step) == ("tiny", 0)
-    assert answer.choices[0].model_dump()["understudy"]["call_id"] == call.id
+    assert answer.choices[0].model_dump()["offbook"]["call_id"] == call.id
     assert (await sdk(gateway).models.retrieve("tiny")).id == "tiny"
 
 

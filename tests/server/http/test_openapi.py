@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from offbook.server.http.auth import Guard
+from offbook.server.http.openapi import OPENAPI
+from offbook.testing import Action, ScriptedServer, scripted_server
 from tests.fakes.gateway import Gateway
-from understudy.server.http.auth import Guard
-from understudy.server.http.openapi import OPENAPI
-from understudy.testing import Action, ScriptedServer, scripted_server
 
 if TYPE_CHECKING or find_spec("schemathesis") is not None:
     # Imported before any test runs: pytest parses it, and a collection of garbage during a parse ends in a SystemError of
@@ -26,7 +26,7 @@ if TYPE_CHECKING or find_spec("schemathesis") is not None:
     from schemathesis.core.result import Ok
     from schemathesis.specs.openapi.checks import response_schema_conformance
 
-CASES = int(os.environ.get("UNDERSTUDY_TEST_API_CASES", "8"))
+CASES = int(os.environ.get("OFFBOOK_TEST_API_CASES", "8"))
 """Requests of each kind to each operation."""
 KNOWN = {"name": "default", "trajectory_id": "rolled-out", "request_id": "r", "step": 1, "run": "a-run", "group": "g"}
 """What a path may name that is there."""

@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from understudy.server.http.auth import Guard
-from understudy.server.http.sessions import COOKIE, CSRF_HEADER
-from understudy.server.http.viewer import build_viewer, open_records
-from understudy.server.pages.source import DashboardSource
-from understudy.server.records.store import Store
+from offbook.server.http.auth import Guard
+from offbook.server.http.sessions import COOKIE, CSRF_HEADER
+from offbook.server.http.viewer import build_viewer, open_records
+from offbook.server.pages.source import DashboardSource
+from offbook.server.records.store import Store
 
 KEY, LOOKER = "the-servers-own-key", "only-looking"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from offbook.testing import ScriptedChoice, ScriptedCompletion
+from offbook.wire import RECORD_HEADER, TRAJECTORY_HEADER, TrajectoryWithCalls
 from tests.fakes.gateway import Gateway
-from understudy.testing import ScriptedChoice, ScriptedCompletion
-from understudy.wire import RECORD_HEADER, TRAJECTORY_HEADER, TrajectoryWithCalls
 
 JSON = {"content-type": "application/json"}
 
@@ -73,8 +73,7 @@ async def test_choices_appended_to_trajectories_are_claimed_by_their_marks(gatew
     )
     answer = (await gateway.chat({RECORD_HEADER: "1"}, n=2)).json()
     refs = [
-        {"call_id": choice["understudy"]["call_id"], "index": choice["understudy"]["index"]}
-        for choice in answer["choices"]
+        {"call_id": choice["offbook"]["call_id"], "index": choice["offbook"]["index"]} for choice in answer["choices"]
     ]
     status, body = await finish(gateway, a_record("a", calls=refs[:1]), a_record("b", calls=refs[1:]))
     assert (status, body) == (200, {"calls": {"a": 1, "b": 1}})

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from understudy import tiny
-from understudy.engine.checkpoint_files import CheckpointNote
-from understudy.memory_plan.published import find_shape
-from understudy.server.models.base_model import find, reference
-from understudy.server.models.lost_facts import base_name
-from understudy.server.pages.token_pieces import folder_of_base
+from offbook import tiny
+from offbook.engine.checkpoint_files import CheckpointNote
+from offbook.memory_plan.published import find_shape
+from offbook.server.models.base_model import find, reference
+from offbook.server.models.lost_facts import base_name
+from offbook.server.pages.token_pieces import folder_of_base
 
 
 @pytest.mark.parametrize("name", tiny.FOLDERS)
@@ -27,7 +27,7 @@ def test_a_bundled_policy_is_found_by_its_name_only(name: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("name", tiny.FOLDERS)
 def test_a_checkpoint_of_another_installation_names_the_policy(name: str) -> None:
-    elsewhere = Path("/opt/venv/lib/understudy/tiny", tiny.FOLDERS[name])
+    elsewhere = Path("/opt/venv/lib/offbook/tiny", tiny.FOLDERS[name])
     note = CheckpointNote.model_construct(base_model=str(elsewhere))
     assert base_name(note) == name
     other = CheckpointNote.model_construct(base_model="Qwen/Qwen2.5-7B-Instruct")

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from understudy.config import LoraOptions
-from understudy.errors import ConfigError
-from understudy.server.errors import ApiError
-from understudy.server.models.base_model import BaseModelPath
-from understudy.server.models.leases import KEPT_LOADED
-from understudy.server.models.model import ModelRoute
-from understudy.server.models.model_services import ModelServices, open_models
-from understudy.testing import ScriptedSampler, scripted_sampler
-from understudy.testing.server import ConnectedSampler
-from understudy.wire import ForkRequest, RegisterRequest
+from offbook.config import LoraOptions
+from offbook.errors import ConfigError
+from offbook.server.errors import ApiError
+from offbook.server.models.base_model import BaseModelPath
+from offbook.server.models.leases import KEPT_LOADED
+from offbook.server.models.model import ModelRoute
+from offbook.server.models.model_services import ModelServices, open_models
+from offbook.testing import ScriptedSampler, scripted_sampler
+from offbook.testing.server import ConnectedSampler
+from offbook.wire import ForkRequest, RegisterRequest
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def put_checkpoint(root: Path, step: int, name: str = "default", request_id: str
         "result": result,
         "created_at": 1.0,
     }
-    (folder / "understudy.json").write_text(json.dumps(note | fields))
+    (folder / "offbook.json").write_text(json.dumps(note | fields))
     return folder
 
 
@@ -301,7 +301,7 @@ async def test_a_fork_is_a_model_of_its_own_from_the_step_that_was_asked_for(
     state = await models.registration.fork("default", ForkRequest(name="early", from_step=1))
     assert state.step == 1 and state.checkpoint is not None
     assert (Path(state.checkpoint) / "adapter_model.safetensors").read_bytes() == no_tensors(1)
-    note = json.loads((Path(state.checkpoint) / "understudy.json").read_text())
+    note = json.loads((Path(state.checkpoint) / "offbook.json").read_text())
     assert note["model"] == "early" and note["request_id"] is None
     assert note["forked_from"] == {"model": "default", "step": 1}
     assert models.registry.model("early").applied("first") is None

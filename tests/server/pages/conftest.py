@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from offbook.server.pages.step_groups import group_lines
+from offbook.server.records.overview import RolloutRow
 from tests.server.pages.recorded_run import RUN, record_run
 from tests.server.pages.viewing import from_records, viewing
-from understudy.server.pages.step_groups import group_lines
-from understudy.server.records.overview import RolloutRow
 
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
 KEPT = 2

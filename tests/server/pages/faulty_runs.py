@@ -10,9 +10,9 @@ from langchain_core.messages import BaseMessage
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-import understudy as us
-from understudy.quickstart.desk import Desk, Request, reward
-from understudy_langgraph import trainable
+import offbook
+from offbook.quickstart.desk import Desk, Request, reward
+from offbook_langgraph import trainable
 
 BROKEN_TOOL, FLAT_REWARD = "broken-tool", "flat-reward"
 FLAT_STEPS = 3
@@ -49,7 +49,7 @@ async def _record(folder: Path) -> str:
     by_order = {request.order: request for request in desk.requests("train", 24)}
     requests = list(by_order.values())[:4]
     broken = BrokenDesk(folder / "desk.db", requests[1].order)
-    backend = us.LocalBackend(dir=folder / "server", engine="embedded", threads=1)
+    backend = offbook.LocalBackend(dir=folder / "server", engine="embedded", threads=1)
     try:
         await _train(backend, broken, requests, BROKEN_TOOL)
         await _train(backend, desk, requests, FLAT_REWARD)
@@ -58,8 +58,8 @@ async def _record(folder: Path) -> str:
     return requests[1].id
 
 
-async def _train(backend: us.LocalBackend, desk: Desk, requests: list[Request], run: str) -> None:
-    model = us.TrainableModel(name=run, project="pages", base_model="tiny")
+async def _train(backend: offbook.LocalBackend, desk: Desk, requests: list[Request], run: str) -> None:
+    model = offbook.TrainableModel(name=run, project="pages", base_model="tiny")
     await model.register(backend)
     chat = ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"), max_completion_tokens=48)
 

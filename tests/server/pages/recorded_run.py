@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import understudy as us
-from understudy.config import TrainConfig
-from understudy.quickstart.desk import Desk
-from understudy.quickstart.run import trainable_agent
+import offbook
+from offbook.config import TrainConfig
+from offbook.quickstart.desk import Desk
+from offbook.quickstart.run import trainable_agent
 
 RUN = "order-desk"
 MODEL = "clerk"
@@ -22,8 +22,8 @@ def record_run(folder: Path, steps: int = 3, *, keep_tokens: int = 10) -> None:
 async def _record(folder: Path, steps: int, keep_tokens: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     desk = Desk(folder / "desk.db")
-    model = us.TrainableModel(name=MODEL, project="pages", base_model="tiny")
-    backend = us.LocalBackend(dir=folder / "server", engine="embedded", threads=1, keep_tokens=keep_tokens)
+    model = offbook.TrainableModel(name=MODEL, project="pages", base_model="tiny")
+    backend = offbook.LocalBackend(dir=folder / "server", engine="embedded", threads=1, keep_tokens=keep_tokens)
     try:
         await model.register(backend)
         agent = trainable_agent(desk, model)

@@ -1,4 +1,4 @@
-"""A run that goes on: its page shows a new step without being loaded again. And `understudy ui`, as a user starts it."""
+"""A run that goes on: its page shows a new step without being loaded again. And `offbook ui`, as a user starts it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
+from offbook.server.pages.links import trajectory_url
+from offbook.server.pages.source import EngineState
+from offbook.server.records.overview import RolloutRow
 from tests.server.pages.browsing import expect, opened
 from tests.server.pages.recorded_run import RUN
 from tests.server.pages.viewing import viewing
-from understudy.server.pages.links import trajectory_url
-from understudy.server.pages.source import EngineState
-from understudy.server.records.overview import RolloutRow
 
 ENGINE = EngineState(version="1", base_model="tiny", engine="embedded", sampler="ready", learner="ready", training=None)
 
@@ -69,8 +69,8 @@ def test_the_page_of_a_run_that_goes_on_shows_its_steps_as_they_land(unfinished:
 
 
 @pytest.mark.slow("whole trainings")
-def test_understudy_ui_serves_a_directory_on_which_no_server_runs(recorded: Path, widest: RolloutRow) -> None:
-    words = [sys.executable, "-m", "understudy", "ui", "--dir", str(recorded), "--port", "0"]
+def test_offbook_ui_serves_a_directory_on_which_no_server_runs(recorded: Path, widest: RolloutRow) -> None:
+    words = [sys.executable, "-m", "offbook", "ui", "--dir", str(recorded), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from offbook.engine import checkpoint_files
+from offbook.server.models.checkpoints import state_of
+from offbook.server.pages.numbers import fixed, number
 from tests.server.pages.recorded_run import MODEL, RUN
-from understudy.engine import checkpoint_files
-from understudy.server.models.checkpoints import state_of
-from understudy.server.pages.numbers import fixed, number
 
 pytestmark = pytest.mark.slow("whole trainings")
 

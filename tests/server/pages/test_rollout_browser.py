@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
+from offbook.server.pages.links import group_url, trajectory_url
+from offbook.server.pages.source import DashboardSource
+from offbook.server.records.overview import RolloutRow
 from tests.server.pages.browsing import expect, faults, opened, overflow, settle
 from tests.server.pages.conftest import PLANTED
 from tests.server.pages.recorded_run import RUN
 from tests.server.pages.viewing import from_records, viewing
-from understudy.server.pages.links import group_url, trajectory_url
-from understudy.server.pages.source import DashboardSource
-from understudy.server.records.overview import RolloutRow
 
 pytestmark = pytest.mark.slow("a browser")
 

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from offbook import tiny
+from offbook.server.pages.conversation import turns
+from offbook.server.pages.token_pieces import TokenPieces
+from offbook.testing import ScriptedChoice, ScriptedCompletion
+from offbook.types import Call
 from tests.fakes.gateway import Gateway
-from understudy import tiny
-from understudy.server.pages.conversation import turns
-from understudy.server.pages.token_pieces import TokenPieces
-from understudy.testing import ScriptedChoice, ScriptedCompletion
-from understudy.types import Call
 
 MARKUP = "<script>alert(1)</script>"
 
@@ -23,7 +23,7 @@ async def rolled(gateway: Gateway, name: str, *, index: int = 0, reward: float |
     """A rollout of two calls with a tool result of markup between them."""
     use = {"id": "use-1", "type": "function", "function": {"name": "look", "arguments": '{"at": "<b>"}'}}
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Where is it?"}]
-    headers = {"x-understudy-trajectory": name}
+    headers = {"x-offbook-trajectory": name}
     gateway.sampler.completions.append(
         ScriptedCompletion((ScriptedChoice(tool_call=("look", '{"at": "<b>"}')),), prompt_ids=(1, 2, 3))
     )
@@ -103,9 +103,9 @@ async def test_a_group_without_spread_says_that_it_trains_nothing(gateway: Gatew
 
 async def test_a_prompt_that_leaves_the_call_before_it_is_shown_as_a_fork(gateway: Gateway) -> None:
     gateway.sampler.completions.append(ScriptedCompletion(prompt_ids=(1, 2, 3)))
-    await gateway.chat({"x-understudy-trajectory": "one"})
+    await gateway.chat({"x-offbook-trajectory": "one"})
     gateway.sampler.completions.append(ScriptedCompletion(prompt_ids=(1, 2, 3, 11, 99)))
-    await gateway.chat({"x-understudy-trajectory": "one"})
+    await gateway.chat({"x-offbook-trajectory": "one"})
     page = (await gateway.http.get("/trajectories/one")).text
     assert "not finished" in page
     assert re.search(r"Fork</strong> at token 4 of call 1", page)
@@ -126,7 +126,7 @@ async def test_another_step_answers_a_recorded_prompt_and_nothing_is_recorded(ga
     body = {"trajectory": "one", "call": call.id, "step": 0}
     without = await gateway.http.post("/pages/resample", json=body)
     assert without.status_code == 403 and without.json()["error"]["code"] == "csrf_token_missing"
-    headers = {"x-understudy-csrf": token[1]}
+    headers = {"x-offbook-csrf": token[1]}
     answer = await gateway.http.post("/pages/resample", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] == "Hello"
@@ -212,7 +212,7 @@ def test_a_sub_agent_is_a_branch_and_a_later_call_goes_on_in_its_own_thread() ->
 async def test_pages_stay_quick_with_ten_thousand_sampled_tokens(gateway: Gateway) -> None:
     ids = tuple(range(100, 1100)) * 10
     gateway.sampler.completions.append(ScriptedCompletion((ScriptedChoice(("x",), (ids,), ((-0.5,) * 10_000,)),)))
-    await gateway.chat({"x-understudy-trajectory": "long"})
+    await gateway.chat({"x-offbook-trajectory": "long"})
     page: httpx.Response = await gateway.http.get("/trajectories/long")
     assert page.status_code == 200 and page.text.count('class="t s1') + page.text.count('class="t ctx') > 9_000
     assert len(page.content) < 2_000_000

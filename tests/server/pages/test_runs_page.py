@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from offbook.server.pages.trend import trend
+from offbook.server.terminal import run_terminal
+from offbook.types import TrainResult
+from offbook.wire import TrainStatus
 from tests.fakes.gateway import Gateway
-from understudy.server.pages.trend import trend
-from understudy.server.terminal import run_terminal
-from understudy.types import TrainResult
-from understudy.wire import TrainStatus
 
 
 def record(name: str, reward: float | None = 1.0, **fields: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ async def evaluated(
 
 
 def runs_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """What `understudy runs --json` prints."""
+    """What `offbook runs --json` prints."""
     capsys.readouterr()
     run_terminal(["runs", "--dir", str(folder), "--json"])
     return json.loads(capsys.readouterr().out)

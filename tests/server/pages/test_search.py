@@ -54,7 +54,7 @@ async def test_each_filter_finds_what_fits(three: Gateway, query: dict[str, str]
 
 
 async def test_an_answer_and_a_called_tool_are_found(gateway: Gateway) -> None:
-    answer = await gateway.chat({"x-understudy-trajectory": "t-1"})
+    answer = await gateway.chat({"x-offbook-trajectory": "t-1"})
     assert answer.status_code == 200
     await finish(gateway, record("t-1"), record("t-2"))
     words = answer.json()["choices"][0]["message"]["content"]

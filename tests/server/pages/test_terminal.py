@@ -1,4 +1,4 @@
-"""`understudy runs` and `show`, over a directory on which a server may run; records that are only read."""
+"""`offbook runs` and `show`, over a directory on which a server may run; records that are only read."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from offbook import cli
+from offbook.errors import ConfigError, StoreError
+from offbook.server.__main__ import main
+from offbook.server.http.viewer import open_records
+from offbook.server.records.tables import meta
+from offbook.server.terminal import run_terminal
+from offbook.types import new_id
 from tests.fakes.gateway import Gateway
 from tests.server.pages.test_runs_page import finish, record
-from understudy import cli
-from understudy.errors import ConfigError, StoreError
-from understudy.server.__main__ import main
-from understudy.server.http.viewer import open_records
-from understudy.server.records.tables import meta
-from understudy.server.terminal import run_terminal
-from understudy.types import new_id
 
 
 @pytest.fixture
 async def folder(gateway: Gateway, tmp_path: Path) -> Path:
     """The directory of a server that is still running."""
-    answer = await gateway.chat({"x-understudy-trajectory": "rollout-1"})
+    answer = await gateway.chat({"x-offbook-trajectory": "rollout-1"})
     assert answer.status_code == 200
     error = {"type": "ToolError", "message": "shut", "traceback": "Traceback: the till is [red]shut[/red]"}
     await finish(gateway, record("rollout-1", 0.5), record("rollout-2", None, exception=error))
@@ -55,7 +55,7 @@ async def test_a_tools_text_cannot_steer_the_terminal(
     gateway: Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [{"role": "user", "content": "hi"}, {"role": "tool", "tool_call_id": "a", "content": "\x1b[2Jdone\x9b1m"}]
-    answer = await gateway.chat({"x-understudy-trajectory": "rollout-1"}, messages=asked)
+    answer = await gateway.chat({"x-offbook-trajectory": "rollout-1"}, messages=asked)
     assert answer.status_code == 200
     error = {"type": "ToolError", "message": "shut", "traceback": "\x1b]0;owned\x07"}
     await finish(gateway, record("rollout-1", None, exception=error))

@@ -18,18 +18,18 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from offbook import tiny
+from offbook.engine import checkpoint_files, token_file
+from offbook.engine.token_file import TRAINED, TokenFile
+from offbook.server.http.viewer import open_records
+from offbook.server.models.checkpoints import state_of
+from offbook.server.pages.links import trajectory_url
+from offbook.server.pages.numbers import TIMES, fixed, number, seconds, signed
+from offbook.server.pages.source import DashboardSource
+from offbook.server.records.overview import RolloutRow
+from offbook.types import Call
 from tests.server.pages.conftest import KEPT
 from tests.server.pages.recorded_run import MODEL, RUN
-from understudy import tiny
-from understudy.engine import checkpoint_files, token_file
-from understudy.engine.token_file import TRAINED, TokenFile
-from understudy.server.http.viewer import open_records
-from understudy.server.models.checkpoints import state_of
-from understudy.server.pages.links import trajectory_url
-from understudy.server.pages.numbers import TIMES, fixed, number, seconds, signed
-from understudy.server.pages.source import DashboardSource
-from understudy.server.records.overview import RolloutRow
-from understudy.types import Call
 
 pytestmark = pytest.mark.slow("whole trainings")
 

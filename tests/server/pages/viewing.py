@@ -1,4 +1,4 @@
-"""The dashboard over a directory, as `understudy ui` serves it, in a thread of the tests."""
+"""The dashboard over a directory, as `offbook ui` serves it, in a thread of the tests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import uvicorn
 
+from offbook.server.http.auth import Guard
+from offbook.server.http.viewer import build_viewer, open_records
+from offbook.server.pages.source import DashboardSource, EngineState
 from tests.server.servers import until
-from understudy.server.http.auth import Guard
-from understudy.server.http.viewer import build_viewer, open_records
-from understudy.server.pages.source import DashboardSource, EngineState
 
 R = TypeVar("R")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from understudy.server.records.store import Store
+from offbook.server.records.store import Store
 
-DATABASE = os.environ.get("UNDERSTUDY_TEST_POSTGRES")
-"""A SQLAlchemy URL of an empty database, such as postgresql+psycopg://localhost/understudy_test."""
-SCHEMA = f"understudy_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+DATABASE = os.environ.get("OFFBOOK_TEST_POSTGRES")
+"""A SQLAlchemy URL of an empty database, such as postgresql+psycopg://localhost/offbook_test."""
+SCHEMA = f"offbook_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
 """Each test process has tables of its own in it."""
 POSTGRES = (
     sa.make_url(DATABASE)
@@ -27,7 +27,7 @@ POSTGRES = (
 @pytest.fixture
 def postgres(require: Callable[[bool, str], None]) -> str:
     """The URL of a PostgreSQL database without our tables."""
-    require(POSTGRES is not None, "UNDERSTUDY_TEST_POSTGRES=<SQLAlchemy URL of an empty database> make test")
+    require(POSTGRES is not None, "OFFBOOK_TEST_POSTGRES=<SQLAlchemy URL of an empty database> make test")
     engine = sa.create_engine(str(POSTGRES))
     with engine.begin() as connection:
         connection.execute(sa.schema.DropSchema(SCHEMA, cascade=True, if_exists=True))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from offbook.server.records.running_time import RunningTime
+from offbook.server.records.store import Store
 from tests.server.records.test_store import a_call, a_record
-from understudy.server.records.running_time import RunningTime
-from understudy.server.records.store import Store
 
 DAY = 86_400.0
 TTL = 7 * DAY

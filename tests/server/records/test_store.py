@@ -19,16 +19,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from offbook.errors import StoreError
+from offbook.server.errors import ApiError, StoreFullError
+from offbook.server.records.database import engine_at
+from offbook.server.records.read_only import ReadOnlyRecords
+from offbook.server.records.store import Store
+from offbook.server.records.tables import metadata, trajectories
+from offbook.types import Call, CallOrigin, CallOutput, CallRef, CallStatus, Sampling, new_id
+from offbook.wire import LogRequest, TrainStatus, TrajectoryQuery, TrajectoryRecord
 from tests.paths import ROOT
 from tests.server.records.conftest import POSTGRES
-from understudy.errors import StoreError
-from understudy.server.errors import ApiError, StoreFullError
-from understudy.server.records.database import engine_at
-from understudy.server.records.read_only import ReadOnlyRecords
-from understudy.server.records.store import Store
-from understudy.server.records.tables import metadata, trajectories
-from understudy.types import Call, CallOrigin, CallOutput, CallRef, CallStatus, Sampling, new_id
-from understudy.wire import LogRequest, TrainStatus, TrajectoryQuery, TrajectoryRecord
 
 
 def store_url(store: Store) -> str:
@@ -381,8 +381,8 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 RECORDING = """
 import asyncio, sys
 from tests.server.records.test_store import a_call
-from understudy.server.records.read_only import ReadOnlyRecords
-from understudy.server.records.store import Store
+from offbook.server.records.read_only import ReadOnlyRecords
+from offbook.server.records.store import Store
 
 async def main():
     store = await Store.open(sys.argv[1])

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
+from offbook.config import EngineOptions
+from offbook.errors import ConfigError, EngineError
+from offbook.server.sampler import running as sampler_running
+from offbook.server.sampler.choice import choose
+from offbook.server.sampler.pool import SamplerPool
+from offbook.server.sampler.running import RunningSampler
+from offbook.server.sampler.supervised import SupervisedSampler
+from offbook.testing import ScriptedChoice, ScriptedCompletion, ScriptedSampler, scripted_sampler
+from offbook.types import CallStatus
 from tests.fakes.gateway import Gateway, gateway_over
-from understudy.config import EngineOptions
-from understudy.errors import ConfigError, EngineError
-from understudy.server.sampler import running as sampler_running
-from understudy.server.sampler.choice import choose
-from understudy.server.sampler.pool import SamplerPool
-from understudy.server.sampler.running import RunningSampler
-from understudy.server.sampler.supervised import SupervisedSampler
-from understudy.testing import ScriptedChoice, ScriptedCompletion, ScriptedSampler, scripted_sampler
-from understudy.types import CallStatus
 
-T1 = {"x-understudy-trajectory": "t1"}
+T1 = {"x-offbook-trajectory": "t1"}
 CALL: dict[str, Any] = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 HEAD = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
@@ -166,7 +166,7 @@ async def test_an_answer_of_no_shape_that_can_be_kept_leaves_a_failed_call(gatew
 async def test_a_stream_that_has_begun_is_not_asked_for_again_without_its_length(gateway: Gateway) -> None:
     error = {"message": "too long", "param": "max_tokens", "code": 400}
     gateway.sampler.completions.append(ScriptedCompletion(dies_after=1, error=error))
-    answer = await gateway.chat(T1 | {"x-understudy-length": "fit"}, stream=True, max_tokens=99)
+    answer = await gateway.chat(T1 | {"x-offbook-length": "fit"}, stream=True, max_tokens=99)
     assert told(answer.text)[-1]["error"]["message"] == "too long" and len(gateway.sampler.received) == 1
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from offbook.config import EngineOptions
+from offbook.devices import gpus
+from offbook.errors import ConfigError
+from offbook.extras import install_command
+from offbook.server.sampler import choice as engines
+from offbook.server.sampler.choice import choose
+from offbook.server.sampler.gpu_sharing import GpuSharing
 from tests.server.sampler.cards import GIB, H100, T4
-from understudy.config import EngineOptions
-from understudy.devices import gpus
-from understudy.errors import ConfigError
-from understudy.extras import install_command
-from understudy.server.sampler import choice as engines
-from understudy.server.sampler.choice import choose
-from understudy.server.sampler.gpu_sharing import GpuSharing
 
 
 @pytest.fixture

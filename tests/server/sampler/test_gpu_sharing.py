@@ -10,20 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 
+from offbook.config import EngineOptions, MemoryLayout
+from offbook.engine.inference.vllm.command import Place, arguments
+from offbook.engine.inference.vllm.command import parse as parse_vllm
+from offbook.errors import ConfigError
+from offbook.memory_plan.card import Card
+from offbook.memory_plan.parts import Workload
+from offbook.memory_plan.plan import MemoryPlan, make_plan
+from offbook.memory_plan.published import find_shape
+from offbook.server.__main__ import main
+from offbook.server.sampler import gpu_sharing
+from offbook.server.sampler.choice import EngineChoice, choose
+from offbook.server.sampler.gpu_sharing import GpuSharing
+from offbook.tiny import path as tiny_policy
 from tests.server.sampler.cards import GIB, H100, L4
-from understudy.config import EngineOptions, MemoryLayout
-from understudy.engine.inference.vllm.command import Place, arguments
-from understudy.engine.inference.vllm.command import parse as parse_vllm
-from understudy.errors import ConfigError
-from understudy.memory_plan.card import Card
-from understudy.memory_plan.parts import Workload
-from understudy.memory_plan.plan import MemoryPlan, make_plan
-from understudy.memory_plan.published import find_shape
-from understudy.server.__main__ import main
-from understudy.server.sampler import gpu_sharing
-from understudy.server.sampler.choice import EngineChoice, choose
-from understudy.server.sampler.gpu_sharing import GpuSharing
-from understudy.tiny import path as tiny_policy
 
 SMALL, SEVEN, EIGHT = "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-8B"
 IDLE_L4, IDLE_H100 = L4.format(index=0, free=22_600), H100.format(index=0, free=81_000)
@@ -179,7 +179,7 @@ def test_a_refused_start_is_one_line_and_exit_code_2_before_a_weight_is_read(
     words = ["--model", str(base), "--dir", str(tmp_path / "dir"), "--port", "0", "--engine", "vllm"]
     assert main(words) == 2  # the folder has no weights: nobody has looked yet
     error = capsys.readouterr().err
-    assert error.startswith(f"understudy: {base} does not fit on NVIDIA L4 with memory layout offload: ")
+    assert error.startswith(f"offbook: {base} does not fit on NVIDIA L4 with memory layout offload: ")
     assert ". Take " in error and len(error.splitlines()) == 1
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from understudy.errors import EngineError
-from understudy.server.sampler import running as sampler_running
-from understudy.server.sampler.pool import SamplerPool
-from understudy.server.sampler.running import RunningSampler
-from understudy.server.sampler.supervised import SupervisedSampler
-from understudy.server.sampler.transport import SERVED_NAME
-from understudy.testing import ScriptedCompletion, ScriptedSampler, scripted_sampler
+from offbook.errors import EngineError
+from offbook.server.sampler import running as sampler_running
+from offbook.server.sampler.pool import SamplerPool
+from offbook.server.sampler.running import RunningSampler
+from offbook.server.sampler.supervised import SupervisedSampler
+from offbook.server.sampler.transport import SERVED_NAME
+from offbook.testing import ScriptedCompletion, ScriptedSampler, scripted_sampler
 
 CALL: dict[str, Any] = {"model": SERVED_NAME, "messages": [{"role": "user", "content": "hi"}]}
 
@@ -62,8 +62,8 @@ async def test_one_without_our_plugin_is_used_with_a_warning_that_messages_may_l
 ) -> None:
     async with running() as ((scripted,), client):
         await client.ready()
-        assert f"vLLM at {scripted.url} runs without Understudy's plugin" in caplog.text
-        assert "UNDERSTUDY_VLLM_PLUGIN=1" in caplog.text
+        assert f"vLLM at {scripted.url} runs without Offbook's plugin" in caplog.text
+        assert "OFFBOOK_VLLM_PLUGIN=1" in caplog.text
 
 
 async def test_one_whose_answers_have_another_shape_is_refused_by_it() -> None:

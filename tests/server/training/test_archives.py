@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from offbook.server.errors import ApiError
+from offbook.server.training.archives import KEPT, Archives
 from tests.fakes.gateway import Gateway
-from understudy.server.errors import ApiError
-from understudy.server.training.archives import KEPT, Archives
 
 
 def writer(text: str, written: list[Path] | None = None) -> Callable[[Path], Awaitable[None]]:

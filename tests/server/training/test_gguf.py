@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from understudy.server.training.export_folders import make_ready
+from offbook.server.training.export_folders import make_ready
 
 LLAMA3 = {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0}
 

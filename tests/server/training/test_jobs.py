@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from understudy.server.errors import ApiError
-from understudy.server.training.jobs import build_job, job_folder
-from understudy.types import Call, CallOutput, CallStatus, RenderedHistory, RolloutException, Sampling
-from understudy.wire import GroupRecord, TrainRequest, TrajectoryRecord
+from offbook.server.errors import ApiError
+from offbook.server.training.jobs import build_job, job_folder
+from offbook.types import Call, CallOutput, CallStatus, RenderedHistory, RolloutException, Sampling
+from offbook.wire import GroupRecord, TrainRequest, TrajectoryRecord
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
 

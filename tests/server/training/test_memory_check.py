@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from understudy.config import MemoryLayout
-from understudy.memory_plan.card import Card
-from understudy.memory_plan.parts import Workload
-from understudy.memory_plan.plan import MemoryPlan, make_plan
-from understudy.memory_plan.published import find_shape
-from understudy.server.training.memory_check import MemoryCheck
+from offbook.config import MemoryLayout
+from offbook.memory_plan.card import Card
+from offbook.memory_plan.parts import Workload
+from offbook.memory_plan.plan import MemoryPlan, make_plan
+from offbook.memory_plan.published import find_shape
+from offbook.server.training.memory_check import MemoryCheck
 
 GIB = 2**30
 

@@ -124,9 +124,9 @@ def test_a_step_is_applied_and_its_lora_answers_the_next_call(server: RunningSer
     state = server.http.get("/api/models/default").json()
     assert state["step"] == 1 and state["checkpoint"] == trained["checkpoint"]
     call = server.chat(trajectory="after", logprobs=True, temperature=0.0).json()["choices"][0]
-    assert call["understudy"]["step"] == 1
+    assert call["offbook"]["step"] == 1
     old = server.chat(model="default@0", trajectory="after", logprobs=True, temperature=0.0).json()["choices"][0]
-    assert old["understudy"]["step"] == 0
+    assert old["offbook"]["step"] == 0
     assert old["logprobs"] != call["logprobs"]
     assert {"default", "default@0", "default@1"} <= {
         card["id"] for card in server.http.get("/v1/models").json()["data"]
@@ -212,7 +212,7 @@ def test_trajectories_without_calls_are_named_with_what_to_do(server: RunningSer
     server.finish([record("bare-1", 1.0), record("bare-2", 0.0)])
     error = refused(asked(server, train_body("bare", [["bare-1", "bare-2"]])), 400)
     assert error["code"] == "no_calls" and "'bare-1', 'bare-2'" in error["message"]
-    assert "x-understudy-trajectory" in error["message"]
+    assert "x-offbook-trajectory" in error["message"]
 
 
 def test_calls_to_another_model_do_not_train_this_one(server: RunningServer) -> None:
@@ -227,7 +227,7 @@ def test_weighted_and_excluded_calls_are_counted_and_a_step_that_excludes_all_is
     ids = [f"weighed-{i}" for i in range(2)]
     calls = {
         name: [
-            server.chat("Hello", name, model="weighing", temperature=1.0, seed=at).headers["x-understudy-call"]
+            server.chat("Hello", name, model="weighing", temperature=1.0, seed=at).headers["x-offbook-call"]
             for at in range(3)
         ]
         for name in ids

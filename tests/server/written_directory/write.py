@@ -9,21 +9,21 @@ import asyncio
 import random
 import sys
 
-import understudy as us
+import offbook
 
-LORA = us.LoraOptions(r=1, alpha=2, target_modules=("q_proj",))
+LORA = offbook.LoraOptions(r=1, alpha=2, target_modules=("q_proj",))
 
 
 async def main(folder):
-    backend = us.LocalBackend(folder, threads=1)
-    model = us.TrainableModel("agent", project="desk", base_model="tiny", backend=backend, lora=LORA)
-    other = us.TrainableModel("planner", project="desk", base_model="tiny", backend=backend, lora=LORA)
+    backend = offbook.LocalBackend(folder, threads=1)
+    model = offbook.TrainableModel("agent", project="desk", base_model="tiny", backend=backend, lora=LORA)
+    other = offbook.TrainableModel("planner", project="desk", base_model="tiny", backend=backend, lora=LORA)
     await other.register()
     rng = random.Random(0)
 
     async def rollout(scenario, reward, both=False, fail=False):
         client = model.openai_client()
-        traj = us.Trajectory(
+        traj = offbook.Trajectory(
             messages_and_choices=[{"role": "user", "content": scenario}], metadata={"scenario": scenario}
         )
         answer = await client.chat.completions.create(model=model.name, messages=traj.messages(), max_tokens=8)
@@ -39,9 +39,9 @@ async def main(folder):
         return traj
 
     for _ in range(2):
-        groups = await us.gather_trajectory_groups(
+        groups = await offbook.gather_trajectory_groups(
             [
-                us.TrajectoryGroup(
+                offbook.TrajectoryGroup(
                     [
                         rollout(f"where is order {n}?", rng.random(), both=n == 1, fail=(n, i) == (0, 2))
                         for i in range(3)

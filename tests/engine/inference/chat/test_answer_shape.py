@@ -7,10 +7,10 @@ import json
 import httpx
 import pytest
 
+from offbook.engine.inference.decoding.model import ModelRunner
+from offbook.types import Json
 from tests.engine.inference.engines import SPECIAL
 from tests.engine.inference.served import SCHEMA, TOOLS, chat, events, says
-from understudy.engine.inference.decoding.model import ModelRunner
-from understudy.types import Json
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -9,11 +9,11 @@ import httpx
 import pytest
 import torch
 
+from offbook.engine.inference.chat.json_bounds import JsonBounds
+from offbook.engine.inference.decoding.model import ModelRunner
+from offbook.types import Json
 from tests.engine.inference.engines import DEADLINE
 from tests.engine.inference.served import chat, served
-from understudy.engine.inference.chat.json_bounds import JsonBounds
-from understudy.engine.inference.decoding.model import ModelRunner
-from understudy.types import Json
 
 OPEN_ENDED: Json = {
     "type": "object",

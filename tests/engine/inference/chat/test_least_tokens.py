@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from understudy import tiny
-from understudy.engine.inference.chat.least_tokens import LeastTokens
+from offbook import tiny
+from offbook.engine.inference.chat.least_tokens import LeastTokens
 
 TINY: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tiny.path())
 LEAST = LeastTokens(TINY)

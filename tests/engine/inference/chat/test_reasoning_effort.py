@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from understudy.engine.inference.chat.requests import ChatCompletionRequest, DialectError
-from understudy.engine.inference.chat.template import ChatRenderer
-from understudy.engine.inference.decoding.model import ModelRunner
+from offbook.engine.inference.chat.requests import ChatCompletionRequest, DialectError
+from offbook.engine.inference.chat.template import ChatRenderer
+from offbook.engine.inference.decoding.model import ModelRunner
 
 EFFORT = "effort {{ reasoning_effort | default('unsaid') }}"
 THINKING = "{% if enable_thinking is defined and enable_thinking is false %}no thought{% else %}thought{% endif %}"

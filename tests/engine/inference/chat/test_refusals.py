@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from offbook.engine.inference.decoding.model import ModelRunner
+from offbook.types import Json
 from tests.engine.inference.engines import CONTEXT
 from tests.engine.inference.served import SCHEMA, TOOLS, body, chat, events, refused, until_idle
-from understudy.engine.inference.decoding.model import ModelRunner
-from understudy.types import Json
 
 LONG = "abcd" * 5000
 IMAGE: Json = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from offbook import tiny
+from offbook.engine.inference.chat.answers import AnswerWriter
+from offbook.engine.inference.chat.families import thinks
+from offbook.engine.inference.chat.requests import ChatCompletionRequest
+from offbook.engine.inference.chat.thoughts import ThoughtSplitter
+from offbook.engine.inference.decoding.generation import Update
+from offbook.engine.inference.decoding.text import Decoder
 from policies.tokenizer import ids_of
-from understudy import tiny
-from understudy.engine.inference.chat.answers import AnswerWriter
-from understudy.engine.inference.chat.families import thinks
-from understudy.engine.inference.chat.requests import ChatCompletionRequest
-from understudy.engine.inference.chat.thoughts import ThoughtSplitter
-from understudy.engine.inference.decoding.generation import Update
-from understudy.engine.inference.decoding.text import Decoder
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}

@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
+from offbook.engine.inference.chat import time_limit as aside
+from offbook.engine.inference.chat.answer_shape import MAX_BYTES, MAX_TOOLS
+from offbook.engine.inference.chat.grammar import Grammars
+from offbook.engine.inference.chat.template import ChatRenderer
+from offbook.engine.inference.decoding.model import ModelRunner
+from offbook.types import Json
 from tests.engine.inference.engines import CONTEXT, DEADLINE
 from tests.engine.inference.served import body, chat, refused, served
-from understudy.engine.inference.chat import time_limit as aside
-from understudy.engine.inference.chat.answer_shape import MAX_BYTES, MAX_TOOLS
-from understudy.engine.inference.chat.grammar import Grammars
-from understudy.engine.inference.chat.template import ChatRenderer
-from understudy.engine.inference.decoding.model import ModelRunner
-from understudy.types import Json
 
 LARGE: list[Json] = [{"role": "user", "content": "hi"}, {"role": "user", "content": "", "name": "x" * 20_000}]
 

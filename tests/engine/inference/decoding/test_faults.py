@@ -8,10 +8,10 @@ import threading
 import pytest
 import torch
 
+from offbook.engine.inference.decoding.batch import RunningBatch
+from offbook.engine.inference.decoding.model import ModelRunner
+from offbook.errors import EngineError
 from tests.engine.inference.engines import Engine, call, prompt
-from understudy.engine.inference.decoding.batch import RunningBatch
-from understudy.engine.inference.decoding.model import ModelRunner
-from understudy.errors import EngineError
 
 
 def test_a_cancelled_call_frees_its_slot(policy: ModelRunner) -> None:
@@ -49,7 +49,7 @@ def test_the_death_of_the_thread_is_told_and_fails_calls_also_later_ones(
     def refuses(*_: object) -> RunningBatch:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("understudy.engine.inference.decoding.scheduler.RunningBatch", refuses)
+    monkeypatch.setattr("offbook.engine.inference.decoding.scheduler.RunningBatch", refuses)
     (sampled,) = engine.sample(call(policy, prompt(1, 5)))
     assert sampled.last.failure and "the device is gone" in sampled.last.failure.message
     assert told.wait(10)

@@ -14,12 +14,12 @@ import torch
 from peft import PeftModel
 from transformers import Qwen2ForCausalLM
 
+from offbook.engine.inference.decoding import batch as batches
+from offbook.engine.inference.decoding.adapters import Adapter, load_adapter
+from offbook.engine.inference.decoding.generation import Generation
+from offbook.engine.inference.decoding.model import ModelRunner
+from offbook.engine.inference.decoding.text import Decoder, StopDetector
 from tests.engine.inference.engines import Engine, call, plain_logits, prompt
-from understudy.engine.inference.decoding import batch as batches
-from understudy.engine.inference.decoding.adapters import Adapter, load_adapter
-from understudy.engine.inference.decoding.generation import Generation
-from understudy.engine.inference.decoding.model import ModelRunner
-from understudy.engine.inference.decoding.text import Decoder, StopDetector
 
 
 def kept_logprobs(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from understudy.engine.inference.vllm.command import Place, arguments, environment, find_place, main, parse
-from understudy.errors import ConfigError
-from understudy.extras import install_command
-from understudy.tiny import path as tiny_policy
+from offbook.engine.inference.vllm.command import Place, arguments, environment, find_place, main, parse
+from offbook.errors import ConfigError
+from offbook.extras import install_command
+from offbook.tiny import path as tiny_policy
 
 
 def made(*flags: str, model: Path | None = None, place: Place | None = None) -> list[str]:

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from understudy.engine.inference.vllm import plugin as vllm_plugin
-from understudy.tiny import path as tiny_policy
+from offbook.engine.inference.vllm import plugin as vllm_plugin
+from offbook.tiny import path as tiny_policy
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.sample.sampler import Sampler
 
-from understudy.engine.inference.vllm import plugin as vllm_plugin
+from offbook.engine.inference.vllm import plugin as vllm_plugin
 
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 
@@ -105,7 +105,7 @@ from vllm.renderers.hf import HfRenderer
 from vllm.v1.engine import logprobs
 from vllm.v1.sample.sampler import Sampler
 
-from understudy.engine.inference.vllm import plugin as vllm_plugin
+from offbook.engine.inference.vllm import plugin as vllm_plugin
 
 
 def replaced():
@@ -150,10 +150,10 @@ def test_answers_are_those_of_vllm_itself() -> None:
 @pytest.mark.usefixtures("needs_vllm")
 def test_another_version_is_left_as_it_is_and_the_log_says_so_and_so_is_a_vllm_that_is_not_ours() -> None:
     ended = run(UNTOUCHED)
-    assert ended.stderr.count("runs without Understudy's plugin, which supports 9.9 only") == 1
-    assert "Understudy's plugin renders" not in ended.stderr
+    assert ended.stderr.count("runs without Offbook's plugin, which supports 9.9 only") == 1
+    assert "Offbook's plugin renders" not in ended.stderr
 
 
 def test_vllm_finds_it_by_its_entry_point() -> None:
-    (found,) = (each for each in entry_points(group="vllm.general_plugins") if each.name == "understudy")
+    (found,) = (each for each in entry_points(group="vllm.general_plugins") if each.name == "offbook")
     assert found.load() is vllm_plugin.register

@@ -1,0 +1,84 @@
+"""Where Langfuse is and who we are there: from arguments, or the variables that its users have set."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from base64 import b64encode
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from offbook.integration import ConfigError
+
+CHECK_SECONDS: Final = 4.0
+REQUEST_SECONDS: Final = 10.0
+URLS: Final = ("LANGFUSE_BASE_URL", "LANGFUSE_HOST")
+CLOUD: Final = "https://cloud.langfuse.com"
+PUBLIC, SECRET = "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"
+
+
+@dataclass(frozen=True)
+class LangfuseConnection:
+    """A Langfuse project. Raises ConfigError for a URL that is none."""
+
+    base_url: str
+    public_key: str
+    secret_key: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{URLS[0]}: {self.base_url!r} is no URL; expected one such as {CLOUD!r}")
+
+    @classmethod
+    def from_environment(cls) -> LangfuseConnection:
+        """Raises ConfigError that names each variable that is missing."""
+        missing = [name for name in (PUBLIC, SECRET) if not os.environ.get(name)]
+        if missing:
+            raise ConfigError(
+                f"Langfuse: set {' and '.join(missing)} (project settings, API keys), and {URLS[0]} unless it is {CLOUD}"
+            )
+        url = next((os.environ[name] for name in URLS if os.environ.get(name)), CLOUD)
+        return cls(url.rstrip("/"), os.environ[PUBLIC], os.environ[SECRET])
+
+    @property
+    def authorization(self) -> str:
+        """The header's value."""
+        return "Basic " + b64encode(f"{self.public_key}:{self.secret_key}".encode()).decode()
+
+    def client(self, seconds: float = REQUEST_SECONDS) -> httpx.Client:
+        """An HTTP client for its REST API."""
+        return httpx.Client(
+            base_url=self.base_url,
+            headers={"authorization": self.authorization},
+            timeout=seconds,
+            follow_redirects=True,
+            verify=_certificates(),
+        )
+
+    def check(self) -> None:
+        """Raise ConfigError where the keys or the URL are wrong, ConnectionError where nothing answers in a few seconds."""
+        try:
+            with self.client(CHECK_SECONDS) as http:
+                answer = http.get("/api/public/projects")
+        except httpx.HTTPError as error:
+            raise ConnectionError(f"{self.base_url}: {type(error).__name__} {error}".strip()) from error
+        if answer.status_code in (401, 403):
+            raise ConfigError(
+                f"Langfuse at {self.base_url} refused the keys ({answer.status_code}): look at {PUBLIC} "
+                f"({self.public_key!r}) and {SECRET}; keys of another region or project do not work here"
+            )
+        if answer.status_code == 404:
+            raise ConfigError(f"{URLS[0]}: {self.base_url} answers, but has no Langfuse API: is the URL right?")
+        if not answer.is_success:
+            raise ConnectionError(f"{self.base_url} answered {answer.status_code}: {answer.text[:200]!r}")
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Loaded once: for each client of its own it was an eighth of the sink's processor time."""
+    return httpx.create_ssl_context()

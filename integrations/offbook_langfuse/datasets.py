@@ -1,0 +1,112 @@
+"""Langfuse datasets in both directions: scenarios are items, and the id of one is the id of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+from urllib.parse import quote
+
+from offbook import Scenario
+from offbook.integration import ConfigError, Json, scenario_fields, scenario_id
+
+from .connection import LangfuseConnection
+from .rest import LangfuseRest
+
+EXPECTED: Final = ("expected_output", "expected", "answer", "solution")
+"""Fields of a scenario that hold what is expected; the first that it has, unless one is named."""
+VALUE: Final = "value"
+"""Expected output that is no object is wrapped under this key: a bare "3" would come back as the number 3."""
+
+
+@dataclass(frozen=True)
+class DatasetItem:
+    """One item as it is stored."""
+
+    id: str
+    dataset_id: str
+    input: Json
+    expected: Json
+    metadata: Mapping[str, Json]
+    source_trace: str | None
+
+
+def save_dataset(
+    name: str,
+    scenarios: Sequence[object],
+    *,
+    expected: str | None = None,
+    description: str | None = None,
+    connection: LangfuseConnection | None = None,
+) -> int:
+    """Write scenarios as items of a dataset, which is made where it is missing; returns how many. The same scenario
+    updates its item. `expected`: the field with the expected output."""
+    items = [_item_body(name, scenario, expected) for scenario in scenarios]
+    with LangfuseRest(connection or LangfuseConnection.from_environment()) as rest:
+        rest.post("/api/public/v2/datasets", {"name": name, "description": description})
+        for item in items:
+            rest.post("/api/public/dataset-items", item)
+    return len(items)
+
+
+def dataset_scenarios(name: str, *, connection: LangfuseConnection | None = None) -> list[Scenario]:
+    """The active items of a dataset as scenarios. An item's object input becomes their fields, any other their `prompt`."""
+    return [_scenario(item) for item in dataset_items(connection or LangfuseConnection.from_environment(), name)]
+
+
+def dataset_items(connection: LangfuseConnection, name: str) -> list[DatasetItem]:
+    """The active items of a dataset. Raises ConfigError for one that does not exist."""
+    with LangfuseRest(connection) as rest:
+        rest.get(f"/api/public/v2/datasets/{quote(name, safe='')}")
+        return [_stored(each) for each in rest.by_page("/api/public/dataset-items", {"datasetName": name})
+                if each.get("status", "ACTIVE") == "ACTIVE"]  # fmt: skip
+
+
+def _stored(item: Mapping[str, Json]) -> DatasetItem:
+    expected = item.get("expectedOutput")
+    if isinstance(expected, Mapping) and set(cast(Mapping[str, Json], expected)) == {VALUE}:
+        expected = cast(Mapping[str, Json], expected)[VALUE]
+    metadata = item.get("metadata")
+    return DatasetItem(
+        str(item["id"]),
+        str(item.get("datasetId", "")),
+        item.get("input"),
+        expected,
+        cast(Mapping[str, Json], metadata) if isinstance(metadata, Mapping) else {},
+        cast("str | None", item.get("sourceTraceId")),
+    )
+
+
+def _item_body(dataset: str, scenario: object, expected: str | None) -> dict[str, Json]:
+    fields = scenario_fields(scenario) if not isinstance(scenario, str) else {"prompt": scenario}
+    fields.pop("id", None)
+    names = (expected,) if expected is not None else EXPECTED
+    key = next((name for name in names if fields.get(name) is not None), None)
+    if expected is not None and key is None:
+        raise ConfigError(
+            f"save_dataset: expected={expected!r}, but scenario {scenario_id(scenario)!r} has no such field"
+        )
+    answer: Json = fields.pop(key) if key is not None else None
+    bare = answer is not None and not isinstance(answer, dict)
+    return {
+        "datasetName": dataset,
+        "id": scenario_id(scenario),
+        "input": {name: value for name, value in fields.items() if value is not None},
+        "expectedOutput": {VALUE: answer} if bare else answer,
+        "metadata": {"expected_field": key} if key is not None else {},
+    }
+
+
+def _scenario(item: DatasetItem) -> Scenario:
+    fields = dict(_fields(item.input))
+    if item.expected is not None:
+        fields[str(item.metadata.get("expected_field") or EXPECTED[0])] = item.expected
+    fields.pop("id", None)
+    return Scenario.model_validate({"id": item.id, **fields})
+
+
+def _fields(value: Json) -> Iterator[tuple[str, Json]]:
+    if isinstance(value, Mapping):
+        yield from cast(Mapping[str, Json], value).items()
+    else:
+        yield "prompt", value if isinstance(value, str) or value is None else str(value)

@@ -1,0 +1,203 @@
+"""The Langfuse sink: one trace a rollout by OTLP, scores by REST. Shown twice, everything lands on itself."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from offbook import TraceSink
+from offbook.integration import (
+    Alert,
+    Attribute,
+    DeliveryError,
+    EvaluationFinished,
+    GroupsFinished,
+    Json,
+    OtlpSender,
+    OtlpSpan,
+    RejectedError,
+    RolloutTrace,
+    RunStarted,
+    StepFinished,
+    checked_rate,
+    digest,
+    is_sampled,
+    rollout_spans,
+    span_id,
+    trace_id,
+)
+
+from .attributes import Experiment, environment_name, run_attributes, session_id, span_attributes, trace_attributes
+from .connection import REQUEST_SECONDS, LangfuseConnection
+from .datasets import dataset_items
+from .scores import LangfuseScore, ScoreSender, rollout_scores
+
+Mask = Callable[[Json], Json]
+OTLP_PATH: Final = "/api/public/otel/v1/traces"
+SCOPE: Final = "langfuse-sdk.offbook"
+"""Instrumentation scope. Langfuse shows all attributes a second time as metadata, unless the scope begins with `langfuse-sdk`
+and, for some of its versions, names the public key."""
+ENVIRONMENT: Final = "LANGFUSE_TRACING_ENVIRONMENT"
+RELEASE: Final = "LANGFUSE_RELEASE"
+SAMPLE_RATE: Final = "LANGFUSE_SAMPLE_RATE"
+STEP_SCORES: Final = ("reward", "success", "entropy", "kl/base")
+"""Metrics of a step that are scores of its session. Each name of a score is a column of Langfuse's table of sessions."""
+EVALUATION_DETAILS: Final = ("reward_spread", "reward_error", "scenarios")
+"""Metrics of an evaluation that are no scores."""
+EVALUATED: Final = ("val", "compare")
+"""How the splits of evaluations and comparisons begin."""
+
+
+class LangfuseSink(TraceSink):
+    """Rollouts as traces with sessions per step, scores, tags and versions.
+
+    Without `connection` it reads LANGFUSE_BASE_URL (or LANGFUSE_HOST), LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY. `mask`
+    changes every input and output before it leaves the process. `sample_rate`: the share of rollouts that is shown, by
+    default LANGFUSE_SAMPLE_RATE or 1. `environment`: by default LANGFUSE_TRACING_ENVIRONMENT or the split. `dataset`: the
+    name of a Langfuse dataset whose item ids are the scenarios' ids: evaluations become experiments on it. `release`: of the
+    app, by default LANGFUSE_RELEASE.
+    """
+
+    name = "langfuse"
+
+    def __init__(
+        self,
+        connection: LangfuseConnection | None = None,
+        *,
+        mask: Mask | None = None,
+        sample_rate: float | None = None,
+        environment: str | None = None,
+        dataset: str | None = None,
+        release: str | None = None,
+        timeout: float = REQUEST_SECONDS,
+    ) -> None:
+        self._connection = connection or LangfuseConnection.from_environment()
+        self._mask = mask or _as_it_is
+        self._rate = _sample_rate(sample_rate)
+        self._environment = environment or os.environ.get(ENVIRONMENT)
+        self._dataset = dataset
+        release = release or os.environ.get(RELEASE)
+        self._release: dict[str, Attribute] = {"langfuse.release": release} if release else {}
+        self._experiments: dict[str, Experiment] | None = None
+        headers = {"authorization": self._connection.authorization, "x-langfuse-ingestion-version": "4"}
+        self._sender = OtlpSender(
+            f"{self._connection.base_url}{OTLP_PATH}",
+            headers,
+            timeout=timeout,
+            scope_name=SCOPE,
+            scope={"public_key": self._connection.public_key},
+        )
+        self._scores = ScoreSender(self._connection, timeout)
+
+    def check(self) -> None:
+        self._connection.check()
+
+    def run_started(self, event: RunStarted) -> None:
+        """The run as a trace of its own, with the settings as its input."""
+        trace, start = int(digest(event.id) * 2, 16), int(event.at * 1e9)
+        attributes = run_attributes(event, self._environment_of("train")) | self._release
+        self._sender.send([[OtlpSpan(trace, trace % 2**64 or 1, None, "run", start, start, attributes)]])
+
+    def groups_finished(self, event: GroupsFinished) -> None:
+        shown = [each for each in event.rollouts if is_sampled(each, self._rate)]
+        experiments = self._items() if event.split.startswith(EVALUATED) else {}
+        environment = self._environment_of(event.split)
+        scores = [score for each in shown for score in rollout_scores(each, environment, self._mask)]
+        try:
+            self._sender.send([self._spans(each, event, experiments) for each in shown])
+        except RejectedError:  # the other rollouts were accepted
+            self._scores.send(scores)
+            raise
+        self._scores.send(scores)
+
+    def evaluation_finished(self, event: EvaluationFinished) -> None:
+        names = [name for name in event.metrics if name not in EVALUATION_DETAILS]
+        self._session_scores(event, event.step, event.split, {name: f"{event.split}/{name}" for name in names})
+
+    def step_finished(self, event: StepFinished) -> None:
+        """Session scores of the rollouts that the step was trained on."""
+        self._session_scores(event, event.began, "train", {name: name for name in STEP_SCORES})
+
+    def alert(self, event: Alert) -> None:
+        session = session_id(event.run, event.step)
+        score = LangfuseScore(digest(event.id), f"alert/{event.kind}", event.value, event.at, event.message, session=session,
+                      environment=self._environment_of("train"))  # fmt: skip
+        self._scores.send([score])
+
+    def closed(self) -> None:
+        self._scores.close()
+
+    def _session_scores(
+        self, event: StepFinished | EvaluationFinished, step: int, split: str, scored: Mapping[str, str]
+    ) -> None:
+        """Send metrics as scores of the session. `scored`: the score's name by metric. The first score has all metrics of the
+        event as its metadata."""
+        numbers: Json = {name: float(value) for name, value in event.metrics.items() if math.isfinite(value)}
+        session, environment = session_id(event.run, step), self._environment_of(split)
+        scores = [
+            LangfuseScore(
+                digest(event.id, scored[metric]),
+                scored[metric],
+                numbers[metric],
+                event.at,
+                session=session,
+                environment=environment,
+                metadata={"model": event.model, **({} if index else {"metrics": numbers})},
+            )
+            for index, metric in enumerate(name for name in scored if name in numbers)
+        ]
+        self._scores.send(scores)
+
+    def _spans(
+        self, rollout: RolloutTrace, event: GroupsFinished, experiments: Mapping[str, Experiment]
+    ) -> Sequence[OtlpSpan]:
+        scenario = rollout.record.place.scenario or ""
+        spans, environment, trace = rollout_spans(rollout), self._environment_of(event.split), trace_id(rollout)
+        ids = {span.key: span_id(rollout, span.key) for span in spans}
+        shared = trace_attributes(rollout, spans[0], event, environment, experiments.get(scenario)) | self._release
+        return [
+            OtlpSpan(
+                trace,
+                ids[span.key],
+                ids[span.parent] if span.parent is not None else None,
+                span.name,
+                span.start,
+                span.end,
+                span_attributes(span, rollout.record.metadata, self._mask),
+                span.error,
+                shared=shared,
+            )
+            for span in spans
+        ]
+
+    def _items(self) -> dict[str, Experiment]:
+        """The dataset's items by id, read once."""
+        if self._dataset is None:
+            return {}
+        if self._experiments is None:
+            found = dataset_items(self._connection, self._dataset)
+            self._experiments = {item.id: Experiment(item.dataset_id, item.id, item.expected) for item in found}
+            if not self._experiments:
+                raise DeliveryError(
+                    f"the Langfuse dataset {self._dataset!r} has no items: call save_dataset(...) first"
+                )
+        return self._experiments
+
+    def _environment_of(self, split: str) -> str:
+        return environment_name(self._environment or split)
+
+
+def _sample_rate(given: float | None) -> float:
+    text = os.environ.get(SAMPLE_RATE)
+    if given is not None or not text:
+        return checked_rate(1.0 if given is None else given, "LangfuseSink: sample_rate")
+    try:
+        return checked_rate(float(text), SAMPLE_RATE)
+    except ValueError:
+        return checked_rate(text, SAMPLE_RATE)
+
+
+def _as_it_is(value: Json) -> Json:
+    return value

@@ -1,0 +1,16 @@
+"""Captures, redirects and trains the chat model calls of LangGraph and LangChain apps, with no edit to the app."""
+
+from offbook.integration import MissingExtraError
+
+try:
+    from .active_capture import uncaptured
+    from .capture_block import capture
+    from .chat_model import ChatOffbook
+    from .observe import observe
+    from .trainable import trainable
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.startswith("offbook"):
+        raise
+    raise MissingExtraError(error.name, "langgraph") from error
+
+__all__ = ["ChatOffbook", "capture", "observe", "trainable", "uncaptured"]

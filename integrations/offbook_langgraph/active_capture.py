@@ -1,0 +1,239 @@
+"""The active capture of a context: which chat model calls are redirected, to which model, and under which trajectory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+from uuid import UUID
+
+from langchain_core.language_models import BaseChatModel
+
+from offbook import Trajectory
+from offbook.integration import CallOrigin, CaptureError
+
+from .chat_model import ChatOffbook
+from .ledger import Ledger
+from .origin_counts import EXCLUDED, OWN_MODEL, OriginCounts, described
+from .origins import call_origin
+from .runs import RunTree, enclosing_run
+from .selection import Predicate
+from .settings import kept_settings
+
+Scope = Literal["context", "process"]
+"""Which code a capture sees: this context with the tasks and threads started from it, or the whole process."""
+OnLeak = Literal["error", "warn", "ignore"]
+"""What happens when a request to another LLM bypasses the capture."""
+SharedState = Literal["error", "allow"]
+"""Whether two rollouts may use one checkpointer thread or one store namespace."""
+
+
+@dataclass(frozen=True)
+class CallRoute:
+    """Sends the calls that `select` accepts to `target`; `select=None` accepts all."""
+
+    target: ChatOffbook
+    select: Predicate | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ActiveCapture:
+    """A capture while its block runs.
+
+    A call goes to the first of `routes` that accepts it and is recorded under `trajectory`. A call that no route accepts
+    goes to the enclosing capture, else to the app's own model. A capture without routes only observes: calls that `watches`
+    accepts stay on the app's own model. `runs` receives LangChain's events. `faults` collects capture errors, because the
+    app may swallow them. `over` is non-empty once the block has ended (the class is frozen).
+    """
+
+    routes: tuple[CallRoute, ...] = ()
+    trajectory: Trajectory | None = None
+    runs: RunTree = field(default_factory=RunTree)
+    counts: OriginCounts = field(default_factory=OriginCounts)
+    exclude: Predicate | None = None
+    watches: Predicate | None = None
+    on_leak: OnLeak = "ignore"
+    shared_state: SharedState = "allow"
+    outer: ActiveCapture | None = None
+    faults: list[CaptureError] = field(default_factory=list[CaptureError])
+    over: list[bool] = field(default_factory=list[bool])
+    process_id: int = field(default_factory=os.getpid)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the block has ended. Threads and tasks that outlive the block still see the capture."""
+        return bool(self.over)
+
+    @property
+    def trajectory_id(self) -> str | None:
+        """Id of the trajectory under which calls are recorded; None if they are not recorded."""
+        return self.trajectory.id if self.trajectory is not None else None
+
+    def stand_in(
+        self,
+        original: BaseChatModel,
+        tags: list[str] | None,
+        metadata: Mapping[str, Any] | None,
+        callbacks: object,
+    ) -> ChatOffbook | None:
+        """The chat model that answers one call of `original`; None when `original` answers it.
+
+        Tries this capture, then the enclosing ones. Raises CaptureError for a call that no capture may let through.
+        """
+        agent = self.agent_of(enclosing_run(callbacks))
+        origin = call_origin(original, tags, metadata, callbacks, agent)
+        unmatched: list[ActiveCapture] = []
+        capture: ActiveCapture | None = self
+        while capture is not None:
+            route = capture.route(origin, original)
+            if route is not None:
+                capture.check_alive()
+                capture.counts.add(route.target.model_name, origin)
+                return capture.target_for_call(route.target, original, origin)
+            if capture.observes(origin, original):
+                break
+            unmatched.append(capture)
+            capture = capture.outer
+        for capture in unmatched:
+            capture.count_own_model(origin, original)
+        return None
+
+    def agent_of(self, run: UUID | None) -> str | None:
+        """Name of the agent that a run belongs to.
+
+        A capture that began inside a run has not seen the runs above it, so the enclosing captures are asked next.
+        """
+        capture: ActiveCapture | None = self
+        while capture is not None:
+            name = capture.runs.agent_of(run)
+            if name is not None:
+                return name
+            capture = capture.outer
+        return None
+
+    def count_own_model(self, origin: CallOrigin, original: BaseChatModel) -> None:
+        """Count a call that stays on the app's own model.
+
+        Raises CaptureError when several models are trained and `exclude` does not name the call: it would cost money.
+        """
+        excluded = self.excludes(origin, original)
+        self.counts.add(EXCLUDED if excluded else OWN_MODEL, origin)
+        if excluded or len(self.routes) < 2 or self.trajectory is None or self.ended:
+            return
+        names = ", ".join(route.target.model_name for route in self.routes)
+        raise CaptureError(
+            f"no selection takes the call of {described(origin)}, so it would go to the app's own model and cost money. "
+            f"Select it for one of {names} in model={{...}}, or add it to exclude= and it stays there. The calls so far:\n"
+            f"{self.counts.lines()}"
+        )
+
+    def check_alive(self) -> None:
+        """Raise CaptureError for a call after the block's end, or from a forked process, which must not use its parent's
+        connections."""
+        if self.ended:
+            raise CaptureError(
+                f"the rollout {self.trajectory_id} to which this call belongs has ended: it was made by a task or thread that "
+                "the rollout left behind. Wait for them in the rollout; a worker that serves several rollouts must be started "
+                'before them, with scope="process"'
+            )
+        if self.process_id != os.getpid():
+            raise CaptureError(
+                "a forked process cannot share its parent's capture: give it the server's URL /t/<trajectory id>/v1, with the "
+                "id of offbook.current_trajectory()"
+            )
+
+    def route(self, origin: CallOrigin, original: BaseChatModel) -> CallRoute | None:
+        """The first route that accepts the call; None if there is none or `exclude` names the call."""
+        if self.excludes(origin, original):
+            return None
+        for route in self.routes:
+            if route.select is None or route.select(origin, original):
+                return route
+        return None
+
+    def excludes(self, origin: CallOrigin, original: BaseChatModel) -> bool:
+        """Whether `exclude=` names the call."""
+        return self.exclude is not None and self.exclude(origin, original)
+
+    def observes(self, origin: CallOrigin, original: BaseChatModel) -> bool:
+        """Whether this capture only observes, and observes this call."""
+        return not self.routes and (self.watches is None or self.watches(origin, original))
+
+    def target_for_call(self, target: ChatOffbook, original: BaseChatModel, origin: CallOrigin) -> ChatOffbook:
+        """A copy of the target with the settings of `original` and the labels of this call."""
+        label = {"fit": True, "cache": False, "trajectory_id": self.trajectory_id, "origin": origin}
+        stand_in = target.model_copy(update=kept_settings(original) | label)
+        if isinstance(self.runs, Ledger):
+            stand_in.on_recorded(partial(self.runs.note, origin=origin))
+        return stand_in
+
+    def heard_by(self, runs: RunTree, outer: ActiveCapture | None) -> ActiveCapture:
+        """A copy whose LangChain events go to `runs` and whose enclosing capture is `outer`."""
+        return replace(self, runs=runs, outer=outer)
+
+
+OFF = ActiveCapture()
+"""Placeholder that switches capturing off inside a capture."""
+
+_active: ContextVar[ActiveCapture | None] = ContextVar("offbook_langgraph_capture", default=None)
+_process_captures: list[ActiveCapture] = []
+
+
+def active() -> ActiveCapture | None:
+    """The active capture of this context; None outside captures and inside `uncaptured`."""
+    capture = _active.get() or (_process_captures[-1] if _process_captures else None)
+    return None if capture is OFF else capture
+
+
+class ActiveHandler:
+    """Acts as a ContextVar for LangChain's configure hooks. LangChain adds its value, the active capture's callback handler,
+    to every run, even when the app passes `callbacks: []`."""
+
+    def get(self) -> RunTree | None:
+        """The active capture's callback handler."""
+        capture = active()
+        return capture.runs if capture is not None else None
+
+
+def activate(capture: ActiveCapture) -> None:
+    """Activate `capture` in this context without an end. Use it only in a copied context that is discarded afterwards."""
+    _active.set(capture)
+
+
+@contextmanager
+def activated(capture: ActiveCapture, scope: Scope = "context") -> Generator[ActiveCapture]:
+    """Activate `capture` inside the block; `patches.install` must have run.
+
+    Raises CaptureError for a second capture with scope="process": a thread's call could belong to either.
+    """
+    if scope == "process":
+        if _process_captures:
+            raise CaptureError(
+                'scope="process": another such capture is active, and a thread could belong to either: run one rollout '
+                "at a time (concurrency=1), or one in each process"
+            )
+        _process_captures.append(capture)
+    previous = _active.get()
+    _active.set(capture)
+    try:
+        yield capture
+    finally:
+        if scope == "process":
+            _process_captures.remove(capture)
+        if capture.trajectory is not None:  # without one (a served app), tasks that outlive the block may go on calling
+            capture.over.append(True)
+        current = _active.get()  # blocks inside generators may end in any order
+        while current is not None and (current is capture or current.ended):
+            current = previous if current is capture else current.outer
+        _active.set(current)
+
+
+@contextmanager
+def uncaptured() -> Generator[None]:
+    """Switch capturing off inside the block, for a judge or a simulated user in the middle of a rollout."""
+    with activated(OFF):
+        yield

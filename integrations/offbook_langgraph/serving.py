@@ -1,0 +1,218 @@
+"""`trained()`: the app with its chat models answered by the trained model. Nothing is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import inspect
+import types
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any, cast
+
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
+
+from offbook import TrainableModel
+from offbook.integration import ConfigError
+
+from .active_capture import ActiveCapture, CallRoute, activate, activated
+from .chat_model import ChatOffbook
+from .endpoint import chat_model, chat_model_at, in_own_loop
+from .patches import install
+from .selection import Predicate
+
+ENDED = object()
+"""Marks the end of a stream."""
+
+
+def subclassed(graph: Any, mixin: type, **attributes: Any) -> Any:
+    """A copy of the graph whose class is a new subclass of `mixin` and the graph's class, with class `attributes`."""
+    kind = cast(Any, type(graph))
+    subclass = types.new_class(
+        kind.__name__, (mixin, kind), exec_body=lambda body: body.update(__module__=kind.__module__)
+    )
+    for name, value in attributes.items():
+        setattr(subclass, name, value)
+    instance = cast(Any, object.__new__(subclass))  # has no static type
+    state = copy.copy(graph).__getstate__()
+    if hasattr(instance, "__setstate__"):
+        instance.__setstate__(state)
+    else:
+        instance.__dict__.update(state)
+    return instance
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a served app is answered: which models, at which steps, from which server.
+
+    `step=None` is the newest. `url=None` is the models' own server. Raises ConfigError for a step that names no model here.
+    """
+
+    models: Mapping[TrainableModel, Predicate | None]
+    exclude: Predicate | None = None
+    step: int | Mapping[str, int] | None = None
+    temperature: float | None = None
+    url: str | None = None
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        names = [model.name for model in self.models]
+        if isinstance(self.step, int) and len(names) > 1:
+            raise ConfigError(
+                f"step: several models are served: give each its own, step={{{names[0]!r}: {self.step}, ...}}"
+            )
+        if isinstance(self.step, Mapping) and (unknown := sorted(set(self.step) - set(names))):
+            raise ConfigError(f"step: there is no model {unknown[0]!r} here; there are {', '.join(names)}")
+
+    async def capture(self) -> ActiveCapture:
+        """Create the capture that redirects the app's calls. Registers the models, unless there is a `url`."""
+        install()
+        routes = [CallRoute(await self._target(model), select) for model, select in self.models.items()]
+        return ActiveCapture(routes=tuple(routes), exclude=self.exclude)
+
+    def capture_now(self) -> ActiveCapture:
+        """Like `capture`, for sync code."""
+        return in_own_loop(self.capture())
+
+    async def _target(self, model: TrainableModel) -> ChatOffbook:
+        step = self.step.get(model.name) if isinstance(self.step, Mapping) else self.step
+        if self.url is not None:
+            return chat_model_at(self.url, self.api_key, model, self.temperature, step)
+        return await chat_model(model, self.temperature, step)
+
+
+def serving_function(function: Callable[..., Any], serving: Serving) -> Callable[..., Any]:
+    """Wrap a function so that the trained model answers its calls. The graph that a factory returns is wrapped too."""
+
+    def served_output(output: Any) -> Any:
+        if isinstance(output, Runnable):
+            return served_runnable(cast(Runnable[Any, Any], output), serving)
+        return output
+
+    @functools.wraps(function)
+    async def served_async(*args: Any, **kwargs: Any) -> Any:
+        with activated(await serving.capture()):
+            return served_output(await function(*args, **kwargs))
+
+    async def awaited(outcome: Any, capture: ActiveCapture) -> Any:
+        with activated(capture):
+            return served_output(await outcome)
+
+    @functools.wraps(function)
+    def served(*args: Any, **kwargs: Any) -> Any:
+        capture = serving.capture_now()
+        with activated(capture):
+            outcome = function(*args, **kwargs)
+        return awaited(outcome, capture) if inspect.isawaitable(outcome) else served_output(outcome)
+
+    return served_async if inspect.iscoroutinefunction(inspect.unwrap(function)) else served
+
+
+def served_runnable(graph: Runnable[Any, Any], serving: Serving) -> Any:
+    """A copy of the graph whose every run method is captured.
+
+    A chain is put inside a binding: otherwise a longer chain would split it and run its steps on the app's own models.
+    """
+    whole = RunnableBinding(bound=graph) if isinstance(graph, RunnableSequence) else graph
+    return subclassed(whole, ServedRunnable, _serving=serving)
+
+
+class ServedRunnable:
+    """Mixed into a graph's class: every run method activates the capture.
+
+    Streams run in their own context, since a generator would leave the capture active in its caller between two items.
+    """
+
+    __slots__ = ()
+    _serving: Serving
+
+    def _agent(self) -> Any:
+        raise ConfigError(
+            "this is a trained() app, which records nothing: call train and evaluate on the app that trained() came from"
+        )
+
+    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        with activated(self._serving.capture_now()):
+            return cast(Runnable[Any, Any], super()).invoke(input, config, **kwargs)
+
+    async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        with activated(await self._serving.capture()):
+            return await cast(Runnable[Any, Any], super()).ainvoke(input, config, **kwargs)
+
+    def batch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
+        with activated(self._serving.capture_now()):
+            return cast(Runnable[Any, Any], super()).batch(inputs, config, **kwargs)
+
+    async def abatch(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> list[Any]:
+        with activated(await self._serving.capture()):
+            return await cast(Runnable[Any, Any], super()).abatch(inputs, config, **kwargs)
+
+    def batch_as_completed(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> Generator[Any]:
+        items = cast(Runnable[Any, Any], super()).batch_as_completed(inputs, config, **kwargs)
+        return captured_items(items, self._serving)
+
+    def abatch_as_completed(self, inputs: list[Any], config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
+        items = cast(Runnable[Any, Any], super()).abatch_as_completed(inputs, config, **kwargs)
+        return captured_items_async(items, self._serving)
+
+    def astream_events(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        items = cast(Any, super()).astream_events(input, config, **kwargs)  # typed for v1 and v2 only
+        # v3 returns a coroutine and reads its items from `astream`.
+        return items if inspect.isawaitable(items) else captured_items_async(items, self._serving)
+
+    def stream(self, input: Any, config: Any = None, **kwargs: Any) -> Generator[Any]:
+        items = cast(Runnable[Any, Any], super()).stream(input, config, **kwargs)
+        return captured_items(items, self._serving)
+
+    def astream(self, input: Any, config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
+        items = cast(Runnable[Any, Any], super()).astream(input, config, **kwargs)
+        return captured_items_async(items, self._serving)
+
+    def transform(self, input: Iterator[Any], config: Any = None, **kwargs: Any) -> Generator[Any]:
+        items = cast(Runnable[Any, Any], super()).transform(input, config, **kwargs)
+        return captured_items(items, self._serving)
+
+    def atransform(self, input: AsyncIterator[Any], config: Any = None, **kwargs: Any) -> AsyncGenerator[Any]:
+        items = cast(Runnable[Any, Any], super()).atransform(input, config, **kwargs)
+        return captured_items_async(items, self._serving)
+
+
+def captured_items(items: Iterator[Any], serving: Serving) -> Generator[Any]:
+    """Run a generator that has not started in its own context with the capture active, and yield its items."""
+    context = copy_context()
+    context.run(activate, serving.capture_now())
+    try:
+        while (item := context.run(next, items, ENDED)) is not ENDED:
+            yield item
+    finally:
+        context.run(cast(Generator[Any], items).close)
+
+
+async def captured_items_async(items: AsyncIterator[Any], serving: Serving) -> AsyncGenerator[Any]:
+    """Like `captured_items`, for an async generator."""
+    context = copy_context()
+    context.run(activate, await serving.capture())
+    queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
+
+    async def fill_queue() -> None:
+        async for item in items:
+            await queue.put(item)
+        await queue.put(ENDED)
+
+    task = asyncio.get_running_loop().create_task(fill_queue(), context=context)
+    task.add_done_callback(lambda _: end_stream(queue))
+    try:
+        while not (task.done() and queue.empty()) and (item := await queue.get()) is not ENDED:
+            yield item
+        await task
+    finally:
+        task.cancel()
+
+
+def end_stream(queue: asyncio.Queue[Any]) -> None:
+    """Put the end marker into an empty queue, so that the reader of a failed stream stops waiting."""
+    if queue.empty():
+        queue.put_nowait(ENDED)

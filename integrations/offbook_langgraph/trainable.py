@@ -1,0 +1,377 @@
+"""`trainable`: wraps a function or a graph so that it can be trained; otherwise it behaves as before."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, get_type_hints, overload
+
+from langchain_core.runnables import Runnable
+from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
+
+from offbook import Model, TrainableModel, Trainer, Trajectory
+from offbook.integration import (
+    ConfigError,
+    Evaluation,
+    Judge,
+    RunOptions,
+    TrainerOptions,
+    TrainReport,
+    check_options,
+    names_checked,
+)
+
+from .active_capture import OnLeak, Scope, SharedState
+from .agent_trainer import AgentTrainer
+from .agents import Agent, FunctionAgent, GraphAgent, OnInterrupt, ToContext, ToInput
+from .capture_block import Answerers, Models, by_model, check_choice, check_length
+from .endpoint import Answering
+from .ledger import TrainOn
+from .origin_counts import OriginCounts
+from .rollout import Reward, TrainingPlan
+from .selection import Selection, as_predicate
+from .serving import Serving, served_runnable, serving_function, subclassed
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TrainingMethods:
+    """The training methods of a wrapped function or graph.
+
+    They take the options of `offbook.Trainer`. `model=` names the model for an agent that was wrapped without one, or
+    replaces it.
+    """
+
+    __slots__ = ()
+    _plan: TrainingPlan
+
+    def _agent(self) -> Agent:
+        raise NotImplementedError
+
+    def trainer(
+        self, scenarios: Iterable[object], *, model: Models | None = None, **options: Unpack[TrainerOptions]
+    ) -> Trainer:
+        """Create the Trainer that `train` runs. Raises ConfigError for a mistake that would fail every rollout."""
+        check_options("train", options, TrainerOptions.__annotations__)
+        plan = self._plan if model is None else replace(self._plan, model=model)
+        agent = self._agent()
+        own: dict[str, object] = {"judge": plan.judge}
+        if plan.max_completion_tokens is not None:
+            own["max_completion_tokens"] = plan.max_completion_tokens
+        options = cast(TrainerOptions, {**own, **options})
+        judged = options.get("judge") is not None or options.get("reward") is not None
+        check_scored(plan, agent, judged)
+        models = tuple(by_model(plan.models(), plan.select))
+        if plan.scope == "process" and options.setdefault("concurrency", 1) != 1:
+            raise ConfigError(
+                f'concurrency: scope="process" runs one rollout at a time, got {options.get("concurrency")!r}'
+            )
+
+        counts = OriginCounts()
+
+        async def rollout(_: object, scenario: object) -> Trajectory:
+            return await plan.rollout(agent, scenario, judged, counts)
+
+        return AgentTrainer(models, rollout, scenarios, counts, options)
+
+    def train(
+        self,
+        scenarios: Iterable[object],
+        *,
+        steps: int = 50,
+        model: Models | None = None,
+        **options: Unpack[TrainerOptions],
+    ) -> TrainReport:
+        """Train until the model has `steps` steps in total. In a notebook use `await atrain(...)`."""
+        return self.trainer(scenarios, model=model, **options).train(steps)
+
+    async def atrain(
+        self,
+        scenarios: Iterable[object],
+        *,
+        steps: int = 50,
+        model: Models | None = None,
+        **options: Unpack[TrainerOptions],
+    ) -> TrainReport:
+        """Train until the model has `steps` steps in total. A second run resumes at the newest step.
+
+        Raises ConfigError, CaptureError, RolloutError (too many failed rollouts), ServerError.
+        """
+        return await self.trainer(scenarios, model=model, **options).atrain(steps)
+
+    def evaluate(
+        self,
+        scenarios: Iterable[object],
+        *,
+        temperature: float | None = 0.0,
+        rollouts: int = 1,
+        model: Models | None = None,
+        **options: Unpack[TrainerOptions],
+    ) -> Evaluation:
+        """Run and score each scenario with the newest step. In a notebook use `await aevaluate(...)`."""
+        trainer = self.trainer(scenarios, model=model, **options)
+        return trainer.evaluate(trainer.scenarios, temperature=temperature, rollouts=rollouts)
+
+    async def aevaluate(
+        self,
+        scenarios: Iterable[object],
+        *,
+        temperature: float | None = 0.0,
+        rollouts: int = 1,
+        model: Models | None = None,
+        **options: Unpack[TrainerOptions],
+    ) -> Evaluation:
+        """Run and score each scenario `rollouts` times with the newest step: greedy at temperature 0, sampled above it."""
+        trainer = self.trainer(scenarios, model=model, **options)
+        return await trainer.aevaluate(trainer.scenarios, temperature=temperature, rollouts=rollouts)
+
+    def own_models(self) -> tuple[TrainableModel, ...]:
+        """The trained models; empty when it was wrapped without one."""
+        plan = self._plan
+        return () if plan.model is None else tuple(by_model(plan.model, plan.select))
+
+    def own_judge(self) -> Judge | None:
+        """The judge passed to `trainable`."""
+        return self._plan.judge
+
+    def most_at_once(self) -> int | None:
+        """How many rollouts may run at once; None means no limit."""
+        return 1 if self._plan.scope == "process" else None
+
+    async def rollout_by(
+        self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool
+    ) -> Trajectory:
+        """Run one rollout for `offbook.compare`. `models` answer in place of `own_models`, in the same order."""
+        plan, agent, answering = self._plan, self._agent(), cast(Sequence[Answering], models)
+        check_scored(plan, agent, judged)
+        answerers: Answerers = answering[0]
+        if isinstance(plan.model, Mapping):
+            answerers = dict(zip(answering, plan.model.values(), strict=True))
+        return await plan.rollout(agent, scenario, judged, OriginCounts(), trajectory=trajectory, answerers=answerers)
+
+    def _serving(
+        self,
+        step: int | Mapping[str, int] | None,
+        url: str | None,
+        api_key: str | None,
+        temperature: float | None,
+        model: Models | None,
+    ) -> Serving:
+        plan = self._plan if model is None else replace(self._plan, model=model)
+        models = by_model(plan.models(), plan.select)
+        return Serving(models, as_predicate(plan.exclude, "exclude"), step, temperature, url, api_key)
+
+
+class TrainableFunction(TrainingMethods, Generic[P, R]):
+    """The wrapped function with `train`, `evaluate` and `trained`. Calling it runs the function on the app's own model."""
+
+    def __init__(self, function: Callable[P, R], plan: TrainingPlan) -> None:
+        self._function = function
+        self._plan = plan
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+    def __get__(self, owner: object | None, kind: type | None = None) -> TrainableFunction[..., R]:
+        """Bind a wrapped method to its object, as plain functions do."""
+        if owner is None:
+            return self
+        bound = functools.partial(cast(Callable[..., R], self._function), owner)
+        functools.update_wrapper(bound, self._function)
+        return type(self)(bound, self._plan)
+
+    def _agent(self) -> FunctionAgent:
+        plan = self._plan
+        return FunctionAgent(self._function, plan.to_input, plan.on_interrupt, plan.context)
+
+    @names_checked("trained")
+    def trained(
+        self,
+        step: int | Mapping[str, int] | None = None,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        temperature: float | None = None,
+        model: Models | None = None,
+    ) -> Callable[P, R]:
+        """Return the function with its chat models answered by the trained model. Nothing is recorded.
+
+        step: a step, or one per model name; None: the newest. url, api_key: a server that has the model; None: the model's
+        own. temperature: of all calls; None: the server's default.
+        """
+        return serving_function(self._function, self._serving(step, url, api_key, temperature, model))
+
+
+class TrainableCoroutineFunction(TrainableFunction[P, R]):
+    """A wrapped async function. LangGraph's `add_node` and `iscoroutinefunction` still see an async function."""
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # type: ignore[override]  # awaits what R is
+        return await cast(Callable[P, Any], self._function)(*args, **kwargs)
+
+
+class TrainableRunnable(TrainingMethods, Runnable[Any, Any]):
+    """Mixed into the class of a wrapped graph. The graph stays a Runnable on the app's own model."""
+
+    def _agent(self) -> GraphAgent:
+        return GraphAgent(self, self._plan.to_input, self._plan.on_interrupt, self._plan.context)
+
+    @names_checked("trained")
+    def trained(
+        self,
+        step: int | Mapping[str, int] | None = None,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        temperature: float | None = None,
+        model: Models | None = None,
+    ) -> Any:
+        """Return the graph with its chat models answered by the trained model. Options as `TrainableFunction.trained`."""
+        return served_runnable(self, self._serving(step, url, api_key, temperature, model))
+
+
+class TrainableOptions(TypedDict, total=False):
+    """The options of `trainable`, which documents them."""
+
+    model: Models | None
+    reward: Reward | None
+    judge: Judge | None
+    select: Selection | None
+    exclude: Selection | None
+    to_input: ToInput | None
+    on_interrupt: OnInterrupt | None
+    context: ToContext | object
+    temperature: float
+    max_completion_tokens: int | None
+    scope: Scope
+    on_leak: OnLeak
+    shared_state: SharedState
+    train_on: TrainOn | None
+
+
+@overload
+def trainable(target: Runnable[Any, Any], **options: Unpack[TrainableOptions]) -> TrainableRunnable: ...
+
+
+@overload
+def trainable(target: Callable[P, R], **options: Unpack[TrainableOptions]) -> TrainableFunction[P, R]: ...
+
+
+@overload
+def trainable(**options: Unpack[TrainableOptions]) -> Callable[[Callable[P, R]], TrainableFunction[P, R]]: ...
+
+
+def trainable(target: Any = None, **options: Unpack[TrainableOptions]) -> Any:
+    """Make a function of one scenario, or a graph, trainable. Can be used as a decorator.
+
+    model: the TrainableModel; or several, each with a selection of calls: `{planner: {"node": "plan"}, writer: {...}}`.
+    reward: (scenario, output) -> a number, a dict with `reward`, or a RewardResult. Without it, the function's return value
+        is the reward. A graph needs it, or "logged" if the graph calls `offbook.log_reward`, or `judge`.
+    judge: an async function that takes a finished group and returns it with rewards.
+    select, exclude: which of the app's calls go to the trained model; see `Selection`.
+    to_input: scenario -> the graph's input. on_interrupt: the value of an interrupt -> the value that resumes the graph.
+    context: the run-scoped context of a graph with a `context_schema`, or scenario -> context.
+    temperature: the rollouts' sampling temperature.
+    max_completion_tokens: limit per call, unless the app sets a smaller one; None: 1,024. `train(...)` can override it.
+    scope, on_leak, shared_state, train_on: see `capture`.
+
+    Raises ConfigError for an unknown or invalid option, and for a target that cannot be wrapped.
+    """
+    plan = checked_plan(options)
+    if target is None:
+        return functools.partial(wrap, plan=plan)
+    return wrap(target, plan)
+
+
+def checked_plan(options: TrainableOptions) -> TrainingPlan:
+    """Validate the options of `trainable`. Raises ConfigError."""
+    check_options("trainable", options, [option.name for option in fields(TrainingPlan)])
+    plan = TrainingPlan(**options)
+    for option in ("scope", "on_leak", "shared_state"):
+        check_choice(option, getattr(plan, option))
+    as_predicate(plan.exclude, "exclude")
+    check_length(plan.max_completion_tokens)
+    RunOptions.parse(judge=plan.judge)
+    if plan.model is not None:
+        by_model(plan.model, plan.select)
+    if plan.reward is not None and not callable(plan.reward) and plan.reward != "logged":
+        raise ConfigError(
+            f'reward: a function (scenario, output) -> number, or "logged", is needed, got {plan.reward!r}'
+        )
+    check_reward_parameters(plan.reward)
+    if isinstance(plan.context, type):
+        raise ConfigError(
+            f"context: an instance of {plan.context.__name__} or (scenario) -> one is needed, got the class"
+        )
+    for option in ("to_input", "on_interrupt", "train_on"):
+        if getattr(plan, option) is not None and not callable(getattr(plan, option)):
+            raise ConfigError(f"{option}: a function is needed, got {getattr(plan, option)!r}")
+    return plan
+
+
+def check_reward_parameters(reward: Reward | None) -> None:
+    """Raise ConfigError for a reward function that cannot be called with (scenario, output)."""
+    if not callable(reward):
+        return
+    try:
+        signature = inspect.signature(reward)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        name = getattr(reward, "__name__", type(reward).__name__)
+        raise ConfigError(
+            f"reward: it is called with (scenario, output), but got {name}{signature}: {error}"
+        ) from error
+
+
+def wrap(target: Any, plan: TrainingPlan) -> Any:
+    """Wrap a function or a graph. Raises ConfigError, with the fix, for a target that cannot be wrapped."""
+    if isinstance(target, TrainingMethods):
+        raise ConfigError(f"trainable: {target!r} is wrapped already; call trainable once")
+    if isinstance(target, Runnable):
+        return subclassed(target, TrainableRunnable, _plan=plan)
+    if isinstance(target, type):
+        fix = "wrap an instance" if issubclass(target, Runnable) else "wrap its method or an instance's method"
+        raise ConfigError(f"trainable: {target.__name__} is a class; {fix}")
+    if isinstance(target, StateGraph):
+        raise ConfigError("trainable: the graph is not compiled: trainable(graph.compile(), ...)")
+    if not callable(target):
+        problem = f"trainable: a function or a compiled graph is needed, got {type(target).__name__} {target!r}"
+        fix = ": pass it as trainable(model=...)" if isinstance(target, TrainableModel) else ""
+        raise ConfigError(problem + fix)
+    for function in (target, target.__call__):
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            name = getattr(target, "__name__", type(target).__name__)
+            raise ConfigError(f"trainable: {name} is a generator; wrap a function that returns once it has ended")
+    if inspect.iscoroutinefunction(inspect.unwrap(target)):
+        return TrainableCoroutineFunction[..., Any](target, plan)
+    return TrainableFunction[..., Any](target, plan)
+
+
+def check_scored(plan: TrainingPlan, agent: Agent, judged: bool) -> None:
+    """Raise ConfigError for an agent whose rollouts would have no reward."""
+    if plan.reward is not None or judged:
+        return
+    if agent.returns_output:
+        raise ConfigError(
+            "reward: a graph returns its state, not a reward: pass trainable(graph, reward=(scenario, output) -> number), "
+            'reward="logged" if it calls offbook.log_reward, or judge='
+        )
+    if isinstance(agent, FunctionAgent) and _returns_nothing(agent.function):
+        raise ConfigError(
+            f"reward: {getattr(agent.function, '__name__', 'the function')} is annotated to return None: pass judge=, "
+            'reward=(scenario, output) -> number, or reward="logged" if it calls offbook.log_reward'
+        )
+
+
+def _returns_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        hints = get_type_hints(inspect.unwrap(function))
+    except (NameError, TypeError, AttributeError):  # annotations with names that exist for type checkers only
+        return False
+    return "return" in hints and hints["return"] is type(None)

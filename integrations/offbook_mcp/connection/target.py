@@ -1,0 +1,192 @@
+"""The target of training: one or several MCP servers, and which of their tools the model sees."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias, TypedDict, cast
+
+import httpx2
+from mcp.server import Server as LowLevelServer
+from mcp.server.mcpserver import MCPServer
+from typing_extensions import Unpack
+
+from offbook.integration import ConfigError
+
+from ..tools.toolset import ModelTool, uses_folder
+from .limits import Limits
+from .mcp_json import read_mcp_json
+from .servers import AnyServer, HttpServer, InProcess, InProcessServer, ServerFactory, StdioServer
+
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+TargetLike: TypeAlias = "Target | AnyServer | InProcess | ServerFactory | str | Path"
+"""A command, a URL, the path of an `mcp.json`, a server object, or a function from a rollout's folder to a server object."""
+
+Decide: TypeAlias = Callable[[Sequence[ModelTool], Mapping[str, bool]], Awaitable[Mapping[str, bool]]]
+"""The tools, and the decisions of `allow` and `deny` by name -> these decisions and further ones."""
+
+
+class ConnectOptions(TypedDict, total=False):
+    """Options of `Target.parse`; see the fields of `Target`."""
+
+    only: tuple[str, ...]
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
+    decide: Decide | None
+    bind: Mapping[str, object]
+    stateless: bool | None
+    fixture: Path | None
+    resources: bool
+    prompts: bool
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class Target:
+    """MCP servers, and which of their tools the model sees.
+
+    only: names of the tools to use, as `tool`, `server.tool` or the model's name for it; empty: all.
+    allow: tools to call although they may write, or although nothing says that they only read; the latter then count as
+    reading. deny: tools that are never called or shown. decide: asked about the tools once the servers are listed.
+    bind: values of arguments that are hidden from the model, by `argument` or `tool.argument`.
+    stateless: whether rollouts share one session; None: only with servers that annotate every tool as read-only.
+    fixture: the folder that is copied to every rollout's `{rollout_dir}`.
+    resources, prompts: offer the server's resources and prompts as tools.
+    limits: see `Limits`.
+
+    Raises ConfigError for servers with equal names, or options that contradict each other.
+    """
+
+    servers: tuple[AnyServer, ...]
+    only: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    decide: Decide | None = field(default=None, repr=False)
+    bind: Mapping[str, object] = field(default_factory=dict[str, object])
+    stateless: bool | None = None
+    fixture: Path | None = None
+    resources: bool = False
+    prompts: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ConfigError("target: at least one MCP server is needed")
+        names = Counter(server.name for server in self.servers)
+        if doubled := [name for name, count in names.items() if count > 1]:
+            raise ConfigError(f"target: two servers are named {doubled[0]!r}; rename one")
+        if both := set(self.allow) & set(self.deny):
+            raise ConfigError(f"allow, deny: {min(both)!r} is in both; leave it in one")
+        placed = [server.name for server in self.servers if server.uses_folder]
+        if self.stateless and placed:
+            raise ConfigError(
+                f"stateless: rollouts cannot share {placed[0]!r}, whose command or environment has {{rollout_dir}}"
+            )
+        if self.fixture is not None:
+            if not self.fixture.is_dir():
+                raise ConfigError(f"fixture: {str(self.fixture)!r} is not a folder")
+            if not self.uses_folder:
+                raise ConfigError(
+                    "fixture: nothing uses it; put {rollout_dir} into the command, an environment variable, or bind an "
+                    "argument to it, as in bind={'repo_path': '{rollout_dir}'}"
+                )
+
+    @property
+    def uses_folder(self) -> bool:
+        """Whether every rollout needs its own folder."""
+        return uses_folder(self.bind) or any(server.uses_folder for server in self.servers)
+
+    def shown(self) -> str:
+        """The servers on one line, without secrets."""
+        return "; ".join(server.shown() for server in self.servers)
+
+    @classmethod
+    def parse(
+        cls,
+        target: TargetLike,
+        *,
+        headers: Mapping[str, str] | None = None,
+        auth: httpx2.Auth | None = None,
+        env: Mapping[str, str] | None = None,
+        **options: Unpack[ConnectOptions],
+    ) -> Target:
+        """Build a target from any TargetLike. `headers` and `auth` apply to URLs, `env` to commands. Raises ConfigError."""
+        if isinstance(target, Target):
+            if headers or auth or env or options:
+                raise ConfigError("target: it is a Target already; give the options to Target.parse")
+            return target
+        servers = _servers(target)
+        if headers or auth:
+            servers = tuple(_with_access(server, headers or {}, auth) for server in servers)
+        if env:
+            servers = tuple(_with_env(server, env) for server in servers)
+        return cls(servers, **options)
+
+
+def _servers(target: AnyServer | InProcess | ServerFactory | str | Path) -> tuple[AnyServer, ...]:
+    if isinstance(target, StdioServer | HttpServer | InProcessServer):
+        return (target,)
+    if isinstance(target, Path):
+        return read_mcp_json(target)
+    if isinstance(target, str):
+        return _from_text(target.strip())
+    if isinstance(target, MCPServer | LowLevelServer):
+        server = cast(InProcess, target)
+        return (InProcessServer(server.name or "server", server),)
+    if callable(target):
+        return (InProcessServer(getattr(target, "__name__", "server"), target),)
+    raise ConfigError(
+        f"target: a command, a URL, an mcp.json or a server object is needed, got {type(target).__name__} {target!r:.80}"
+    )
+
+
+def _from_text(text: str) -> tuple[AnyServer, ...]:
+    if not text:
+        raise ConfigError("target: it is empty; a command, a URL or an mcp.json is needed")
+    if re.match(r"https?://", text):
+        return (HttpServer(re.sub(r"\W+", "-", text.split("//", 1)[1].split("/")[0].rpartition("@")[2]), text),)
+    if text.endswith(".json") and (" " not in text or os.path.isfile(os.path.expanduser(text))):
+        return read_mcp_json(Path(text))
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"target: {text!r} is not a command line: {error}; check the quotes") from error
+    env: dict[str, str] = {}
+    while words and (match := _VARIABLE.fullmatch(words[0])):
+        env[match[1]] = match[2]
+        words.pop(0)
+    if not words:
+        raise ConfigError(f"target: {text!r} has no command, only variables")
+    return (StdioServer(_name_of(words), words[0], tuple(words[1:]), env),)
+
+
+def _name_of(words: list[str]) -> str:
+    """A short name for a command: its program, or the script or module that an interpreter runs."""
+    candidates = [word for word in words[1:] if not word.startswith("-")]
+    program = Path(words[0]).name
+    if re.fullmatch(r"(python[\d.]*|node|npx|uvx|uv|bunx|deno)(\.exe)?", program) and candidates:
+        parts = [part for part in Path(candidates[0]).parts if part not in ("dist", "build", "src")]
+        if parts[-1].startswith("index."):
+            parts.pop()
+        return re.sub(r"[^\w-]+", "-", Path(parts[-1]).stem) if parts else program
+    return program
+
+
+def _with_access(server: AnyServer, headers: Mapping[str, str], auth: httpx2.Auth | None) -> AnyServer:
+    if not isinstance(server, HttpServer):
+        raise ConfigError(f"headers, auth: they are for a URL, and {server.name!r} is not one: leave them out")
+    return HttpServer(server.name, server.url, {**server.headers, **headers}, auth or server.auth, server.workspace)
+
+
+def _with_env(server: AnyServer, env: Mapping[str, str]) -> AnyServer:
+    if not isinstance(server, StdioServer):
+        raise ConfigError(f"env: it is for a command, and {server.name!r} is not one: leave it out")
+    return StdioServer(
+        server.name, server.command, server.args, {**server.env, **env}, server.env_file, server.cwd, server.workspace
+    )

@@ -1,0 +1,95 @@
+"""`offbook mcp explore` and `offbook mcp scenarios`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbook.integration import ConfigError, Llm, budget, one_line
+
+from ..connection.pool import ServerPool
+from ..connection.target import Target
+from . import pages
+from .explore import explore as explored
+from .explore import withheld
+from .files import save_scenarios
+from .from_llm import questions_for
+from .generate import generate_scenarios
+
+AllowWrites = Annotated[
+    bool, typer.Option("--allow-writes", help="also call tools that write or delete, each time in a rollout of its own")
+]
+Seed = Annotated[int, typer.Option(help="random seed for values and tasks")]
+
+
+def explore(target: Target, allow_writes: AllowWrites = False, seed: Seed = 0) -> None:
+    """Call the tools that only read, and show what they return.
+
+    Also reads the server's resources.
+    """
+    asyncio.run(_explore(target, seed, allow_writes))
+
+
+async def _explore(target: Target, seed: int, allow_writes: bool) -> None:
+    async with ServerPool(target, ahead=1) as pool:
+        exploration = await explored(pool, seed=seed, allow_writes=allow_writes)
+        typer.echo("\n".join(pages.explored(pool, exploration)))
+
+
+def scenarios(
+    target: Target,
+    output: Annotated[Path, typer.Option("--output", "-o", help="JSONL file to write")] = Path("scenarios.jsonl"),
+    count: Annotated[int, typer.Option(min=1, help="number of scenarios")] = 48,
+    llm: Annotated[
+        str | None, typer.Option(help="LLM that writes them, such as openai/gpt-4.1; default: generated offline")
+    ] = None,
+    api_base: Annotated[
+        str | None,
+        typer.Option("--llm-api-base", "--api-base", help="with --llm: URL of an OpenAI-compatible endpoint"),
+    ] = None,
+    max_cost: Annotated[float | None, typer.Option(help="with --llm: USD to spend at most")] = None,
+    max_difficulty: Annotated[
+        int, typer.Option(min=1, max=5, help="hardest scenarios to generate: 1 (one value) to 5 (three calls)")
+    ] = 5,
+    allow_writes: AllowWrites = False,
+    seed: Seed = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="connect and print the plan, call no tool")] = False,
+) -> None:
+    """Generate scenarios for training and evaluation. Each is run twice before it is kept."""
+    if llm is None and (api_base or max_cost):
+        raise ConfigError("--llm-api-base, --max-cost: they apply to --llm only: add --llm MODEL, or leave them out")
+    if dry_run:
+        asyncio.run(_planned(target, count, llm, allow_writes, output))
+    else:
+        with budget(max_cost) as spent:
+            writer = None if llm is None else Llm(llm, **({"api_base": api_base} if api_base else {}))
+            asyncio.run(_made(target, output, count, seed, writer, allow_writes, max_difficulty))
+        if llm is not None:
+            typer.echo("\n".join(spent.lines()))
+
+
+async def _planned(target: Target, count: int, llm: str | None, allow_writes: bool, output: Path) -> None:
+    async with ServerPool(target, ahead=0) as pool:
+        without = withheld(pool.toolset, allow_writes=allow_writes)
+        questions = 0 if llm is None else questions_for(count)
+        typer.echo("\n".join(pages.planned(pool, without, count, questions, str(output))))
+
+
+async def _made(
+    target: Target, output: Path, count: int, seed: int, llm: Llm | None, allow_writes: bool, max_difficulty: int
+) -> None:
+    scenario_set = await generate_scenarios(
+        target,
+        count=count,
+        seed=seed,
+        llm=llm,
+        allow_writes=allow_writes,
+        max_difficulty=max_difficulty,
+        progress=lambda line: typer.echo(one_line(line, 300), err=True),
+    )
+    save_scenarios(scenario_set, output)
+    typer.echo("\n".join(pages.made(scenario_set)))
+    typer.echo(f"written to {one_line(str(output))}, sha256 {scenario_set.digest[:16]}")

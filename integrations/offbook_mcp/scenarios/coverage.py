@@ -1,0 +1,90 @@
+"""What a generation left without scenarios, and whether the rest is enough to train and evaluate on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from offbook.integration import ConfigError, one_line
+
+from ..connection.pool import ServerPool
+from ..connection.servers import StdioServer
+from ..tools.missing_variables import variable_hint
+from .explore import Exploration, withheld, withheld_lines
+from .files import ScenarioSet
+from .generation import ScenarioGeneration
+
+_ERRORS_SHOWN = 3
+_LEAST = 0.25
+"""Share of the wanted scenarios below which a generation has failed: a run on them would measure nothing."""
+
+
+def without_scenarios(work: ScenarioGeneration, scenarios: ScenarioSet) -> Iterator[str]:
+    """A line for each tool that was used and has no scenario, with the reason."""
+    taken = {name for scenario in scenarios.scenarios for name in scenario.tools}
+    exploration = work.exploration
+    for tool in work.pool.toolset.tools:
+        name = tool.name
+        if name in taken or name in withheld(work.pool.toolset, allow_writes=work.allow_writes):
+            continue
+        if (reason := exploration.left_out.get(name)) is None:
+            error = exploration.first_error(name)
+            worked = any(observation.worked for observation in exploration.of(name))
+            reason = (
+                "its calls work, but no task on them was kept"
+                if worked
+                else f"no call of it worked: {error or 'all were empty'}"
+            )
+        yield f"no scenario: {one_line(name, 64)}: {one_line(reason, 300)}"
+
+
+def variable_hints(pool: ServerPool, exploration: Exploration) -> Iterator[str]:
+    """A line for each command of which a tool answered that an environment variable or a key is missing."""
+    for server in pool.target.servers:
+        own = [tool.name for tool in pool.toolset.tools if tool.tool.server == server.name]
+        failed = (seen.text for name in own for seen in exploration.of(name) if not seen.worked)
+        if isinstance(server, StdioServer) and (hint := variable_hint("\n".join(failed), server.env)):
+            yield f"{one_line(server.name, 64)} seems to miss a variable: {hint}"
+
+
+def check_enough(work: ScenarioGeneration, scenarios: ScenarioSet, held_out: float) -> None:
+    """Raise ConfigError, with reasons and remedies, for far fewer scenarios than wanted, or if none could be held out."""
+    made, wanted = len(scenarios.scenarios), work.count
+    unmeasured = bool(made) and held_out * wanted >= 1 and not scenarios.eval
+    if made >= _LEAST * wanted and made and not unmeasured:
+        return
+    found = f"only {made} of {wanted}" if made else "none"
+    if unmeasured:
+        found += ", of which none can be held out to measure success,"
+    raise ConfigError(
+        f"scenarios: {found} could be made for {work.pool.target.shown()}: {_reasons(work)}{_advice(work, 0 if unmeasured else made)}"
+    )
+
+
+def _reasons(work: ScenarioGeneration) -> str:
+    """Why there are so few, on one line."""
+    reasons = [
+        f"{number} {reason}" + (f" ({example})" if (example := work.examples.get(reason)) else "")
+        for reason, number in work.dropped.most_common()
+    ]
+    reasons += withheld_lines(work.exploration.left_out)
+    return one_line("; ".join(reasons), 600) or "no call gave anything new to ask for"
+
+
+def _advice(work: ScenarioGeneration, enough: int) -> str:
+    """An error of each tool for which no call worked, and what to do. `enough`: a count that would do; 0: none."""
+    exploration = work.exploration
+    tried = {observation.tool for observation in exploration.observations}
+    worked = {observation.tool for observation in exploration.observations if observation.worked}
+    errors = [(tool, error) for tool in sorted(tried - worked) if (error := exploration.first_error(tool))]
+    shown = "".join(f"\nno call of {one_line(tool, 64)} worked: {error}" for tool, error in errors[:_ERRORS_SHOWN])
+    ways: list[str] = []
+    if exploration.left_out:
+        ways.append("allow the tools that are left out")
+    if errors:
+        ways.append("list valid arguments in the tool's schema (`enum` or `examples`), or offer a tool that lists them")
+    ways.append("use --llm, or write the scenarios yourself (docs/mcp_scenarios.md)")
+    if enough:
+        ways.append(f"or ask for fewer: --count {enough}")
+    text = "; ".join(ways)
+    hints = "".join(f"\n{hint}" for hint in variable_hints(work.pool, exploration))
+    return f"{shown}{hints}\n{text[0].upper()}{text[1:]}"

@@ -1,0 +1,353 @@
+"""Explores a server: calls its reading tools, reads its resources, and keeps the results."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import cast
+
+from mcp import Client, MCPError
+from mcp.types import ReadResourceResult
+
+from offbook.integration import ConfigError, one_line
+
+from ..connection.pool import ServerPool
+from ..errors import McpServerError, McpToolsChangedError
+from ..tools.effects import ToolKind
+from ..tools.results import ToolResult, resource_text
+from ..tools.rollout_tools import RolloutTools
+from ..tools.tool import Schema
+from ..tools.toolset import ModelTool, Toolset
+from .complaints import leaves_of_complaint
+from .error_texts import NO_ID, NONSENSE, Control, reads_like_error
+from .harvest import Leaf, Scalar, is_empty, leaves_of, words_of
+from .sampler import ArgumentSampler, DraftCall, Pick
+from .scenario import ReferenceCall
+from .split import combination
+
+_ROUNDS = 4
+_CALLS_PER_ROUND = 10
+_CALLS_PER_WRITER = 3
+_WRITERS_AT_ONCE = 2
+_MOST_ROLLOUTS = 4
+_MOST_RESOURCES = 8
+_TEXT_KEPT = 2_000
+_PRIVATE = {"env", "environment", "secret", "credential", "password", "token", "apikey"}
+
+
+_NONE = re.compile(r"(there (are|is) )?(no|none|nothing)\b.{0,80}", re.IGNORECASE)
+REFUSED = "a tool reported an error"
+REFUSED_AS_TEXT = "a tool answered with an error as ordinary text"
+EMPTY = "an answer was empty"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One call and its result. `text` has the rollout's folder replaced, and is cut; `leaves` are its values."""
+
+    tool: str
+    arguments: Mapping[str, object] = field(hash=False)
+    text: str
+    is_error: bool = False
+    empty: bool = False
+    leaves: tuple[Leaf, ...] = field(default=(), hash=False)
+
+    @property
+    def worked(self) -> bool:
+        """Whether the result is neither an error nor empty."""
+        return not self.is_error and not self.empty
+
+
+@dataclass
+class Exploration:
+    """The result of exploring a server.
+
+    `resources` has the text by URI. `left_out` has the reason by tool that is not used.
+    """
+
+    sampler: ArgumentSampler
+    observations: list[Observation] = field(default_factory=list[Observation])
+    resources: dict[str, str] = field(default_factory=dict[str, str])
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
+    controls: dict[str, Control | None] = field(default_factory=dict[str, Control | None])
+    """The result of each tool for arguments that match nothing; None if the tool takes no free text."""
+
+    def of(self, tool: str) -> list[Observation]:
+        """The observations of one tool."""
+        return [observation for observation in self.observations if observation.tool == tool]
+
+    def first_error(self, tool: str) -> str | None:
+        """The first call of a tool that was answered with an error, and the error, on one line; without errors, the first
+        empty answer; None if every call worked."""
+        failed = [observation for observation in self.of(tool) if not observation.worked]
+        if not failed:
+            return None
+        shown = min(failed, key=lambda observation: not observation.is_error)
+        text = one_line(shown.text, 160) or "an empty answer"
+        return f"{one_line(repr(dict(shown.arguments)), 100)} -> {text}"
+
+    def fault(self, tool: ModelTool, arguments: Mapping[str, object], result: ToolResult, text: str) -> str:
+        """Why a result is of no use: REFUSED, REFUSED_AS_TEXT, or EMPTY; "" if it is of use.
+
+        A reading tool's result is also empty if it says that there is nothing, or is the same as for nonsense.
+        """
+        if result.is_error:
+            return REFUSED
+        control = self.controls.get(tool.name)
+        if reads_like_error(tool.name, arguments, result, text, control):
+            return REFUSED_AS_TEXT
+        same = control is not None and text == control.text
+        nothing = is_empty(result, text) or same or _NONE.fullmatch(text.strip()) is not None
+        return EMPTY if nothing and tool.tool.kind is ToolKind.READ else ""
+
+    def keep(self, draft: DraftCall, result: ToolResult, text: str, *, harvest: bool = True) -> None:
+        """Record a result. The sampler learns whether the draft worked, the values that an error lists, and with `harvest`
+        the result's values."""
+        name = draft.tool.name
+        fault = self.fault(draft.tool, draft.arguments, result, text)
+        leaves = () if fault else leaves_of(name, draft.arguments, result, text)
+        self.sampler.learn(draft, not fault)
+        if fault:
+            self.sampler.add(leaves_of_complaint(draft, text))
+        if harvest:
+            self.sampler.add(leaves)
+        refused, empty = fault in (REFUSED, REFUSED_AS_TEXT), fault == EMPTY
+        self.observations.append(Observation(name, draft.arguments, text[:_TEXT_KEPT], refused, empty, leaves))
+
+
+async def explore(pool: ServerPool, *, seed: int = 0, allow_writes: bool = False) -> Exploration:
+    """Call the reading tools in several rounds: the results of one round provide arguments for the next. Read the resources.
+
+    Writing tools are called only with `allow_writes`, every call in its own rollout. Raises ConfigError when the server
+    keeps failing, McpServerError.
+    """
+    exploration = Exploration(ArgumentSampler(random.Random(seed)), left_out=dict(pool.toolset.left_out))
+    readers: list[ModelTool] = []
+    writers: list[ModelTool] = []
+    for tool in pool.toolset.tools:
+        if why := left_out(tool, allow_writes):
+            exploration.left_out[tool.name] = why
+        else:
+            (readers if tool.tool.kind is ToolKind.READ else writers).append(tool)
+    await _read_resources(pool, exploration)
+    await _Reading(pool, exploration).run(readers)
+    await _explore_writers(pool, exploration, writers)
+    for tool in (*readers, *writers):
+        if not exploration.of(tool.name):
+            exploration.left_out.setdefault(tool.name, "no arguments are known that its schema accepts")
+    return exploration
+
+
+def reads_secrets(tool: ModelTool) -> bool:
+    """Whether a tool's name speaks of secrets or of the environment, such as `get-env`: its results must not be recorded."""
+    words = words_of(tool.name)
+    return not _PRIVATE.isdisjoint([*words, *map("".join, pairwise(words))])
+
+
+def left_out(tool: ModelTool, allow_writes: bool) -> str | None:
+    """Why a tool is not used; None if it is used."""
+    if reads_secrets(tool):
+        return "it may show secrets"
+    if re.match(r"\W*deprecated\b", tool.tool.description, re.IGNORECASE) or "DEPRECATED" in tool.tool.description:
+        return "it is deprecated"
+    if tool.tool.kind is ToolKind.READ or tool.tool.allowed or allow_writes:
+        return None
+    if tool.tool.kind is ToolKind.UNKNOWN:
+        return "nothing says that it only reads; --allow TOOL uses it"
+    return "it may write; --allow-writes uses it"
+
+
+def withheld(toolset: Toolset, *, allow_writes: bool = False, taken: Collection[str] = ()) -> dict[str, str]:
+    """The tools that are not used, with the reason: those that the target leaves out, and those that may write (unless
+    `allow_writes`), show secrets or are deprecated, unless they are `taken` by a scenario."""
+    reasons = {tool.name: left_out(tool, allow_writes) for tool in toolset.tools if tool.name not in taken}
+    return {**toolset.left_out, **{name: reason for name, reason in reasons.items() if reason is not None}}
+
+
+def withheld_lines(reasons: Mapping[str, str]) -> Iterator[str]:
+    """A line per reason, with its tools."""
+    tools_by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for name, reason in reasons.items():
+        tools_by_reason[reason].append(one_line(name, 64))
+    for reason, names in tools_by_reason.items():
+        yield f"not used: {', '.join(names)}: {one_line(reason)}"
+
+
+async def answered(tools: RolloutTools, tool: str, arguments: Mapping[str, object]) -> tuple[ToolResult, str]:
+    """Call a tool with `{rollout_dir}` filled in; return the result and its text with the rollout's folder replaced.
+
+    Raises TimeoutError after `Limits.explore_seconds`, McpServerError.
+    """
+    async with asyncio.timeout(tools.limits.explore_seconds):
+        result = await tools.call(tool, tools.with_folder(arguments))
+    return result, tools.neutral(result.text)
+
+
+def too_slow(tools: RolloutTools) -> str:
+    """Why a tool that exceeded `Limits.explore_seconds` is left out, and what to do about it."""
+    return f"no answer within {tools.limits.explore_seconds:g} s; --explore-timeout waits longer"
+
+
+@dataclass
+class _Reading:
+    """Explores with the reading tools in one rollout. After a server failure it continues in another rollout."""
+
+    pool: ServerPool
+    exploration: Exploration
+    seen: set[str] = field(default_factory=set[str])
+    calling: str = ""
+
+    async def run(self, readers: list[ModelTool]) -> None:
+        for _ in range(_MOST_ROLLOUTS):
+            try:
+                async with self.pool.rollout() as tools:
+                    for _ in range(_ROUNDS):
+                        for tool in readers:
+                            await self._calls(tools, tool)
+                return
+            except McpToolsChangedError:
+                raise
+            except McpServerError as error:
+                if not self.calling:
+                    raise
+                self.exploration.left_out[self.calling] = f"the server failed: {error}"
+        raise ConfigError(
+            f"explore: the server failed {_MOST_ROLLOUTS} times; `--only TOOL` leaves the tools out that end it"
+        )
+
+    async def _calls(self, tools: RolloutTools, tool: ModelTool) -> None:
+        """Make some new calls of one tool."""
+        self.calling = tool.name
+        if tool.name not in self.exploration.controls and tool.name not in self.exploration.left_out:
+            await _call_with_nonsense(tools, self.exploration, tool)
+        for _ in range(_CALLS_PER_ROUND):
+            if tool.name in self.exploration.left_out:
+                return
+            draft = self.exploration.sampler.draw(tool)
+            if draft is None:
+                return
+            key = combination(ReferenceCall(tool=tool.name, arguments=draft.arguments))
+            if key not in self.seen:
+                self.seen.add(key)
+                await self._call(tools, draft)
+
+    async def _call(self, tools: RolloutTools, draft: DraftCall) -> None:
+        try:
+            result, text = await answered(tools, draft.tool.name, draft.arguments)
+        except TimeoutError:
+            self.exploration.left_out[draft.tool.name] = too_slow(tools)
+            return
+        self.exploration.keep(draft, result, text)
+
+
+async def _call_with_nonsense(tools: RolloutTools, exploration: Exploration, tool: ModelTool) -> None:
+    """Record the tool's result for arguments that match nothing, to recognise errors and empty results later."""
+    exploration.controls[tool.name] = None
+    draft = exploration.sampler.draw(tool)
+    if draft is None:
+        return
+    arguments = cast(Schema, _replaced(draft.arguments, {pick.value: _nonsense(pick) for pick in draft.picks}))
+    if arguments == draft.arguments:
+        return
+    try:
+        text = (await answered(tools, tool.name, arguments))[1]
+    except TimeoutError:
+        exploration.left_out[tool.name] = too_slow(tools)
+    else:
+        exploration.controls[tool.name] = Control(arguments, text)
+
+
+def _nonsense(pick: Pick) -> Scalar:
+    """A value that matches nothing in place of an open text or an id; others stay, since a huge number may be a duration."""
+    if pick.slot.closed:
+        return pick.value
+    if pick.slot.kind == "string":
+        return NONSENSE
+    return (
+        NO_ID if pick.slot.kind == "integer" and pick.slot.words[-1:] in (("id",), ("isbn",), ("sku",)) else pick.value
+    )
+
+
+async def _read_resources(pool: ServerPool, exploration: Exploration) -> None:
+    """Read the first resources of every server, in a rollout of their own: a server that fails at it still has its tools."""
+    names = [server.name for server in pool.servers if server.resources]
+    if not names:
+        return
+    async with pool.rollout() as tools:
+        for name in names:
+            try:
+                async with asyncio.timeout(tools.limits.explore_seconds):
+                    await _read_resources_of(name, tools, exploration)
+            except (MCPError, McpServerError) as error:
+                exploration.left_out[f"resources of {name}"] = f"they cannot be read: {error}"
+            except TimeoutError:
+                exploration.left_out[f"resources of {name}"] = f"reading them: {too_slow(tools)}"
+
+
+async def _read_resources_of(server: str, tools: RolloutTools, exploration: Exploration) -> None:
+    session = tools.sessions[server]
+    listed = await session.ask("listing its resources", lambda client: client.list_resources())
+    for resource in listed.resources[:_MOST_RESOURCES]:
+        uri = str(resource.uri)
+        read = await session.ask(f"reading {uri!r}", partial(_read, uri))
+        text = resource_text(read.contents, _TEXT_KEPT, session.hide).text
+        exploration.resources[uri] = tools.neutral(text)
+
+
+async def _read(uri: str, client: Client) -> ReadResourceResult:
+    return await client.read_resource(uri)
+
+
+def _replaced(value: object, others: Mapping[Scalar, Scalar]) -> object:
+    """Replace these values in the arguments by others."""
+    if isinstance(value, dict):
+        return {key: _replaced(item, others) for key, item in cast(dict[str, object], value).items()}
+    if isinstance(value, list):
+        return [_replaced(item, others) for item in cast(list[object], value)]
+    return others.get(value, value) if isinstance(value, str | int) and not isinstance(value, bool) else value
+
+
+async def _explore_writers(pool: ServerPool, exploration: Exploration, writers: list[ModelTool]) -> None:
+    """Call every writing tool a few times, each call in its own rollout, to learn which values it accepts."""
+    for tool in writers:
+        await _in_own_rollout(
+            pool, exploration, tool, lambda tools, tool=tool: _call_with_nonsense(tools, exploration, tool)
+        )
+    for _ in range(_CALLS_PER_WRITER):
+        drawn = [exploration.sampler.draw(tool) for tool in writers if tool.name not in exploration.left_out]
+        drafts = [draft for draft in drawn if draft is not None]
+        for start in range(0, len(drafts), _WRITERS_AT_ONCE):
+            await asyncio.gather(
+                *(_write(pool, exploration, draft) for draft in drafts[start : start + _WRITERS_AT_ONCE])
+            )
+
+
+async def _write(pool: ServerPool, exploration: Exploration, draft: DraftCall) -> None:
+    async def call(tools: RolloutTools) -> None:
+        try:
+            result, text = await answered(tools, draft.tool.name, draft.arguments)
+        except TimeoutError:
+            exploration.left_out[draft.tool.name] = too_slow(tools)
+        else:
+            exploration.keep(draft, result, text, harvest=False)
+
+    await _in_own_rollout(pool, exploration, draft.tool, call)
+
+
+async def _in_own_rollout(
+    pool: ServerPool, exploration: Exploration, tool: ModelTool, call: Callable[[RolloutTools], Awaitable[None]]
+) -> None:
+    """Run `call` in a new rollout. A tool at which the server fails is left out."""
+    try:
+        async with pool.rollout() as tools:
+            await call(tools)
+    except McpToolsChangedError:
+        raise
+    except McpServerError as error:
+        exploration.left_out[tool.name] = f"the server failed: {error}"

@@ -1,0 +1,117 @@
+"""The state of one generation: the valid scenarios, and the rejected candidates by reason."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from offbook.integration import counted, one_line
+
+from ..connection.pool import ServerPool
+from .execution import Executor, ReferenceRun
+from .explore import Exploration
+from .files import ScenarioSet
+from .scenario import CheckKind, McpScenario, ReferenceCall
+from .selection import select
+from .split import combination, normalised, number_held_out, split_scenarios, without_joints
+from .wording import is_short
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class ScenarioGeneration:
+    """The state of one `generate_scenarios` call."""
+
+    pool: ServerPool
+    exploration: Exploration
+    count: int
+    seed: int
+    max_difficulty: int
+    progress: Progress
+    allow_writes: bool = False
+    valid: list[McpScenario] = field(default_factory=list[McpScenario])
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    examples: dict[str, str] = field(default_factory=dict[str, str])
+    """By reason of `dropped`: what a tool answered, on one line."""
+    _known: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.executor = Executor(self.pool, self.exploration)
+
+    def is_new(self, calls: Sequence[ReferenceCall]) -> bool:
+        """Whether no earlier candidate has the same calls in any order. Registers these calls."""
+        return self._first_time("\n".join(sorted(combination(call) for call in calls)), "the same calls as another")
+
+    def drop(self, run: ReferenceRun) -> bool:
+        """Whether a run has a fault. Counts it as dropped, with its first example."""
+        if run.fault:
+            self.dropped[run.fault] += 1
+            if run.example:
+                self.examples.setdefault(run.fault, one_line(run.example, 120))
+        return bool(run.fault)
+
+    def keep(
+        self,
+        task: str,
+        calls: tuple[ReferenceCall, ...],
+        answer: tuple[str, ...],
+        *,
+        difficulty: int,
+        source: Literal["schemas", "llm"],
+        recipe: str,
+    ) -> bool:
+        """Add a scenario whose calls ran twice. Returns False, and counts it as dropped, if the task is too long or known."""
+        if not is_short(task):
+            self.dropped["the task was too long"] += 1
+            return False
+        if not self._first_time(json.dumps(normalised(task)), "the same task as another"):
+            return False
+        self.valid.append(
+            McpScenario(
+                id=f"s{len(self.valid) + 1:04}",
+                task=task,
+                difficulty=difficulty,
+                tools=tuple(dict.fromkeys(call.tool for call in calls)),
+                check=CheckKind.ANSWER if answer else CheckKind.CALLS,
+                calls=calls,
+                answer=answer,
+                source=source,
+                recipe=recipe,
+                server=self.pool.fingerprint,
+            )
+        )
+        return True
+
+    def tell(self) -> None:
+        """Report the progress."""
+        self.progress(
+            f"{counted(len(self.valid), 'valid scenario')}, {counted(sum(self.dropped.values()), 'candidate')} dropped"
+        )
+
+    def result(self, held_out: float) -> ScenarioSet:
+        """Split the valid scenarios, select `count` of them, and number them."""
+        separable = without_joints(self.valid, held_out)
+        split = split_scenarios(separable, held_out=held_out, seed=self.seed)
+        evaluation = [scenario for scenario in split if scenario.split == "eval"]
+        chosen = select(evaluation, number_held_out(self.count, held_out), self.rng)
+        chosen += select([s for s in split if s.split == "train"], self.count - len(chosen), self.rng)
+        self.rng.shuffle(chosen)
+        if joints := len(self.valid) - len(separable):
+            self.dropped["it would join held-out calls to the others"] += joints
+        if spare := len(separable) - len(chosen):
+            self.dropped["more than were asked for"] += spare
+        numbered = tuple(scenario.model_copy(update={"id": f"s{n:04}"}) for n, scenario in enumerate(chosen, 1))
+        return ScenarioSet(numbered, self.pool.fingerprint, dict(self.dropped), self.examples)
+
+    def _first_time(self, key: str, otherwise: str) -> bool:
+        if key in self._known:
+            self.dropped[otherwise] += 1
+            return False
+        self._known.add(key)
+        return True

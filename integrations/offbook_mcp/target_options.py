@@ -1,0 +1,121 @@
+"""The argument and options of `offbook mcp` commands that describe the target, and their conversion to a Target."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from offbook.integration import ConfigError
+
+from .connection.limits import Limits
+from .connection.target import Decide, Target, TargetLike
+
+TargetArgument = Annotated[
+    str, typer.Argument(help="MCP server: a command in quotes, a URL, an mcp.json, or module:name of a server object")
+]
+Only = Annotated[list[str], typer.Option(help="use only this tool (repeat for more)")]
+Allow = Annotated[
+    list[str],
+    typer.Option(help="call this tool although it may write, or although nothing says that it only reads (remembered)"),
+]
+Deny = Annotated[list[str], typer.Option(help="never call or show this tool (remembered)")]
+Bind = Annotated[
+    list[str],
+    typer.Option(help="set a tool's argument (argument=value) and hide it from the model; may use {rollout_dir}"),
+]
+Header = Annotated[list[str], typer.Option(help="HTTP header, 'Name: value'; may use ${env:TOKEN}")]
+Env = Annotated[list[str], typer.Option(help="environment variable for the command: NAME or NAME=value")]
+Fixture = Annotated[Path | None, typer.Option(help="folder to copy to {rollout_dir} for each rollout")]
+Stateless = Annotated[
+    bool | None,
+    typer.Option(
+        "--stateless/--isolated",
+        help="share one server between rollouts, or give each its own; default: share if every tool is read-only",
+    ),
+]
+Resources = Annotated[bool, typer.Option("--resources", help="offer the server's resources as tools")]
+Prompts = Annotated[bool, typer.Option("--prompts", help="offer the server's prompts as tools")]
+StartTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the server to start")]
+CallTimeout = Annotated[float, typer.Option(min=0.1, help="seconds to wait for the answer to a tool call")]
+ExploreTimeout = Annotated[float, typer.Option(min=0.1, help="the same while exploring; slower tools are left out")]
+
+
+def target_from(
+    target: str,
+    *,
+    only: list[str],
+    allow: list[str],
+    deny: list[str],
+    bind: list[str],
+    header: list[str],
+    env: list[str],
+    fixture: Path | None,
+    stateless: bool | None,
+    resources: bool,
+    prompts: bool,
+    start_timeout: float,
+    call_timeout: float,
+    explore_timeout: float,
+    decide: Decide,
+) -> Target:
+    """Build the target from the command line's options. Raises ConfigError."""
+    return Target.parse(
+        loaded(target),
+        headers=pairs(header, ":", "header"),
+        env={name: value for name, value in (variable(text) for text in env)},
+        only=tuple(only),
+        allow=tuple(allow),
+        deny=tuple(deny),
+        decide=decide,
+        bind=pairs(bind, "=", "bind"),
+        fixture=fixture,
+        stateless=stateless,
+        resources=resources,
+        prompts=prompts,
+        limits=Limits(start_seconds=start_timeout, call_seconds=call_timeout, explore_seconds=explore_timeout),
+    )
+
+
+def loaded(target: str) -> TargetLike:
+    """Import the object named `module:name`, also from the current folder. Returns any other text unchanged.
+
+    Raises ConfigError when the module or the name does not exist.
+    """
+    module, colon, name = target.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        return target
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        value: object = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise ConfigError(f"target: there is no module {error.name!r}") from error
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise ConfigError(f"target: {module} has no {name!r}")
+        value = getattr(value, part)
+    return cast(TargetLike, value)  # `Target.parse` rejects other types
+
+
+def pairs(texts: list[str], separator: str, option: str) -> dict[str, str]:
+    """Parse `name=value` texts to a mapping. Raises ConfigError."""
+    mapping: dict[str, str] = {}
+    for text in texts:
+        name, mark, value = text.partition(separator)
+        if not mark or not name.strip():
+            raise ConfigError(f"--{option}: {text!r} is not of the form name{separator}value")
+        mapping[name.strip()] = value.strip()
+    return mapping
+
+
+def variable(text: str) -> tuple[str, str]:
+    """Parse `NAME=value`. `NAME` alone becomes a reference to this process's variable, so that its value is not recorded."""
+    name, equals, value = text.partition("=")
+    return name, value if equals else f"${{env:{name}}}"

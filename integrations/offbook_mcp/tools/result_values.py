@@ -1,0 +1,308 @@
+"""Reads the values in the text of a tool's result: JSON, Python, XML, tables, CSV, or `key: value` lines."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import StringIO
+from typing import TypeAlias, cast
+from xml.etree import ElementTree
+
+from json_repair import repair_json
+
+Structure: TypeAlias = dict[str, object] | list[object]
+
+_FENCE = re.compile(r"^```[\w+-]*[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_CUT_NOTE = re.compile(r"\n\[cut here: these are the first [\d,]+ of [\d,]+ characters\]$")
+_RULE = re.compile(r"[\s|+:=─━┼│┃╇┡┩╪═-]*[-─━═=]{2,}[\s|+:=─━┼│┃╇┡┩╪═┏┓┗┛┌┐└┘├┤┬┴-]*")
+_CELLS = re.compile(r"[|│┃]")
+_PAIR = re.compile(r"(?:[-*+•] +)?\**(?P<key>[^\W\d_][\w /.#()-]{0,39}?)\**[ \t]*(?::|=)\**[ \t]+(?P<value>\S.*)")
+_NAME = re.compile(r"[^\W\d_][^\W\d]*(?:[ -][^\W\d]+)*")
+_LONGEST_CELL = 200
+_DELIMITERS = (",", "\t", ";", "|")
+_LONGEST_READ = 200_000
+"""Longer texts are compared as text: reading them takes too long between two calls."""
+_PREFACE = 200
+"""The most characters of an introduction such as `Found 3 parts:` before JSON, Python or XML."""
+
+
+def structure_of(text: str, *, cut: bool = False) -> Structure | None:
+    """The values in a result's text as JSON; None if the text has none of the known notations.
+
+    Rows of a table become objects by the names of its columns. Of a text that was `cut`, the incomplete end is left out.
+
+    >>> structure_of("| id | name |\\n|---|---|\\n| p1 | bolt |")
+    [{'id': 'p1', 'name': 'bolt'}]
+    """
+    text = _CUT_NOTE.sub("", text).strip() if cut else text.strip()
+    bodies = _FENCE.findall(text)
+    if bodies:
+        parts = [structure for body in bodies if (structure := structure_of(body)) is not None]
+        return parts[0] if len(parts) == 1 else cast(list[object], parts) or None
+    readers: tuple[Callable[[str], Structure | None], ...] = (_json, _cut_json if cut else _python, _xml)
+    for start in _starts(text):
+        for reader in readers:
+            if (value := reader(text[start:])) is not None:
+                return value
+    whole = text.rpartition("\n")[0] if cut else text
+    return next((value for read in (_table, _rows, _pairs) if (value := read(whole)) is not None), None)
+
+
+def digest_of(text: str) -> str:
+    """A hash of a result's values that ignores the notation, the order of rows and of columns, and the columns' names."""
+    value: object = (structure_of(text) if len(text) <= _LONGEST_READ else None) or text
+    while isinstance(value, Mapping) and len(named := cast(Mapping[str, object], value)) == 1:  # {"rows": [...]}
+        value = next(iter(named.values()))
+    rows: list[object] = cast(list[object], value) if isinstance(value, list) else [cast(object, value)]
+    canonical = sorted(json.dumps(sorted(_plain(scalar) for scalar in scalars_of(row))) for row in rows)
+    return hashlib.sha256(json.dumps(canonical).encode()).hexdigest()[:16]
+
+
+def scalars_of(value: object) -> Iterator[object]:
+    """All texts, numbers, booleans and nulls in a JSON value."""
+    if isinstance(value, Mapping):
+        for item in cast(Mapping[str, object], value).values():
+            yield from scalars_of(item)
+    elif isinstance(value, list | tuple):
+        for item in cast(Sequence[object], value):
+            yield from scalars_of(item)
+    else:
+        yield value
+
+
+def _plain(value: object) -> str:
+    """A scalar as text: numbers with 9 significant digits, also those in a text; other text in lower case."""
+    text = " ".join(str(value).split()).casefold()
+    try:
+        return f"{float(text):.9g}"
+    except ValueError:
+        return text
+
+
+def _starts(text: str) -> Iterator[int]:
+    """Where JSON, Python or XML may start: at the beginning, or after a short introduction."""
+    if text[:1] in ("{", "[", "(", "<") or re.match(r"[A-Za-z_][\w.]*\(", text):
+        yield 0
+        return
+    if match := re.search(r"(?<=[\s:=])[\[{(<]", text[:_PREFACE]):
+        yield match.start()
+
+
+def _json(text: str) -> Structure | None:
+    """One JSON value, or several after one another."""
+    if text[0] not in "{[":
+        return None
+    decoder = json.JSONDecoder()
+    values: list[object] = []
+    place = 0
+    try:
+        while place < len(text):
+            value, place = cast(tuple[object, int], decoder.raw_decode(text, place))
+            values.append(value)
+            place = _behind(text, place)
+    except (ValueError, RecursionError):
+        return None
+    return _one_or_all(values)
+
+
+def _behind(text: str, place: int) -> int:
+    """The place of the next value: after white space and at most one comma."""
+    match = re.compile(r"\s*,?\s*").match(text, place)
+    return match.end() if match else place
+
+
+def _cut_json(text: str) -> Structure | None:
+    """JSON without its end. The last value may be incomplete, so it is left out."""
+    if text[0] not in "{[":
+        return None
+    complete = max(text.rfind(","), text.rfind("\n"))
+    value = cast(object, repair_json(text[: max(complete, 1)], return_objects=True, skip_json_loads=True))
+    return cast(Structure, value) if isinstance(value, dict | list) and value else None
+
+
+def _python(text: str) -> Structure | None:
+    """Python literals, on one line or one a line, and objects such as `Part(id=1)`, `Decimal("2.5")`."""
+    whole = _python_value(text)
+    if whole is not None:
+        return _one_or_all([whole])
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) < 2 or len(lines) > 2_000:
+        return None
+    values = [_python_value(line.strip()) for line in lines]
+    return None if any(value is None for value in values) else cast(list[object], values)
+
+
+def _python_value(text: str) -> Structure | None:
+    if not text or text[-1] not in "]})":
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            value = _evaluated(ast.parse(text, mode="eval").body)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return cast(Structure, value) if isinstance(value, dict | list) else None
+
+
+def _evaluated(node: ast.expr) -> object:
+    """The value of a literal. A call is an object: its keywords, else its arguments. Raises ValueError for anything else."""
+    if isinstance(node, ast.Dict):
+        return {
+            str(ast.literal_eval(key)): _evaluated(value)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if key is not None
+        }
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return [_evaluated(item) for item in node.elts]
+    if isinstance(node, ast.Call):
+        if node.keywords:
+            return {word.arg: _evaluated(word.value) for word in node.keywords if word.arg is not None}
+        values = [_evaluated(item) for item in node.args]
+        return values[0] if len(values) == 1 else values
+    return cast(object, ast.literal_eval(node))
+
+
+def _one_or_all(values: list[object]) -> Structure | None:
+    if len(values) == 1:
+        return cast(Structure, values[0]) if isinstance(values[0], dict | list) else None
+    return values or None
+
+
+def _xml(text: str) -> Structure | None:
+    """XML with one root or several. A document type is refused: its entities can expand without limit."""
+    if text[0] != "<" or text[-1] != ">" or "<!" in text.replace("<![CDATA[", ""):
+        return None
+    try:
+        body = re.sub(r"^<\?xml[^>]*\?>", "", text)
+        root = ElementTree.fromstring(f"<offbook>{body}</offbook>")
+    except (ElementTree.ParseError, ValueError, RecursionError):
+        return None
+    value = _element(root)
+    return cast(dict[str, object], value) if isinstance(value, dict) else None
+
+
+def _element(element: ElementTree.Element) -> object:
+    """The attributes and children of an element; repeated children are a list. An element without either is its text."""
+    named: dict[str, object] = dict(element.attrib)
+    children = list(element)
+    tags = [child.tag.rpartition("}")[2] for child in children]
+    for tag, child in zip(tags, children, strict=True):
+        value = _element(child)
+        if tags.count(tag) > 1:
+            cast(list[object], named.setdefault(tag, [])).append(value)
+        else:
+            named[tag] = value
+    text = (element.text or "").strip()
+    if not named:
+        return text
+    return {**named, "text": text} if text else named
+
+
+def _table(text: str) -> Structure | None:
+    """The rows of tables that are drawn with lines, such as those of Markdown and of database shells."""
+    lines = text.splitlines()
+    if not any(_RULE.fullmatch(line) for line in lines) or not any(_CELLS.search(line) for line in lines):
+        return None
+    drawn = [_cells(line) for line in lines if _CELLS.search(line) and not _RULE.fullmatch(line)]
+    if not drawn or len(drawn[0]) < 2:
+        return None
+    header = drawn[0]
+    return [dict(zip(header, row, strict=True)) for row in drawn[1:] if len(row) == len(header)]
+
+
+def _cells(line: str) -> list[str]:
+    stripped = line.strip()
+    inner = stripped[1:] if _CELLS.match(stripped) else stripped
+    inner = inner[:-1] if inner and _CELLS.match(inner[-1]) else inner
+    return [_unmarked(cell) for cell in _CELLS.split(inner)]
+
+
+def _unmarked(cell: str) -> str:
+    """A cell without Markdown's emphasis and code marks."""
+    cell = cell.strip()
+    for mark in ("**", "`", "*"):
+        if len(cell) > 2 * len(mark) and cell.startswith(mark) and cell.endswith(mark):
+            cell = cell[len(mark) : -len(mark)]
+    return cell
+
+
+def _rows(text: str) -> Structure | None:
+    """Lines with the same number of columns, separated by commas, tabs, semicolons, bars, or two spaces and more."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) < 2:
+        return None
+    for delimiter in _DELIMITERS:
+        try:
+            read = [row for row in csv.reader(StringIO(text), delimiter=delimiter, skipinitialspace=True) if row]
+        except csv.Error:
+            continue
+        rows = [[cell.strip() for cell in row] for row in read]
+        if len(rows) > 1 and _even(rows) and (_has_header(rows) or _short(rows)):
+            return _by_column(rows)
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    return _by_column(rows) if _even(rows) and _has_header(rows) else None
+
+
+def _even(rows: list[list[str]]) -> bool:
+    width = len(rows[0])
+    return width > 1 and all(len(row) == width and max(map(len, row)) <= _LONGEST_CELL for row in rows)
+
+
+def _short(rows: list[list[str]]) -> bool:
+    """Whether no cell is part of a sentence."""
+    return all(len(cell.split()) <= 3 and not cell.endswith(".") for row in rows for cell in row)
+
+
+def _by_column(rows: list[list[str]]) -> list[object]:
+    """Rows as objects by the names in the first one, or as `column 1`, `column 2` if it has none."""
+    if _has_header(rows):
+        return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    return [{f"column {number}": cell for number, cell in enumerate(row, 1)} for row in rows]
+
+
+def _has_header(rows: list[list[str]]) -> bool:
+    """Whether the first row has names: other characters than those below it, such as `id` over `p1` and `p2`."""
+    header = rows[0]
+    if len(rows) < 2 or len(set(header)) < len(header) or not all(_NAME.fullmatch(cell) for cell in header):
+        return False
+    columns = list(zip(*rows[1:], strict=True))
+    shapes = [{_shape(cell) for cell in column} for column in columns]
+    return any(_shape(name) not in column for name, column in zip(header, shapes, strict=True))
+
+
+def _shape(cell: str) -> str:
+    """The kinds of characters in a cell in order, each once: `p1` is `a9`, `Oslo` is `Aa`."""
+    kinds = ("9" if char.isdigit() else "A" if char.isupper() else "a" if char.isalpha() else "." for char in cell)
+    shape = ""
+    for kind in kinds:
+        shape += kind if not shape.endswith(kind) else ""
+    return shape
+
+
+def _pairs(text: str) -> Structure | None:
+    """`key: value` lines: one object, or several that blank lines or a repeated first key separate."""
+    lines = [line.strip() for line in text.splitlines()]
+    matches = [_PAIR.fullmatch(line) for line in lines]
+    written = sum(bool(line) for line in lines)
+    found = sum(match is not None for match in matches)
+    if found < 2 or 3 * found < 2 * written:
+        return None
+    records: list[dict[str, object]] = [{}]
+    for line, match in zip(lines, matches, strict=True):
+        key = match["key"].strip() if match else ""
+        if records[-1] and (not line or key in records[-1]):
+            records.append({})
+        if match:
+            records[-1][key] = _unquoted(match["value"])
+    records = [record for record in records if record]
+    return records[0] if len(records) == 1 else cast(list[object], records)
+
+
+def _unquoted(text: str) -> str:
+    text = _unmarked(text)
+    return text[1:-1] if len(text) > 2 and text[0] == text[-1] and text[0] in "'\"" else text

@@ -1,0 +1,184 @@
+"""A plain agent loop: sample the model, run its tool calls, append the results, until it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from openai import AsyncOpenAI, BadRequestError
+from openai.types.chat.chat_completion import ChatCompletion, Choice
+from openai.types.chat.chat_completion_message_tool_call import ChatCompletionMessageToolCallUnion
+
+from offbook import History
+from offbook.integration import ConfigError
+
+from ..tools.free_form import result_digest
+from ..tools.results import ToolResult, bounded_text
+from ..tools.rollout_tools import RolloutTools
+from .episode import Arguments, EpisodeEnd, MadeCall, ToolEpisode
+from .tool_clock import ToolClock
+
+T = TypeVar("T")
+SYSTEM = "Use the tools for what the user asks. Then answer in one short sentence."
+"""The system prompt of every rollout, and of the served model."""
+_CONTEXT_FULL = "context_length_exceeded"
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """Options of the loop. Raises ConfigError for `max_turns` below 1.
+
+    max_turns: model requests per task. temperature: None leaves it to the endpoint. max_completion_tokens: per request;
+    None leaves it to the endpoint.
+    """
+
+    max_turns: int = 8
+    temperature: float | None = 1.0
+    max_completion_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_turns < 1:
+            raise ConfigError(f"max_turns: at least 1 is needed, got {self.max_turns!r}")
+
+
+@dataclass(frozen=True)
+class ToolRecord:
+    """One tool call: the arguments as the model wrote them, the result, and the seconds that it took."""
+
+    turn: int
+    tool: str
+    arguments: str
+    result: ToolResult
+    seconds: float
+
+    def as_json(self) -> dict[str, object]:
+        """The record for a trajectory's metadata, without the result's text, which is in the messages."""
+        return {
+            "turn": self.turn,
+            "tool": self.tool,
+            "is_error": self.result.is_error,
+            "characters": len(self.result.text),
+            "seconds": round(self.seconds, 6),
+        }
+
+
+@dataclass
+class AgentLoop:
+    """The loop over one model's endpoint and one rollout's tools.
+
+    `records` has every tool call, `clock` their times. The token counts are sums over all requests, as the endpoint reports
+    them.
+    """
+
+    client: AsyncOpenAI
+    model: str
+    tools: RolloutTools
+    options: LoopOptions = field(default_factory=LoopOptions)
+    records: list[ToolRecord] = field(default_factory=list[ToolRecord])
+    clock: ToolClock = field(default_factory=ToolClock)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    async def run(self, history: History) -> ToolEpisode:
+        """Continue a conversation that ends with the user's message, until the model answers or the turns are used up.
+
+        Appends all messages to `history`. Raises McpServerError, and the OpenAI SDK's errors.
+        """
+        calls_made: list[MadeCall] = []
+        for turn in range(1, self.options.max_turns + 1):
+            choice = await self._sampled(history)
+            if choice is None:
+                return ToolEpisode(tuple(calls_made), "", EpisodeEnd.CONTEXT_FULL, turn - 1)
+            history.messages_and_choices.append(choice)
+            self.clock.turn = turn
+            calls = choice.message.tool_calls or []
+            if not calls:
+                answer = self.tools.neutral(choice.message.content or "")
+                return ToolEpisode(tuple(calls_made), answer, EpisodeEnd.ANSWERED, turn)
+            for call, record in zip(calls, await self._run_calls(calls, turn), strict=True):
+                self.records.append(record)
+                calls_made.append(self._as_made_call(record))
+                answered = {"role": "tool", "tool_call_id": call.id, "content": record.result.text}
+                history.messages_and_choices.append(cast(Any, answered))
+        return ToolEpisode(tuple(calls_made), "", EpisodeEnd.TURN_LIMIT, self.options.max_turns)
+
+    async def _sampled(self, history: History) -> Choice | None:
+        """Sample the model's next message; None if the conversation fills the context."""
+        request: dict[str, Any] = {"model": self.model, "messages": history.messages()}
+        if functions := self.tools.toolset.functions():
+            request["tools"] = functions
+        if self.options.temperature is not None:
+            request["temperature"] = self.options.temperature
+        if self.options.max_completion_tokens is not None:
+            request["max_completion_tokens"] = self.options.max_completion_tokens
+        try:
+            completion: ChatCompletion = await cast(Any, self.client.chat.completions).create(**request)
+        except BadRequestError as error:
+            if error.code == _CONTEXT_FULL and len(history.messages_and_choices) > 2:
+                return None
+            raise
+        if completion.usage is not None:
+            self.prompt_tokens += completion.usage.prompt_tokens
+            self.completion_tokens += completion.usage.completion_tokens
+        return completion.choices[0]
+
+    async def _run_calls(self, calls: Sequence[ChatCompletionMessageToolCallUnion], turn: int) -> list[ToolRecord]:
+        """Run all calls of one message concurrently. `RolloutTools` serialises those to a server that may write."""
+        return await _all([self._call(call, turn) for call in calls])
+
+    async def _call(self, call: ChatCompletionMessageToolCallUnion, turn: int) -> ToolRecord:
+        if call.type != "function":
+            result = bounded_text("only functions can be called", 200, is_error=True)
+            return ToolRecord(turn, call.custom.name, call.custom.input, result, 0.0)
+        name, written = call.function.name, call.function.arguments
+        with self.clock.timed(call.id, name) as timing:
+            try:
+                result = await self.tools.call(name, written)
+            except RecursionError:  # raised by the JSON parser
+                result = bounded_text(f"the arguments of {name} are nested too deeply", 1_000, is_error=True)
+            timing.result = result
+        return ToolRecord(turn, name, written, result, timing.seconds)
+
+    def _as_made_call(self, record: ToolRecord) -> MadeCall:
+        tool = self.tools.toolset.find(record.tool)
+        arguments = parsed(record.arguments) if tool is not None else None
+        if tool is None or arguments is None:
+            return MadeCall(record.tool, None, record.turn)
+        neutral = cast(Arguments, _neutral(arguments, self.tools))
+        returned = result_digest(self.tools, tool, record.result)
+        return MadeCall(record.tool, neutral, record.turn, record.result.is_error, returned)
+
+
+def parsed(written: str) -> Arguments | None:
+    """Parse the arguments that a model wrote; None if they are not a JSON object."""
+    try:
+        arguments: object = json.loads(written or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return cast(Arguments, arguments) if isinstance(arguments, dict) else None
+
+
+def _neutral(value: object, tools: RolloutTools) -> object:
+    """Replace the rollout's folder in a value by `{rollout_dir}`, as in scenarios."""
+    if isinstance(value, str):
+        return tools.neutral(value)
+    if isinstance(value, list):
+        return [_neutral(item, tools) for item in cast(list[object], value)]
+    if isinstance(value, dict):
+        return {key: _neutral(item, tools) for key, item in cast(dict[str, object], value).items()}
+    return value
+
+
+async def _all(jobs: Sequence[Coroutine[object, object, T]]) -> list[T]:
+    """Await all jobs. After the first exception, cancel the others, wait until they ended, and re-raise it."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,361 @@
+"""`MCPTrainer`: generates scenarios for a server, trains on them, and measures success on held-out scenarios."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import cast
+
+from typing_extensions import Unpack
+
+from offbook import OffbookError, TrainableModel, acompare
+from offbook.integration import (
+    CandidateLike,
+    CompareOptions,
+    ComparisonReport,
+    ConfigError,
+    Evaluation,
+    Judge,
+    Llm,
+    RunOptions,
+    TrainerOptions,
+    TrainReport,
+    budget,
+    check_options,
+    counted,
+    names_checked,
+    one_line,
+    resolve_sinks,
+    run_sync,
+)
+
+from ..connection.pool import ServerPool
+from ..connection.target import Target, TargetLike
+from ..connection.target_logs import logs_of_target
+from ..scenarios.explore import withheld, withheld_lines
+from ..scenarios.files import ScenarioSet, save_scenarios
+from ..scenarios.generate import generate_scenarios
+from ..scenarios.split import HELD_OUT
+from .agent_loop import LoopOptions
+from .comparison import Comparison
+from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
+from .model_at_step import ModelAtStep
+from .plan import ShownTools, plan_lines
+from .probe import probed
+from .rollout import McpRollout
+from .scenario_judge import ScenarioJudge, unjudged, unused_judge
+from .scenario_source import ScenariosLike, as_set, check_usable, draft_file, remove_drafts, scenario_file
+from .scenario_trainer import ScenarioTrainer
+from .training_state import Measured, TrainingState
+
+_NOT_MEASURED = (
+    'no scenario is held out, so that success is not measured on new tasks: give some `"split": "eval"` in their file'
+)
+
+
+class MCPTrainerOptions(TrainerOptions, total=False):
+    """The options of an MCPTrainer: those of `ToolOptions`, and of `offbook.Trainer` except `reward` and `eval`."""
+
+    max_turns: int
+    max_tools: int | None
+    temperature: float
+    result_chars: int | None
+    curriculum: bool
+    judge_all: bool
+    count: int
+    llm: str | Llm | None
+    allow_writes: bool
+    probe: int
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ToolOptions:
+    """The options that are specific to MCP tools."""
+
+    max_turns: int = 8  # model requests per rollout
+    max_tools: int | None = None  # tools shown to the model, the expected ones included; None: all, 8 for `tiny`
+    temperature: float = 1.0  # of training rollouts
+    result_chars: int | None = (
+        None  # characters of a tool's result that the model reads; None: the target's, 1,500 for `tiny`
+    )
+    curriculum: bool = True  # easier scenarios first
+    judge_all: bool = (
+        False  # the judge's score is half of every reward; False: only for scenarios that cannot be executed
+    )
+    count: int = 48  # scenarios to generate if there are none
+    llm: str | Llm | None = None  # writes the scenarios, such as "openai/gpt-4.1"; None: from schemas and tool results
+    allow_writes: bool = False  # whether generated scenarios may take tools that write or delete
+    probe: int = 0  # rollouts per new scenario; a scenario that all or none of them solve is removed; 0: no probing
+    say: Callable[[str], None] = print  # called with a line of text per event
+
+
+class MCPTrainer:
+    """Trains `model` to use the tools of `target`.
+
+    scenarios: a ScenarioSet, McpScenarios, or their file; None: the model's own file, generated at the first use. Held-out
+    scenarios are evaluated before and after training; `comparison` then has both. Raises ConfigError for an invalid option.
+    """
+
+    def __init__(
+        self,
+        target: TargetLike,
+        model: TrainableModel,
+        scenarios: ScenariosLike = None,
+        **options: Unpack[MCPTrainerOptions],
+    ) -> None:
+        self.target = Target.parse(target)
+        self.model = model
+        self.comparison: Comparison | None = None
+        own = [field.name for field in fields(ToolOptions)]
+        check_options("MCPTrainer", options, ["scenarios", *own, *TrainerOptions.__annotations__])
+        self.options = ToolOptions(**{name: value for name, value in options.items() if name in own})  # type: ignore[arg-type]
+        self._training = cast(TrainerOptions, {name: value for name, value in options.items() if name not in own})
+        for name in ("reward", "eval"):
+            if name in self._training:
+                raise ConfigError(f"{name}: an MCPTrainer takes it from the scenarios: their check, their split")
+        RunOptions.parse(**{**self._training, "eval_every": 0})  # before scenarios are generated, which takes long
+        if "sinks" in self._training:  # an unknown name or a missing variable must fail before anything starts
+            self._training["sinks"] = resolve_sinks(self._training["sinks"])
+        self._defaults = defaults_for(model.base_model)
+        self._scenarios = scenarios
+
+    @names_checked("MCPTrainer.train")
+    def train(self, steps: int) -> TrainReport:
+        """Sync form of `atrain`. Raises an error inside a running event loop."""
+        return run_sync(self.atrain, steps)
+
+    @names_checked("MCPTrainer.atrain")
+    async def atrain(self, steps: int) -> TrainReport:
+        """Train until the model has `steps` steps in total. A second run resumes at the newest step.
+
+        Raises ConfigError, McpStartError, and the errors of `Trainer.atrain`.
+        """
+        # The Trainer opens its own budget inside this one, which also covers generating the scenarios.
+        with budget(self._training.get("max_cost")):
+            async with self._prepared(steps) as (trainer, scenarios):
+                return await self._trained(trainer, scenarios, steps)
+
+    async def _trained(self, trainer: ScenarioTrainer, scenarios: ScenarioSet, steps: int) -> TrainReport:
+        try:
+            report = await trainer.atrain(steps)
+        except BaseException as error:
+            await keep_state_on_error(error, trainer)
+            raise
+        await trainer.keep_state()
+        state = trainer.state
+        no_gain = () if gained(report, state.before, state.after) else tuple(trainer.record.lines())
+        self.comparison = Comparison(scenarios.digest, len(scenarios.eval), state.before, state.after, no_gain)
+        return report
+
+    @names_checked("MCPTrainer.evaluate")
+    def evaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
+        """Sync form of `aevaluate`. Raises an error inside a running event loop."""
+        return run_sync(self.aevaluate, temperature=temperature, rollouts=rollouts, step=step)
+
+    @names_checked("MCPTrainer.aevaluate")
+    async def aevaluate(self, *, temperature: float = 0.0, rollouts: int = 1, step: int | None = None) -> Evaluation:
+        """Score the newest step, or `step`, on the held-out scenarios; on all scenarios if none is held out."""
+        with budget(self._training.get("max_cost")):
+            async with self._prepared(1, step, trained=False) as (trainer, scenarios):
+                chosen = scenarios.eval or scenarios.scenarios
+                return await trainer.aevaluate(chosen, temperature=temperature, rollouts=rollouts)
+
+    def compare(self, candidates: Sequence[CandidateLike], **options: Unpack[CompareOptions]) -> ComparisonReport:
+        """Sync form of `acompare`. Raises an error inside a running event loop."""
+        return run_sync(self.acompare, candidates, **options)
+
+    async def acompare(
+        self, candidates: Sequence[CandidateLike], **options: Unpack[CompareOptions]
+    ) -> ComparisonReport:
+        """Compare steps of the model and other LLMs on the held-out scenarios, or on all if none is held out.
+
+        See `offbook.compare`. A judge sees the rollouts of all candidates of a scenario together.
+        """
+        judge = options.get("judge") or self._judge
+        own: CompareOptions = {"concurrency": self._concurrency, "trained_on": None}
+        with budget(options.get("max_cost")):
+            return await self._compared(candidates, judge, own, options)
+
+    async def _compared(
+        self, candidates: Sequence[CandidateLike], judge: Judge | None, own: CompareOptions, options: CompareOptions
+    ) -> ComparisonReport:
+        async with self._pool() as pool:
+            scenarios = await self._chosen(pool)
+            if changed := scenarios.server_change(pool.fingerprint):
+                self.options.say(changed)
+            check_usable(scenarios, pool, self._max_tools, judge is not None, trained=False)
+            if scenarios.eval:
+                own["trained_on"] = scenarios.train
+            chosen = scenarios.eval or scenarios.scenarios
+            merged: CompareOptions = {**own, **options, "judge": judge}
+            rollout = unjudged(self._rollout(pool, scenarios))
+            return await acompare(rollout, chosen, candidates, model=self.model, **merged)
+
+    async def aplan(self, steps: int) -> list[str]:
+        """Describe what `atrain` would do, in lines. Starts the servers, but calls no model and writes nothing."""
+        async with self._pool() as pool:
+            scenarios = self._existing()
+            if scenarios is not None:
+                check_usable(scenarios, pool, self._max_tools, self._judge is not None)
+            writer = self.options.llm or "the tools' schemas and what they answer"
+            held_out = round(HELD_OUT * self.options.count)
+            known = scenarios or (
+                f"none yet: {self.options.count} are made from {writer}, about {self.options.count - held_out} to train on "
+                f"and {held_out} held out, and kept in {scenario_file(self.model)}"
+            )
+            options = self._trainer_options(scenarios, steps)
+            unused = unused_judge(scenarios, self._judge, judge_all=self.options.judge_all) if scenarios else ""
+            planned = scenarios is None and self.options.allow_writes
+            shown = ShownTools(self._max_tools, _withheld(pool, scenarios, allow_writes=planned))
+            return plan_lines(pool, self.model, known, steps, options, self._loop(), shown, unused)
+
+    @property
+    def _judge(self) -> Judge | None:
+        return self._training.get("judge")
+
+    @property
+    def _max_tools(self) -> int | None:
+        return self.options.max_tools if self.options.max_tools is not None else self._defaults.max_tools
+
+    @property
+    def _concurrency(self) -> int:
+        return self._training.get("concurrency", default_concurrency(self.target))
+
+    @asynccontextmanager
+    async def _pool(self) -> AsyncGenerator[ServerPool]:
+        with logs_of_target(self.target):
+            async with ServerPool(self.target, max_rollouts=self._concurrency) as pool:
+                yield pool
+
+    @asynccontextmanager
+    async def _prepared(
+        self, steps: int, step: int | None = None, *, trained: bool = True
+    ) -> AsyncGenerator[tuple[ScenarioTrainer, ScenarioSet]]:
+        """Start the servers and create the Trainer for the scenarios, for the newest step or for `step`."""
+        async with self._pool() as pool:
+            scenarios = await self._chosen(pool)
+            if changed := scenarios.server_change(pool.fingerprint):
+                self.options.say(changed)
+            check_usable(scenarios, pool, self._max_tools, self._judge is not None, trained=trained)
+            if unused := unused_judge(scenarios, self._judge, judge_all=self.options.judge_all):
+                self.options.say(f"judge: {unused}")
+            model = self.model if step is None else ModelAtStep(self.model, step)
+            state = await TrainingState.of(model, scenarios.digest)
+            rollout = self._rollout(pool, scenarios)
+            options = self._trainer_options(scenarios, steps)
+            follow = self.options.curriculum
+            yield (
+                ScenarioTrainer(
+                    model, rollout, scenarios.train or scenarios.eval, state, follow_curriculum=follow, **options
+                ),
+                scenarios,
+            )
+
+    def _existing(self) -> ScenarioSet | None:
+        """The scenarios if they exist; None if they have to be generated."""
+        if self._scenarios is not None:
+            return as_set(self._scenarios)
+        file = scenario_file(self.model)
+        return as_set(file) if file.exists() else None
+
+    async def _chosen(self, pool: ServerPool) -> ScenarioSet:
+        existing = self._existing()
+        if existing is not None:
+            for line in withheld_lines(_withheld(pool, existing)):
+                self.options.say(line)
+            if not existing.eval:
+                self.options.say(_NOT_MEASURED)
+            if ignored := self._generation_options():
+                where = "scenarios=" if self._scenarios is not None else str(scenario_file(self.model))
+                self.options.say(f"{', '.join(ignored)}: without effect, since the scenarios of {where} are used")
+            return existing
+        scenarios = await self._generated(pool)
+        if self.options.probe:
+            scenarios = await self._probed(scenarios, pool)
+        file = scenario_file(self.model)
+        save_scenarios(scenarios, file)
+        remove_drafts(self.model)
+        self.options.say(
+            f"{counted(len(scenarios.train), 'scenario')} to train on, {len(scenarios.eval)} held out, kept in {file}"
+        )
+        return scenarios
+
+    def _generation_options(self) -> list[str]:
+        """The options that were set and that only matter where scenarios are generated."""
+        names = ("count", "llm", "allow_writes", "probe")
+        return [name for name in names if getattr(self.options, name) != getattr(ToolOptions, name)]
+
+    async def _generated(self, pool: ServerPool) -> ScenarioSet:
+        """Generate scenarios and keep them as a draft, from which an interrupted run goes on to probing."""
+        say, options, seed = self.options.say, self.options, self._training.get("seed", 0)
+        draft = draft_file(self.model, (options.count, seed, options.llm, options.allow_writes))
+        if draft.exists() and not (kept := as_set(draft)).server_change(pool.fingerprint):
+            say(f"the scenarios of an interrupted run are used: {draft}")
+            return kept
+        say(f"making scenarios for {one_line(self.target.shown())}")
+        with budget() as spent:
+            scenarios = await generate_scenarios(
+                pool,
+                count=options.count,
+                seed=seed,
+                llm=options.llm,
+                allow_writes=options.allow_writes,
+                progress=say,
+            )
+        for line in spent.lines():
+            say(line)
+        save_scenarios(scenarios, draft)
+        return scenarios
+
+    async def _probed(self, scenarios: ScenarioSet, pool: ServerPool) -> ScenarioSet:
+        check_usable(scenarios, pool, self._max_tools, self._judge is not None)
+        rollout = self._rollout(pool, scenarios)
+        kept = await probed(scenarios, rollout, self.model, self.options.probe, self._concurrency)
+        aside = len(scenarios.scenarios) - len(kept.scenarios)
+        self.options.say(f"set aside {counted(aside, 'scenario')}: every or no probing rollout solved it")
+        return kept
+
+    def _rollout(self, pool: ServerPool, scenarios: ScenarioSet) -> McpRollout:
+        chars = self.options.result_chars or self._defaults.result_chars
+        return McpRollout(pool, self._loop(), self._max_tools, chars, frozenset(_withheld(pool, scenarios)))
+
+    def _loop(self) -> LoopOptions:
+        return LoopOptions(self.options.max_turns, self.options.temperature)
+
+    def _trainer_options(self, scenarios: ScenarioSet | None, steps: int) -> TrainerOptions:
+        defaults: TrainerOptions = {
+            "concurrency": self._concurrency,
+            "config": default_config(self.model.base_model, steps),
+            "group_size": GROUP_SIZE,
+            "max_completion_tokens": self._defaults.max_completion_tokens,
+            "scenarios_per_step": self._defaults.scenarios_per_step,
+        }
+        options: TrainerOptions = {**defaults, **self._training}
+        if scenarios is not None and scenarios.eval:
+            options["eval"] = scenarios.eval
+        if scenarios is not None and self._judge is not None:
+            options["judge"] = ScenarioJudge(self._judge, scenarios.scenarios, judge_all=self.options.judge_all)
+        return options
+
+
+def _withheld(pool: ServerPool, scenarios: ScenarioSet | None, *, allow_writes: bool = False) -> dict[str, str]:
+    """The tools that no rollout sees, with the reason: a policy under training must not try them."""
+    taken = {name for scenario in (scenarios.scenarios if scenarios else ()) for name in scenario.tools}
+    return withheld(pool.toolset, allow_writes=allow_writes, taken=taken)
+
+
+def gained(report: TrainReport, before: Measured | None, after: Measured | None) -> bool:
+    """Whether success on held-out scenarios has risen; if it was not measured, whether anything was trained."""
+    if before is not None and after is not None and "success" in after.rates:
+        return after.rates["success"] > before.rates.get("success", 0.0)
+    return any(iteration.trained for iteration in report.iterations)
+
+
+async def keep_state_on_error(error: BaseException, trainer: ScenarioTrainer) -> None:
+    """Store the curriculum's state before an error ends the run. If that fails, add a note to the error."""
+    try:
+        await trainer.keep_state()
+    except OffbookError as also:
+        error.add_note(f"The state of the curriculum could not be kept: {also}")

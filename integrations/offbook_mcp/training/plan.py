@@ -1,0 +1,71 @@
+"""The output of `offbook mcp train --dry-run`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from offbook import TrainableModel
+from offbook.integration import TrainerOptions, counted, one_line
+
+from ..connection.pool import ServerPool
+from ..scenarios.files import ScenarioSet
+from ..tools_page import sharing
+from .agent_loop import LoopOptions
+
+
+@dataclass(frozen=True)
+class ShownTools:
+    """How many tools a rollout sees at most (None: all), and the tools that none sees, with the reason."""
+
+    most: int | None
+    withheld: Mapping[str, str]
+
+    def line(self, offered: int) -> str:
+        """What a rollout sees of the `offered` tools."""
+        if self.most is None or offered <= self.most:
+            return "all are shown" if not self.withheld else f"all but {len(self.withheld)} are shown"
+        return f"a rollout sees at most {self.most}: its scenario's, and others"
+
+
+def plan_lines(
+    pool: ServerPool,
+    model: TrainableModel,
+    scenarios: ScenarioSet | str,
+    steps: int,
+    options: TrainerOptions,
+    loop: LoopOptions,
+    shown: ShownTools,
+    unused_judge: str = "",
+) -> list[str]:
+    """A line per stage. `scenarios` is a sentence if there are none yet. `unused_judge`: why the judge is not asked."""
+    group, per_step = options.get("group_size"), options.get("scenarios_per_step", 0)
+    lines = [
+        f"target     {one_line(pool.target.shown())}",
+        f"tools      {len(pool.toolset.tools)}; {shown.line(len(pool.toolset.tools))}; {sharing(pool)}",
+        *(f"           withheld: {one_line(name, 64)} ({reason})" for name, reason in shown.withheld.items()),
+        f"scenarios  {scenarios if isinstance(scenarios, str) else _scenarios(scenarios)}",
+        f"model      {model.name} on {model.base_model}, {model.backend!r}",
+        f"steps      {steps}, each {counted(per_step, 'scenario')} x {group} rollouts, {options.get('concurrency')} at once, "
+        f"at most {loop.max_turns} turns",
+        f"judge      {(options.get('judge') and (unused_judge or 'an LLM')) or 'none: rewards come from execution'}",
+    ]
+    if not isinstance(scenarios, str) and (change := scenarios.server_change(pool.fingerprint)):
+        lines.append(f"warning    {change}")
+    return lines
+
+
+def _scenarios(scenarios: ScenarioSet) -> str:
+    listed = scenarios.scenarios
+    return "\n".join(
+        [
+            f"{len(scenarios.train)} to train on, {len(scenarios.eval)} held out, hash {scenarios.digest[:16]}",
+            f"           by tool: {_counts(tool for scenario in listed for tool in scenario.tools)}",
+            f"           by difficulty: {_counts(str(scenario.difficulty) for scenario in listed)}",
+        ]
+    )
+
+
+def _counts(names: Iterable[str]) -> str:
+    return ", ".join(f"{one_line(name, 64)} {count}" for name, count in sorted(Counter(names).items()))

@@ -1,0 +1,126 @@
+"""Offbook trains a small open model to play the LLM's part in the agent you already have."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .client.async_client import AsyncClient
+    from .client.backend import RemoteBackend
+    from .client.capture import (
+        auto_trajectory,
+        capture_auto_trajectory,
+        current_trajectory,
+        log_metric,
+        log_reward,
+    )
+    from .client.dataset import iterate_dataset
+    from .client.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
+    from .client.local import LocalBackend
+    from .client.model import Model, TrainableModel
+    from .client.retry import limit_concurrency, retry
+    from .comparison.compare import acompare, compare
+    from .config import EngineOptions, LoraOptions, TrainConfig
+    from .contracts import TraceSink
+    from .errors import OffbookError
+    from .rewards.outcome import RewardResult
+    from .rewards.rubric import write_rubric
+    from .rewards.ruler_judge import Ruler, ruler, ruler_score_group
+    from .trainer.trainer import Trainer
+    from .types import History, Scenario, TrainResult, Trajectory, TrajectoryGroup
+
+__all__ = [
+    "AsyncClient",
+    "EngineOptions",
+    "History",
+    "LocalBackend",
+    "LoraOptions",
+    "Model",
+    "OffbookError",
+    "RemoteBackend",
+    "RewardResult",
+    "Ruler",
+    "Scenario",
+    "TraceSink",
+    "TrainConfig",
+    "TrainResult",
+    "TrainableModel",
+    "Trainer",
+    "Trajectory",
+    "TrajectoryGroup",
+    "acompare",
+    "auto_trajectory",
+    "capture_auto_trajectory",
+    "compare",
+    "current_trajectory",
+    "gather_trajectories",
+    "gather_trajectory_groups",
+    "iterate_dataset",
+    "limit_concurrency",
+    "log_metric",
+    "log_reward",
+    "retry",
+    "ruler",
+    "ruler_score_group",
+    "trajectory_group_batches",
+    "write_rubric",
+]
+
+_MODULE_OF = {
+    "AsyncClient": "client.async_client",
+    "EngineOptions": "config",
+    "History": "types",
+    "LocalBackend": "client.local",
+    "LoraOptions": "config",
+    "Model": "client.model",
+    "OffbookError": "errors",
+    "RemoteBackend": "client.backend",
+    "RewardResult": "rewards.outcome",
+    "Ruler": "rewards.ruler_judge",
+    "Scenario": "types",
+    "TraceSink": "contracts",
+    "TrainConfig": "config",
+    "TrainResult": "types",
+    "TrainableModel": "client.model",
+    "Trainer": "trainer.trainer",
+    "Trajectory": "types",
+    "TrajectoryGroup": "types",
+    "acompare": "comparison.compare",
+    "auto_trajectory": "client.capture",
+    "capture_auto_trajectory": "client.capture",
+    "compare": "comparison.compare",
+    "current_trajectory": "client.capture",
+    "gather_trajectories": "client.gather",
+    "gather_trajectory_groups": "client.gather",
+    "iterate_dataset": "client.dataset",
+    "limit_concurrency": "client.retry",
+    "log_metric": "client.capture",
+    "log_reward": "client.capture",
+    "retry": "client.retry",
+    "ruler": "rewards.ruler_judge",
+    "ruler_score_group": "rewards.ruler_judge",
+    "trajectory_group_batches": "client.gather",
+    "write_rubric": "rewards.rubric",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULE_OF:
+        value: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+    if name == "rewards":
+        return import_module(f"{__name__}.rewards")
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    art = import_module(f"{__name__}.compat.art.names")
+    if name in art.NAMES:
+        return art.resolve(name)
+    if hint := art.hint(name):
+        raise art.missing_name(__name__, name, hint)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,182 @@
+"""Backends: the server that samples and trains, as the user's process sees it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, Self, cast
+
+from ..config import TrainConfig
+from ..errors import ConfigError, TrainError
+from ..option_names import names_checked
+from ..types import TrainResult, TrajectoryGroup, new_id
+from ..wire import TrainEvent, TrainRequest
+from .failures import details, failure_kinds
+from .http import Api, checked_url
+from .other_trainers import groups_of, step_options
+from .progress import TrainBar
+from .records import group_wires, require_calls
+from .train_stream import train
+
+logger = logging.getLogger("offbook")
+
+
+class BackendModel(Protocol):
+    """The part of a model that a backend uses."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def register(self, backend: Backend) -> None: ...
+
+    async def api(self) -> Api: ...
+
+
+class Backend(ABC):
+    """A server that samples and trains: `LocalBackend` starts one on this machine, `RemoteBackend` uses one elsewhere."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Raise ConfigError for `Backend(...)` itself: other trainers have a concrete class of this name."""
+        if cls is Backend:
+            raise ConfigError("Backend is an abstract base class: use RemoteBackend(url), or LocalBackend()")
+        return super().__new__(cls)
+
+    @abstractmethod
+    async def connect(self, base_model: str | None = None) -> Api:
+        """Return the running server. `base_model` is loaded if the server has to be started."""
+
+    def path_on_server(self, path: str | os.PathLike[str]) -> str:
+        """Convert a user's path to one for the server's machine. Unchanged by default: that may be another machine."""
+        return os.fspath(path)
+
+    def take_engine_options(self, options: Mapping[str, object]) -> None:
+        """Use these options of EngineOptions, which a model carries from OpenPipe ART's `_internal_config`, except where the
+        backend was given its own. Here they are only logged: a server elsewhere has its own."""
+        logger.warning("%r: engine options %s are ignored, the server has its own", self, ", ".join(sorted(options)))
+
+    def watched_at(self, run: str) -> str:
+        """Return where a person sees the run: an address, or a command."""
+        return f"{run} on {self!r}"
+
+    async def register(self, model: BackendModel) -> None:
+        """Register the model on the server. Idempotent; raises ServerError if the name exists with another base model."""
+        await model.register(self)
+
+    async def train(
+        self,
+        model: BackendModel,
+        groups: Iterable[TrajectoryGroup] | None = None,
+        config: TrainConfig | Mapping[str, object] | None = None,
+        *,
+        request_id: str | None = None,
+        on_event: Callable[[TrainEvent], None] | None = None,
+        pbar_desc: str | None = "train",
+        timeout: float | None = None,
+        **options: object,
+    ) -> TrainResult:
+        """Train one step of the model on these groups.
+
+        Pass `config`, or TrainConfig's fields as `options`. A request with the same `request_id` is applied once.
+        `on_event` receives progress events; `pbar_desc=None` shows no progress bar. For code written for OpenPipe ART,
+        `trajectory_groups` is an alias of `groups`, `verbose` is ignored, and its options of a step are converted, also those
+        in `_config`, with a warning. Raises ConfigError, TrainError (the step was not applied), ServerError, TimeoutError
+        (after `timeout` seconds).
+        """
+        chosen = groups_of(groups, options)
+        settings = train_config(config, options)
+        await model.register(self)
+        return await train_groups(
+            await model.api(),
+            model.name,
+            chosen,
+            settings,
+            request_id=request_id,
+            on_event=on_event,
+            pbar_desc=pbar_desc,
+            timeout=timeout,
+        )
+
+
+class RemoteBackend(Backend):
+    """The server at `url`. Without `api_key`, the environment variable OFFBOOK_API_KEY is sent, if set."""
+
+    @names_checked("RemoteBackend")
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self.url = checked_url(url)
+        self._api = Api(self.url, api_key or os.environ.get("OFFBOOK_API_KEY"))
+
+    async def connect(self, base_model: str | None = None) -> Api:
+        """Return the server without contacting it: an unreachable server fails the first request."""
+        return self._api
+
+    def watched_at(self, run: str) -> str:
+        """Return the address of the run's page."""
+        return f"{self.url}/runs/{run}"
+
+    def __repr__(self) -> str:
+        return f"RemoteBackend({self.url!r})"
+
+
+def train_config(config: TrainConfig | Mapping[str, object] | None, options: Mapping[str, object]) -> TrainConfig:
+    """Build one TrainConfig from `config` or `options`; OpenPipe ART's options, also in `_config`, are converted.
+
+    Raises ConfigError for both, and for an invalid or unknown option."""
+    own = dict(options)
+    experimental = own.pop("_config", None)
+    if config is not None and own:
+        TrainConfig.parse(**own)  # raises ConfigError naming our equivalent of another trainer's option
+        raise ConfigError(f"give either config= or single options, not both (got config and {sorted(own)})")
+    if isinstance(config, TrainConfig) and experimental is None:
+        return config
+    values = _values(config, "config") if config is not None else own
+    return TrainConfig.parse(**step_options(values | _values(experimental or {}, "_config"), "train"))
+
+
+def _values(config: object, name: str) -> dict[str, object]:
+    if isinstance(config, TrainConfig):
+        return config.model_dump(exclude_unset=True)
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{name}: expected a TrainConfig or a dict of its options, got {config!r}")
+    return dict(cast(Mapping[str, object], config))
+
+
+async def train_groups(
+    api: Api,
+    model: str,
+    groups: Iterable[TrajectoryGroup],
+    config: TrainConfig,
+    *,
+    request_id: str | None = None,
+    on_event: Callable[[TrainEvent], None] | None = None,
+    pbar_desc: str | None = None,
+    timeout: float | None = None,
+    logs: bool = True,
+) -> TrainResult:
+    """Finish every rollout on the server, then send one train request for the groups.
+
+    `logs=False`: the caller says the result's warnings, and why no step was applied. Raises as `Backend.train`. A TrainError because no group was scored also says why rollouts failed.
+    """
+    request_id = request_id or new_id("train")
+    wires = group_wires(groups, model, request_id)
+    rollouts = [record for records, _ in wires for record in records]
+    recorded = await api.finish(rollouts)
+    require_calls(wires, recorded)
+    request = TrainRequest(id=request_id, model=model, groups=tuple(record for _, record in wires), config=config)
+    with TrainBar(pbar_desc, logs=logs) as bar:
+
+        def show_event(event: TrainEvent) -> None:
+            bar.show(event)
+            if on_event is not None:
+                on_event(event)
+
+        try:
+            result = await train(api, request, on_event=show_event, timeout=timeout)
+        except TrainError as error:
+            kinds = failure_kinds(rollout.exception for rollout in rollouts if rollout.exception is not None)
+            if error.reason != "no_scored_groups" or not kinds:
+                raise
+            raise TrainError(f"{error}\nWhy rollouts failed: {details(kinds)}", reason=error.reason) from error
+        bar.ended(result)
+        return result

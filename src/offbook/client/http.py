@@ -1,0 +1,301 @@
+"""HTTP client of the server's training API: one typed method per request, failures as errors of this package."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from ..config import Name
+from ..errors import ConfigError, ServerError, UnreachableError
+from ..types import Json
+from ..wire import (
+    FINISHED_AT_ONCE,
+    LATEST,
+    ArchiveRequest,
+    ArchiveState,
+    CheckpointState,
+    ExportRequest,
+    ExportResult,
+    FinishRequest,
+    FinishResult,
+    ForkRequest,
+    Health,
+    LogRequest,
+    ModelState,
+    RegisterRequest,
+    TracePage,
+    TrainStatus,
+    TrajectoryPage,
+    TrajectoryQuery,
+    TrajectoryRecord,
+    TrajectoryWithCalls,
+    UserState,
+)
+from .transport import LoopTransport
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+BATCH_BYTES = 4 * 2**20
+"""Approximate size of a request body with finished trajectories, well below the server's limit."""
+TIMEOUT_SECONDS = 120.0
+"""Longest silence in a response."""
+CONNECT_SECONDS = 30.0
+RETRY_SECONDS = 20.0
+"""How long an idempotent request is repeated while nothing answers: the server may be restarting."""
+FIRST_SECONDS = 4.0
+"""Replaces both limits above for a server that has never answered: its URL may be wrong."""
+
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+_MODELS = TypeAdapter(list[ModelState])
+_LOGS = TypeAdapter(list[LogRequest])
+_CHECKPOINTS = TypeAdapter(list[CheckpointState])
+
+
+class Api:
+    """A client of one server, usable from any event loop.
+
+    Every request method raises ServerError when the server rejects the request, and UnreachableError when nothing answers.
+    `alive` is called before a request is repeated, and raises if the server has ended for good.
+    """
+
+    def __init__(self, url: str, key: str | None = None, *, alive: Callable[[], None] | None = None) -> None:
+        self.url = checked_url(url)
+        self.key = key or None
+        self.transport = LoopTransport(secure=self.url.startswith("https"))
+        self.alive = alive or (lambda: None)
+        self.answered = False  # whether any request got a response
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.http = httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=TIMEOUT_SECONDS, transport=self.transport
+        )
+
+    @property
+    def connect_seconds(self) -> float:
+        """Connect timeout in seconds; short until the server has answered once."""
+        return CONNECT_SECONDS if self.answered else FIRST_SECONDS
+
+    async def health(self) -> Health:
+        """The server's state and versions."""
+        return Health.model_validate(await self._ask("GET", "/health"))
+
+    async def register(self, request: RegisterRequest) -> ModelState:
+        """Create a trainable model, or return the existing one of the same name and base."""
+        return ModelState.model_validate(await self._ask("POST", "/api/models", request))
+
+    async def models(self) -> list[ModelState]:
+        """Every registered model."""
+        return _MODELS.validate_python(await self._ask("GET", "/api/models"))
+
+    async def model(self, name: str) -> ModelState:
+        """One registered model, with its newest step."""
+        return ModelState.model_validate(await self._ask("GET", _path(name)))
+
+    async def latest_model(self) -> ModelState:
+        """The model that `lora:latest` means. Raises ServerError with code `ambiguous_model` when it could mean several."""
+        return ModelState.model_validate(await self._ask("GET", f"/api/models/{LATEST}"))
+
+    async def fork(self, name: str, request: ForkRequest) -> ModelState:
+        """Create a model that starts from a step of this one."""
+        return ModelState.model_validate(await self._ask("POST", f"{_path(name)}/fork", request, repeat=False))
+
+    async def log(self, name: str, request: LogRequest) -> None:
+        """Store metrics with the model."""
+        await self._ask("POST", f"{_path(name)}/log", request, repeat=False)
+
+    async def logs(self, name: str) -> list[LogRequest]:
+        """Everything logged with the model, oldest first."""
+        return _LOGS.validate_python(await self._ask("GET", f"{_path(name)}/log"))
+
+    async def state(self, name: str) -> dict[str, Json]:
+        """The user's JSON object stored with the model."""
+        return UserState.model_validate(await self._ask("GET", f"{_path(name)}/state")).value
+
+    async def set_state(self, name: str, value: dict[str, Json]) -> None:
+        """Replace the user's JSON object stored with the model."""
+        await self._ask("PUT", f"{_path(name)}/state", UserState(value=value))
+
+    async def checkpoints(self, name: str) -> list[CheckpointState]:
+        """The checkpoints that exist, by step."""
+        checkpoints = _CHECKPOINTS.validate_python(await self._ask("GET", f"{_path(name)}/checkpoints"))
+        return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+
+    async def delete_checkpoint(self, name: str, step: int) -> None:
+        """Delete one checkpoint. Raises ServerError for the newest."""
+        await self._ask("DELETE", f"{_path(name)}/checkpoints/{step}", repeat=False)
+
+    async def export(self, name: str, step: int, request: ExportRequest) -> ExportResult:
+        """Export a checkpoint to a folder on the server's machine; may take up to an hour."""
+        path = f"{_path(name)}/checkpoints/{step}/export"
+        return ExportResult.model_validate(await self._ask("POST", path, request, repeat=False, timeout=3600))
+
+    async def archive(self, name: str, step: int, request: ArchiveRequest) -> ArchiveState:
+        """Create a downloadable archive of an export, or return the existing one; may take up to an hour."""
+        path = f"{_path(name)}/checkpoints/{step}/archive"
+        return ArchiveState.model_validate(await self._ask("POST", path, request, timeout=3600))
+
+    async def delete_archive(self, archive_id: str) -> None:
+        """Remove an archive from the server's disk."""
+        await self._ask("DELETE", archive_path(archive_id), repeat=False)
+
+    async def finish(self, records: Sequence[TrajectoryRecord]) -> dict[str, int]:
+        """Finish trajectories, in batches below the server's body limit; returns the recorded calls per trajectory id."""
+        calls: dict[str, int] = {}
+        for batch in _batches(records):
+            answer = await self._ask("POST", "/api/trajectories", FinishRequest(trajectories=tuple(batch)))
+            result = FinishResult.model_validate(answer)
+            calls.update(result.calls)
+            for trajectory_id, count in result.expired.items():
+                logger.warning(
+                    "%d calls of trajectory %s expired before it was finished, and are not trained: raise the server's "
+                    "--unclaimed-ttl",
+                    count,
+                    trajectory_id,
+                )
+        return calls
+
+    async def trajectories(self, query: TrajectoryQuery) -> TrajectoryPage:
+        """A page of the finished trajectories that match; pass `after=page.next` for the next page."""
+        parameters = httpx.QueryParams(query.model_dump(exclude_none=True))
+        return TrajectoryPage.model_validate(await self._ask("GET", f"/api/trajectories?{parameters}"))
+
+    async def traces(self, query: TrajectoryQuery) -> TracePage:
+        """Like `trajectories`, with the calls of every trajectory but without their token arrays."""
+        parameters = httpx.QueryParams(query.model_dump(exclude_none=True))
+        path = f"/api/traces?{parameters}"
+        response = await self._send("GET", path)
+        try:
+            return TracePage.model_validate_json(response.content)  # half the time of parsing first
+        except ValidationError:
+            return TracePage.model_validate(self._json(path, response))
+
+    async def trajectory(self, trajectory_id: str) -> TrajectoryWithCalls:
+        """A trajectory and the calls recorded under it."""
+        return TrajectoryWithCalls.model_validate(await self._ask("GET", f"/api/trajectories/{trajectory_id}"))
+
+    async def train_status(self, request_id: str) -> TrainStatus:
+        """The state of a train request: queued, running, or its result."""
+        return TrainStatus.model_validate(await self._ask("GET", f"/api/train/{request_id}"))
+
+    async def _ask(
+        self,
+        method: Literal["GET", "POST", "PUT", "DELETE"],
+        path: str,
+        body: BaseModel | None = None,
+        *,
+        repeat: bool = True,
+        timeout: float | None = None,
+    ) -> Json:
+        """Send a request and return the response's JSON; None for an empty body. Raises UnreachableError, ServerError."""
+        return self._json(path, await self._send(method, path, body, repeat=repeat, timeout=timeout))
+
+    async def _send(
+        self,
+        method: Literal["GET", "POST", "PUT", "DELETE"],
+        path: str,
+        body: BaseModel | None = None,
+        *,
+        repeat: bool = True,
+        timeout: float | None = None,
+    ) -> httpx.Response:
+        """Send a request. With `repeat`, send it again while nothing answers. Raises UnreachableError, ServerError."""
+        content = body.model_dump_json().encode() if body is not None else None
+        headers = {"content-type": "application/json"} if content else {}
+        deadline, pause = time.monotonic() + (RETRY_SECONDS if self.answered else FIRST_SECONDS), 0.1
+        while True:
+            wait = httpx.Timeout(
+                timeout or TIMEOUT_SECONDS, connect=max(min(self.connect_seconds, deadline - time.monotonic()), 0.5)
+            )
+            try:
+                answer = await self.http.request(method, path, content=content, headers=headers, timeout=wait)
+                self.answered = True
+            except httpx.TransportError as error:
+                self.alive()
+                if not repeat or time.monotonic() + pause > deadline:
+                    raise unreachable(self.url, error) from error
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 2.0)
+                continue
+            if not answer.is_success:
+                raise server_error(self.url, answer)
+            return answer
+
+    def _json(self, path: str, response: httpx.Response) -> Json:
+        try:
+            return response.json() if response.content else None
+        except ValueError as error:
+            raise ServerError(
+                f"{self.url} answered {path} with something that is not JSON: {response.text[:200]!r}; "
+                "is this the URL of an Offbook server?"
+            ) from error
+
+
+def checked_url(url: str) -> str:
+    """Return the server's root URL, without a trailing `/v1`. Raises ConfigError if it is not an HTTP URL."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ConfigError(f"url: {url!r} is not a URL; expected one such as 'http://127.0.0.1:8000'") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"url: {url!r} must begin with http:// or https://, such as 'http://127.0.0.1:8000'")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def unreachable(url: str, error: httpx.TransportError) -> UnreachableError:
+    """Build the error for a server that did not answer, with the URL and the cause."""
+    cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return UnreachableError(f"no answer from the server at {url} ({cause}): is it running, and is the URL right?")
+
+
+def server_error(url: str, answer: httpx.Response) -> ServerError:
+    """Build the error for a response that is not 2xx: the server's message, status, code and field."""
+    message, code, param = answer.text[:2000] or answer.reason_phrase, "server_error", None
+    try:
+        fault: Json = answer.json()["error"]
+        message, code, param = str(fault["message"]), str(fault.get("code") or code), fault.get("param")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message = f"{url} answered {answer.status_code}, not in the shape of an Offbook server: {message!r}"
+    if answer.has_redirect_location:
+        message = f"{url} redirects to {answer.headers['location']}: give the server's own URL"
+    if answer.status_code == 401:
+        message += " (pass api_key=, or set OFFBOOK_API_KEY)"
+    return ServerError(message, status=answer.status_code, code=code, param=param)
+
+
+def archive_path(archive_id: str) -> str:
+    """URL path of an archive's download."""
+    return f"/api/exports/{quote(archive_id)}"
+
+
+def _path(name: str) -> str:
+    return f"/api/models/{checked_name(name, 'name')}"
+
+
+def checked_name(name: str, field: str) -> str:
+    """Return the name if it is safe as a folder name. Raises ConfigError naming `field`."""
+    try:
+        return _NAME.validate_python(name)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{field}: {name!r} must be letters, digits, dots, dashes and underscores, at most 128, beginning with a letter or digit"
+        ) from error
+
+
+def _batches(records: Sequence[TrajectoryRecord]) -> list[list[TrajectoryRecord]]:
+    batches: list[list[TrajectoryRecord]] = []
+    bytes_left = 0
+    for record in records:
+        size = len(record.model_dump_json())
+        if not batches or size > bytes_left or len(batches[-1]) >= FINISHED_AT_ONCE:
+            batches.append([])
+            bytes_left = BATCH_BYTES
+        batches[-1].append(record)
+        bytes_left -= size
+    return batches

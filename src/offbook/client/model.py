@@ -1,0 +1,431 @@
+"""Models by name: `Model` is any model that agents can call, `TrainableModel` is one that is trained here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
+from typing import Any, Generic, NoReturn, cast, get_args
+
+from openai import AsyncOpenAI
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+from typing_extensions import TypeVar
+
+from ..config import LoraOptions, TrainConfig
+from ..errors import ConfigError
+from ..listing import as_list
+from ..option_names import check_options
+from ..types import Json, Metric, RolloutPlace, TrainResult, Trajectory, TrajectoryGroup, new_id
+from ..wire import (
+    OPEN,
+    RECORD_HEADER,
+    TRAJECTORY_HEADER,
+    CheckpointState,
+    ExportFormat,
+    ExportRequest,
+    ForkRequest,
+    LogRequest,
+    RegisterRequest,
+    TrainEvent,
+    name_at,
+)
+from .backend import Backend, RemoteBackend
+from .best_checkpoint import best_step
+from .capture import active_capture
+from .http import Api, checked_name
+from .inference import httpx_client, openai_client
+from .local import LocalBackend
+from .other_trainers import NO_SFT, internal_config
+from .records import as_json, rollout_records
+from .registration import Registration
+from .sampling import forced_temperature
+from .transport import LoopTransport
+
+logger = logging.getLogger("offbook")
+
+Rollouts = Iterable[Trajectory | TrajectoryGroup]
+
+ConfigT = TypeVar("ConfigT", default=Any)
+
+
+class Model(Generic[ConfigT]):
+    """A model that agents can call, such as another LLM to compare with.
+
+    `config` is the user's own object, and `Model[Config]` is the type for annotations. As the field of a pydantic model it
+    is serialised to JSON as its name. The `inference_*` arguments describe an OpenAI-compatible endpoint; None leaves the
+    choice to the OpenAI SDK.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        project: str = "default",
+        config: ConfigT | None = None,
+        *,
+        inference_api_key: str | None = None,
+        inference_base_url: str | None = None,
+        inference_model_name: str | None = None,
+    ) -> None:
+        self.name = name
+        self.project = project
+        self.config = cast(ConfigT, config)
+        self.inference_model_name = inference_model_name
+        self._inference_api_key = inference_api_key
+        self._inference_base_url = inference_base_url
+        self._backend: Backend | None = None
+
+    trainable = False
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        del source, handler
+
+        def name(model: Model[Any]) -> str:
+            return model.name
+
+        written = core_schema.plain_serializer_function_ser_schema(name, when_used="json")
+        return core_schema.is_instance_schema(cls, serialization=written)
+
+    @property
+    def inference_base_url(self) -> str | None:
+        """Base URL of its OpenAI-compatible endpoint. None: the default of the OpenAI SDK."""
+        return self._inference_base_url
+
+    @property
+    def inference_api_key(self) -> str | None:
+        """API key of that endpoint. None: the OpenAI SDK reads its environment variable."""
+        return self._inference_api_key
+
+    async def register(self, backend: Backend) -> None:
+        """Choose the server that stores this model's logs and state."""
+        self._backend = backend
+
+    def inference_name(self, step: int | None = None) -> str:
+        """The `model` field of requests. Raises ConfigError for a `step`: only trainable models have steps."""
+        if step is not None:
+            raise ConfigError(f"step={step!r}: {self.name!r} is not trained here and has no steps")
+        return self.inference_model_name or self.name
+
+    def get_inference_name(self, step: int | None = None) -> str:
+        """Alias of `inference_name`; OpenPipe ART uses this name."""
+        return self.inference_name(step)
+
+    def openai_client(self) -> AsyncOpenAI:
+        """A plain AsyncOpenAI for this model, usable from any event loop."""
+        secure = not (self.inference_base_url or "").startswith("http://")
+        http = LoopTransport(secure=secure)
+        return AsyncOpenAI(
+            base_url=self.inference_base_url, api_key=self.inference_api_key, http_client=httpx_client(http)
+        )
+
+    def litellm_completion_params(self, step: int | None = None) -> dict[str, Json]:
+        """Arguments for `litellm.acompletion` that call this model."""
+        params: dict[str, Json] = {"model": self.inference_name(step)}
+        if self.inference_base_url is not None:
+            params |= {"model": f"openai/{self.inference_name(step)}", "base_url": self.inference_base_url}
+        return params | ({"api_key": self.inference_api_key} if self.inference_api_key else {})
+
+    async def log(
+        self,
+        trajectories: Rollouts | None = None,
+        *,
+        split: str = "val",
+        metrics: Mapping[str, Metric] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Store rollouts and metrics with the model.
+
+        The mean reward and the mean of each rollout metric are added as `{split}/reward` and `{split}/{name}`.
+        `step=None` means the newest step of a trainable model. Raises ConfigError, ServerError.
+        """
+        one_group = isinstance(trajectories, TrajectoryGroup)
+        items = [trajectories] if one_group else as_list(trajectories or (), "trajectories", "rollout")
+        records = rollout_records(items, self.name, RolloutPlace(split=split, step=step))
+        values = _means(*_flat(items)) | {name: float(value) for name, value in (metrics or {}).items()}
+        api = await self.api()
+        if records:
+            await api.finish(records)
+        request = LogRequest(
+            split=split,
+            step=step if step is not None else await self._log_step(),
+            metrics={name if "/" in name else f"{split}/{name}": value for name, value in values.items()},
+            trajectory_ids=tuple(record.id for record in records),
+        )
+        await api.log(self.name, request)
+
+    async def overwrite_state(self, state: Mapping[str, object]) -> None:
+        """Replace the user's JSON object that the server stores with the model. Raises ConfigError for a value that is not JSON."""
+        await (await self.api()).set_state(self.name, as_json(state, "state"))
+
+    async def merge_state(self, state: Mapping[str, object]) -> dict[str, Json]:
+        """Replace single keys of the stored JSON object and return all of it. Not atomic: it reads, then writes."""
+        merged = await self.read_state() | dict(state)
+        await self.overwrite_state(merged)
+        return merged
+
+    async def read_state(self) -> dict[str, Json]:
+        """The JSON object stored with the model; empty when none was stored."""
+        return await (await self.api()).state(self.name)
+
+    async def api(self) -> Api:
+        """The server that stores the logs. Raises ConfigError before `register()`."""
+        if self._backend is None:
+            raise ConfigError(
+                f"model {self.name!r} has no server to keep its logs: `await model.register(backend)` first"
+            )
+        return await self._backend.connect()
+
+    async def _log_step(self) -> int | None:
+        return None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, project={self.project!r})"
+
+
+class TrainableModel(Model[ConfigT]):
+    """A base model and the newest LoRA trained under this name.
+
+    The constructor sends nothing. The first use registers the model on `backend`, or on the server at OFFBOOK_URL, or on
+    a LocalBackend. `lora=None` keeps the LoRA shape of an existing model, and takes the defaults for a new one.
+    """
+
+    trainable = True
+
+    def __init__(
+        self,
+        name: str,
+        project: str = "default",
+        base_model: str = "",
+        backend: Backend | None = None,
+        lora: LoraOptions | Mapping[str, object] | None = None,
+        config: ConfigT | None = None,
+        **foreign: object,
+    ) -> None:
+        internal = foreign.pop("_internal_config", None)
+        check_options("TrainableModel", foreign, ["name", "project", "base_model", "backend", "lora", "config"])
+        if not base_model:
+            raise ConfigError(
+                'base_model: name a base, such as "Qwen/Qwen2.5-7B-Instruct", or "tiny" for the bundled one'
+            )
+        _check_kinds(backend, lora)
+        super().__init__(
+            checked_name(name, "name"), checked_name(project, "project"), config, inference_model_name=name
+        )
+        self.base_model = base_model
+        self.lora = LoraOptions.parse(**lora) if isinstance(lora, Mapping) else lora
+        self._engine: dict[str, object] = {}  # for the backend, from OpenPipe ART's `_internal_config`
+        self._registration = None if backend is None else self._registration_on(backend)
+        if internal is not None:
+            self._internal_config = internal
+        self._recording = new_id(OPEN)
+
+    def _set_internal_config(self, config: object) -> None:
+        """Take the adapter's options for this model, and the engine's for its backend."""
+        if self._server() is not None:
+            raise ConfigError(f"_internal_config: set it before model {self.name!r} is registered")
+        taken = internal_config(config)
+        logger.warning("model %r: OpenPipe ART's _internal_config is taken as %s", self.name, taken)
+        self._engine = taken.engine
+        if taken.lora:
+            self.lora = LoraOptions.parse(**taken.lora)
+        if self._registration is not None:
+            self._registration = self._registration_on(self._registration.backend)
+
+    _internal_config = property(fset=_set_internal_config, doc="Write-only: `dev.InternalModelConfig` of OpenPipe ART.")
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that samples and trains it; chosen at the first use when the constructor got none."""
+        return self._on_backend().backend
+
+    @property
+    def inference_base_url(self) -> str:
+        """Base URL for your own OpenAI client. Its calls are recorded, and belong to the trajectory that keeps their choices.
+
+        Raises ConfigError before the model is registered; `openai_client()` works at any time.
+        """
+        return f"{self._known_api().url}/t/{self._recording}/v1"
+
+    @property
+    def inference_api_key(self) -> str:
+        """The server's key, or "none" (the SDK needs a value). Raises ConfigError before the model is registered."""
+        return self._known_api().key or "none"
+
+    async def register(self, backend: Backend | None = None) -> None:
+        """Register the model on the backend's server. Idempotent.
+
+        Raises ServerError when the name exists with another base model or LoRA shape, BackendError when the server cannot
+        be started.
+        """
+        if backend is not None and (self._registration is None or backend is not self._registration.backend):
+            self._registration = self._registration_on(backend)
+        await self.api()
+
+    async def api(self) -> Api:
+        """The running server with this model registered. Concurrent callers share one connection attempt."""
+        return await self._on_backend().api()
+
+    def openai_client(self) -> AsyncOpenAI:
+        """An AsyncOpenAI without retries, usable from any event loop, whose calls the server records.
+
+        Inside a capture they belong to its trajectory. Outside one they belong to the trajectory that keeps their choices.
+        """
+        server = self._server()
+        return openai_client(self.api, server.url if server is not None else None)
+
+    def inference_name(self, step: int | None = None) -> str:
+        """The `model` field of requests: the newest step, or the fixed `step`."""
+        return self.name if step is None else name_at(self.name, step)
+
+    def litellm_completion_params(self, step: int | None = None) -> dict[str, Json]:
+        """Arguments for `litellm.acompletion`. Calls are recorded and not retried; an evaluation's temperature is included.
+
+        Raises ConfigError before the model is registered.
+        """
+        api, capture, temperature = self._known_api(), active_capture(), forced_temperature()
+        label = {RECORD_HEADER: "1"}
+        if capture is not None:
+            capture.sent_through(api)
+            label = {TRAJECTORY_HEADER: capture.trajectory.id}
+        params: dict[str, Json] = {
+            "model": f"hosted_vllm/{self.inference_name(step)}",
+            "base_url": f"{api.url}/v1",
+            "api_key": self.inference_api_key,
+            "extra_headers": label,
+            "num_retries": 0,
+        }
+        return params if temperature is None else params | {"temperature": temperature}
+
+    async def get_step(self) -> int:
+        """The newest step: the number of train requests applied."""
+        return (await (await self.api()).model(self.name)).step
+
+    async def train(
+        self,
+        groups: Iterable[TrajectoryGroup] | None = None,
+        config: TrainConfig | Mapping[str, object] | None = None,
+        *,
+        request_id: str | None = None,
+        on_event: Callable[[TrainEvent], None] | None = None,
+        pbar_desc: str | None = "train",
+        timeout: float | None = None,
+        **options: object,
+    ) -> TrainResult:
+        """Train one step on these groups; see `Backend.train` for options and errors."""
+        return await self.backend.train(
+            self,
+            groups,
+            config,
+            request_id=request_id,
+            on_event=on_event,
+            pbar_desc=pbar_desc,
+            timeout=timeout,
+            **options,
+        )
+
+    async def train_sft(self, *trajectories: object, **options: object) -> NoReturn:
+        """Always raises ConfigError: this version has no supervised fine-tuning. The message names the alternatives."""
+        raise ConfigError(NO_SFT)
+
+    async def checkpoints(self) -> list[CheckpointState]:
+        """The checkpoints that exist, by step. Step 0, the base, has none."""
+        return await (await self.api()).checkpoints(self.name)
+
+    async def delete_checkpoints(self, best_checkpoint_metric: str | None = None) -> list[int]:
+        """Delete every checkpoint but the newest and the best by a logged metric; returns the deleted steps.
+
+        The default metric is `val/reward`, which a Trainer's evaluations log. `train/...` names a metric of the rollouts
+        trained on. Raises ConfigError, and deletes nothing, when no step has the named metric; `train/...` only warns,
+        since a model's first step cannot have it.
+        """
+        api = await self.api()
+        checkpoints = await api.checkpoints(self.name)
+        if not checkpoints:
+            return []
+        best = best_step(checkpoints, await api.logs(self.name), best_checkpoint_metric)
+        kept = {checkpoints[-1].step, best.step if best is not None else None}
+        deleted = [state.step for state in checkpoints if state.step not in kept]
+        if best is not None and best.split == "train" and best.step is not None and best.step + 1 in deleted:
+            await api.log(self.name, best)  # the value is stored with the next checkpoint, which is deleted below
+        for step in deleted:
+            await api.delete_checkpoint(self.name, step)
+        return deleted
+
+    async def fork(self, name: str, *, from_step: int | None = None, project: str | None = None) -> TrainableModel[Any]:
+        """Create a model that starts from a step of this one. `from_step=None`: the newest; `project=None`: the same."""
+        request = ForkRequest(name=name, project=project, from_step=from_step)
+        state = await (await self.api()).fork(self.name, request)
+        return TrainableModel(state.name, state.project, self.base_model, self.backend, state.lora)
+
+    async def export(self, output: str | os.PathLike[str], *, step: int | None = None, format: str = "peft") -> str:
+        """Write a step to a new folder on the server's machine and return its path. `step=None`: the newest.
+
+        Formats: `peft` is the LoRA; `merged` is base and LoRA as one model; `gguf-ready` is the merged model in 16 bits, as
+        llama.cpp's converter reads it. Raises ConfigError for another format, ServerError.
+        """
+        if format not in get_args(ExportFormat):
+            raise ConfigError(f"format: {format!r} must be one of {', '.join(get_args(ExportFormat))}")
+        api = await self.api()
+        exported_step = step if step is not None else await self.get_step()
+        request = ExportRequest(format=cast(ExportFormat, format), output=self.backend.path_on_server(output))
+        return (await api.export(self.name, exported_step, request)).path
+
+    async def _log_step(self) -> int | None:
+        return await self.get_step()
+
+    def _on_backend(self) -> Registration:
+        if self._registration is None:
+            url = os.environ.get("OFFBOOK_URL")
+            self._registration = self._registration_on(RemoteBackend(url) if url else LocalBackend())
+        return self._registration
+
+    def _registration_on(self, backend: Backend) -> Registration:
+        if self._engine:
+            backend.take_engine_options(self._engine)
+        request = RegisterRequest(name=self.name, project=self.project, base_model=self.base_model, lora=self.lora)
+        return Registration(backend, request)
+
+    def _server(self) -> Api | None:
+        """The server on which it is registered; None before its first use."""
+        return self._registration.server if self._registration is not None else None
+
+    def _known_api(self) -> Api:
+        server = self._server()
+        if server is None:
+            raise ConfigError(
+                f"model {self.name!r} is not registered yet: `await model.register()` before asking for its URL"
+            )
+        return server
+
+
+def _check_kinds(backend: object, lora: object) -> None:
+    """Raise ConfigError for a backend or LoRA options of another type, such as a URL or a rank."""
+    if backend is not None and not isinstance(backend, Backend):
+        write = f"RemoteBackend({backend!r})" if isinstance(backend, str) else "RemoteBackend(url), or LocalBackend()"
+        raise ConfigError(f"backend: a backend is needed, got {backend!r:.200}: write backend={write}")
+    if lora is not None and not isinstance(lora, LoraOptions | Mapping):
+        raise ConfigError(f"lora: LoraOptions are needed, got {lora!r:.200}: write lora=LoraOptions(r=...)")
+
+
+def _flat(rollouts: Rollouts) -> tuple[list[Trajectory], int]:
+    """All trajectories, and the number of rollouts of which only an exception is left."""
+    trajectories: list[Trajectory] = []
+    failed = 0
+    for item in rollouts:
+        trajectories += item.trajectories if isinstance(item, TrajectoryGroup) else [item]
+        failed += len(item.exceptions) if isinstance(item, TrajectoryGroup) else 0
+    return trajectories, failed
+
+
+def _means(rollouts: list[Trajectory], failed: int) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            values.setdefault("reward", []).append(float(rollout.reward))
+        for name, value in rollout.metrics.items():
+            values.setdefault(name, []).append(float(value))
+    if rollouts or failed:
+        values["exception_rate"] = [float(rollout.exception is not None) for rollout in rollouts] + [1.0] * failed
+    return {name: fmean(numbers) for name, numbers in values.items()}

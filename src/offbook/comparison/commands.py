@@ -1,0 +1,155 @@
+"""The command `offbook compare`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbook.client.model import TrainableModel
+from offbook.client.sampling import MAX_COMPLETION_TOKENS
+from offbook.command_options import (
+    MAX_COMPLETION_HELP,
+    BaseModel,
+    JudgeBase,
+    JudgeModel,
+    MaxCost,
+    ModelName,
+    RubricFile,
+    Scenarios,
+    SuccessAt,
+    Target,
+    Temperature,
+    Timeout,
+    Trace,
+)
+from offbook.contracts import Judge
+from offbook.errors import ConfigError
+from offbook.scenarios.loading import load_scenarios
+from offbook.tracing.commands import named_sinks
+from offbook.tracing.names import resolve_sinks
+from offbook.trainer.judge_check import ruler_at
+from offbook.trainer.target import load_target
+
+from .bound import bound_to
+from .compare import compare
+from .options import CompareOptions, CompareSettings
+from .results import ComparisonReport
+from .tables import shown_interval
+from .targets import ComparableTarget
+
+Candidates = Annotated[
+    list[str],
+    typer.Option(
+        "--with", help="candidate: step:0, step:newest, openai/gpt-4.1 or openai/NAME?api_base=URL; repeatable"
+    ),
+]
+Baseline = Annotated[str | None, typer.Option(help="candidate to compare the others with  [default: the first]")]
+Rollouts = Annotated[int, typer.Option(min=1, help="rollouts per scenario and candidate")]
+GpuPrice = Annotated[float | None, typer.Option(min=0, help="USD per hour of the machine that serves trained steps")]
+TrainedOn = Annotated[
+    Path | None, typer.Option(help="training scenarios; the report warns about those that are also compared on")
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(min=1, help="number of rollouts that run at the same time  [default: 32, or the app's limit]"),
+]
+MaxCompletion = Annotated[int, typer.Option(min=1, help=MAX_COMPLETION_HELP)]
+Output = Annotated[Path, typer.Option(help="folder for the report and the rollouts")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="repeat all rollouts, also those that an earlier run completed")]
+Seed = Annotated[int, typer.Option(min=0, help="seed of shuffling and resampling")]
+
+
+def compare_command(
+    target: Target,
+    scenarios: Scenarios,
+    candidates: Candidates,
+    baseline: Baseline = None,
+    rollouts: Rollouts = 1,
+    temperature: Temperature = 0.0,
+    success_at: SuccessAt = None,
+    judge: JudgeModel = None,
+    judge_api_base: JudgeBase = None,
+    rubric: RubricFile = None,
+    gpu_price: GpuPrice = None,
+    max_cost: MaxCost = None,
+    trained_on: TrainedOn = None,
+    concurrency: Concurrency = None,
+    timeout: Timeout = CompareSettings.timeout,
+    max_completion_tokens: MaxCompletion = MAX_COMPLETION_TOKENS,
+    output: Output = CompareSettings.output,
+    fresh: Fresh = False,
+    seed: Seed = 0,
+    trace: Trace = None,
+    model: ModelName = None,
+    base_model: BaseModel = None,
+) -> None:
+    """Run an app with several models and report the differences.
+
+    Each candidate answers in place of the app's own model. The report has charts."""
+    options: CompareOptions = {
+        "baseline": baseline,
+        "rollouts": rollouts,
+        "temperature": temperature,
+        "success_at": success_at,
+        "gpu_price": gpu_price,
+        "max_cost": max_cost,
+        "trained_on": None if trained_on is None else load_scenarios(trained_on),
+        "timeout": timeout,
+        "max_completion_tokens": max_completion_tokens,
+        "output": output,
+        "fresh": fresh,
+        "seed": seed,
+        "judge": _judge(judge, judge_api_base, rubric),
+        "sinks": resolve_sinks(named_sinks(trace, "--trace")) if trace is not None else (),
+    }
+    if concurrency is not None:
+        options["concurrency"] = concurrency
+    loaded = load_scenarios(scenarios)
+    app, options["app_file"] = _app(target, model, base_model)
+    typer.echo("\n".join(lines_of(compare(app, loaded, candidates, **options), output)))
+
+
+def _judge(name: str | None, api_base: str | None, rubric: Path | None) -> Judge | None:
+    """The judge from the options; None without `--judge`. Raises ConfigError."""
+    if name is None and (api_base, rubric) != (None, None):
+        raise ConfigError("--judge-api-base and --rubric need --judge too, as in --judge openai/o3")
+    return None if name is None else ruler_at(name, api_base, rubric)
+
+
+def _app(target: str, name: str | None, base_model: str | None) -> tuple[ComparableTarget, Path | None]:
+    """Load the app, bind it to the model of the options, and return it with its file. Raises ConfigError."""
+    if (name is None) != (base_model is None):
+        raise ConfigError("--model and --base-model belong together, as in --model email-agent --base-model tiny")
+    loaded: object = load_target(target)
+    if not isinstance(loaded, ComparableTarget):
+        raise ConfigError(
+            f"target: {target} is of type {type(loaded).__name__}, which cannot be answered by other models: name what "
+            "offbook_langgraph.trainable(...) returned"
+        )
+    file = getattr(sys.modules[target.partition(":")[0]], "__file__", None)
+    own = None if name is None or base_model is None else TrainableModel(name, base_model=base_model)
+    return (loaded if own is None else bound_to(loaded, own)), None if file is None else Path(file)
+
+
+def lines_of(comparison: ComparisonReport, output: Path) -> list[str]:
+    """The result as lines for a terminal, with the paths of the report."""
+    lines: list[str] = []
+    for result in comparison.candidates:
+        parts = [f"{result.name}:"]
+        if result.value is not None:
+            parts.append(f"{comparison.measure} {shown_interval(result.value)}")
+        if result.difference is not None:
+            parts.append(f"difference to {comparison.baseline} {shown_interval(result.difference, sign='+')}")
+        parts += [f"pass@{k} {value:.3f}" for k, value in result.passes.items()]
+        parts.append("cost unknown" if result.cost is None else f"{1000 * result.cost:.4g} USD per 1,000 rollouts")
+        if result.latency is not None:
+            parts.append(f"call p50 {result.latency[0]:.2g} s, p95 {result.latency[1]:.2g} s")
+        parts += [f"{result.failed} of {result.rollouts} failed"] if result.failed else []
+        lines.append(f"{parts[0]} {', '.join(parts[1:])}")
+    for rate in comparison.win_rates:
+        lines.append(f"{rate.candidate}: preferred to {rate.against} {shown_interval(rate.rate)}")
+    lines += [f"note: {result}" for result in comparison.warnings]
+    return [*lines, *comparison.spending, f"report: {output / 'report.html'}, {output / 'report.md'}"]

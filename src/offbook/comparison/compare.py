@@ -1,0 +1,298 @@
+"""`compare`: runs the same app on the same scenarios with every candidate as its model."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from offbook.client.model import Model, TrainableModel
+from offbook.contracts import Judge
+from offbook.errors import ConfigError
+from offbook.llms.ledger import budget
+from offbook.plurals import counted
+from offbook.scenarios.identity import scenario_id
+from offbook.sync_calls import run_sync
+from offbook.trainer.evaluate import summarise
+from offbook.trainer.messages import failure_lines
+from offbook.trainer.options import RewardFunction
+from offbook.trainer.trainer import checked_scenarios
+from offbook.types import Json
+
+from .candidates import Candidate, CandidateLike, as_candidates
+from .contamination import contamination_warnings, text_of, trained_ids
+from .gateway import Gateway
+from .judged_groups import judge_side_by_side
+from .options import CompareOptions, CompareSettings
+from .report import write_report
+from .results import ComparisonReport, Scored, candidate_result, differing_samples, scenario_values
+from .rollouts import RolloutStage, grouped, log_rows
+from .rows import Journal, content_hash
+from .shown import show_to_sinks
+from .targets import ComparableTarget, CompareRollout, as_target
+from .winrates import WinRate, win_rate
+
+logger = logging.getLogger("offbook")
+
+ROWS = "rollouts.jsonl"
+SAMPLES = 20
+"""The most scenarios in the table of differing results."""
+
+
+def compare(
+    target: ComparableTarget | CompareRollout,
+    scenarios: Sequence[object],
+    candidates: Sequence[CandidateLike],
+    *,
+    model: TrainableModel | None = None,
+    reward: RewardFunction | None = None,
+    **options: Unpack[CompareOptions],
+) -> ComparisonReport:
+    """Sync form of `acompare`. Raises an error inside a running event loop."""
+    return run_sync(acompare, target, scenarios, candidates, model=model, reward=reward, **options)
+
+
+async def acompare(
+    target: ComparableTarget | CompareRollout,
+    scenarios: Sequence[object],
+    candidates: Sequence[CandidateLike],
+    *,
+    model: TrainableModel | None = None,
+    reward: RewardFunction | None = None,
+    **options: Unpack[CompareOptions],
+) -> ComparisonReport:
+    """Run the app on every scenario with each candidate as its model, and write the report to the folder `output`.
+
+    target: the result of `trainable`, or a rollout function (model, scenario) -> Trajectory. model, reward: for a rollout
+    function, its trained model and its reward. Options: see `CompareSettings`. A second run reuses successful rollouts.
+    Raises ConfigError, RolloutError, BudgetExceeded, and LlmError for an account that accepts no calls.
+    """
+    app = as_target(target, model, reward)
+    settings = settings_for(app, options)
+    chosen = checked_scenarios(scenarios, "scenarios")
+    named = await _resolved(as_candidates(candidates), app)
+    baseline = settings.baseline or named[0].name
+    if baseline not in [candidate.name for candidate in named]:
+        raise ConfigError(
+            f"baseline: {baseline!r} is no candidate; they are {', '.join(candidate.name for candidate in named)}"
+        )
+    settings.output.mkdir(parents=True, exist_ok=True)
+    rows = settings.output / ROWS
+    if settings.fresh:
+        rows.unlink(missing_ok=True)
+    judge = settings.judge or app.own_judge()
+    if settings.judge is not None and len(named) < 2:
+        raise ConfigError("candidates: a judge compares rollouts of at least two, got one")
+    llms = {candidate.name: candidate.llm for candidate in named if candidate.llm is not None}
+    with budget(settings.max_cost) as spending, Gateway(llms) as gateway:
+        stage = RolloutStage(
+            target=app,
+            scenarios=chosen,
+            settings=settings,
+            journal=Journal(rows),
+            gateway=gateway,
+            run=settings.run or _run_id(chosen, app),
+            app=app_hash(settings.app_file),
+            judged=judge is not None,
+        )
+        scored = [await _scored(stage, candidate) for candidate in named]
+        warnings = await _warnings(stage, scored)
+        wins = [] if judge is None else await _win_rates(scored, judge, baseline, settings.seed, warnings)
+    comparison = _comparison(stage, scored, baseline, wins, warnings, spending.lines())
+    await show_to_sinks(stage, scored, comparison)
+    write_report(comparison, settings.output)
+    return comparison
+
+
+def settings_for(app: ComparableTarget, options: CompareOptions) -> CompareSettings:
+    """Build the settings, with the app's limit as the default concurrency. Raises ConfigError."""
+    most = app.most_at_once()
+    if most is not None:
+        options = {"concurrency": most, **options}
+    settings = CompareSettings.parse(**options)
+    if most is not None and settings.concurrency > most:
+        raise ConfigError(f"concurrency: the app runs {most} rollout at a time, got {settings.concurrency!r}")
+    return settings
+
+
+async def _win_rates(
+    scored: Sequence[Scored], judge: Judge, baseline: str, seed: int, warnings: list[str]
+) -> list[WinRate]:
+    """The win rate of every candidate against the baseline. Groups that the judge dropped add a warning."""
+    groups, dropped = await judge_side_by_side(scored, judge, seed)
+    if dropped:
+        warnings.append(f"the judge scored no rollout in {counted(dropped, 'group')}")
+    others = [item.candidate.name for item in scored if item.candidate.name != baseline]
+    rates = [win_rate(groups, name, baseline, seed=seed) for name in others]
+    return [rate for rate in rates if rate is not None]
+
+
+async def _resolved(candidates: list[Candidate], app: ComparableTarget) -> list[Candidate]:
+    """Replace `step:newest` by its number, and check that steps exist. Raises ConfigError."""
+    own = app.own_models()
+    steps = [candidate for candidate in candidates if candidate.trained]
+    if not steps:
+        return candidates
+    if not own:
+        raise ConfigError(
+            f"candidates: {steps[0].name}: the app was wrapped without a model: name it, by trainable(model=...), model=, or on "
+            "the command line by --model and --base-model"
+        )
+    newest = min([await model.get_step() for model in own])
+    resolved_candidates: list[Candidate] = []
+    for candidate in candidates:
+        step = newest if candidate.trained and candidate.step is None else candidate.step
+        if step is not None:
+            await _check_step(own, step, newest)
+        resolved = candidate if not candidate.trained else Candidate(f"step:{step}", step=step)
+        if resolved.name in [other.name for other in resolved_candidates]:
+            logger.warning("step:newest is %s, which is a candidate already", resolved.name)
+            continue
+        resolved_candidates.append(resolved)
+    return resolved_candidates
+
+
+async def _check_step(models: Sequence[TrainableModel], step: int, newest: int) -> None:
+    for model in models:
+        kept = {0, newest} | {state.step for state in await model.checkpoints()}
+        if step not in kept:
+            raise ConfigError(
+                f"candidates: {model.name!r} has no step {step}; there are {', '.join(map(str, sorted(kept)))}"
+            )
+
+
+async def _scored(stage: RolloutStage, candidate: Candidate) -> Scored:
+    """Run and evaluate one candidate, and log the result with the server."""
+    rows = await stage.rows(candidate)
+    groups = grouped(rows, stage.scenarios)
+    evaluation = summarise(groups, {candidate.name: candidate.step or 0}, stage.settings.temperature)
+    scored = Scored(candidate, rows, evaluation)
+    own = stage.target.own_models()
+    if own:
+        logged_model: Model[Any] = own[0]
+        if candidate.llm is not None:
+            logged_model = Model(candidate.record_name, own[0].project)
+            await logged_model.register(own[0].backend)
+        await log_rows(logged_model, candidate.step, groups, scored.as_metrics())
+    for line in failure_lines(scored.failures):
+        logger.warning("%s: %s", candidate.name, line)
+    return scored
+
+
+async def _warnings(stage: RolloutStage, scored: Sequence[Scored]) -> list[str]:
+    """Warnings about limits of the comparison: contamination, failures, truncated answers, unknown prices."""
+    settings, warnings = stage.settings, list[str]()
+    recorded: set[str] = set()
+    own = stage.target.own_models()
+    if own and any(item.candidate.trained and item.candidate.step for item in scored):
+        recorded = await trained_ids(await own[0].api(), [model.name for model in own])
+    warnings += contamination_warnings(stage.scenarios, settings.trained_on, recorded)
+    older = sum(row.app != stage.app for item in scored for row in item.rows)
+    if older:
+        warnings.append(
+            f"{counted(older, 'rollout')} of another version of the app's file: --fresh runs everything again"
+        )
+    for item in scored:
+        if item.failed:
+            warnings.append(
+                f"{item.candidate.name}: {item.failed} of {counted(len(item.rows), 'rollout')} failed, and count for nothing"
+            )
+        cut = sum(call.cut for row in item.rows for call in row.calls)
+        if cut:
+            warnings.append(
+                f"{item.candidate.name}: {counted(cut, 'answer')} reached the limit of tokens (max_completion_tokens="
+                f"{settings.max_completion_tokens}, or the app's own)"
+            )
+        if not item.candidate.trained and any(call.cost is None for row in item.rows for call in row.calls):
+            warnings.append(
+                f"{item.candidate.name}: its price is unknown; give prompt_price= and completion_price= in USD per million "
+                "tokens"
+            )
+    if settings.gpu_price is None and any(item.candidate.trained for item in scored):
+        warnings.append(
+            "the cost of trained steps is unknown without gpu_price= (--gpu-price), USD per hour of the machine"
+        )
+    return warnings
+
+
+def _comparison(
+    stage: RolloutStage,
+    scored: Sequence[Scored],
+    baseline: str,
+    wins: Sequence[WinRate],
+    warnings: Sequence[str],
+    spending: Sequence[str],
+) -> ComparisonReport:
+    settings = stage.settings
+    measure, values = scenario_values(scored, settings.success_at)
+    by_name = {item.candidate.name: own for item, own in zip(scored, values, strict=True)}
+    results = tuple(
+        candidate_result(
+            item,
+            by_name[item.candidate.name],
+            None if item.candidate.name == baseline else by_name[baseline],
+            success_at=settings.success_at,
+            gpu_price=settings.gpu_price,
+            seed=settings.seed,
+        )
+        for item in scored
+    )
+    texts = {scenario_id(item): text_of(item) for item in stage.scenarios}
+    return ComparisonReport(
+        run=stage.run,
+        measure=measure,
+        baseline=baseline,
+        candidates=results,
+        win_rates=tuple(wins),
+        samples=differing_samples(scored, texts, values, SAMPLES),
+        warnings=tuple(warnings),
+        settings=_settings(stage, scored),
+        spending=tuple(spending),
+    )
+
+
+def _settings(stage: RolloutStage, scored: Sequence[Scored]) -> dict[str, Json]:
+    """The settings that produced the numbers, for the report."""
+    settings = stage.settings
+    package = sys.modules[__name__.partition(".")[0]]
+    return {
+        "scenarios": len(stage.scenarios),
+        "scenarios_hash": _scenarios_hash(stage.scenarios),
+        "app_hash": stage.app,
+        "rollouts": settings.rollouts,
+        "temperature": settings.temperature,
+        "max_completion_tokens": settings.max_completion_tokens,
+        "concurrency": settings.concurrency,
+        "success_at": settings.success_at,
+        "judge": None if not stage.judged else repr(settings.judge or stage.target.own_judge()),
+        "gpu_price": settings.gpu_price,
+        "seed": settings.seed,
+        "candidates": {item.candidate.name: item.candidate.fingerprint for item in scored},
+        "models": [f"{model.name} on {model.base_model}" for model in stage.target.own_models()],
+        "offbook": package.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _run_id(scenarios: Sequence[object], app: ComparableTarget) -> str:
+    """The run's id. It does not depend on the candidates, so a candidate added later belongs to the same run."""
+    names = [model.name for model in app.own_models()]
+    digest = hashlib.sha256(" ".join([_scenarios_hash(scenarios), *names]).encode()).hexdigest()[:12]
+    return "-".join(["compare", *names[:1], digest])
+
+
+def _scenarios_hash(scenarios: Sequence[object]) -> str:
+    parts = [f"{scenario_id(scenario)} {content_hash(scenario)}" for scenario in scenarios]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def app_hash(file: Path | None) -> str:
+    """Hash of the app's file; empty without a file. Raises ConfigError if it cannot be read."""
+    try:
+        return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ConfigError(f"app_file: {file} cannot be read: {error}") from error

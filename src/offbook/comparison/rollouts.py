@@ -1,0 +1,260 @@
+"""Runs the rollouts of one candidate, measures them, and stores them in the journal and on the server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openai.types.chat.chat_completion import Choice
+
+from offbook.choices import MARK, mark_of
+from offbook.client.capture import histories_of, recorded_calls
+from offbook.client.endpoint_model import FixedStepModel
+from offbook.client.gather import raise_common_fault
+from offbook.client.http import Api
+from offbook.client.model import Model, TrainableModel
+from offbook.client.records import make_recordable, rollout_records
+from offbook.client.sampling import at_temperature, completions_limited
+from offbook.errors import RolloutError
+from offbook.plurals import counted
+from offbook.scenarios.identity import scenario_id
+from offbook.types import (
+    Call,
+    CallStatus,
+    History,
+    MessageOrChoice,
+    RolloutPlace,
+    Trajectory,
+    TrajectoryGroup,
+    as_rollout_exception,
+)
+
+from .candidates import Candidate
+from .gateway import Gateway, RecordedCall
+from .options import CompareSettings
+from .rows import ComparedRollout, Journal, MeasuredCall, content_hash
+from .targets import ComparableTarget
+
+SPLIT = "compare"
+"""The split of these rollouts in the server's records."""
+
+
+@dataclass(frozen=True)
+class RolloutStage:
+    """The settings and resources that the rollouts of all candidates share."""
+
+    target: ComparableTarget
+    scenarios: Sequence[object]
+    settings: CompareSettings
+    journal: Journal
+    gateway: Gateway
+    run: str
+    app: str  # fingerprint of the app's file
+    judged: bool
+
+    async def rows(self, candidate: Candidate) -> list[ComparedRollout]:
+        """All rollouts of the candidate, in the order of the scenarios. Rollouts in the journal are not run again.
+
+        Raises an error that every rollout would have, and RolloutError if the app never called the candidate.
+        """
+        slots = asyncio.Semaphore(self.settings.concurrency)
+        models = self._models(candidate)
+
+        async def one(scenario: object, index: int) -> ComparedRollout:
+            fingerprint = self._fingerprint(candidate, scenario)
+            known = self.journal.known(f"{fingerprint}-{index}")
+            if known is not None:
+                return known
+            async with slots:
+                row = await self._run(candidate, models, scenario, index, fingerprint)
+            self.journal.add(row)
+            await self._keep(candidate, row)
+            return row
+
+        limits = (at_temperature(self.settings.temperature), completions_limited(self.settings.max_completion_tokens))
+        with limits[0], limits[1]:
+            tasks = [
+                asyncio.create_task(one(scenario, index))
+                for scenario in self.scenarios
+                for index in range(self.settings.rollouts)
+            ]
+            try:
+                rows = await asyncio.gather(*tasks)
+            except BaseException:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                raise
+        if not any(row.calls or row.failed for row in rows):
+            raise RolloutError(
+                f"{candidate.name}: the app made no call to it in {counted(len(rows), 'rollout')}: does select= leave every call out, or "
+                "does the app call a model that is not captured?"
+            )
+        return rows
+
+    def _models(self, candidate: Candidate) -> list[Model[Any]]:
+        """The models that answer in place of the app's own, in the same order."""
+        own = self.target.own_models()
+        if candidate.llm is not None:
+            return [self.gateway.model(candidate.name) for _ in own or (None,)]
+        assert candidate.step is not None
+        return [FixedStepModel(model, candidate.step) for model in own]
+
+    def run_of(self, candidate: Candidate) -> str:
+        """The candidate's run id in the server's records and in trace sinks, whose lists cut long names: it comes first."""
+        return f"{candidate.record_name}-{self.run}"
+
+    def _fingerprint(self, candidate: Candidate, scenario: object) -> str:
+        """Hash of everything that the candidate's rollouts of a scenario depend on."""
+        settings = self.settings
+        own = [f"{model.name} {model.base_model}" for model in self.target.own_models()] if candidate.trained else []
+        parts = (candidate.fingerprint, *own, scenario_id(scenario), content_hash(scenario))
+        sampled = (str(settings.temperature), str(settings.max_completion_tokens), str(self.judged))
+        return hashlib.sha256("\n".join([*parts, *sampled]).encode()).hexdigest()[:24]
+
+    async def _run(
+        self, candidate: Candidate, models: Sequence[Model[Any]], scenario: object, index: int, fingerprint: str
+    ) -> ComparedRollout:
+        """Run one rollout. Its exception is stored, unless every rollout would have it."""
+        own, timeout = Trajectory(), self.settings.timeout
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                trajectory = await self.target.rollout_by(models, scenario, own, judged=self.judged)
+            make_recordable(trajectory)
+        except Exception as error:  # noqa: BLE001  # a bad rollout is data, not a crash
+            raise_common_fault(error)
+            late = isinstance(error, TimeoutError) and limit.expired()
+            cause = TimeoutError(f"the rollout took longer than timeout={timeout:g} s") if late else error
+            trajectory = own.model_copy(update={"reward": None, "exception": as_rollout_exception(cause)}).finish()
+        if self.gateway.fault is not None:
+            raise self.gateway.fault
+        if candidate.llm is not None:
+            calls = self.gateway.take_calls(dict.fromkeys((own.id, trajectory.id)))
+            measured, trajectory = [call.measured for call in calls], unmarked(trajectory, calls)
+        else:
+            measured = await self._recorded(trajectory)
+        name = scenario_id(scenario)
+        place = RolloutPlace(
+            run=self.run_of(candidate),
+            split=SPLIT,
+            step=candidate.step,
+            scenario=name,
+            group=f"{self.run_of(candidate)}/{fingerprint}",
+            index=index,
+        )
+        trajectory.place = trajectory.place.filled(place)
+        trajectory.metrics.update(_metrics(measured))
+        failure = trajectory.exception
+        return ComparedRollout(
+            key=f"{fingerprint}-{index}",
+            app=self.app,
+            candidate=candidate.name,
+            step=candidate.step,
+            scenario=name,
+            index=index,
+            reward=None if failure is not None or trajectory.reward is None else float(trajectory.reward),
+            metrics=dict(trajectory.metrics),
+            error=None if failure is None else f"{failure.type}: {failure.message}",
+            calls=tuple(measured),
+            seconds=(trajectory.ended_at or time.time()) - trajectory.started_at,
+            trajectory=trajectory,
+        )
+
+    async def _recorded(self, trajectory: Trajectory) -> list[MeasuredCall]:
+        """The calls that the servers of the trained models recorded for the trajectory."""
+        marks = [mark_of(item) for item in _choices(trajectory)]
+        ids = dict.fromkeys([trajectory.id, *(str(mark["trajectory_id"]) for mark in marks if mark is not None)])
+        apis = {api.url: api for api in [await model.api() for model in self.target.own_models()]}
+        calls = [
+            call for api in apis.values() for trajectory_id in ids for call in await recorded_calls(api, trajectory_id)
+        ]
+        return [_measured(call) for call in sorted(calls, key=lambda call: call.started_at)]
+
+    async def _keep(self, candidate: Candidate, row: ComparedRollout) -> None:
+        """Store the rollout on the server at once, so that its records also have an interrupted comparison."""
+        own = self.target.own_models()
+        if own:
+            api = await own[0].api()
+            name = candidate.record_name if candidate.llm is not None else own[0].name
+            await api.finish(rollout_records([row.trajectory], name, RolloutPlace()))
+
+
+def _metrics(calls: Sequence[MeasuredCall]) -> dict[str, float]:
+    """Time, tokens and cost of a rollout's calls as metrics. Tokens and cost only if all calls report them."""
+    metrics: dict[str, float] = {"calls": float(len(calls))}
+    for name in ("prompt_tokens", "completion_tokens", "cost"):
+        values = [getattr(call, name) for call in calls]
+        if calls and None not in values:
+            metrics[name] = float(sum(values))
+    return metrics | ({"call_seconds": sum(call.seconds for call in calls)} if calls else {})
+
+
+def _measured(call: Call) -> MeasuredCall:
+    return MeasuredCall(
+        seconds=call.ended_at - call.started_at,
+        prompt_tokens=len(call.prompt_ids),
+        completion_tokens=sum(len(output.token_ids) for output in call.outputs),
+        started_at=call.started_at,
+        cut=call.status == CallStatus.TRUNCATED,
+    )
+
+
+def unmarked(trajectory: Trajectory, calls: Sequence[RecordedCall]) -> Trajectory:
+    """The trajectory as that of another endpoint: its choices name no recorded calls, and it has the calls itself.
+
+    If it has no choices, its conversations are built from the calls.
+    """
+    histories = [trajectory, *trajectory.additional_histories]
+    shown: list[History]
+    if any(isinstance(item, Choice) for history in histories for item in history.entries()):
+        shown = [History(messages_and_choices=_plain(history), tools=history.tools) for history in histories]
+    else:
+        shown = histories_of([recorded.call for recorded in calls], marked=False) or [trajectory]
+    update: dict[str, object] = {
+        "messages_and_choices": shown[0].messages_and_choices,
+        "tools": shown[0].tools,
+        "additional_histories": shown[1:],
+        "captured": False,
+        "weights": {},
+        "call_rewards": {},
+        "unused": [],
+        "outside_calls": [recorded.trace() for recorded in calls],
+    }
+    return trajectory.model_copy(update=update)
+
+
+def _plain(history: History) -> list[MessageOrChoice]:
+    items = history.entries()
+    return [
+        Choice.model_validate({**item.model_dump(exclude={MARK})}) if isinstance(item, Choice) else item
+        for item in items
+    ]
+
+
+def _choices(trajectory: Trajectory) -> list[Choice]:
+    histories = [trajectory, *trajectory.additional_histories]
+    return [item for history in histories for item in history.entries() if isinstance(item, Choice)]
+
+
+def grouped(rows: Sequence[ComparedRollout], scenarios: Sequence[object]) -> list[TrajectoryGroup]:
+    """One group of rollouts per scenario, in the scenarios' order."""
+    by_scenario: dict[str, list[Trajectory]] = {scenario_id(scenario): [] for scenario in scenarios}
+    for row in rows:
+        by_scenario[row.scenario].append(row.trajectory)
+    return [
+        TrajectoryGroup(trajectories, place=RolloutPlace(scenario=name, group=trajectories[0].place.group))
+        for name, trajectories in by_scenario.items()
+    ]
+
+
+async def log_rows(
+    model: Model[Any] | TrainableModel, step: int | None, groups: Sequence[TrajectoryGroup], metrics: dict[str, float]
+) -> Api:
+    """Log the rollouts and their means with the model."""
+    await model.log(groups, split=SPLIT, metrics=metrics, step=step)
+    return await model.api()

@@ -1,0 +1,151 @@
+"""Names of OpenPipe ART's that are not Offbook's own, and what to use instead."""
+
+from importlib import import_module
+
+from openai.types.chat import ChatCompletionMessageParam
+
+from offbook.errors import missing_name
+from offbook.types import MessageOrChoice, Tool
+
+__all__ = ["ELSEWHERE", "MODULES", "NAMES", "Messages", "MessagesAndChoices", "Tools", "missing_name", "resolve"]
+
+Messages = list[ChatCompletionMessageParam]
+MessagesAndChoices = list[MessageOrChoice]
+Tools = list[Tool]
+
+NAMES = {
+    "Backend": ("client.backend", "Backend"),
+    "LocalTrainResult": ("types", "TrainResult"),
+    "Messages": ("compat.art.names", "Messages"),
+    "MessagesAndChoices": ("compat.art.names", "MessagesAndChoices"),
+    "ServerlessBackend": ("compat.art.absent", "ServerlessBackend"),
+    "ServerlessTrainResult": ("types", "TrainResult"),
+    "Tools": ("compat.art.names", "Tools"),
+    "TrainSFTConfig": ("compat.art.absent", "TrainSFTConfig"),
+    "dev": ("compat.art.dev", ""),
+    "capture_yielded_trajectory": ("compat.art.yielded", "capture_yielded_trajectory"),
+    "yield_trajectory": ("compat.art.yielded", "yield_trajectory"),
+}
+"""Name -> module of ours, and the name there; without one, the module itself. `offbook.Messages` is found here though
+`dir(offbook)` hides it."""
+
+_COMPAT = "`import offbook.compat.art as art` has it"
+_REMOTE = "use RemoteBackend(url, api_key) with a server of your own"
+_ENGINE = "the server is a process of its own: engine options are LocalBackend(max_model_len=..., engine='vllm', ...)"
+_LEARNER = "the server builds a step's rows and trains them; its options are TrainConfig(...)"
+_DEV = "option sets are dicts here: InternalModelConfig, InitArgs, EngineArgs, PeftArgs, TrainConfig"
+_FULL = "full fine-tuning is not here: a LoRA is trained, with LoraOptions(r=..., alpha=...)"
+_GRAPH = "use wrap_rollout and init_chat_model, or trainable of offbook_langgraph: the app stays as it is"
+_MCP = "use MCPTool, MCPResource, GeneratedScenario, generate_scenarios, or the package offbook_mcp"
+_FILES = (
+    "checkpoints are model.checkpoints(), model.export(folder) and model.fork(name); rollouts `offbook traces export`"
+)
+_LOGS = "metrics are logged by model.train and model.log; send them on with sinks=['wandb'], see docs/wandb.md"
+_DEPLOY = "model.export(folder) writes the LoRA, or the merged model, as a folder; see docs/production.md"
+_CHARTS = "use offbook.compare or `offbook compare`, and `offbook ui` for curves"
+ELSEWHERE = {
+    "LoRAConfig": "use LoraOptions(r=..., alpha=...)",
+    "PydanticException": "use offbook.types.RolloutException",
+    "SkyPilotBackend": _REMOTE,
+    "TinkerBackend": "use LocalBackend, or RemoteBackend(url, api_key)",
+    "TrajectoryGroupResult": "use TrainResult",
+    "UnslothBackend": "use LocalBackend(loader='unsloth')",
+    "guided_completion": _COMPAT,
+    "langgraph": f"use the package offbook_langgraph; for wrap_rollout and init_chat_model {_COMPAT}",
+    "local": f"use LocalBackend; {_COMPAT}",
+    "mcp": f"use the package offbook_mcp; for MCPTool, GeneratedScenario and generate_scenarios {_COMPAT}",
+    "no_capture": "calls outside a capture belong to no rollout; inside a LangGraph app use offbook_langgraph.uncaptured",
+    "remote_server_url": "use RemoteBackend(url, api_key)",
+    "utils": f"use iterate_dataset, limit_concurrency and retry; {_COMPAT}",
+}
+"""What to use instead of a name that does not exist."""
+
+MODULES = {
+    "_backend_training": _LEARNER,
+    "api_costs": "costs of other LLMs are counted by offbook.Ruler and offbook.compare, and limited by max_cost=",
+    "auto_trajectory": "use offbook.capture_auto_trajectory and offbook.auto_trajectory",
+    "backend": "use LocalBackend or RemoteBackend",
+    "batches": "use offbook.trajectory_group_batches",
+    "cli": "use `offbook --help`",
+    "client": "use offbook.AsyncClient or RemoteBackend(url, api_key)",
+    "costs": _CHARTS,
+    "dev": _DEV,
+    **dict.fromkeys(("dev.engine", "dev.get_model_config", "dev.model", "dev.train", "dev.validate"), _DEV),
+    "dev.openai_server": "options of the server are those of `offbook serve --help`, or of LocalBackend",
+    "dev.torchtune": _FULL,
+    "errors": "errors are OffbookError and its subclasses in offbook.errors",
+    "gather": "use offbook.gather_trajectories and offbook.gather_trajectory_groups",
+    "guided_completion": "it has get_guided_completion_params",
+    "langgraph": _GRAPH,
+    **dict.fromkeys(("langgraph.llm_wrapper", "langgraph.logging", "langgraph.message_utils"), _GRAPH),
+    "local": _ENGINE,
+    **dict.fromkeys(("local.adapter_leases", "local.backend", "local.service", "local.state", "local.vllm"), _ENGINE),
+    **dict.fromkeys(("local.pack", "local.tokenize", "local.train"), _LEARNER),
+    "local.checkpoints": _FILES,
+    "loss": _LEARNER,
+    "mcp": _MCP,
+    **dict.fromkeys(("mcp.default_tools", "mcp.generate_scenarios", "mcp.types"), _MCP),
+    "megatron": "the learner trains LoRAs on one GPU: use LocalBackend(loader='unsloth') or a smaller base",
+    "metrics": _LOGS,
+    "metrics_taxonomy": _LOGS,
+    "model": "use offbook.Model and offbook.TrainableModel",
+    "openai": "use model.openai_client(), or offbook.AsyncClient",
+    "pipeline_trainer": "use offbook.Trainer(model, rollout, scenarios, config=offbook.TrainConfig(overlap=True, max_staleness=...))",
+    "preprocessing": _LEARNER,
+    "rewards": "use offbook.ruler, offbook.ruler_score_group or judge=offbook.Ruler(model)",
+    "rewards.ruler": "the judge's answer is not a class here; DEFAULT_RUBRIC is in offbook.rewards",
+    "server": "start one with `offbook serve --model MODEL`, and use RemoteBackend(url, api_key)",
+    "serverless": _REMOTE,
+    "skypilot": _REMOTE,
+    "test": "use offbook.testing",
+    "tinker": "use LocalBackend, or RemoteBackend(url, api_key)",
+    "tinker_native": "use LocalBackend, or RemoteBackend(url, api_key)",
+    "torchtune": _FULL,
+    "trajectories": "use offbook.Trajectory, offbook.TrajectoryGroup and offbook.History",
+    "transformers": _LEARNER,
+    "types": "use offbook.TrainConfig and offbook.TrainResult; Messages, MessagesAndChoices and Tools are in offbook.compat.art",
+    "unsloth": "use LocalBackend(loader='unsloth')",
+    "utils": "use iterate_dataset, limit_concurrency, retry, strip_logprobs, or the standard library",
+    "utils.benchmark_rollout": _CHARTS,
+    "utils.benchmarking": _CHARTS,
+    "utils.convert_moe_lora": _DEPLOY,
+    "utils.deploy_model": _DEPLOY,
+    "utils.deployment": _DEPLOY,
+    "utils.format_message": "print trajectory.messages(), or see the rollout with `offbook show TRAJECTORY`",
+    "utils.get_repo_root_path": "use pathlib.Path.cwd()",
+    "utils.lifecycle": _ENGINE,
+    "utils.managed_process": _ENGINE,
+    "utils.network": "use port 0, which takes a free one",
+    "utils.suppress_litellm_serialization_warnings": "leave it out",
+    "utils.get_model_step": "use `await model.get_step()`",
+    "utils.get_trajectory_messages": "use trajectory.messages()",
+    "utils.group_aggregate": _LOGS,
+    "utils.litellm": "use convert_litellm_choice_to_openai",
+    "utils.log_http_errors": "errors of the server are ServerError, with its status, code and message",
+    "utils.model_config": "supervised fine-tuning is not in this version; chat templates come with the base model",
+    "utils.old_benchmarking": _CHARTS,
+    "utils.output_dirs": _FILES,
+    "utils.record_provenance": "every step's options are recorded with it: `offbook show RUN`",
+    "utils.s3": _FILES,
+    "utils.s3_checkpoint_utils": _FILES,
+    "utils.sft": "supervised fine-tuning is not in this version: train by reward with model.train(groups)",
+    "utils.trajectory_logging": _FILES,
+    "utils.trajectory_migration": _FILES,
+    "vllm": _ENGINE,
+    "vllm_runtime": _ENGINE,
+    "weight_transfer": _ENGINE,
+    "yield_trajectory": "use art.yield_trajectory and art.capture_yielded_trajectory",
+}
+"""What to use instead of a module, and of a name in it that does not exist here. Submodules take their package's entry."""
+
+
+def resolve(name: str) -> object:
+    """What one of the NAMES stands for."""
+    module, own = NAMES[name]
+    found = import_module(f"offbook.{module}")
+    return getattr(found, own) if own else found
+
+
+def hint(name: str) -> str | None:
+    """What to use instead of a name or top-level module; None if it is nobody's."""
+    return ELSEWHERE.get(name) or MODULES.get(name)

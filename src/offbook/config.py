@@ -1,0 +1,404 @@
+"""The options of a step, an engine and a server: name, default, range and meaning, defined once.
+
+Options are pydantic models with `extra="forbid"`: an unknown option is an error that names the right one.
+Losses, advantages and layouts never take these objects: their callers pass scalars.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from .errors import ConfigError
+from .option_names import unknown_option
+
+logger = logging.getLogger("offbook")
+
+LossName = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"]
+EngineName = Literal["embedded", "vllm"]
+LayoutName = Literal["auto", "tree", "leaf_rows", "call_rows"]
+MemoryLayout = Literal["side_by_side", "free_cache", "offload"]
+"""How sampler and learner share one GPU in a memory plan. side_by_side: both stay on it. free_cache: the sampler frees
+its KV cache during a step. offload: the learner is in host memory between steps."""
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""Names become folders. They may hold letters, digits, dot, dash and underscore, and start with a letter or digit."""
+
+
+MAX_TEMPERATURE = 100.0
+"""Upper bound of a temperature: at 100 sampling is practically uniform, so a higher value is a mistake."""
+DEFAULT_NAME = "default"
+"""Name of the model that a server creates at start, unless `name` is set."""
+
+
+class Options(BaseModel):
+    """Base of all option sets. They are immutable.
+
+    Raises ConfigError, which names every invalid field, its value and what is allowed, and for an unknown option the right
+    one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(describe(error, type(self).__name__, type(self).model_fields)) from error
+
+    # pydantic then validates a nested set as one of its own models, and its faults keep their place.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def parse(cls, **values: Any) -> Self:
+        """The constructor, for values whose types are unknown."""
+        return cls(**values)
+
+
+def describe(error: ValidationError, where: str, options: Iterable[str] = ()) -> str:
+    """One line per fault of a pydantic error, such as `TrainConfig.loss: Input should be ... (got 'x')`. `options`: the
+    names of an option set, for unknown ones."""
+    lines: list[str] = []
+    for fault in error.errors(include_url=False):
+        field = ".".join(str(part) for part in fault["loc"]) or "(whole)"
+        if options and fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
+            lines.append(unknown_option(where, field, options))
+        else:
+            lines.append(f"{where}.{field}: {fault['msg']} (got {fault['input']!r})")
+    return "\n".join(lines)
+
+
+class LoraOptions(Options):
+    """The LoRA adapter of a model. Its shape is fixed by the model's first step."""
+
+    r: int = Field(default=8, ge=1, le=512, description="rank of the LoRA matrices")
+    alpha: float = Field(default=16.0, gt=0, description="scale: the weight update is alpha / r * B @ A")
+    dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="dropout on the adapter's input; above 0 its logprobs are not the sampler's",
+    )
+    target_modules: str | tuple[str, ...] = Field(
+        default="all-linear", description="layers that get an adapter, as PEFT names them"
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the adapter's initial weights")
+
+
+class TrainConfig(Options):
+    """Options of one train request. Sources (arXiv): PPO 1707.06347, GRPO 2402.03300, DAPO 2503.14476,
+    Dr. GRPO 2503.20783, GSPO 2507.18071, CISPO 2506.13585."""
+
+    learning_rate: float = Field(default=1e-5, gt=0, le=1, description="AdamW's rate after warm-up")
+    loss: LossName = Field(default="grpo", description="which policy-gradient loss")
+    epsilon: float = Field(default=0.2, ge=0, le=10, description="lower clip range of the ratio: 1 - epsilon")
+    epsilon_high: float | None = Field(
+        default=None, ge=0, le=1000, description="upper clip range; None: 0.28 for dapo, 4.0 for cispo, else epsilon"
+    )
+    scale_rewards: bool = Field(
+        default=True, description="divide advantages by the group's standard deviation (never in dr_grpo)"
+    )
+    call_rewards: bool = Field(
+        default=False,
+        description="advantages per call, from what log_reward added after that call (2402.03300, section 4.1.3)",
+    )
+    sequence: Literal["trajectory", "call"] = Field(
+        default="trajectory", description="the sequence of gspo's ratio: the whole trajectory or one call"
+    )
+    kl_coef: float = Field(default=0.0, ge=0, le=100, description="weight of the k3 KL to the base model (adapter off)")
+    importance_cap: float | None = Field(
+        default=2.0,
+        gt=0,
+        description="C in min(old / sampler, C), the truncated importance weight; None: no importance weight",
+    )
+    max_tokens: int = Field(
+        default=2048, ge=1, lt=2**31, description="dr_grpo's constant divisor per trajectory, in tokens"
+    )
+    epochs: int = Field(default=1, ge=1, le=64, description="passes over the step's samples")
+    minibatches: int = Field(
+        default=1, ge=1, le=1024, description="optimizer updates per epoch; trajectories are assigned round robin"
+    )
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this global norm")
+    warmup_updates: int = Field(
+        default=0, ge=0, description="optimizer updates of linear warm-up, counted from the model's first step"
+    )
+    betas: tuple[Decay, Decay] = Field(default=(0.9, 0.99), description="AdamW's moment decay rates")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="AdamW's weight decay")
+    min_group_size: int = Field(
+        default=2, ge=2, description="groups with fewer scored rollouts are dropped and counted"
+    )
+    layout: LayoutName = Field(default="auto", description="how rows are laid out; auto: the cheapest by estimate")
+    row_tokens: int = Field(
+        default=16_384, ge=64, lt=2**31, description="token budget of one forward and backward; larger trees are split"
+    )
+    logits_chunk: int = Field(default=512, ge=1, lt=2**31, description="targets whose logits are in memory at once")
+    overlap: bool = Field(
+        default=False, description="run rollouts of the next step during the update (Trainer; needs importance_cap)"
+    )
+    max_staleness: int = Field(
+        default=1,
+        ge=0,
+        le=62,
+        description="with overlap: the largest age of a trained rollout, in steps (then at least 1)",
+    )
+    kl_warn: float = Field(default=0.02, gt=0, description="sampler-to-learner KL per token above which the step warns")
+    rendered_warn: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of calls rendered from messages instead of recorded, above which the step warns (1: never)",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the step's random numbers: the adapter's dropout")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_the_equivalent(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "kl_penalty_coef" in values:
+            values = {**cast(dict[str, Any], values)}
+            values["kl_coef"] = values.pop("kl_penalty_coef")
+            logger.warning(
+                "kl_penalty_coef is taken as kl_coef=%r: here the KL to the base is a term of the loss, not of the advantage",
+                values["kl_coef"],
+            )
+        return cast(Any, values)
+
+    @model_validator(mode="after")
+    def _corrected_overlap(self) -> Self:
+        if self.overlap and self.importance_cap is None:
+            raise ValueError(
+                "overlap=True needs importance_cap, which corrects for rollouts of earlier steps: set it to a "
+                "number such as 2.0, not None"
+            )
+        if self.overlap and self.max_staleness == 0:
+            raise ValueError(
+                "overlap=True with max_staleness=0 leaves nothing to overlap: allow 1 step or more, or overlap=False"
+            )
+        return self
+
+    @property
+    def upper_clip(self) -> float:
+        """`epsilon_high`, or its default for the loss."""
+        if self.epsilon_high is not None:
+            return self.epsilon_high
+        return {"dapo": 0.28, "cispo": 4.0}.get(self.loss, self.epsilon)
+
+
+def _from_json(value: Any) -> Any:
+    """Parse a JSON object of the command line, where it is text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+
+
+def _from_list(value: Any) -> Any:
+    """Split a comma-separated list of the command line."""
+    if not isinstance(value, str):
+        return value
+    parts = tuple(part.strip() for part in value.split(",") if part.strip())
+    if not parts:
+        raise ValueError("nothing is in the list: leave the option out")
+    return parts
+
+
+Gpus = Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], BeforeValidator(_from_list)]
+
+
+def _server_url(value: str) -> str:
+    """The URL without a trailing slash and without the `/v1` of OpenAI clients."""
+    wrong = ValueError("a server's URL is such as http://127.0.0.1:8001")
+    try:
+        parts, port = urlsplit(value), urlsplit(value).port
+    except ValueError as error:
+        raise wrong from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise wrong
+    if parts.query or parts.fragment or any(mark in value for mark in " ;\\"):
+        raise wrong
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("no name or password in the URL: the key is taken from VLLM_API_KEY")
+    return value.rstrip("/").removesuffix("/v1")
+
+
+def _different(values: tuple[str, ...]) -> tuple[str, ...]:
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise ValueError(f"given more than once: {', '.join(twice)}")
+    return values
+
+
+Urls = Annotated[
+    tuple[Annotated[str, AfterValidator(_server_url)], ...], AfterValidator(_different), BeforeValidator(_from_list)
+]
+
+
+def _origin(value: str) -> str:
+    """The origin as browsers send it: scheme, host and port in lower case."""
+    parts = urlsplit(value.rstrip("/").lower())
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.path or parts.query or parts.fragment:
+        raise ValueError("an origin is such as https://app.example.com or http://localhost:3000")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+Origins = Annotated[
+    tuple[Annotated[str, AfterValidator(_origin)], ...], AfterValidator(_different), BeforeValidator(_from_list)
+]
+
+
+def _viewer_key(value: str) -> str:
+    if not value.isascii() or not value.isprintable() or len(value) < 8:
+        raise ValueError("a key is printable ASCII of at least 8 characters")
+    return value
+
+
+ViewerKeys = Annotated[
+    tuple[Annotated[str, AfterValidator(_viewer_key)], ...], AfterValidator(_different), BeforeValidator(_from_list)
+]
+
+OF_VLLM = ("max_loras", "max_lora_rank", "tool_call_parser", "reasoning_parser", "engine_args")
+"""Options of vLLM only."""
+OF_EMBEDDED = ("max_string", "max_items")
+"""Options of the embedded engine only."""
+OF_OUR_VLLM = (
+    "max_lora_rank",
+    "tool_call_parser",
+    "reasoning_parser",
+    "engine_args",
+    "inference_gpus",
+    "max_model_len",
+    "max_batch",
+)
+"""Options that a running vLLM server (`vllm_url`) has on its own command line."""
+
+
+class EngineOptions(Options):
+    """Options of the sampler and the learner of one base model."""
+
+    engine: Literal["auto", "embedded", "vllm"] = Field(
+        default="auto", description="the inference engine; auto: vllm if it is installed and there is a CUDA device"
+    )
+    loader: Literal["auto", "peft", "unsloth"] = Field(
+        default="auto", description="loads the learner's base; auto: unsloth if it is installed, on a CUDA device"
+    )
+    device: Device = Field(
+        default="auto", description="torch device of both processes; auto: cuda if there is one, else cpu"
+    )
+    inference_gpus: Gpus = Field(default=(), description="GPUs of the sampler, such as 0,1; none: the learner's")
+    train_gpus: Gpus = Field(default=(), description="the GPU of the learner; none: the sampler's")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="precision of the base; auto: bfloat16 on cuda (float16 before Ampere), else float32",
+    )
+    load_in_4bit: bool = Field(default=False, description="the learner holds the base in 4 bits (bitsandbytes)")
+    max_model_len: int | None = Field(
+        default=None, ge=16, description="longest prompt plus completion in tokens; None: the model's own"
+    )
+    max_batch: int | None = Field(
+        default=None, ge=1, le=1024, description="calls decoded in one batch; None: 64, on a GPU by the memory plan"
+    )
+    max_string: int = Field(
+        default=4096, ge=1, description="longest string in a forced call or a response_format (embedded), in characters"
+    )
+    max_items: int = Field(
+        default=256, ge=1, description="most elements and properties of such JSON; its schema may require more"
+    )
+    max_loras: int = Field(
+        default=3, ge=2, le=64, description="adapters in one batch of vLLM: at least max_staleness + 2"
+    )
+    max_lora_rank: int = Field(default=16, ge=1, le=512, description="largest rank of an adapter in vLLM")
+    tool_call_parser: str | None = Field(
+        default=None, min_length=1, description="vLLM's parser of tool calls; None: by the model's family"
+    )
+    reasoning_parser: str | None = Field(
+        default=None, min_length=1, description="vLLM's parser of reasoning; None: by the model's family"
+    )
+    engine_args: Annotated[dict[str, Any], BeforeValidator(_from_json)] = Field(
+        default_factory=dict, description='more arguments of vLLM as JSON, such as {"max-num-batched-tokens": 8192}'
+    )
+    vllm_url: Urls = Field(default=(), description="URLs of running vLLM servers, comma-separated")
+    memory_layout: Literal["auto", "side_by_side", "free_cache", "offload"] = Field(
+        default="auto", description="how sampler and learner share one GPU; auto: by the memory plan"
+    )
+    card: str | None = Field(default=None, description="plan for a GPU of this memory, such as 24GB, not for this one")
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU threads of each engine process; None: torch's choice, in vLLM all cores but one",
+    )
+    deterministic: bool = Field(default=False, description="torch's deterministic algorithms in the learner")
+    keep_tokens: int = Field(
+        default=10, ge=0, le=1_000_000, description="number of newest steps whose token files are kept; 0: none"
+    )
+
+    @model_validator(mode="after")
+    def _one_engine(self) -> Self:
+        if self.vllm_url or self.engine == "vllm":
+            self._refuse(OF_EMBEDDED, "that is an option of the embedded engine, and the engine is vllm")
+        if self.vllm_url and self.engine == "embedded":
+            raise ValueError("vllm_url: that is vLLM, and the engine is embedded")
+        if self.vllm_url:
+            self._refuse(OF_OUR_VLLM, "that is for the command line of the vLLM that runs already")
+            self._refuse(("memory_layout", "card"), "a vLLM that runs already keeps the memory that it has")
+        if self.engine == "embedded":
+            self._refuse(OF_VLLM, "that is an option of vLLM, and the engine is embedded")
+        if len(self.train_gpus) > 1:
+            raise ValueError(f"train_gpus: the learner uses one GPU (got {self.train_gpus})")
+        sampling, training = set(self.inference_gpus), set(self.train_gpus)
+        if sampling & training and sampling != training:
+            raise ValueError("inference_gpus and train_gpus must be the same or have none in common")
+        return self
+
+    def given(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of `names` whose value differs from the default."""
+        defaults = type(self).model_construct()
+        return tuple(name for name in names if getattr(self, name) != getattr(defaults, name))
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name in self.given(names):
+            raise ValueError(f"{name}: {why}")
+
+
+class ServerOptions(Options):
+    """Options of `offbook serve`."""
+
+    model: str = Field(
+        default="tiny", min_length=1, description="base model: `tiny`, `tiny-mcp`, a folder, or a Hugging Face name"
+    )
+    name: Name = Field(default=DEFAULT_NAME, description="the trainable model that the server creates at start")
+    project: Name = Field(default="default", description="the project of that model")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: a free one")
+    dir: Path = Field(default_factory=lambda: default_dir(), description="folder of checkpoints and records")
+    store_url: str | None = Field(default=None, description="SQLAlchemy URL of the records; None: SQLite in `dir`")
+    durable: bool = Field(default=False, description="sync every commit to disk: a power loss loses no answered call")
+    api_key: str | None = Field(
+        default=None, description="key that clients must send; None: beyond loopback one is generated and kept in `dir`"
+    )
+    viewer_keys: ViewerKeys = Field(default=(), description="read-only keys for pages and records, comma-separated")
+    engine: EngineOptions = Field(default_factory=EngineOptions)
+    inference_only: bool = Field(default=False, description="serve without a learner; train requests are rejected")
+    max_body: int = Field(default=32 * 2**20, ge=1024, description="largest request body in bytes")
+    allow_origin: Origins = Field(
+        default=(), description="origins whose web pages may send requests that change state, comma-separated"
+    )
+    unclaimed_ttl: float = Field(
+        default=7 * 86_400.0, gt=0, description="seconds until a recorded call that no trajectory claimed expires"
+    )
+    step_timeout: float = Field(
+        default=3600.0, gt=0, description="seconds without progress after which a step fails and its learner is ended"
+    )
+    parent_pid: int | None = Field(default=None, ge=1, description="end when this process ends (set by LocalBackend)")
+
+
+def default_dir() -> Path:
+    """`OFFBOOK_DIR`, else `./.offbook`."""
+    return Path(os.environ.get("OFFBOOK_DIR") or ".offbook").absolute()

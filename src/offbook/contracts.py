@@ -1,0 +1,183 @@
+"""The protocols that plugins and users implement, with their failure policies, and the events of trace sinks.
+
+The `id` of an event is deterministic: rebuilding the event from the server's records yields the same id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from .types import Json, TrajectoryGroup
+from .wire import RolloutTrace
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """A run starts, or resumes after a restart under the same id. `settings`: its options as JSON."""
+
+    run: str
+    model: str
+    step: int
+    at: float  # unix seconds
+    settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
+
+    @property
+    def id(self) -> str:
+        """One per run and model."""
+        return f"{self.run}/{self.model}/started"
+
+
+@dataclass(frozen=True)
+class GroupsFinished:
+    """Groups of rollouts ended. `groups`: ids; `rollouts`: the server's records; `step`: the policy's."""
+
+    run: str
+    split: str
+    step: int
+    groups: tuple[str, ...]
+    rollouts: tuple[RolloutTrace, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """One per set of groups, in order."""
+        return f"{self.run}/{self.split}/{self.step}/{digest(*self.groups)}"
+
+
+@dataclass(frozen=True)
+class EvaluationFinished:
+    """A checkpoint was evaluated. `metrics`: means over the rollouts, by name."""
+
+    run: str
+    model: str
+    split: str
+    step: int
+    at: float  # unix seconds
+    metrics: Mapping[str, float]
+    groups: tuple[str, ...] = ()
+    rollouts: tuple[RolloutTrace, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """One per set of groups, in any order: the records list groups in order of their end."""
+        groups = digest(*sorted(self.groups))
+        return f"{self.run}/{self.model}/{self.split}/{self.step}/evaluation/{groups}"
+
+
+@dataclass(frozen=True)
+class StepFinished:
+    """A train request was answered. `step`: the model's afterwards; `began`: the step at which its rollouts began.
+    `metrics`: see docs/metrics.md. `untrained`: identifies a request that changed nothing, else ""."""
+
+    run: str
+    model: str
+    step: int
+    began: int
+    at: float  # unix seconds
+    metrics: Mapping[str, float]
+    untrained: str = ""
+
+    @property
+    def id(self) -> str:
+        """One per step, and one per request that changed nothing."""
+        return f"{self.run}/{self.model}/{self.step}/step{self.untrained and f'/{self.untrained}'}"
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    """A LoRA was written. `path`: folder, on this machine if the sink has `checkpoint_files`, else on the server."""
+
+    run: str
+    model: str
+    step: int
+    path: str
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def id(self) -> str:
+        """One per step."""
+        return f"{self.run}/{self.model}/{self.step}/checkpoint"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A metric crossed its limit, which suggests that the run fails. `message`: what to look at."""
+
+    run: str
+    model: str
+    step: int
+    at: float  # unix seconds
+    kind: str
+    message: str
+    value: float
+    limit: float
+
+    @property
+    def id(self) -> str:
+        """One per step and kind."""
+        return f"{self.run}/{self.model}/{self.step}/alert/{self.kind}"
+
+
+TraceEvent: TypeAlias = RunStarted | GroupsFinished | EvaluationFinished | StepFinished | CheckpointSaved | Alert
+"""The events that a trace sink receives."""
+
+
+@runtime_checkable
+class TraceSink(Protocol):
+    """Sends rollouts and steps to a tracing tool. Subclass it and override the methods that the tool supports.
+
+    Every sink has its own background thread, which calls the methods in order; they may block. After a failure or a
+    restart an event is delivered again with the same id, so handling an event twice must have the effect of once. An
+    exception is logged once per kind and never stops training. The event is delivered later, except after a
+    `offbook.integration.RejectedError`. `name`: the sink's name in messages. `checkpoint_files`: whether `CheckpointSaved.path` must be a folder on this machine.
+    """
+
+    name: str
+    checkpoint_files: bool = False
+
+    def check(self) -> None:
+        """Called before the run; must return within seconds. Raise ConfigError for rejected credentials, and
+        ConnectionError if the tool does not respond."""
+        return
+
+    def run_started(self, event: RunStarted) -> None:
+        """A run starts or resumes."""
+        del event
+
+    def groups_finished(self, event: GroupsFinished) -> None:
+        """Rollouts of a split ended. Send every rollout under its own id."""
+        del event
+
+    def evaluation_finished(self, event: EvaluationFinished) -> None:
+        """A checkpoint was evaluated."""
+        del event
+
+    def step_finished(self, event: StepFinished) -> None:
+        """A train request was answered."""
+        del event
+
+    def checkpoint_saved(self, event: CheckpointSaved) -> None:
+        """A LoRA was written."""
+        del event
+
+    def alert(self, event: Alert) -> None:
+        """A metric crossed its limit."""
+        del event
+
+    def closed(self) -> None:
+        """The run has ended: flush buffered events. Another run may follow."""
+        return
+
+
+class Judge(Protocol):
+    """Scores the rollouts of a group. After a failure it is called once more; then the group is dropped and counted.
+    Returning None drops the group too."""
+
+    def __call__(self, group: TrajectoryGroup) -> Awaitable[TrajectoryGroup | None]: ...
+
+
+def digest(*parts: str) -> str:
+    """16 hex digits of the SHA-256 of `parts`, the same in every process."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

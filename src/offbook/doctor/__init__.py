@@ -1,0 +1,1 @@
+"""`offbook doctor`: checks this machine, and names a fix for each fault."""

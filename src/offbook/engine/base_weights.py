@@ -1,0 +1,142 @@
+"""Checks a base's weight files against its architecture before an engine loads them. Reads only the files' headers.
+
+transformers fills a weight that the files lack with random numbers, and vLLM leaves it as the memory was if the layers
+that it fuses have another. Sampler and learner would then be different policies.
+"""
+
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers' models and configs are only partly typed.
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+
+from offbook.errors import ConfigError
+
+_SHOWN = 5
+"""Names of weights in a message."""
+_LOADABLE = frozenset({"bitsandbytes", "mxfp4"})
+"""Quantizations that transformers loads for training with what the package installs."""
+
+
+def check_weights(folder: Path, *, any_quantization: bool = False) -> None:
+    """Check that the files have every weight of the architecture in its shape; tied weights may be absent.
+
+    Of quantized files, shapes are not compared, and names only if they are bitsandbytes'. `any_quantization`: the engine
+    loads files of every quantization. Raises ConfigError, which names the file or the weights, and OSError or ValueError
+    if transformers does not know the architecture."""
+    shapes = _read_headers(folder)
+    config = AutoConfig.from_pretrained(folder)
+    quantization = _quantization(config)
+    if quantization not in (None, *_LOADABLE) and not any_quantization:
+        raise ConfigError(
+            f"--model {folder}: the base is quantized ({quantization}), and neither the learner nor the embedded engine computes with "
+            "such weights: use the upload that is not quantized (--load-in-4bit quantizes it for the learner). vLLM samples "
+            "this one without training: --engine vllm --inference-only"
+        )
+    if quantization not in (None, "bitsandbytes"):
+        return
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"transformers has no language model of type {config.model_type!r}")
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its report of missing weights says that they were newly initialized
+    try:
+        _, report = architecture.from_pretrained(
+            None,
+            config=config,
+            state_dict=shapes,
+            device_map={"": "meta"},
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    wrong = [
+        f"{name} ({_shape(in_file)} in the files, {_shape(expected)} by config.json)"
+        for name, in_file, expected in sorted(report["mismatched_keys"])
+    ]
+    if wrong and quantization is None:
+        raise ConfigError(
+            f"--model {folder}: weights have other shapes than config.json says: {_listed(wrong)}. Correct config.json "
+            "(vocab_size, if these are the embeddings), or download the model again"
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(
+            f"--model {folder}: the files lack weights of {architecture.__name__}, which would be random numbers: "
+            f"{_listed(missing)}. {_remedy(missing, config)}"
+        )
+
+
+def _quantization(config: PreTrainedConfig) -> str | None:
+    """The method by which the base's files are quantized, such as `gptq`; None if they are not."""
+    stored: dict[str, Any] | None = getattr(config, "quantization_config", None)
+    return None if stored is None else str(stored.get("quant_method", "by an unknown method"))
+
+
+def _read_headers(folder: Path) -> dict[str, Tensor]:
+    """Tensors without content, by name, from the files that transformers would load."""
+    shapes: dict[str, Tensor] = {}
+    for file in _files(folder):
+        try:
+            with safe_open(file, "pt") as content:
+                names: list[str] = content.keys()
+                shapes |= {name: torch.empty(content.get_slice(name).get_shape(), device="meta") for name in names}
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(
+                f"--model {folder}: {file.name} is missing or cut off ({error}): download the model again"
+            ) from error
+    return shapes
+
+
+def _files(folder: Path) -> list[Path]:
+    whole, index = folder / SAFE_WEIGHTS_NAME, folder / SAFE_WEIGHTS_INDEX_NAME
+    if whole.is_file() or not index.is_file():
+        return [whole]
+    try:
+        names: Iterable[str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"--model {folder}: {index.name} cannot be read ({error!r}): download it again") from error
+    return [folder / name for name in sorted(set(names))]
+
+
+def _remedy(missing: list[str], config: PreTrainedConfig) -> str:
+    if missing == ["lm_head.weight"] and not getattr(config.get_text_config(), "tie_word_embeddings", False):
+        return "If its output layer is the embedding, set tie_word_embeddings to true in config.json; else download it again"
+    return "Download the model again, or save it whole"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _shape(size: Iterable[int]) -> str:
+    return " x ".join(map(str, size))
+
+
+def main() -> int:
+    """`python -m offbook.engine.base_weights DIR`: the check for vLLM. Exit code 2, with the reason on stderr, for a
+    base that must not be loaded. vLLM also knows architectures that transformers does not; those are not checked."""
+    try:
+        check_weights(Path(sys.argv[1]), any_quantization=True)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:
+        print(f"The names of the base's weights were not checked: {error}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

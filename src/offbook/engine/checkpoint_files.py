@@ -1,0 +1,165 @@
+"""Checkpoint folders as the learner and the server both read them: their files, which are whole, and where damaged ones go.
+
+`{n:04d}/`: adapter_config.json and adapter_model.safetensors (standard PEFT), optimizer.safetensors, optimizer.json,
+rng.safetensors, offbook.json. No torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError, safe_open
+
+from ..config import LoraOptions
+from ..errors import EngineError
+from ..types import TrainResult
+
+NOTE = "offbook.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER = "adapter_model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+OPTIMIZER_NOTE = "optimizer.json"
+RNG = "rng.safetensors"
+FILES = (ADAPTER_CONFIG, ADAPTER, OPTIMIZER, OPTIMIZER_NOTE, RNG, NOTE)
+
+
+class CheckpointNote(BaseModel):
+    """`offbook.json`. `sizes` and `digests`: bytes and SHA-256 of every other file; older checkpoints have no digests."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, ser_json_inf_nan="constants")
+
+    step: int = Field(ge=1)
+    request_id: str | None = None
+    model: str
+    base_model: str
+    lora: LoraOptions
+    config: dict[str, object]
+    metrics: dict[str, float]
+    result: TrainResult
+    created_at: float
+    sizes: dict[str, int] = Field(default_factory=dict[str, int])
+    digests: dict[str, str] = Field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint and its folder."""
+
+    path: Path
+    note: CheckpointNote
+
+    @property
+    def step(self) -> int:
+        return self.note.step
+
+    def result(self) -> TrainResult:
+        """The result of the train request that wrote it, with the folder's present place."""
+        return self.note.result.model_copy(update={"checkpoint": str(self.path)})
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Where checkpoint `step` of the model with this checkpoints folder lies."""
+    return folder / f"{step:04d}"
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps with a folder, newest first."""
+    if not folder.is_dir():
+        return []
+    named = (int(child.name) for child in folder.iterdir() if re.fullmatch(r"[0-9]{4,}", child.name) and child.is_dir())
+    return sorted(named, reverse=True)
+
+
+def read(path: Path, *, contents: bool = True) -> Checkpoint:
+    """The checkpoint at `path`, verified: every file is there, readable and of the size that was written. `contents`:
+    verify the digests too, which reads every byte. Raises EngineError saying what is wrong."""
+    missing = [name for name in FILES if not (path / name).is_file()]
+    if missing:
+        raise EngineError(f"checkpoint {path} has no {' and no '.join(missing)}")
+    try:
+        note = read_note(path)
+        fault = _fault(path, note, contents=contents)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise EngineError(f"checkpoint {path} is damaged: {error}") from error
+    if fault is not None:
+        raise EngineError(f"checkpoint {path} is damaged: {fault}")
+    return Checkpoint(path, note)
+
+
+def read_note(path: Path) -> CheckpointNote:
+    """The note of the checkpoint at `path`, whose other files are not looked at. Raises OSError, ValueError."""
+    return CheckpointNote.model_validate(json.loads((path / NOTE).read_text("utf-8")))
+
+
+def whole(folder: Path, damaged: Callable[[Path, EngineError], None], *, trusted: int = 0) -> Iterator[Checkpoint]:
+    """The whole checkpoints, newest first; the others go to `damaged`.
+
+    Digests are verified down to the first whole one, which is what training goes on from. `trusted`: a step whose
+    digests this process knows already.
+    """
+    contents = True
+    for step in steps(folder):
+        path = path_of(folder, step)
+        try:
+            checkpoint = read(path, contents=contents and step != trusted)
+        except EngineError as error:
+            damaged(path, error)
+            continue
+        contents = False
+        yield checkpoint
+
+
+def put_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint to `{n}.damaged-{i}`, so that its step is free; returns its new place. Raises OSError."""
+    place = 0
+    while (aside := path.with_name(f"{path.name}.damaged-{place}")).exists():
+        place += 1
+    path.rename(aside)
+    return aside
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, each one's name on the disk: a file that is synced in a folder whose own name is
+    not may be gone after a loss of power. Raises OSError."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync(folder.parent)
+
+
+def _fault(path: Path, note: CheckpointNote, *, contents: bool) -> str | None:
+    """What is wrong with the files of a note; None when they are whole. Raises OSError, SafetensorError."""
+    if note.step != int(path.name):
+        return f"{NOTE} says that it is step {note.step}"
+    for name, size in note.sizes.items():
+        if (now := (path / name).stat().st_size) != size:
+            return f"{name} has {now} bytes, {size} were written"
+    for name in (ADAPTER, OPTIMIZER, RNG):
+        with safe_open(path / name, "np"):
+            pass  # opening checks the header and that the tensors fill the file
+    for name, written in note.digests.items() if contents else ():
+        if digest(path / name) != written:
+            return f"the bytes of {name} are not those that were written"
+    return None

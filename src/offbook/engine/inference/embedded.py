@@ -1,0 +1,154 @@
+"""The embedded inference engine, a process with vLLM's HTTP API.
+
+Run it with `python -m offbook.engine.inference.embedded --model DIR ...`. Exit codes: 0 regular end, 1 the sampling
+thread died, 2 invalid option or model, 3 the address is in use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import torch
+import uvicorn
+from transformers.utils import logging as transformers_logging
+
+from ...config import EngineOptions
+from ...errors import ConfigError, OffbookError
+from .app import build_app
+from .chat.families import thinks
+from .chat.tool_calls import format_of
+from .decoding.model import load_model
+from .service import SamplingService
+
+logger = logging.getLogger("offbook.sampler")
+_PARENT_CHECK = 0.5  # seconds
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Load the model, serve it until the process is stopped, and return the exit code."""
+    options = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    transformers_logging.disable_progress_bar()
+    if options.parent_pid is not None:
+        _exit_with(options.parent_pid)
+    try:
+        listener = _bound(options.host, options.port) if options.uds is None else _bound_socket(options.uds)
+    except OSError as error:
+        place = options.uds or f"--host {options.host} --port {options.port}"
+        logger.error("cannot listen on %s: %s; choose another port", place, error)
+        return 3
+    try:
+        service = _service(options)
+    except OffbookError as error:
+        listener.close()
+        logger.error("%s", error)
+        return 2
+    gc.collect()
+    gc.freeze()  # exempts loaded objects from collection, which would pause sampling for half a second
+    config = uvicorn.Config(
+        build_app(service), log_config=None, access_log=False, timeout_graceful_shutdown=3, lifespan="on"
+    )
+    place = options.uds or "http://{}:{}".format(*listener.getsockname()[:2])
+    logger.info("serving %s on %s", options.served_model_name, place)
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="offbook-sampler", description="The embedded inference engine.")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the base model")
+    parser.add_argument("--served-model-name", required=True, help="the base model's name in requests")
+    parser.add_argument("--host", default="127.0.0.1")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--port", type=int, help="0 selects a free port (see the log)")
+    place.add_argument("--uds", help="Unix socket to listen on, instead of host and port")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion in tokens")
+    parser.add_argument("--max-batch", type=int, default=64, help="calls decoded together")
+    defaults = EngineOptions.model_construct()
+    parser.add_argument(
+        "--max-string", type=int, default=defaults.max_string, help="characters in a string of forced JSON"
+    )
+    parser.add_argument(
+        "--max-items", type=int, default=defaults.max_items, help="elements and properties in forced JSON"
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads of the model")
+    parser.add_argument("--parent-pid", type=int, help="exit when this process ends")
+    return parser
+
+
+def _service(options: argparse.Namespace) -> SamplingService:
+    if options.threads is not None:
+        if options.threads < 1:
+            raise ConfigError(f"--threads must be at least 1 (got {options.threads})")
+        torch.set_num_threads(options.threads)
+    for name in ("max_batch", "max_string", "max_items"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1 (got {getattr(options, name)})")
+    runner = load_model(options.model, device=options.device, dtype=options.dtype, max_model_len=options.max_model_len)
+    difference = runner.probe()
+    logger.info("probe: logits differ from a plain forward pass by at most %.3g", difference)
+    return SamplingService(
+        runner,
+        name=options.served_model_name,
+        max_batch=options.max_batch,
+        max_string=options.max_string,
+        max_items=options.max_items,
+        calls=format_of(options.model),
+        thinks=thinks(options.model),
+        on_death=lambda: os._exit(1),  # the parent process restarts it
+    )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket bound to the address. Called before the model is loaded, so that a port in use fails at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    if os.name == "posix":
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bound_socket(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _exit_with(pid: int) -> None:
+    """Exit immediately when process `pid` ends."""
+    try:
+        parent = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        logger.error("--parent-pid %d is not a running process: exiting", pid)
+        os._exit(0)
+
+    def watch() -> None:
+        while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(_PARENT_CHECK)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

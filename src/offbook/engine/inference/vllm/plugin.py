@@ -1,0 +1,204 @@
+"""A plugin of vLLM that renders messages as the learner does, and computes the same logprobs of sampled tokens faster.
+
+vLLM rewrites messages on its own way to the chat template: it parses and respaces the arguments of tool calls, hands
+content to some templates in parts, and lets the template leave text out. The plugin renders them with `ChatTemplate`, as the
+embedded engine and the learner do. Here its check of the prompt costs least, because vLLM renders the prompt in this process
+anyway; the gateway would have to render it a second time.
+
+A recorded call needs the logprob of each sampled token and no alternatives. For these vLLM computes a top 0, counts ranks
+with a compiled kernel whose start costs more than its work if vocabulary and batch are small, decodes each token again, and
+creates several objects per token. The plugin replaces these functions. On a GPU it keeps the kernel, which is fast there.
+
+vLLM loads this module in each of its processes (entry point `vllm.general_plugins`). It has an effect only in a vLLM that
+Offbook starts, and only in the tested version. Answers stay the same, except for requests with `FLAT_LOGPROBS`: vLLM
+then returns logprobs as the flat list `logprobs.token_logprobs`, and no `content`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from ....errors import ConfigError
+from ...protocol import FLAT_LOGPROBS, UNKNOWN_LOGPROB
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...chat_template import ChatTemplate
+
+SWITCH = "OFFBOOK_VLLM_PLUGIN"
+"""Environment variable that turns the plugin on (1)."""
+KNOWN_VERSION = "0.32"
+SMALL = 1 << 17
+"""Most logprobs in one step for which PyTorch's operations are faster than the compiled kernel."""
+_TEXTS = 1 << 18
+"""Entries in the cache of token texts: more than any vocabulary has."""
+
+Function = Callable[..., Any]
+"""A function of vLLM, whose types are not annotated."""
+
+
+def register() -> None:
+    """Replace vLLM's functions. vLLM calls this in each process."""
+    if os.environ.get(SWITCH) != "1":
+        return
+    import vllm
+
+    if not vllm.__version__.startswith(KNOWN_VERSION):
+        _print_line(
+            f"vLLM {vllm.__version__} runs without Offbook's plugin, which supports {KNOWN_VERSION} only: it renders messages "
+            "in its own way, without a check that their text is in the prompt, and computes logprobs more slowly"
+        )
+        return
+    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+    from vllm.platforms import current_platform
+    from vllm.renderers.hf import HfRenderer
+    from vllm.v1.engine import logprobs
+    from vllm.v1.engine.logprobs import LogprobsProcessor
+    from vllm.v1.sample.sampler import Sampler
+
+    logprobs.convert_ids_list_to_tokens = texts  # pyright: ignore[reportPrivateImportUsage]  # the name that vLLM calls
+    methods: list[tuple[Any, str, Callable[[Function], Any]]] = [
+        (HfRenderer, "render_messages_async", wrap_render_messages),
+        (LogprobsProcessor, "from_new_request", wrap_from_new_request),
+        (LogprobsProcessor, "_update_sample_logprobs", wrap_update_sample_logprobs),
+        (OpenAIServingChat, "_create_chat_logprobs", wrap_create_chat_logprobs),
+    ]
+    if current_platform.is_cpu():
+        methods.append((Sampler, "gather_logprobs", lambda original: staticmethod(wrap_gather_logprobs(original))))
+    for owner, name, ours in methods:
+        setattr(owner, name, ours(getattr(owner, name)))
+    _print_line(
+        f"Offbook's plugin renders messages, and computes the logprobs of sampled tokens, in process {os.getpid()}"
+    )
+
+
+def wrap_render_messages(original: Function) -> Function:
+    """Replace `HfRenderer.render_messages_async` for messages of text. Those with images stay vLLM's, unchecked."""
+    templates: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()
+
+    @wraps(original)
+    async def render_messages_async(self: Any, messages: Any, params: Any) -> Any:
+        from vllm.exceptions import VLLMValidationError
+        from vllm.renderers.chat_utils import has_non_text_content
+        from vllm.renderers.hf import resolve_chat_template
+        from vllm.renderers.inputs.preprocess import parse_dec_only_prompt
+        from vllm.utils.async_utils import make_async
+
+        from ...chat_template import ChatTemplate  # loads transformers, which the launcher of vLLM does without
+
+        listed = [_listed(message) for message in messages]
+        options: dict[str, Any] = params.get_apply_chat_template_kwargs()
+        if has_non_text_content(listed) or options.pop("tokenize", False):
+            return await original(self, listed, params)
+        tools, source = options.pop("tools", None), options.pop("chat_template", None)
+        del options["return_dict"]
+
+        def render() -> str:
+            tokenizer = self.get_tokenizer()
+            if source is not None or not tokenizer.chat_template:  # vLLM knows templates for some bases without one
+                text = resolve_chat_template(tokenizer, source, tools, model_config=self.model_config)
+                return ChatTemplate(tokenizer, text).render(listed, tools, options)
+            if self not in templates:
+                templates[self] = ChatTemplate(tokenizer)
+                _print_line(f"Chat template: {templates[self].mapping()}")
+            return templates[self].render(listed, tools, options)
+
+        try:
+            text = await self._render_with_timeout(make_async(render, executor=self._executor)())
+        except ConfigError as error:
+            raise VLLMValidationError(str(error), parameter="messages") from error
+        return listed, parse_dec_only_prompt(text)
+
+    return render_messages_async
+
+
+def _listed(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is a text or a list; pydantic makes some lists one-shot iterators."""
+    content = message.get("content")
+    return {**message, "content": content if content is None or isinstance(content, str) else list(content)}
+
+
+def wrap_gather_logprobs(original: Function) -> Function:
+    """Replace `Sampler.gather_logprobs` for small steps without requested alternatives."""
+
+    @wraps(original)
+    def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> Any:
+        if num_logprobs or logprobs.numel() > SMALL:
+            return original(logprobs, num_logprobs, token_ids)
+        import torch
+        from vllm.v1.outputs import LogprobsTensors
+
+        ids = token_ids.unsqueeze(-1)
+        sampled = logprobs.gather(-1, ids)
+        return LogprobsTensors(ids.to(torch.int32), sampled, (logprobs >= sampled).sum(-1))
+
+    return gather_logprobs
+
+
+class FlatLogprobs(list[float]):
+    """The logprobs of a request with `FLAT_LOGPROBS`, where vLLM has one dict per token."""
+
+
+def wrap_from_new_request(original: Function) -> Function:
+    """Extend `LogprobsProcessor.from_new_request` to requests with `FLAT_LOGPROBS`."""
+
+    @wraps(original)
+    def from_new_request(tokenizer: Any, request: Any) -> Any:
+        processor = original(tokenizer, request)
+        extra: dict[str, Any] | None = request.sampling_params.extra_args
+        if processor.num_logprobs == 0 and extra and extra.get(FLAT_LOGPROBS):
+            processor.logprobs = FlatLogprobs()
+        return processor
+
+    return from_new_request
+
+
+def wrap_update_sample_logprobs(original: Function) -> Function:
+    """Replace `LogprobsProcessor._update_sample_logprobs` for `FlatLogprobs`, which stores only numbers."""
+
+    @wraps(original)
+    def update_sample_logprobs(self: Any, lists: Any) -> None:
+        if not isinstance(self.logprobs, FlatLogprobs):
+            return original(self, lists)
+        values: list[float] = lists.logprobs[:, 0].tolist()
+        self.logprobs.extend(values)
+        self.cumulative_logprob += sum(values)
+
+    return update_sample_logprobs
+
+
+def wrap_create_chat_logprobs(original: Function) -> Function:
+    """Replace `OpenAIServingChat._create_chat_logprobs` for `FlatLogprobs`, of a complete answer or of one chunk."""
+
+    @wraps(original)
+    def create_chat_logprobs(self: Any, token_ids: Any, top_logprobs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not top_logprobs or not isinstance(top_logprobs[0], float):
+            return original(self, token_ids, top_logprobs, *args, **kwargs)
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs
+
+        values = [max(value, UNKNOWN_LOGPROB) for value in top_logprobs]
+        return ChatCompletionLogProbs.model_construct(content=[], token_logprobs=values)
+
+    return create_chat_logprobs
+
+
+def texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
+    """Like vLLM's `convert_ids_list_to_tokens`: the text of each token on its own. Cached."""
+    return [_text(tokenizer, token_id) for token_id in token_ids]
+
+
+@lru_cache(maxsize=_TEXTS)
+def _text(tokenizer: Any, token_id: int) -> str:
+    from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
+
+    return convert_ids_list_to_tokens(tokenizer, [token_id])[0]
+
+
+def _print_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # vLLM loads plugins before it configures logging

@@ -1,0 +1,130 @@
+"""The learner's process: commands as JSON lines on stdin, events as JSON lines on the original stdout.
+
+python -m offbook.engine.learner --base DIR [--loader auto|peft|unsloth] [--load-in-4bit] [--device D] [--dtype T]
+[--threads N] [--deterministic] [--name NAME] [--offload] [--row-limit N]
+[--unrecomputed-tokens N] [--planner-file FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Queue
+from types import FrameType
+from typing import TextIO
+
+from pydantic import ValidationError
+
+from offbook.errors import OffbookError
+
+from ..precision import device_name
+from ..protocol import COMMANDS, Command, Failed, StopCommand
+from . import unsloth_loader
+from .failures import Memory, describe_failure
+
+PARENT_DIED = 3
+"""Exit code when stdin ended without a stop command."""
+
+
+def read_commands(stream: TextIO) -> Iterator[Command]:
+    """Yield commands as they arrive, read in a thread.
+
+    If the stream ends without a stop command, the parent has died. The process then exits at once, so that it cannot
+    write beside its successor; this is safe because checkpoints are complete at any moment."""
+    queue: Queue[Command] = Queue()
+
+    def read() -> None:
+        for line in stream:
+            try:
+                command = COMMANDS.validate_json(line)
+            except ValidationError as error:
+                print(
+                    f"The learner got a line that is no command: {line[:200]!r}: {error}", file=sys.stderr, flush=True
+                )
+                os._exit(2)
+            queue.put(command)
+            if isinstance(command, StopCommand):
+                return
+        print("The learner ends: its parent is gone", file=sys.stderr, flush=True)
+        os._exit(PARENT_DIED)
+
+    threading.Thread(target=read, name="commands", daemon=True).start()
+    while True:
+        yield queue.get()
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m offbook.engine.learner", description="Offbook's learner.")
+    parser.add_argument("--base", required=True, help="folder of the base model")
+    parser.add_argument("--name", default=None, help="the base's name, written into adapters (default: the folder)")
+    parser.add_argument(
+        "--loader",
+        choices=("auto", "peft", "unsloth"),
+        default="auto",
+        help="who loads the base; auto: unsloth where it is installed and the device is CUDA",
+    )
+    parser.add_argument("--load-in-4bit", action="store_true", help="hold the base in 4 bits (bitsandbytes)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16", "float16", "float64"), default="auto", help="of the base"
+    )
+    parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's choice)")
+    parser.add_argument("--offload", action="store_true", help="be in host memory between steps, pinned for a GPU")
+    parser.add_argument("--row-limit", type=int, default=None, help="tokens of a row, whatever a job asks for")
+    parser.add_argument(
+        "--unrecomputed-tokens", type=int, default=0, help="rows of at most so many tokens recompute no activations"
+    )
+    parser.add_argument("--planner-file", type=Path, default=None, help="keeps what is measured once for a card")
+    parser.add_argument("--deterministic", action="store_true", help="torch's deterministic algorithms")
+    return parser.parse_args(argv)
+
+
+def original_stdout() -> TextIO:
+    """Reserve the process's stdout for events and return it. File descriptor 1 becomes stderr, also for C libraries."""
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return events
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until a stop command, SIGTERM or the end of stdin. Returns the exit code: 1 if the learner did not
+    start."""
+    arguments = parse(argv)
+    events = original_stdout()
+    signal.signal(signal.SIGTERM, _end)
+    commands = read_commands(sys.stdin)
+    try:
+        arguments.device = device_name(arguments.device)
+        if unsloth_loader.choose(arguments.loader, arguments.device) == "unsloth":
+            unsloth_loader.import_first()
+        from .service import Service  # imports transformers, which Unsloth patches only when it comes first
+
+        service = Service(arguments, events)
+        ready = service.ready()
+    except (OffbookError, OSError, ValueError, RuntimeError) as error:
+        memory = Memory(arguments.device, arguments.load_in_4bit, loading=True)
+        reason, message = describe_failure(error, Path(arguments.base), memory)
+        events.write(
+            Failed(request_id="", reason=reason, message=f"The learner did not start: {message}").model_dump_json()
+            + "\n"
+        )
+        events.flush()
+        return 1
+    service.emit(ready)
+    service.run(commands)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# transformers and peft build their classes at run time and carry partial types.
+"""Loads the frozen base with transformers or Unsloth, in full precision or 4 bits, and checks its architecture."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
+
+from offbook.errors import ConfigError
+
+from ..base_weights import check_weights
+from . import attention, unsloth_loader
+
+Loader = Literal["peft", "unsloth"]
+
+
+def load_base(base: Path, loader: Loader, device: str, dtype: torch.dtype, *, four_bit: bool) -> PreTrainedModel:
+    """Load the base in folder `base`, ready for an adapter. Raises ConfigError, OSError."""
+    if four_bit:
+        _check_four_bit(device, dtype)
+    check_weights(base)
+    attention.register()
+    kind = _attention_name(base, loader)
+    try:
+        if loader == "unsloth":
+            longest = int(AutoConfig.from_pretrained(base).get_text_config().max_position_embeddings)
+            model = unsloth_loader.load(base, device, dtype, kind, longest, four_bit=four_bit)
+        else:
+            model = _with_transformers(base, device, dtype, kind, four_bit=four_bit)
+    except (ImportError, NotImplementedError, RuntimeError, ValueError) as error:
+        if not four_bit or isinstance(error, torch.OutOfMemoryError | ConfigError):
+            raise
+        raise _no_four_bit(device, str(error)) from error
+    if four_bit and not getattr(model, "is_loaded_in_4bit", False):
+        raise _no_four_bit(device, f"{loader} loaded it in {model.dtype} instead")
+    if model.dtype != dtype and not four_bit:
+        raise ConfigError(
+            f"dtype: {loader} loaded the base in {_short(model.dtype)}, not in {_short(dtype)}: give --dtype "
+            f"{_short(model.dtype)}, so that the sampler has the same, or take another --loader"
+        )
+    check_head(model)
+    return model
+
+
+def tree_refused(base: Path) -> str | None:
+    """Why the architecture cannot train on trees, according to its configuration; None: nothing there forbids it."""
+    config = AutoConfig.from_pretrained(base).get_text_config()
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    if others:
+        return f"layers of type {', '.join(others)}: their state does not follow branches"
+    return None
+
+
+def sliding_window(config: PreTrainedConfig) -> int | None:
+    """The sliding window of the text model's layers, or of some of them, in tokens; None: no layer has one."""
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    slides = getattr(config, "use_sliding_window", True) if types is None else "sliding_attention" in types
+    return int(window) if window and slides else None
+
+
+def _attention_name(base: Path, loader: Loader) -> str:
+    """The attention implementation to load the base with."""
+    config = AutoConfig.from_pretrained(base).get_text_config()
+    if tree_refused(base) is not None:
+        return "sdpa"
+    if sliding_window(config) is None:
+        return attention.NAME
+    # Unsloth compiles windowed layers for the implementations it knows; Mistral's it replaces whatever the name.
+    return "sdpa" if loader == "unsloth" else attention.WINDOWED
+
+
+def attention_kind(model: PreTrainedModel) -> str:
+    """The attention that the layers run: transformers' name of it, or `unsloth` if Unsloth replaced it."""
+    own = [type(m).forward.__module__ for m in model.modules() if type(m).__name__.endswith("Attention")]
+    if any(module.startswith("unsloth") for module in own):
+        return "unsloth"
+    return str(model.config.get_text_config()._attn_implementation)  # pyright: ignore[reportPrivateUsage]  # no public name
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel) -> None:
+    """Check that logits are the output layer applied to the last hidden state, because training computes them only at
+    targets. Raises ConfigError."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"base model {model.config.model_type!r}: its output layer is {type(head).__name__}, not Linear"
+        )
+    ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
+    hidden = getattr(model, model.base_model_prefix)(input_ids=ids, use_cache=False).last_hidden_state
+    expected = model(input_ids=ids, use_cache=False).logits
+    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None) is not None
+    if capped or not torch.allclose(
+        head(hidden.to(head.weight.dtype)), expected.to(head.weight.dtype), rtol=1e-3, atol=1e-3
+    ):
+        raise ConfigError(
+            f"base model {model.config.model_type!r} transforms its logits (soft-capping or scaling), which the learner "
+            "does not reproduce: choose another base model"
+        )
+
+
+def _with_transformers(base: Path, device: str, dtype: torch.dtype, kind: str, *, four_bit: bool) -> PreTrainedModel:
+    if not four_bit:
+        # Load directly onto the GPU: via host memory, a 7B base would need 15 GB of it.
+        place = {"device_map": {"": device}} if device.startswith("cuda") else {}
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, attn_implementation=kind, **place
+        )
+        model.to(torch.device(device))  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
+        return model
+    packed = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=dtype, attn_implementation=kind, quantization_config=packed, device_map={"": device}
+    )
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # On a CPU bitsandbytes repacks a weight at its first use without gradients; backward is wrong afterwards.
+            setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010  # torch types attributes as tensors
+    return model
+
+
+def _check_four_bit(device: str, dtype: torch.dtype) -> None:
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("load_in_4bit: bitsandbytes is not installed: pip install bitsandbytes, or leave it out")
+    if device == "mps":
+        raise _no_four_bit(device, "bitsandbytes does not serve it")
+    if dtype == torch.float64:
+        raise _no_four_bit(device, "bitsandbytes knows no float64")
+
+
+def _no_four_bit(device: str, why: str) -> ConfigError:
+    return ConfigError(f"load_in_4bit: this base cannot be held in 4 bits on device {device!r} ({why}): leave it out")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

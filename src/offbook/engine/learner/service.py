@@ -1,0 +1,181 @@
+"""Executes the commands of the learner's process, one at a time. Every command is answered by events."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.metadata
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from offbook.config import LoraOptions
+from offbook.errors import ConfigError
+from offbook.types import TrainResult
+
+from ..precision import dtype_of
+from ..protocol import (
+    Command,
+    CompletionScored,
+    Event,
+    Failed,
+    MergeCommand,
+    Merged,
+    Ready,
+    ScoreCommand,
+    StopCommand,
+    TrainCommand,
+    Trained,
+)
+from .failures import Memory, describe_failure
+from .host_memory import HostMemory
+from .launch_cost import kept_call_flops
+from .learner import Learner
+from .mask_probe import base_logprobs, mask_probe
+from .merge import merge
+from .policy import Policy
+
+
+class Service:
+    """Loads the policy and executes commands. `arguments`: see `__main__.parse`, with `device` resolved from `auto`.
+    `events`: the stream for events."""
+
+    def __init__(self, arguments: argparse.Namespace, events: TextIO) -> None:
+        self._base = Path(arguments.base)
+        self._events = events
+        self._device_broken = False
+        device: str = arguments.device
+        self._policy = Policy.load(
+            self._base,
+            LoraOptions(),
+            device,
+            dtype_of(arguments.dtype, device),
+            threads=arguments.threads,
+            deterministic=arguments.deterministic,
+            loader=arguments.loader,
+            load_in_4bit=arguments.load_in_4bit,
+            name=arguments.name,
+        )
+        self._policy.unrecomputed_tokens = arguments.unrecomputed_tokens
+        if arguments.planner_file is not None:
+            assumed = self._policy.shape.call_flops
+            self._policy.use_call_flops(kept_call_flops(arguments.planner_file, self._policy.device, assumed))
+        self._memory = Memory(device, self._policy.four_bit)
+        self.learner = Learner(self._policy, arguments.name or str(self._base), self.emit, arguments.row_limit)
+        self._host: HostMemory | None = None
+        if arguments.offload:
+            self._host = HostMemory(lambda: self._policy.model, lambda: self.learner.optimizer, self._policy.device)
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether the learner is in host memory."""
+        return self._host is not None and self._host.away
+
+    def emit(self, event: Event) -> None:
+        """Write one event as a JSON line."""
+        self._events.write(event.model_dump_json() + "\n")
+        self._events.flush()
+
+    def ready(self) -> Ready:
+        """Run the mask probe, and return the facts about the learner that `doctor` shows."""
+        policy = self._policy
+        probe = mask_probe(policy)
+        facts = {
+            "device": str(policy.device),
+            "dtype": str(policy.dtype).removeprefix("torch.") + (", base in 4 bits" if policy.four_bit else ""),
+            "loader": f"{policy.loader} {importlib.metadata.version(policy.loader)}",
+            "kernels": policy.kernels,
+            "attention": policy.attention,
+            "parameters": str(policy.base_parameters),
+            "threads": str(torch.get_num_threads()),
+            "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+            "mask_probe": f"ok, differs by {probe.max_difference:.1e} nats" if probe.ok else f"refused: {probe.reason}",
+            "chat_template": _chat_template(policy),
+        }
+        print("The learner: " + "; ".join(f"{name} {value}" for name, value in facts.items()), file=sys.stderr)
+        if not probe.ok:
+            print(f"The token tree is off for this model, plain rows are used: {probe.reason}", file=sys.stderr)
+        if self._host is not None:
+            self._host.leave()
+            _release_memory()
+        return Ready(facts=facts, linear_layers=policy.linear_layers)
+
+    def run(self, commands: Iterable[Command]) -> None:
+        """Execute commands until a stop command, or until the device is lost."""
+        for command in commands:
+            if isinstance(command, StopCommand):
+                return
+            event = self.answer(command)
+            if not self._device_broken:
+                _release_memory()
+            self.emit(event)
+            if self._device_broken:
+                print("The learner ends: its device fails every call from now on", file=sys.stderr)
+                return
+
+    def answer(self, command: TrainCommand | MergeCommand | ScoreCommand) -> Event:
+        """Execute a command and return its last event. A failure is an event too; the process goes on unless the device
+        is lost."""
+        try:
+            if isinstance(command, TrainCommand):
+                with self._on_device():
+                    result = self.learner.train(command)
+                print(step_line(result, self._policy.tree_refused), file=sys.stderr)
+                return Trained(request_id=command.request_id, result=result)
+            if isinstance(command, ScoreCommand):
+                with self._on_device():
+                    values = base_logprobs(
+                        self._policy, command.prompt_ids, command.completion_ids, command.temperature
+                    )
+                return CompletionScored(request_id=command.request_id, logprobs=tuple(map(float, values)))
+            path = merge(self._base, command.adapter, command.output, self._policy.dtype)
+            return Merged(request_id=command.request_id, path=path)
+        except Exception as error:  # noqa: BLE001  # the boundary of the process: the server gets every failure as an event
+            place = _written_to(command, self._base)
+            reason, message = describe_failure(error, place, self._memory)
+            self._device_broken = isinstance(error, torch.AcceleratorError) and reason != "out_of_memory"
+            return Failed(request_id=command.request_id, reason=reason, message=message)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """The learner on its device inside the block, wherever it is kept."""
+        return self._host.on_device() if self._host is not None else nullcontext()
+
+
+def _chat_template(policy: Policy) -> str:
+    """What the base's chat template does with messages, or what is wrong with it."""
+    try:
+        warnings = policy.chat_template.warnings(policy.end_ids)
+        return f"warning: {'; '.join(warnings)}" if warnings else f"ok, {policy.chat_template.mapping()}"
+    except ConfigError as error:  # recorded calls are trained without a template
+        return f"warning: {error}"
+
+
+def _written_to(command: TrainCommand | MergeCommand | ScoreCommand, base: Path) -> Path:
+    """The folder that a full disk would concern."""
+    match command:
+        case TrainCommand():
+            return command.checkpoints
+        case MergeCommand():
+            return command.output
+        case ScoreCommand():
+            return base
+
+
+def step_line(result: TrainResult, tree_refused: str | None) -> str:
+    """The log's line of a step: `agent, step 3: 1,204 tokens computed as tree`."""
+    metrics = result.metrics
+    layouts = [name for name in ("tree", "leaf_rows", "call_rows") if metrics.get(f"layout/{name}")]
+    computed = f"{metrics.get('tokens/computed', 0):,.0f} tokens computed as {' and '.join(layouts)}"
+    refusal = "" if tree_refused is None else f"; the token tree is refused: {tree_refused}"
+    return f"{result.model}, step {result.step}: {computed if layouts else 'nothing computed'}{refusal}"
+
+
+def _release_memory() -> None:
+    """Release torch's cached GPU memory, which a sampler on the same GPU needs now."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()

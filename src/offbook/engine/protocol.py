@@ -1,0 +1,353 @@
+"""What the server knows of the engine: how to start its processes, and the commands, jobs and events of the learner.
+
+The sampler speaks vLLM's HTTP dialect and needs no types here. The learner reads one command per line on stdin and
+writes one event per line on its original stdout (everything else it prints goes to stderr). Token arrays travel in a
+job directory: `job.json` and `tokens.safetensors`. No torch in this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from safetensors.numpy import load_file, save  # pyright: ignore[reportUnknownVariableType]  # safetensors leaves the paths it takes open
+
+from ..config import EngineName, LoraOptions, TrainConfig
+from ..types import RenderedHistory, Sampling, TrainResult
+
+SAMPLER_MODULES: dict[EngineName, str] = {
+    "embedded": "offbook.engine.inference.embedded",
+    "vllm": "offbook.engine.inference.vllm.command",
+}
+"""python -m SAMPLER_MODULES[engine] --model DIR --served-model-name NAME --uds SOCKET --device D --dtype T
+[--max-model-len N] [--max-batch N] [--threads N] [--parent-pid PID], and for each the options of its own."""
+FLAT_LOGPROBS = "flat_logprobs"
+"""In the `vllm_xargs` of a call: vLLM with our plugin answers `logprobs.token_logprobs`, a list, instead of `content`."""
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's error code: the prompt, or the prompt and the tokens that were asked for, exceed the context."""
+UNKNOWN_LOGPROB = -9999.0
+"""vLLM's word for a logprob that JSON cannot hold, also the embedded engine's; none that is known is so small."""
+LEARNER_MODULE = "offbook.engine.learner"
+"""python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]
+[--offload] [--row-limit N] [--unrecomputed-tokens N] [--planner-file FILE]"""
+
+MERGE_MODULE = "offbook.engine.learner.merge"
+"""python -m MERGE_MODULE --base DIR --adapter DIR --output DIR: one merge, where no learner runs."""
+
+
+class Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+# ---- commands: server -> learner
+
+
+class TrainCommand(Line):
+    """Apply the job at `job` to the model whose checkpoints are in `checkpoints`, going from `step` to `step + 1`.
+    `keep_tokens`: for how many of the newest steps token files are kept; 0: none is written."""
+
+    kind: Literal["train"] = "train"
+    request_id: str
+    model: str
+    job: Path
+    checkpoints: Path
+    step: int
+    lora: LoraOptions
+    keep_tokens: int = Field(default=0, ge=0)
+
+
+class MergeCommand(Line):
+    """Write base plus adapter as one plain model folder at `output`."""
+
+    kind: Literal["merge"] = "merge"
+    request_id: str
+    adapter: Path
+    output: Path
+
+
+class ScoreCommand(Line):
+    """Compute the base model's logprobs of a completion at `temperature`, without an adapter."""
+
+    kind: Literal["score"] = "score"
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...] = Field(min_length=1)
+    temperature: float = 1.0
+
+
+class StopCommand(Line):
+    kind: Literal["stop"] = "stop"
+
+
+Command = Annotated[TrainCommand | MergeCommand | ScoreCommand | StopCommand, Field(discriminator="kind")]
+COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
+
+
+# ---- events: learner -> server
+
+
+class Ready(Line):
+    """The base is loaded. `facts` are shown by doctor: device, dtype, loader, parameters, mask probe, chat template.
+    `linear_layers`: the names of the base's layers that an adapter can have."""
+
+    kind: Literal["ready"] = "ready"
+    facts: dict[str, str]
+    linear_layers: tuple[str, ...] = ()
+
+
+class Progressed(Line):
+    kind: Literal["progress"] = "progress"
+    request_id: str
+    phase: str  # plan, old_logprobs, update, save
+    done: int
+    total: int
+
+
+class Warned(Line):
+    kind: Literal["warning"] = "warning"
+    request_id: str
+    message: str
+
+
+class Trained(Line):
+    """The step was applied (checkpoint `result.step` exists) or had no signal (`result.applied` is False)."""
+
+    kind: Literal["trained"] = "trained"
+    request_id: str
+    result: TrainResult
+
+
+class Merged(Line):
+    kind: Literal["merged"] = "merged"
+    request_id: str
+    path: Path
+
+
+class CompletionScored(Line):
+    """`logprobs`: of each token of the completion, in nats."""
+
+    kind: Literal["scored"] = "scored"
+    request_id: str
+    logprobs: tuple[float, ...]
+
+
+class Failed(Line):
+    """The command was not applied; state is that of the last checkpoint. `reason`: bad_job, no_scored_groups,
+    nan_gradient, out_of_memory, disk_full, failed."""
+
+    kind: Literal["failed"] = "failed"
+    request_id: str
+    reason: str
+    message: str
+
+
+LastEvent = Trained | Merged | CompletionScored | Failed
+"""The last event of a command."""
+Event = Annotated[Ready | Progressed | Warned | LastEvent, Field(discriminator="kind")]
+EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+# ---- jobs
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled completion: a choice of a recorded call. The learner calls it a call; most have one choice.
+
+    prompt_ids int32 [P]; completion_ids int32 [C]; logprobs float32 [C], NaN where the engine gave none.
+    `constrained` says why recorded logprobs are not the policy's, else None. `allowed_texts`: nothing but a list of these
+    texts constrained the answer. `weight` scales the advantage of its tokens; 0
+    leaves it out of training. `earned_before`: how many of its trajectory's `call_rewards` belong to earlier calls.
+    `offset`: in a TrainBatch, sampled token j is target number `offset + j` of the step.
+    """
+
+    call_id: str
+    index: int
+    prompt_ids: NDArray[np.int32]
+    completion_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    sampling: Sampling
+    step: int
+    constrained: str | None = None
+    allowed_texts: tuple[str, ...] = ()
+    tool_call: bool = False  # the answer held a parsed tool call
+    parse_failure: bool = False  # the answer looked like a tool call and was none
+    weight: float = 1.0
+    unused: bool = False  # the app threw the answer away
+    earned_before: int = 0
+    offset: int = 0
+
+    @classmethod
+    def bare(cls, prompt_ids: NDArray[np.int32], completion_ids: NDArray[np.int32], offset: int = 0) -> Sample:
+        """Tokens alone, at temperature 1 and without recorded logprobs: for probes and measurements."""
+        missing = np.full(len(completion_ids), np.nan, np.float32)
+        return cls("", 0, prompt_ids, completion_ids, missing, Sampling(), 0, offset=offset)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+
+@dataclass(frozen=True)
+class JobTrajectory:
+    """`reward=None`: unscored. `histories` are rendered by the learner with the base's chat template. `left_out`: calls
+    that are no samples, because they were cancelled, failed, came late or sampled nothing. `call_rewards`: the parts of
+    the reward that were earned after calls, in the order of the calls."""
+
+    id: str
+    reward: float | None
+    samples: tuple[Sample, ...]
+    histories: tuple[RenderedHistory, ...] = ()
+    failed: bool = False
+    left_out: int = 0
+    call_rewards: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One train request. groups[g][i] is rollout i of scenario g."""
+
+    request_id: str
+    model: str
+    groups: tuple[tuple[JobTrajectory, ...], ...]
+    config: TrainConfig
+
+
+class _SampleHead(Line):
+    call_id: str
+    index: int
+    prompt: int  # tokens
+    completion: int
+    sampling: Sampling
+    step: int
+    constrained: str | None
+    allowed_texts: tuple[str, ...] = ()  # jobs of older versions have none
+    tool_call: bool
+    parse_failure: bool
+    weight: float
+    unused: bool
+    earned_before: int
+
+
+class _TrajectoryHead(Line):
+    id: str
+    reward: float | None
+    failed: bool
+    left_out: int
+    samples: tuple[_SampleHead, ...]
+    histories: tuple[RenderedHistory, ...]
+    call_rewards: tuple[float, ...]
+
+
+class _JobHead(Line):
+    request_id: str
+    model: str
+    config: TrainConfig
+    groups: tuple[tuple[_TrajectoryHead, ...], ...]
+
+
+def write_job(folder: Path, job: TrainJob) -> None:
+    """Write `job.json` and `tokens.safetensors` into a new folder. Raises OSError."""
+    folder.mkdir(parents=True)
+    samples = [sample for group in job.groups for trajectory in group for sample in trajectory.samples]
+    tokens = {
+        "prompts": _ids([sample.prompt_ids for sample in samples]),
+        "completions": _ids([sample.completion_ids for sample in samples]),
+        "logprobs": _floats([sample.logprobs for sample in samples]),
+    }
+    (folder / "tokens.safetensors").write_bytes(save(tokens))  # save_file hides a full disk in an error of its own
+    head = _JobHead(
+        request_id=job.request_id,
+        model=job.model,
+        config=job.config,
+        groups=tuple(tuple(_head(trajectory) for trajectory in group) for group in job.groups),
+    )
+    scratch = folder / "job.json.part"
+    scratch.write_text(head.model_dump_json(), encoding="utf-8")
+    os.replace(scratch, folder / "job.json")
+
+
+def read_job(folder: Path) -> TrainJob:
+    """The job that `write_job` wrote. Raises OSError, ValueError."""
+    head = _JobHead.model_validate(json.loads((folder / "job.json").read_text(encoding="utf-8")))
+    arrays = load_file(folder / "tokens.safetensors")
+    prompt_at = completion_at = 0
+    groups: list[tuple[JobTrajectory, ...]] = []
+    for group in head.groups:
+        trajectories: list[JobTrajectory] = []
+        for trajectory in group:
+            samples: list[Sample] = []
+            for item in trajectory.samples:
+                prompt_end, completion_end = prompt_at + item.prompt, completion_at + item.completion
+                samples.append(
+                    Sample(
+                        prompt_ids=arrays["prompts"][prompt_at:prompt_end],
+                        completion_ids=arrays["completions"][completion_at:completion_end],
+                        logprobs=arrays["logprobs"][completion_at:completion_end],
+                        **{name: getattr(item, name) for name in _KEPT},
+                    )
+                )
+                prompt_at, completion_at = prompt_end, completion_end
+            trajectories.append(
+                JobTrajectory(
+                    trajectory.id,
+                    trajectory.reward,
+                    tuple(samples),
+                    trajectory.histories,
+                    trajectory.failed,
+                    trajectory.left_out,
+                    trajectory.call_rewards,
+                )
+            )
+        groups.append(tuple(trajectories))
+    return TrainJob(head.request_id, head.model, tuple(groups), head.config)
+
+
+_KEPT = (
+    "call_id",
+    "index",
+    "sampling",
+    "step",
+    "constrained",
+    "allowed_texts",
+    "tool_call",
+    "parse_failure",
+    "weight",
+    "unused",
+    "earned_before",
+)
+
+
+def _head(trajectory: JobTrajectory) -> _TrajectoryHead:
+    return _TrajectoryHead(
+        id=trajectory.id,
+        reward=trajectory.reward,
+        failed=trajectory.failed,
+        left_out=trajectory.left_out,
+        call_rewards=trajectory.call_rewards,
+        histories=trajectory.histories,
+        samples=tuple(
+            _SampleHead(
+                prompt=len(sample.prompt_ids),
+                completion=len(sample.completion_ids),
+                **{name: getattr(sample, name) for name in _KEPT},
+            )
+            for sample in trajectory.samples
+        ),
+    )
+
+
+def _ids(arrays: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    return np.concatenate([np.zeros(0, np.int32), *arrays]).astype(np.int32)
+
+
+def _floats(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    return np.concatenate([np.zeros(0, np.float32), *arrays]).astype(np.float32)

@@ -1,0 +1,153 @@
+"""A disk cache of answers by the content of their question. SQLite in WAL mode: safe for several processes and a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from offbook.errors import StoreError
+
+from .answer import Tokens
+from .redaction import redact
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes may ask the same question at the same time
+    fcntl = None
+
+logger = logging.getLogger("offbook")
+
+SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL, created TEXT NOT NULL)"
+BUSY = 30.0
+"""Seconds to wait for another process's write."""
+LOCK_PAUSE = 0.05
+"""Seconds between checks for a question that another process is asking."""
+
+
+@dataclass(frozen=True)
+class StoredAnswer:
+    """The stored form of a successful answer."""
+
+    text: str
+    tokens: Tokens | None
+    repairs: int
+    served_model: str | None
+
+
+def question_key(question: Mapping[str, Any]) -> str:
+    """SHA-256 of a question as canonical JSON, so that the file contains no prompts."""
+    canonical = json.dumps(question, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class AnswerCache:
+    """One file of answers. Create it with `answer_cache(path)`. Raises StoreError for a file that cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._asking: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._locks = os.open(path.with_name(f"{path.name}-lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StoreError(
+                f"cache: {path} cannot be written ({error.strerror}): give cache= another file, or None"
+            ) from error
+        with self._database() as database:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute(SCHEMA)
+
+    async def get(self, key: str) -> StoredAnswer | None:
+        """The stored answer for a question; None if there is none. Raises StoreError."""
+        return await asyncio.to_thread(self._get, key)
+
+    async def put(self, key: str, answer: StoredAnswer) -> None:
+        """Store an answer, unless it contains a secret. A failure is only logged, since the answer can still be used."""
+        if redact(answer.text) != answer.text:
+            logger.warning("an answer that contains a key is not stored in the cache")
+            return
+        try:
+            await asyncio.to_thread(self._put, key, answer)
+        except StoreError as error:
+            logger.warning("an answer was not stored in the cache: %s", error)
+
+    @asynccontextmanager
+    async def asking(self, key: str) -> AsyncGenerator[None]:
+        """Hold the lock of a question, in this event loop and among processes.
+
+        A caller that waited should look into the cache first. The system releases the lock of a process that dies.
+        """
+        local = self._asking.setdefault((id(asyncio.get_running_loop()), key), asyncio.Lock())
+        async with local:
+            offset = int(key[:15], 16)
+            while not self._take(offset):
+                await asyncio.sleep(LOCK_PAUSE)
+            try:
+                yield
+            finally:
+                self._release(offset)
+
+    def _take(self, offset: int) -> bool:
+        if fcntl is None:
+            return True
+        try:
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+        except OSError:
+            return False
+        return True
+
+    def _release(self, offset: int) -> None:
+        if fcntl is not None:
+            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, offset)
+
+    def _get(self, key: str) -> StoredAnswer | None:
+        with self._database() as database:
+            row = database.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
+        kept: dict[str, Any] = json.loads(row[0])
+        tokens = None if kept["tokens"] is None else Tokens(*kept["tokens"])
+        return StoredAnswer(kept["text"], tokens, kept["repairs"], kept["served_model"])
+
+    def _put(self, key: str, answer: StoredAnswer) -> None:
+        kept = {
+            "text": answer.text,
+            "tokens": answer.tokens,
+            "repairs": answer.repairs,
+            "served_model": answer.served_model,
+        }
+        with self._database() as database:
+            database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, datetime('now'))", (key, json.dumps(kept)))
+
+    @contextmanager
+    def _database(self) -> Generator[sqlite3.Connection]:
+        """A connection for one transaction, which makes the cache usable from any thread and after a fork."""
+        try:
+            with closing(sqlite3.connect(self._path, timeout=BUSY)) as database, database:
+                yield database
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"cache: {self._path}: {error}. Delete the file, or give cache= another, or None"
+            ) from error
+
+
+@cache
+def _cache_of(path: Path, process: int) -> AnswerCache:
+    return AnswerCache(path)
+
+
+def answer_cache(path: Path) -> AnswerCache:
+    """The cache of a file; one object per process, since closing a second descriptor would release all its locks."""
+    return _cache_of(path.expanduser().absolute(), os.getpid())

@@ -1,0 +1,215 @@
+"""Counts the requests, tokens and cost of other LLMs by purpose, and enforces budgets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from math import isfinite
+
+from offbook.errors import BudgetExceeded, ConfigError
+
+
+@dataclass(frozen=True)
+class SpendingTotals:
+    """Sums over the questions of one purpose.
+
+    `cost` (USD) covers the requests with a known price; `unpriced` counts the others. `uncounted` counts answers without
+    reported tokens.
+    """
+
+    questions: int = 0
+    requests: int = 0
+    cached: int = 0  # questions answered from the cache
+    failed: int = 0  # questions without a usable answer
+    repairs: int = 0  # answers repaired or requested again
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    uncounted: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+
+    def __add__(self, other: SpendingTotals) -> SpendingTotals:
+        return SpendingTotals(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: SpendingTotals) -> SpendingTotals:
+        return SpendingTotals(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+    def metrics(self, purpose: str) -> dict[str, float]:
+        """The totals as metrics such as `costs/judge`. Without any known price there is no cost metric, only `unpriced`."""
+        metrics = {
+            f"tokens/{purpose}/prompt": float(self.prompt_tokens),
+            f"tokens/{purpose}/completion": float(self.completion_tokens),
+            f"llms/{purpose}/questions": float(self.questions),
+            f"llms/{purpose}/requests": float(self.requests),
+            f"llms/{purpose}/cached": float(self.cached),
+            f"llms/{purpose}/failed": float(self.failed),
+            f"llms/{purpose}/repairs": float(self.repairs),
+        }
+        if self.unpriced:
+            metrics[f"llms/{purpose}/unpriced"] = float(self.unpriced)
+        if self.cost or not self.unpriced:
+            metrics[f"costs/{purpose}"] = self.cost
+        if self.uncounted:
+            metrics[f"llms/{purpose}/uncounted"] = float(self.uncounted)
+        return metrics
+
+    def line(self, purpose: str) -> str:
+        """A line such as `judge: 12 questions (3 from the cache), 9 requests, 8,123 + 456 tokens, 0.0214 USD`."""
+        cached = f" ({self.cached} from the cache)" if self.cached else ""
+        failed = f", {self.failed} without a usable answer" if self.failed else ""
+        unpriced = f"{_counted(self.unpriced, 'request')} of unknown price" if self.unpriced else ""
+        known = f"{self.cost:.4f} USD" if self.cost or not self.unpriced else ""
+        return (
+            f"{purpose}: {_counted(self.questions, 'question')}{cached}, {_counted(self.requests, 'request')}{failed}, "
+            f"{self.prompt_tokens:,} + {self.completion_tokens:,} tokens, {' and '.join(filter(None, (known, unpriced)))}"
+        )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+class Reservation:
+    """A request in flight, with the estimate of its cost in USD until the cost is known."""
+
+    def __init__(self, estimate: float) -> None:
+        self.estimate = estimate
+        self.cost = 0.0
+
+    def charge(self, cost: float | None) -> None:
+        """Set the cost of the request in USD; None (unknown) counts as the estimate."""
+        self.cost = self.estimate if cost is None else cost
+
+
+class Spending:
+    """The totals of a `budget` block, or of the process. Enclosing blocks count everything too."""
+
+    def __init__(self, max_cost: float | None = None, around: Spending | None = None) -> None:
+        self.max_cost = max_cost
+        self._around = around
+        self._lock = threading.Lock()
+        self._purposes: dict[str, SpendingTotals] = {}
+        self._spent = 0.0  # compared with `max_cost`; includes estimates for requests of unknown cost
+        self._in_flight: set[Reservation] = set()
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+
+    def by_purpose(self) -> dict[str, SpendingTotals]:
+        """The totals so far; purposes in the order of their first question."""
+        with self._lock:
+            return dict(self._purposes)
+
+    @property
+    def total(self) -> SpendingTotals:
+        """The sum over purposes."""
+        return sum(self.by_purpose().values(), SpendingTotals())
+
+    def metrics(self, since: dict[str, SpendingTotals] | None = None) -> dict[str, float]:
+        """The metrics of every purpose with questions, since an earlier `by_purpose()`."""
+        metrics: dict[str, float] = {}
+        for purpose, totals in self.by_purpose().items():
+            gained = totals - (since or {}).get(purpose, SpendingTotals())
+            metrics |= gained.metrics(purpose) if gained != SpendingTotals() else {}
+        return metrics
+
+    def lines(self) -> list[str]:
+        """One line per purpose, for people."""
+        return [totals.line(purpose) for purpose, totals in self.by_purpose().items()]
+
+    @property
+    def limited(self) -> bool:
+        """Whether this block or an enclosing one has a `max_cost`."""
+        return self.max_cost is not None or (self._around is not None and self._around.limited)
+
+    def record(self, purpose: str, totals: SpendingTotals) -> None:
+        """Add to the totals of a purpose."""
+        with self._lock:
+            self._purposes[purpose] = self._purposes.get(purpose, SpendingTotals()) + totals
+        if self._around is not None:
+            self._around.record(purpose, totals)
+
+    @asynccontextmanager
+    async def reserved(self, estimate: float) -> AsyncGenerator[Reservation]:
+        """Reserve `estimate` (USD) for a request. Waits while requests in flight may spend the rest of the budget.
+
+        Raises BudgetExceeded when the budget is spent. If estimates hold, at most one request exceeds `max_cost`.
+        """
+        request = Reservation(estimate)
+        blocks = [spending_block for spending_block in self._outwards() if spending_block.max_cost is not None]
+        held: list[Spending] = []
+        try:
+            for block in blocks:
+                await block._hold(request)
+                held.append(block)
+            yield request
+        finally:
+            for block in held:
+                block._settle(request)
+
+    def _outwards(self) -> Generator[Spending]:
+        yield self
+        if self._around is not None:
+            yield from self._around._outwards()
+
+    async def _hold(self, request: Reservation) -> None:
+        assert self.max_cost is not None
+        while True:
+            turn = (asyncio.get_running_loop(), asyncio.Event())
+            with self._lock:
+                if self._spent >= self.max_cost:
+                    raise BudgetExceeded(
+                        f"max_cost={self.max_cost:g} USD for other LLMs is spent ({self._spent:.4f} USD): raise it to go on",
+                        max_cost=self.max_cost,
+                        spent=self._spent,
+                    )
+                if not self._in_flight or self._spent + sum(r.estimate for r in self._in_flight) < self.max_cost:
+                    self._in_flight.add(request)
+                    return
+                self._waiting.add(turn)
+            try:
+                await turn[1].wait()
+            finally:
+                with self._lock:
+                    self._waiting.discard(turn)
+
+    def _settle(self, request: Reservation) -> None:
+        with self._lock:
+            self._in_flight.discard(request)
+            self._spent += request.cost
+            for loop, turn in self._waiting:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(turn.set)
+
+
+_PROCESS = Spending()
+_CURRENT: ContextVar[Spending] = ContextVar("offbook_llm_spending", default=_PROCESS)
+
+
+def spending() -> Spending:
+    """The Spending of the innermost `budget` block, else that of the process."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def budget(max_cost: float | None = None) -> Generator[Spending]:
+    """Count the questions inside the block, also in tasks started there, and spend at most about `max_cost` USD.
+
+    None means no limit. Questions beyond it raise BudgetExceeded. Raises ConfigError for an invalid amount.
+    """
+    if max_cost is not None:
+        check_max_cost(max_cost)
+    block = Spending(max_cost, _CURRENT.get())
+    token = _CURRENT.set(block)
+    try:
+        yield block
+    finally:
+        _CURRENT.reset(token)
+
+
+def check_max_cost(value: object) -> None:
+    """Raise ConfigError unless the value is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+        raise ConfigError(f"max_cost: USD above 0 are needed, or None for no limit, got {value!r}")

@@ -1,0 +1,249 @@
+"""What to write instead of an option that does not exist: our name for another library's option, the object that takes the
+option, or the closest name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from difflib import get_close_matches
+from typing import Any, ParamSpec, TypeVar, cast
+
+from .errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OWNERS = {
+    "config=TrainConfig({}=...) in Trainer(), MCPTrainer() or app.train()": "learning_rate loss epsilon epsilon_high scale_rewards "
+    "call_rewards sequence kl_coef importance_cap max_tokens epochs minibatches max_grad_norm warmup_updates betas "
+    "weight_decay min_group_size layout row_tokens logits_chunk overlap max_staleness kl_warn rendered_warn seed",
+    "lora=LoraOptions({}=...) in TrainableModel()": "r alpha dropout target_modules seed",
+    "{}=... in LocalBackend()": "dir start_timeout engine loader device inference_gpus train_gpus dtype load_in_4bit "
+    "max_model_len max_batch max_string max_items max_loras max_lora_rank tool_call_parser reasoning_parser engine_args "
+    "vllm_url memory_layout card threads deterministic keep_tokens",
+    "{}=... in TrainableModel()": "name project base_model backend lora",
+    "{}=... in Trainer(), MCPTrainer() or app.train()": "scenarios reward judge eval eval_every group_size "
+    "scenarios_per_step concurrency timeout retries max_completion_tokens config patience target_reward max_cost seed run "
+    "sinks alert_limits on_alert progress",
+    "{}=... in train()": "steps",
+    "{}=... in model.train()": "groups request_id on_event pbar_desc",
+    "{}=... in evaluate()": "rollouts",
+    "{}=... in trainable()": "model select exclude to_input on_interrupt context temperature scope on_leak shared_state train_on",
+    "{}=... in MCPTrainer()": "target max_turns max_tools result_chars curriculum judge_all count llm allow_writes probe "
+    "say",
+    "{}=... in compare()": "candidates baseline success_at gpu_price output fresh trained_on app_file",
+    "judge=Ruler({}=...) in Trainer(), MCPTrainer() or app.train()": "rubric tools reasoning max_prompt_tokens debug",
+    "{}=... in RemoteBackend()": "url api_key",
+}
+"""Where an option belongs -> its names there. Names that several objects take stand once, or with each that matters."""
+
+_LITELLM = {
+    "base_url": "api_base",
+    "cache_responses": "cache",
+    "caching": "cache",
+    "max_cost": "`with llms.budget(max_cost):`, or Trainer(max_cost=)",
+    "max_retries": "retries",
+    "num_retries": "retries",
+    "price": "prices",
+    "request_timeout": "timeout",
+    "response_format": "ask(messages, schema)",
+    "messages": "ask(messages, ...)",
+    "n": "ask(..., sample=0), ask(..., sample=1), ...",
+    "no-log": "nothing: prompts are not logged",
+    "stream": "nothing: answers are read whole",
+    "fallbacks": "an Llm for each model",
+    "drop_params": "only parameters that the model takes",
+    "mock_response": "offbook.testing",
+    "input_cost_per_token": "prices",
+    "output_cost_per_token": "prices",
+}
+"""Parameters of litellm that are not passed on."""
+
+NO_COUNTERPART = [
+    "advantage_balance",
+    "kimi_k2_tau",
+    "mask_prob_ratio",
+    "delta",
+    "entropy_coef",
+    "top_entropy_quantile",
+    "off_policy_mask_threshold",
+    "sync_ref_model",
+    "use_kl_in_reward",
+    "entropy_coeff",
+    "clip_ratio_c",
+    "filter_groups",
+]
+
+FOREIGN: dict[str, str] = {
+    # common names
+    "batch_size": "scenarios_per_step, and group_size= rollouts of each",
+    "rank": "r",
+    # OpenPipe ART
+    "base_path": "dir",
+    "base_url": "RemoteBackend(url)",
+    "beta": "kl_coef",
+    "entity": "project",
+    "gpu_cost_per_hour_usd": "`offbook compare --gpu-price`, or `offbook usage --price`",
+    "grad_accumulation_sequences": "row_tokens",
+    "importance_sampling_level": 'loss="gspo", with sequence="trajectory" or "call"',
+    "inference_gpu_ids": "inference_gpus",
+    "init_args": "LocalBackend(max_model_len=..., ...)",
+    "kl_penalty_coef": "kl_coef",
+    "logprob_calculation_chunk_size": "logits_chunk",
+    "loss_fn": "loss",
+    "normalize_advantages": "scale_rewards",
+    "num_trajectories_learning_rate_multiplier_power": "learning_rate",
+    "path": "dir",
+    "peft_args": "lora=LoraOptions(r=..., alpha=...) in TrainableModel()",
+    "ppo": 'loss="grpo" (PPO\'s clip) or loss="cispo"',
+    "remote_server_url": "RemoteBackend(url)",
+    "report_metrics": "log(), and a trace sink",
+    "run_id": "name",
+    "run_name": "name",
+    "trainer_gpu_ids": "train_gpus",
+    "truncated_importance_sampling": "importance_cap",
+    # TRL
+    "args": "config",
+    "chat_template_kwargs": "the field of the call that the rollout makes",
+    "environment_factory": "your own agent as the rollout",
+    "eval_dataset": "eval",
+    "generation_batch_size": "scenarios_per_step",
+    "gradient_accumulation_steps": "minibatches",
+    "lora_alpha": "alpha",
+    "loss_type": "loss",
+    "max_completion_length": "max_completion_tokens",
+    "max_steps": "steps",
+    "min_p": "the field of the call that the rollout makes",
+    "num_generations": "group_size",
+    "num_iterations": "epochs",
+    "peft_config": "lora",
+    "quantization_config": "load_in_4bit",
+    "report_to": "sinks",
+    "resume_from_checkpoint": "the same call again, which resumes",
+    "reward_funcs": "reward",
+    "reward_weights": "weighted(parts, weights) as reward=",
+    "rollout_func": "your own agent as the rollout",
+    "save_steps": "nothing: every step is a checkpoint",
+    "steps_per_generation": "minibatches",
+    "top_k": "the field of the call that the rollout makes",
+    "top_p": "the field of the call that the rollout makes",
+    "train_dataset": "scenarios",
+    "use_vllm": 'LocalBackend(engine="vllm")',
+    "vllm_enable_sleep_mode": "memory_layout",
+    "vllm_gpu_memory_utilization": "engine_args",
+    "vllm_importance_sampling_clip_max": "importance_cap",
+    "vllm_importance_sampling_mode": "importance_cap",
+    "vllm_mode": 'LocalBackend(engine="vllm"), or vllm_url=',
+    # verl
+    "adv_estimator": "nothing: it is always grpo",
+    "clip_ratio_high": "epsilon_high",
+    "clip_ratio_low": "epsilon",
+    "custom_reward_function": "reward",
+    "experiment_name": "name",
+    "grad_clip": "max_grad_norm",
+    "kl_loss_coef": "kl_coef",
+    "kl_loss_type": "kl_coef",
+    "logger": "sinks",
+    "lora_rank": "r",
+    "loss_agg_mode": "loss",
+    "loss_mode": "loss",
+    "lr": "learning_rate",
+    "lr_warmup_steps": "warmup_updates",
+    "max_num_seqs": "max_batch",
+    "max_prompt_length": "max_model_len",
+    "max_response_length": "max_completion_tokens",
+    "multi_turn": "your own agent as the rollout",
+    "norm_adv_by_std_in_grpo": "scale_rewards",
+    "ppo_epochs": "epochs",
+    "ppo_max_token_len_per_gpu": "row_tokens",
+    "ppo_mini_batch_size": "minibatches",
+    "project_name": "project",
+    "resume_mode": "nothing: running again always resumes",
+    "reward_model": "judge",
+    "rollout_is": "importance_cap",
+    "rollout_is_threshold": "importance_cap",
+    "save_freq": "nothing: every step is a checkpoint",
+    "tensor_model_parallel_size": "inference_gpus",
+    "test_freq": "eval_every",
+    "total_training_steps": "steps",
+    "train_batch_size": "scenarios_per_step",
+    "train_files": "scenarios",
+    "use_kl_loss": "kl_coef",
+    "val_files": "eval",
+    # agent-lightning
+    "adapter": "select",
+    "agent_match": "select",
+    "algorithm": "config",
+    "n_runners": "concurrency",
+    "val_dataset": "eval",
+    **dict.fromkeys(NO_COUNTERPART, ""),
+    # of one object only
+    "RemoteBackend.base_url": "url",
+    "TrainableModel.id": "name",
+    "TrainableModel.model": "base_model",
+    "TrainableModel.path": "base_model",
+    "TrainableModel.remote_server_url": "backend=RemoteBackend(url)",
+    "Trainer.run_id": "run",
+    "Trainer.run_name": "run",
+    **{f"{where}.{name}": use for where in ("Llm", "Ruler") for name, use in _LITELLM.items()},
+}
+"""Option of another library, or `Object.option` -> our option, or what to use; "" if it has no counterpart. The page
+docs/coming_from.md has the names and their sources."""
+
+
+def unknown_option(where: str, name: str, known: Iterable[str]) -> str:
+    """What is wrong with the option `name` of `where`, which takes `known`, and what to write instead."""
+    names = [*known]
+    return f"{where}: there is no option {name!r}{_remedy(where, name, names)}"
+
+
+def _remedy(where: str, name: str, known: Collection[str]) -> str:
+    ours = FOREIGN.get(f"{where}.{name}", FOREIGN.get(name, name))
+    if not ours:
+        return ", and it has no counterpart here: leave it out"
+    if not ours.isidentifier():
+        return f": use {ours}"
+    if ours in known:
+        return f": use {ours}=..."
+    if place := _place(ours):
+        return f": use {place}"
+    if close := get_close_matches(ours, known, n=1):
+        return f": did you mean {close[0]!r}?"
+    elsewhere = get_close_matches(ours, [option for options in OWNERS.values() for option in options.split()], 1, 0.8)
+    if elsewhere:
+        return f": did you mean {_place(elsewhere[0])}?"
+    return f"; there are {', '.join(known)}"
+
+
+def _place(option: str) -> str:
+    """How the option is given to each object that takes it; "" if none does."""
+    return " or ".join(place.format(option) for place, options in OWNERS.items() if option in options.split())
+
+
+def check_options(where: str, options: Iterable[str], known: Collection[str]) -> None:
+    """Raise ConfigError for the first of `options` that is not `known`."""
+    for name in options:
+        if name not in known:
+            raise ConfigError(unknown_option(where, name, known))
+
+
+def names_checked(where: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function so that an unknown keyword raises ConfigError with the right name, not TypeError."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **options: P.kwargs) -> R:
+            check_options(where, options, known)
+            return function(*args, **options)
+
+        @functools.wraps(function)
+        async def checked_async(*args: P.args, **options: P.kwargs) -> Any:
+            check_options(where, options, known)
+            return await cast(Callable[P, Any], function)(*args, **options)
+
+        return cast(Callable[P, R], checked_async) if inspect.iscoroutinefunction(function) else checked
+
+    return decorate

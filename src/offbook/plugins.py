@@ -1,0 +1,47 @@
+"""Plugins: objects that other packages offer as entry points. They are loaded only by name."""
+
+from __future__ import annotations
+
+import ast
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from .errors import ConfigError
+
+PluginGroup = Literal["offbook.sinks", "offbook.commands"]
+"""Entry point groups: trace sinks, and commands of the command line."""
+
+
+def names(group: PluginGroup) -> list[str]:
+    """The names of the installed plugins, sorted. Nothing is loaded."""
+    return sorted({point.name for point in entry_points(group=group)})
+
+
+def summary(group: PluginGroup, name: str) -> str | None:
+    """The first line of the docstring of an entry point's module, read without importing it. None if there is none."""
+    package, *parts = next(point for point in entry_points(group=group) if point.name == name).module.split(".")
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent.joinpath(*parts)
+    files = [path.with_suffix(".py"), path / "__init__.py"] if parts else [Path(spec.origin)]
+    texts = [ast.get_docstring(ast.parse(file.read_bytes())) for file in files if file.is_file()]
+    return texts[0].splitlines()[0] if texts and texts[0] else None
+
+
+def load(group: PluginGroup, name: str) -> object:
+    """The object behind one entry point. Raises ConfigError for a name that is unknown, ambiguous, or cannot be
+    loaded."""
+    points: list[EntryPoint] = [point for point in entry_points(group=group) if point.name == name]
+    if not points:
+        raise ConfigError(f"no plugin {name!r} in {group!r}; installed: {', '.join(names(group)) or 'none'}")
+    if len({point.value for point in points}) > 1:
+        raise ConfigError(
+            f"plugin {name!r} in {group!r} is defined twice: {sorted(point.value for point in points)}; uninstall one of them"
+        )
+    try:
+        return points[0].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"plugin {name!r} ({points[0].value}) cannot be loaded: {error}") from error

@@ -1,0 +1,1 @@
+"""`offbook quickstart`: train a LangGraph agent that answers from a SQLite database."""

@@ -1,0 +1,160 @@
+"""The quickstart: evaluate an agent, train it, evaluate it again, and print what changed. `quickstart` has the steps in
+order."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# The type of create_agent's context is partly unknown.
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from langchain.agents import create_agent
+from langchain_core.messages import BaseMessage
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
+from rich.console import Console
+
+from offbook_langgraph import trainable
+from offbook_langgraph.trainable import TrainableRunnable
+
+from ..client.local import LocalBackend, shell_command
+from ..client.model import TrainableModel
+from ..config import EngineOptions, TrainConfig
+from ..trainer.report import TrainReport
+from .desk import Desk, Request, reward
+from .story import Transcripts, conversation, print_curve, require_plots, write_curve
+
+TRAIN_REQUESTS, TEST_REQUESTS = 600, 120
+GROUP_SIZE, SCENARIOS_PER_STEP = 8, 12
+STEPS = 36
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Success rate on the held-out requests, 0 to 1: at temperature 0 (greedy), and at temperature 1 (sampled)."""
+
+    greedy: float
+    sampled: float
+
+
+def trainable_agent(desk: Desk, model: TrainableModel) -> TrainableRunnable:
+    """A LangGraph agent, made trainable by the call of `trainable`."""
+    agent = create_agent(
+        ChatOpenAI(model="gpt-4.1-mini", api_key=SecretStr("unused"), max_completion_tokens=48), desk.tools()
+    )
+
+    def score(request: Request, state: dict[str, list[BaseMessage]]) -> dict[str, float]:
+        return reward(request, state["messages"])
+
+    return trainable(agent, model=model, reward=score)
+
+
+def schedule(step: int, steps: int) -> TrainConfig:
+    """The options of a step. The learning rate and the KL coefficient fall linearly to 0.
+
+    The KL term keeps the policy near its base, which calls all tools that fit, until training has shown which of them
+    are right."""
+    left = 1 - (step - 1) / steps
+    return TrainConfig(learning_rate=3.3e-3 * left, kl_coef=0.3 * left, minibatches=4)
+
+
+async def evaluate(agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts) -> Rates:
+    """Both success rates of the newest step."""
+    rates: list[float] = []
+    for temperature in (0.0, 1.0):
+        evaluation = await agent.aevaluate(test, temperature=temperature, concurrency=64, timeout=300, sinks=[sink])
+        rates.append(evaluation.success or 0.0)
+    return Rates(*rates)
+
+
+def rates_line(when: str, rates: Rates) -> str:
+    """The rates as one line, such as `before: greedy 40%, ...`."""
+    return f"{when}: greedy {rates.greedy:.0%}, sampled {rates.sampled:.0%} of {TEST_REQUESTS} held-out requests right"
+
+
+async def rates_before(file: Path, agent: TrainableRunnable, test: Sequence[Request], sink: Transcripts) -> Rates:
+    """The rates of the untrained policy. They are kept in `file`, so that a resumed run does not measure them again."""
+    if file.exists():
+        return Rates(**json.loads(file.read_text(encoding="utf-8")))
+    rates = await evaluate(agent, test, sink)
+    file.write_text(json.dumps(asdict(rates)), encoding="utf-8")
+    return rates
+
+
+async def quickstart(
+    folder: Path, seed: int, steps: int, console: Console, engines: EngineOptions
+) -> tuple[Rates, Rates, TrainReport]:
+    """Train one policy, and print its success before and after. Run again in the same folder, it resumes."""
+    desk, transcripts = Desk(folder / "desk.db"), Transcripts()
+    train, test = desk.requests("train", TRAIN_REQUESTS, seed), desk.requests("test", TEST_REQUESTS)
+    model = TrainableModel(name=f"order-desk-{seed}", project="quickstart", base_model="tiny")
+    await model.register(LocalBackend(dir=folder / "server", engine=engines.engine, loader=engines.loader))
+    agent = trainable_agent(desk, model)
+    before = await rates_before(folder / f"before-{seed}.json", agent, test, transcripts)
+    console.print(rates_line("before", before), highlight=False)
+    report = await agent.atrain(
+        train,
+        steps=steps,
+        group_size=GROUP_SIZE,
+        scenarios_per_step=SCENARIOS_PER_STEP,
+        concurrency=GROUP_SIZE * SCENARIOS_PER_STEP,
+        config=partial(schedule, steps=steps),
+        seed=seed,
+    )
+    after = await evaluate(agent, test, transcripts)
+    if (learned := transcripts.learned()) is not None:
+        console.print(
+            "\nbefore", conversation(learned[0]), "\nafter", conversation(learned[1]), sep="\n", highlight=False
+        )
+    console.print(f"\n{rates_line('before', before)}\n{rates_line('after', after)}", highlight=False)
+    if report.step < STEPS:
+        console.print(f"step {report.step} of the usual {STEPS}: too early for a gain", highlight=False)
+    return before, after, report
+
+
+def show(report: TrainReport, folder: Path, console: Console) -> None:
+    """Print the reward curve, the path of the LoRA, and the commands to try next."""
+    if report.rewards:
+        print_curve(console, report.rewards)
+        write_curve(report.rewards, folder / "rewards.png")
+    offbook, where = shlex.quote(shell_command()), f"--dir {shlex.quote(str(folder / 'server'))}"
+    lines = [
+        "",
+        f"curve   {folder / 'rewards.png'}",
+        f"LoRA    {report.checkpoint or 'none: no step was applied'}",
+        "next    " + f"{offbook} checkpoints {report.model} {where}",
+        "        " + f"{offbook} export {report.model} --format peft --output order-desk-lora {where}",
+        "        " + f"{offbook} serve --model tiny {where}",
+    ]
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def main(
+    seed: int, steps: int | None, folder: Path, results: Path | None, engines: EngineOptions | None = None
+) -> None:
+    """Run `offbook quickstart`. `results` is a file to write as JSON. Raises MissingExtraError, ConfigError and
+    BackendError."""
+    require_plots()
+    console = Console()
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    before, after, report = asyncio.run(quickstart(folder, seed, steps or STEPS, console, engines or EngineOptions()))
+    show(report, folder, console)
+    if results is not None:
+        written = {
+            "seed": seed,
+            "success": {"before": before.greedy, "after": after.greedy},
+            "sampled": {"before": before.sampled, "after": after.sampled},
+            "rewards": report.rewards,
+            "seconds": {
+                "rollout": [iteration.rollout_seconds for iteration in report.iterations],
+                "train": [iteration.train_seconds for iteration in report.iterations],
+            },
+        }
+        results.write_text(json.dumps(written) + "\n", encoding="utf-8")

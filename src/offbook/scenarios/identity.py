@@ -1,0 +1,71 @@
+"""What a scenario is called, and what is asked in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from textwrap import shorten
+from typing import cast
+
+from pydantic import BaseModel
+
+from offbook.errors import ConfigError
+
+TEXT_KEYS = ("input", "question", "prompt")
+_LABEL = 60  # most characters of a scenario's words in its label
+
+
+def scenario_fields(scenario: object) -> dict[str, object]:
+    """The scenario's named values; a string has none. Raises ConfigError for another kind of object."""
+    if isinstance(scenario, BaseModel):
+        return scenario.model_dump()
+    if dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
+        return {field.name: getattr(scenario, field.name) for field in dataclasses.fields(scenario)}
+    if isinstance(scenario, Mapping):
+        return {str(key): value for key, value in cast(Mapping[object, object], scenario).items()}
+    if isinstance(scenario, str):
+        return {}
+    kind = type(scenario).__name__
+    raise ConfigError(f"scenario: a mapping, dataclass, pydantic object or string is needed, got {kind} {scenario!r}")
+
+
+def scenario_id(scenario: object) -> str:
+    """Its `id`, or else a hash of its content, which stays the same from run to run."""
+    own = scenario_fields(scenario).get("id")
+    if own is not None and str(own):
+        return str(own)
+    content = (
+        scenario if isinstance(scenario, str) else json.dumps(scenario_fields(scenario), sort_keys=True, default=repr)
+    )
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def scenario_label(scenario: object, number: int) -> str:
+    """What people read of it: its own `id`, else its number in the list, from 0, and its first words.
+
+    >>> scenario_label({"question": "Where is box 4821?", "answer": "A7"}, 3), scenario_label({"id": "box"}, 4)
+    ('3: Where is box 4821?', 'box')
+    """
+    named = scenario_fields(scenario)
+    if named.get("id") is not None and str(named["id"]):
+        return str(named["id"])
+    texts = [scenario, *map(named.get, TEXT_KEYS), *named.values()]
+    words = next((text for text in texts if isinstance(text, str) and text.strip()), "")
+    return f"{number}: {shorten(words, _LABEL, placeholder=' …')}" if words else str(number)
+
+
+def scenario_text(scenario: object) -> str:
+    """What the user says in it: the string itself, or the first of `input`, `question`, `prompt`."""
+    if isinstance(scenario, str):
+        return scenario
+    named = scenario_fields(scenario)
+    for key in TEXT_KEYS:
+        text = named.get(key)
+        if isinstance(text, str):
+            return text
+    raise ConfigError(
+        f"scenario {scenario_id(scenario)!r} has no text under {', '.join(TEXT_KEYS)}; its keys are "
+        f"{', '.join(named) or '(none)'}: rename one, or pass to_input=(scenario) -> input"
+    )

@@ -1,0 +1,327 @@
+"""Parses a chat completion request, determines its trajectory, and builds the sampler's payload."""
+
+from __future__ import annotations
+
+import difflib
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar, cast
+
+import orjson
+from pydantic import ValidationError
+
+from ...engine.protocol import FLAT_LOGPROBS
+from ...types import GREEDY_BELOW, CallOrigin, Json, Message, Sampling, Tool, new_id
+from ...wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, OPEN, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
+from ..errors import ApiError, bad_request, shortened
+from ..sampler.answer_limits import AnswerLimits
+from ..sampler.quirks import Quirks
+from .chat_fields import CONSTRAINTS, GUIDED, OURS, REFUSED, WITHOUT_EFFECT, AllowedToolChoice, ChatFields, Named
+
+V = TypeVar("V")
+
+LENGTHS = frozenset({"max_tokens", "max_completion_tokens"})
+_MAX_KEY = 300
+_SHALLOW = 200
+"""A body with at most this many braces and brackets cannot be nested too deeply."""
+MAX_MESSAGES = 20_000
+MAX_SHAPE_BYTES = 2**20
+"""Limit for the JSON of `tools`, and for every field that becomes a grammar."""
+_SHAPES = (
+    "tools",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_grammar",
+    "guided_regex",
+    "guided_choice",
+)
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A validated request.
+
+    With `trajectory_id=None` it is answered but not recorded. `fit`: see `LENGTH_HEADER`. A `tool_choice` of allowed tools
+    is resolved: `tools` has only those, and `tool_choice` is its mode.
+    """
+
+    body: dict[str, Json]
+    fields: ChatFields
+    trajectory_id: str | None
+    idempotency_key: str | None
+    origin: CallOrigin | None
+    fit: bool = False
+    quirks: Quirks = field(default_factory=Quirks)
+    size: int = 0  # bytes of the body
+
+    @classmethod
+    def parse(
+        cls, raw: bytes, headers: Mapping[str, str], url_trajectory: str | None = None, quirks: Quirks | None = None
+    ) -> ChatRequest:
+        """Parse body, headers and base URL. Raises ApiError 400 or 413, naming the field."""
+        body = _json_object(raw)
+        _known(body)
+        _bounded(body, len(raw))
+        try:
+            fields = ChatFields.model_validate(body)
+        except ValidationError as error:
+            raise bad_request(error, "body") from error
+        body, fields = _narrowed(body, fields)
+        if fields.top_logprobs and not fields.logprobs:
+            raise ApiError(400, "top_logprobs needs `logprobs: true`", "top_logprobs", "invalid_value")
+        if fields.stream_options is not None and not fields.stream:
+            raise ApiError(400, "stream_options needs `stream: true`", "stream_options", "invalid_value")
+        key = headers.get(IDEMPOTENCY_HEADER) or None
+        if key is not None and len(key) > _MAX_KEY:
+            raise ApiError(400, f"{IDEMPOTENCY_HEADER} is longer than {_MAX_KEY} characters", IDEMPOTENCY_HEADER)
+        trajectory = _trajectory(fields, headers, url_trajectory, key)
+        return cls(body, fields, trajectory, key, _origin(headers), _fit(headers), quirks or Quirks(), len(raw))
+
+    @property
+    def model(self) -> str:
+        """The model name in the request."""
+        return self.fields.model
+
+    @property
+    def stream(self) -> bool:
+        """Whether the client requested a stream."""
+        return bool(self.fields.stream)
+
+    @property
+    def choices(self) -> int:
+        """The number of requested choices, `n`."""
+        return self.fields.n or 1
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the call is recorded."""
+        return self.trajectory_id is not None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the client requested logprobs."""
+        return bool(self.fields.logprobs)
+
+    @property
+    def wants_token_ids(self) -> bool:
+        """Whether the client requested token ids."""
+        return bool(self.fields.return_token_ids)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the client requested a final chunk with the usage."""
+        return bool(self.fields.stream_options and self.fields.stream_options.include_usage)
+
+    @cached_property
+    def limits(self) -> AnswerLimits:
+        """The limits that the sampler's answer must keep."""
+        fields = self.fields
+        lengths = [length for length in (fields.max_tokens, fields.max_completion_tokens) if length is not None]
+        return AnswerLimits.of(
+            choices=self.choices,
+            tokens=max(lengths, default=None),
+            top_logprobs=max(fields.top_logprobs or 0, fields.prompt_logprobs or 0, 0),
+            request_bytes=self.size,
+            recorded=self.recorded,
+        )
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages as sent."""
+        return tuple(self.body["messages"])
+
+    @property
+    def tools(self) -> tuple[Tool, ...] | None:
+        """The offered tools as sent; None without the field."""
+        tools = self.body.get("tools")
+        return None if tools is None else tuple(tools)
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """The sampling settings as sent. A temperature that engines treat as greedy is 0.
+
+        Settings that the request leaves out are off, regardless of the base model's generation_config.
+        """
+        fields = self.fields
+        temperature = _or(fields.temperature, 1.0)
+        return Sampling(
+            temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
+            top_p=_or(fields.top_p, 1.0),
+            top_k=max(_or(fields.top_k, 0), 0),
+            min_p=_or(fields.min_p, 0.0),
+        )
+
+    @cached_property
+    def constrained(self) -> str | None:
+        """The fields that make recorded logprobs unusable, as text; None if they are usable."""
+        fields, reasons = self.fields, list[str]()
+        if fields.tool_choice is not None and fields.tool_choice not in ("none", "auto"):
+            reasons.append("tool_choice")
+        if fields.response_format is not None and fields.response_format.type != "text":
+            reasons.append("response_format")
+        if self.quirks.grammar_for_strict_tools and fields.tools and fields.tool_choice != "none":
+            if fields.parallel_tool_calls is False:
+                reasons.append("parallel_tool_calls")
+            if any(tool.function.strict for tool in fields.tools):
+                reasons.append("tools.strict")
+        for name, harmless in CONSTRAINTS.items():
+            value = self.body.get(name)
+            if value not in (None, [], {}) and value not in harmless:
+                reasons.append(name)
+        return ", ".join(reasons) or None
+
+    @property
+    def allowed_texts(self) -> tuple[str, ...]:
+        """The texts of which the answer must be one, if nothing else constrains it; else empty."""
+        if self.constrained == "guided_choice":
+            return tuple(self.fields.guided_choice or ())
+        given = cast(
+            dict[str, Json], self.body["structured_outputs"] if self.constrained == "structured_outputs" else {}
+        )
+        kinds = {name for name, value in given.items() if value is not None}
+        texts = cast(list[Json], given["choice"]) if kinds == {"choice"} else []
+        return tuple(text for text in texts if isinstance(text, str))
+
+    def payload(self, adapter: str, block: int | None = None) -> dict[str, Json]:
+        """The sampler's request: the client's JSON with the adapter's name and explicit sampling defaults.
+
+        With `block`, a stream without tools gets so many tokens in a chunk, if the engine can do so. With tools it does not:
+        vLLM's tool parsers do not all find the same calls then.
+        """
+        sent = {name: value for name, value in self.body.items() if name not in OURS and name not in WITHOUT_EFFECT}
+        sent |= {"model": adapter, "repetition_penalty": _or(self.fields.repetition_penalty, 1.0)}
+        sent |= dict(self.sampling)
+        guided = {name: sent.pop(old) for old, name in GUIDED.items() if sent.get(old) is not None}
+        if guided:
+            sent["structured_outputs"] = {**(sent.get("structured_outputs") or {}), **guided}
+        if self.quirks.no_seed:
+            sent.pop("seed", None)
+        if self.fields.stream_options is not None:
+            # Only OpenAI's own service supports obfuscation.
+            sent["stream_options"] = self.fields.stream_options.model_dump(
+                exclude={"include_obfuscation"}, exclude_none=True
+            )
+        if self.recorded:
+            top = self.fields.top_logprobs or 0
+            sent |= {"return_token_ids": True, "logprobs": True, "top_logprobs": top}
+            if self.quirks.flat_logprobs and not self.wants_logprobs:
+                sent["vllm_xargs"] = {**(self.fields.vllm_xargs or {}), FLAT_LOGPROBS: 1}
+        if block is not None and self.stream and self.quirks.stream_blocks and not self.tools:
+            sent["stream_interval"] = block
+        return sent
+
+
+def _json_object(raw: bytes) -> dict[str, Json]:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", None, "invalid_json") from error
+    if raw.count(b"{") + raw.count(b"[") > _SHALLOW:
+        try:
+            orjson.dumps(body)
+        except orjson.JSONEncodeError as error:  # the payload for the sampler is encoded the same way
+            raise ApiError(
+                400, "the body is nested too deeply: 254 levels are the limit", None, "invalid_json"
+            ) from error
+    if not isinstance(body, dict):
+        raise ApiError(400, f"the body must be a JSON object, got {shortened(body)}", None, "invalid_json")
+    return cast(dict[str, Json], body)
+
+
+def _known(body: dict[str, Json]) -> None:
+    for name in body.keys() - ChatFields.model_fields.keys():
+        if name in REFUSED:
+            raise ApiError(400, f"{name} is not supported: {REFUSED[name]}", name, "unsupported_field")
+        close = difflib.get_close_matches(name, ChatFields.model_fields, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ApiError(400, f"unknown field {name!r}{hint}", name, "unknown_field")
+
+
+def _bounded(body: dict[str, Json], size: int) -> None:
+    """Reject requests that would block server and engine for too long. Raises ApiError 413."""
+    messages = body.get("messages")
+    if isinstance(messages, list) and len(cast(list[Json], messages)) > MAX_MESSAGES:
+        count = len(cast(list[Json], messages))
+        message = f"messages: a call takes at most {MAX_MESSAGES} of them (got {count})"
+        raise ApiError(413, message, "messages", "too_large")
+    for name in _SHAPES if size > MAX_SHAPE_BYTES else ():
+        taken = len(orjson.dumps(body.get(name)))
+        if taken > MAX_SHAPE_BYTES:
+            raise ApiError(
+                413, f"{name} takes {taken} bytes of JSON; the limit is {MAX_SHAPE_BYTES}", name, "too_large"
+            )
+
+
+def _narrowed(body: dict[str, Json], fields: ChatFields) -> tuple[dict[str, Json], ChatFields]:
+    """Resolve `allowed_tools`: offer only the allowed tools, and use the choice's mode.
+
+    Engines do not support `allowed_tools`, and the policy must not see tools that it may not call. Raises ApiError for a
+    name that is not among the tools.
+    """
+    choice = fields.tool_choice
+    if not isinstance(choice, AllowedToolChoice):
+        return body, fields
+    allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+    if unknown := sorted(allowed - {tool.function.name for tool in fields.tools or ()}):
+        message = f"tool_choice.allowed_tools names {', '.join(map(repr, unknown))}, not among the tools"
+        raise ApiError(400, message, "tool_choice", "invalid_value")
+    mode = choice.allowed_tools.mode
+    tools = [tool for tool in fields.tools or () if tool.function.name in allowed]
+    sent = [tool for tool in body["tools"] if tool["function"]["name"] in allowed]
+    return body | {"tools": sent, "tool_choice": mode}, fields.model_copy(update={"tools": tools, "tool_choice": mode})
+
+
+def _trajectory(
+    fields: ChatFields, headers: Mapping[str, str], url_trajectory: str | None, key: str | None
+) -> str | None:
+    """The trajectory that header, body or base URL names; else a new one if recording was requested; else None."""
+
+    def of(named: Named | None) -> str | None:
+        return named.trajectory_id if named is not None else None
+
+    named = {
+        f"header {TRAJECTORY_HEADER}": headers.get(TRAJECTORY_HEADER) or None,
+        "field offbook.trajectory_id": of(fields.offbook),
+        "field art.trajectory_id": of(fields.art),
+        "base URL": url_trajectory,
+    }
+    by_place = {place: trajectory for place, trajectory in named.items() if trajectory is not None}
+    if len(set(by_place.values())) > 1:
+        places = ", ".join(f"{place} {trajectory!r}" for place, trajectory in by_place.items())
+        raise ApiError(400, f"the call names several trajectories: {places}", TRAJECTORY_HEADER, "two_trajectories")
+    for trajectory in by_place.values():
+        if len(trajectory) > 200 or not trajectory.isprintable():
+            shown = shortened(trajectory)
+            raise ApiError(400, f"a trajectory id has 1 to 200 printable characters, got {shown}", TRAJECTORY_HEADER)
+        return trajectory
+    record = headers.get(RECORD_HEADER, "0")
+    if record not in ("0", "1"):
+        raise ApiError(400, f"{RECORD_HEADER} must be 1 or 0, got {shortened(record)}", RECORD_HEADER, "invalid_value")
+    if record == "0":
+        return None
+    # A retry of the same call must find the trajectory that the call opened.
+    return f"{OPEN}-{uuid.uuid5(uuid.NAMESPACE_URL, key).hex}" if key is not None else new_id(OPEN)
+
+
+def _origin(headers: Mapping[str, str]) -> CallOrigin | None:
+    raw = headers.get(ORIGIN_HEADER)
+    if not raw:
+        return None
+    try:
+        return CallOrigin.model_validate_json(raw)
+    except ValidationError as error:
+        raise bad_request(error, ORIGIN_HEADER) from error
+
+
+def _fit(headers: Mapping[str, str]) -> bool:
+    value = headers.get(LENGTH_HEADER)
+    if value not in (None, "fit"):
+        raise ApiError(400, f"{LENGTH_HEADER} must be fit, got {shortened(value)}", LENGTH_HEADER, "invalid_value")
+    return value is not None
+
+
+def _or(value: V | None, default: V) -> V:
+    return default if value is None else value

@@ -1,0 +1,249 @@
+"""The HTTP application: routes, access control, body size limits, and one format for all errors."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from contextlib import suppress
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import offbook
+
+from ...errors import OffbookError
+from ...wire import Health
+from ..errors import ApiError, internal_error, refused, shortened
+from ..pages.site import add_pages
+from ..pages.source import DashboardSource, EngineState
+from ..services import Services, ServicesDep
+from . import cross_site, openai_api, resampling, training_api, trajectory_api
+from .auth import SIGN_IN, SIGN_OUT, Guard
+from .bounded_protocol import ADMIT
+from .openapi import add_openapi
+from .sign_in import LARGEST_FORM, add_sign_in, is_page, to_sign_in
+
+DISCARD_SECONDS = 10.0
+"""How long the rest of a body that is too large is read and discarded."""
+
+logger = logging.getLogger(__name__)
+
+
+def build(services: Services, guard: Guard) -> FastAPI:
+    """Build the application on open services. The caller closes them."""
+    app = FastAPI(title="Offbook", version=offbook.__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.services = services
+    routers = (openai_api.router, trajectory_api.router, trajectory_api.traces, training_api.router, resampling.router)
+    for router in routers:
+        app.include_router(router)
+    add_pages(app, DashboardSource(services.store, services.options.dir, lambda: engine_state(services)))
+    app.add_api_route("/health", health, methods=["GET"])
+    add_sign_in(app, guard)
+    add_openapi(app)
+    add_error_answers(app)
+    app.add_middleware(openai_api.ChatCompletions, services=services)
+    origins = services.options.allow_origin
+    app.add_middleware(AccessChecks, guard=guard, max_body=services.options.max_body, origins=frozenset(origins))
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(UnexpectedErrors)
+    return app
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """Register handlers that convert every error to OpenAI's error format."""
+    app.add_exception_handler(OffbookError, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_body)
+    app.add_exception_handler(HTTPException, _refuse_route)
+    app.add_exception_handler(OSError, _refuse_disk)
+
+
+async def health(services: ServicesDep) -> Health:
+    """The server's state: `ok` once the sampler answers, else `detail` says why not."""
+    state = services.sampler.state
+    status = "ok" if state == "ok" else "starting" if state == "starting" else "failed"
+    return Health(
+        status=status,
+        version=offbook.__version__,
+        base_model=services.base.name,
+        engine=services.engine.name,
+        pid=os.getpid(),
+        detail=services.sampler.detail,
+        in_flight=services.sampler.calls.in_flight,
+        restarts=services.sampler.restarts,
+        loop_lag=services.lag.p99(),
+        wrong_answers=services.recorder.wrong_answers,
+        learner=services.learner.facts if services.learner is not None else {},
+    )
+
+
+def engine_state(services: Services) -> EngineState:
+    """The state of the running engine, for the dashboard."""
+    learner = services.learner
+    facts = [learner.state, *(f"{name} {value}" for name, value in learner.facts.items())] if learner else ["off"]
+    return EngineState(
+        version=offbook.__version__,
+        base_model=services.base.name,
+        engine=services.engine.described(),
+        sampler=services.sampler.state,
+        learner=", ".join(facts),
+        training=services.training.running,
+    )
+
+
+class UnexpectedErrors:
+    """ASGI middleware that answers 500 to an unexpected exception, and logs its traceback.
+
+    Starlette's own handler re-raises the exception after its response, so uvicorn closes the connection during the client's
+    next request. Only a response that has begun is left to that: a closed connection tells the client that it is incomplete.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        started, complete = False, False
+
+        async def tracked_send(message: Message) -> None:
+            nonlocal started, complete
+            started = True
+            complete = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tracked_send)
+        except Exception as error:
+            if started and not complete:
+                raise
+            logger.exception("%s %s failed", scope["method"], scope["path"])
+            if not started:
+                await internal_error(error).response()(scope, receive, send)
+
+
+class AccessChecks:
+    """ASGI middleware that checks the key or Host header, cross-site requests and the body's size before any route."""
+
+    def __init__(self, app: ASGIApp, guard: Guard, max_body: int, origins: frozenset[str]) -> None:
+        self._app = app
+        self._guard = guard
+        self._max_body = max_body
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        # Starlette's Headers scan the whole list at every access. Of a repeated header, the first one counts there and here.
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        path, method = scope["path"], scope["method"]
+        decided = self._guard.decide(path, headers, method)
+        form = path in (SIGN_IN, SIGN_OUT)
+        refusal = decided if isinstance(decided, tuple) else None
+        refusal = refusal or cross_site.refusal(method, headers, self._origins, form=form)
+        if refusal is not None:
+            status, code, message = refusal
+            if status == 401 and is_page(method, path, headers):
+                return await to_sign_in(scope)(scope, receive, send)
+            return await ApiError(status, message, code=code).response()(scope, receive, send)
+        scope.setdefault("state", {})["access"] = decided
+        if decided is not None and (admit := scope.get(ADMIT)) is not None:
+            admit()
+        largest = self._max_body if decided is not None else min(self._max_body, LARGEST_FORM)
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > largest:
+            return await self._refuse_large(scope, receive, send, largest)
+        return await self._bounded(scope, receive, send, largest)
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send, largest: int) -> None:
+        """Count the body's bytes as they arrive. Beyond the limit, answer 413 whatever the route returns or raises."""
+        received, responding, client_sending = 0, False, True
+
+        async def counted_receive() -> Message:
+            nonlocal received, client_sending
+            message = await receive()
+            client_sending = bool(message.get("more_body"))
+            received += len(message.get("body", b"")) if message["type"] == "http.request" else 0
+            if received > largest:
+                raise _too_large(largest)
+            return message
+
+        async def checked_send(message: Message) -> None:
+            nonlocal responding
+            if responding or received <= largest:
+                responding = True
+                await send(message)
+
+        try:
+            await self._app(scope, counted_receive, checked_send)
+        except Exception:  # the route's reaction to a truncated body does not matter
+            if responding or received <= largest:
+                raise
+        if not responding and received > largest:
+            await self._refuse_large(scope, receive, send, largest, sending=client_sending)
+
+    async def _refuse_large(
+        self, scope: Scope, receive: Receive, send: Send, largest: int, *, sending: bool = True
+    ) -> None:
+        """Answer 413 after reading on for a while: a client that is still sending would only see a reset connection."""
+        left = 4 * largest if sending else 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_SECONDS):
+                while left > 0:
+                    message = await receive()
+                    if not message.get("more_body"):
+                        break
+                    left -= len(message["body"])
+        await _too_large(largest).response({"connection": "close"})(scope, receive, send)
+
+
+def _too_large(largest: int) -> ApiError:
+    return ApiError(
+        413, f"The request body is larger than {largest} bytes; raise the server's --max-body", code="body_too_large"
+    )
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OffbookError)
+    return refused(error, f"{request.method} {request.url.path}")
+
+
+async def _refuse_body(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    lines: list[str] = []
+    params: list[str] = []
+    for fault in error.errors():
+        location = [str(part) for part in fault["loc"]]
+        field = ".".join(location[1:] if location[0] in ("body", "query", "path") else location) or "body"
+        params.append(field)
+        if fault["type"] == "json_invalid":
+            lines.append(f"The body is not JSON: {fault.get('ctx', {}).get('error', fault['msg'])}")
+        else:
+            lines.append(f"{field}: {fault['msg']} (got {shortened(fault.get('input'))})")
+    return ApiError(400, "\n".join(lines), params[0], "invalid_value").response()
+
+
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        message = f"There is no {request.method} {request.url.path} here"
+        if request.url.path.endswith("/v1/responses"):
+            message += ": only the Chat Completions API is served. Let the client use that one (/v1/chat/completions)"
+    elif error.status_code == 405:
+        message = f"{request.method} is not allowed for {request.url.path}"
+    else:
+        message = str(error.detail)
+    return ApiError(error.status_code, message).response(error.headers)
+
+
+async def _refuse_disk(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OSError)
+    logger.error("%s %s: %s", request.method, request.url.path, error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ApiError(507, f"No space left on the server's disk: {error}", code="disk_full").response()
+    return ApiError(500, f"The server could not read or write a file: {error}", code="file_error").response()

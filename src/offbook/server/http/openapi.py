@@ -1,0 +1,135 @@
+"""`GET /openapi.json`: the API as OpenAPI 3.1, generated from the types that the handlers use."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from typing import Literal, cast
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import models_json_schema
+
+import offbook
+
+from ...types import Json
+from ...wire import FinishRequest, TrainEvent
+from ..calls.chat_fields import ChatFields
+
+OPENAPI = "/openapi.json"
+PROGRAMS = ("/v1/", "/t/", "/api/", "/health")
+"""Path prefixes of the documented routes. Pages and the requests that they send are left out."""
+REFERENCE = "#/components/schemas/{model}"
+Object = dict[str, Json]
+
+
+class ErrorFacts(BaseModel):
+    """Why a request was rejected, in OpenAI's format."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every error response."""
+
+    error: ErrorFacts
+
+
+class ChatChoice(BaseModel):
+    """One choice of a chat completion."""
+
+    model_config = ConfigDict(extra="allow")
+
+    index: int
+    finish_reason: str | None
+    message: Object
+
+
+class ChatCompletion(BaseModel):
+    """A chat completion that is not streamed, in OpenAI's format."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+
+
+READ_BY_HAND = (FinishRequest, TrainEvent, ChatFields, ChatCompletion, ErrorAnswer)
+"""Types of bodies that are parsed or written without FastAPI."""
+
+
+def add_openapi(app: FastAPI) -> None:
+    """Serve the OpenAPI document of the application's routes. It needs the key, like every route."""
+
+    @cache
+    def described() -> Object:
+        return description([route for route in app.routes if isinstance(route, APIRoute)])
+
+    async def openapi() -> Object:
+        return await asyncio.to_thread(described)  # building it the first time takes long
+
+    app.add_api_route(OPENAPI, openapi, methods=["GET"], include_in_schema=False)
+
+
+def description(routes: list[APIRoute]) -> Object:
+    """Build the OpenAPI document of the routes for programs, and of chat completions, which are no FastAPI route."""
+    described = [route for route in routes if route.path_format.startswith(PROGRAMS)]
+    document: Object = get_openapi(
+        title="Offbook", version=offbook.__version__, routes=described, separate_input_output_schemas=False
+    )
+    _, definitions = models_json_schema([(model, "validation") for model in READ_BY_HAND], ref_template=REFERENCE)
+    schemas = cast(Object, document.setdefault("components", {}).setdefault("schemas", {}))
+    schemas |= cast(Object, definitions["$defs"])
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)  # all errors use ErrorAnswer instead
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}, {}]
+    paths = cast(dict[str, dict[str, Object]], document["paths"])
+    paths["/v1/chat/completions"] = {"post": _chat([])}
+    paths["/t/{trajectory_id}/v1/chat/completions"] = {"post": _chat([_PLACE])}
+    paths["/api/trajectories"]["post"]["requestBody"] = _body(FinishRequest)
+    for operations in paths.values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            operation["responses"]["default"] = _answer("Refused, or failed", "application/json", ErrorAnswer)
+    return document
+
+
+_PLACE = {
+    "name": "trajectory_id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+}
+
+
+def _chat(parameters: list[Object]) -> Object:
+    answer = _answer("Sampled and recorded", "application/json", ChatCompletion)
+    answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "summary": "Chat Completion",
+        "operationId": f"chat_completion_{len(parameters)}",
+        "parameters": parameters,
+        "requestBody": _body(ChatFields),
+        "responses": {"200": answer},
+    }
+
+
+def _body(model: type[BaseModel]) -> Object:
+    return {"required": True, "content": {"application/json": {"schema": _reference(model)}}}
+
+
+def _answer(meaning: str, kind: str, model: type[BaseModel]) -> Object:
+    return {"description": meaning, "content": {kind: {"schema": _reference(model)}}}
+
+
+def _reference(model: type[BaseModel]) -> Object:
+    return {"$ref": REFERENCE.format(model=model.__name__)}

@@ -1,0 +1,297 @@
+"""`python -m offbook.server runs|show`: prints the runs of a directory, the steps of a run, or a rollout."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from difflib import get_close_matches
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import Connection, select
+
+from ..config import default_dir
+from ..errors import ConfigError
+from ..plurals import counted
+from ..printable import printable
+from ..types import Call, Json, Message
+from ..wire import TrajectoryWithCalls
+from .http.viewer import open_records
+from .pages.export import rollout_document
+from .pages.numbers import DASH, ago, fixed, moment, number, percent, seconds
+from .pages.rollout_view import rollout_view
+from .pages.run_facts import facts_of, warnings_of
+from .pages.run_page import HEADINGS, EvaluationLine, evaluation_lines, run_name, step_lines
+from .pages.runs_page import RunLine, lines_of
+from .pages.source import DashboardSource, RunOverview
+from .records.tables import trajectories
+
+_RUNS = 30
+"""Runs that `runs` lists at most."""
+_NUMBERS = ("step", "reward", "trend", "evaluation", "rollouts")
+_COLUMNS = ("run", "status", "model", "started", *_NUMBERS)
+_GIVE_WAY = ("trend", "rollouts", "evaluation", "started")
+"""Columns of `runs` that are left out in a narrow terminal, the first one first."""
+_NARROW_MODEL = 14
+_UNDER = "  "
+"""Indent of the evaluations under a training."""
+_ANY_WIDTH = 10_000
+_STEPS = 20
+"""Steps that `show` lists at most."""
+_SUGGESTED = 2_000
+"""Newest trajectories that are searched for a similar name."""
+
+
+def run_terminal(argv: Sequence[str]) -> int:
+    """Run `runs` or `show`, and return the exit code.
+
+    Raises ConfigError for an unknown folder or name, and StoreError.
+    """
+    arguments = _parse(argv)
+    folder: Path = (arguments.dir or default_dir()).expanduser().absolute()
+    records = open_records(folder, arguments.store_url)
+    try:
+        source = DashboardSource(records, folder)
+        console = Console(highlight=False)
+        if arguments.command == "runs":
+            asyncio.run(_runs(source, console, as_json=arguments.json))
+        else:
+            asyncio.run(_show(source, console, arguments.name, arguments.html))
+    finally:
+        records.close()
+    return 0
+
+
+async def _runs(source: DashboardSource, console: Console, *, as_json: bool) -> None:
+    listed = await source.listed()
+    lines = await lines_of(listed[:_RUNS], source)
+    if as_json:
+        console.print_json(json.dumps([asdict(line) for line in lines]))
+        return
+    if not lines:
+        console.print(f"No rollout has finished in {source.folder} yet.", markup=False)
+        return
+    table, width = _runs_table(lines, console)
+    console.width = width
+    console.print(table)
+    if len(listed) > _RUNS:
+        older = counted(len(listed) - _RUNS, "older run")
+        console.print(f"and {older}: `offbook ui` shows all of them", style="dim")
+
+
+def _runs_table(lines: Sequence[RunLine], console: Console) -> tuple[Table, int]:
+    """The table and its width. A run's id stays on one line: other columns give way, then the console's width does."""
+    shown = list(_COLUMNS)
+    table, needed = _table_of(lines, shown, console)
+    for name in _GIVE_WAY:
+        if needed > console.width:
+            shown.remove(name)
+            table, needed = _table_of(lines, shown, console)
+    if needed > console.width:
+        table, needed = _table_of(lines, shown, console, model_width=_NARROW_MODEL)
+    return table, max(needed, console.width)
+
+
+def _table_of(
+    lines: Sequence[RunLine], columns: Sequence[str], console: Console, model_width: int | None = None
+) -> tuple[Table, int]:
+    """The table and the width that it needs at least."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(
+            name,
+            justify="right" if name in _NUMBERS else "left",
+            no_wrap=name in (*_NUMBERS, "run"),
+            max_width=model_width if name == "model" else None,
+            overflow="fold",
+        )
+    for line in lines:
+        _add_rows(table, line, columns)
+    return table, Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).minimum
+
+
+def _add_rows(table: Table, line: RunLine, columns: Sequence[str], indent: str = "") -> None:
+    """Add the row of a run, and those of the evaluations that belong to it."""
+    cells: dict[str, str | Text] = {
+        "run": Text(f"{indent}{run_name(line.run)}"),
+        "status": f"{line.status.mark} {line.status.text}",
+        "model": Text(line.models),
+        "started": ago(line.began),
+        "step": number(line.step),
+        "reward": fixed(line.reward, 3),
+        "trend": line.change,
+        "evaluation": fixed(line.evaluation, 3),
+        "rollouts": number(line.rollouts),
+    }
+    table.add_row(*(cells[name] for name in columns))
+    for evaluation in line.evaluations:
+        _add_rows(table, evaluation, columns, indent=_UNDER)
+    if line.left_out:
+        older = {"run": Text(f"{_UNDER}and {line.left_out} older", "dim")}
+        table.add_row(*(older.get(name, "") for name in columns))
+
+
+async def _show(source: DashboardSource, console: Console, name: str, html: Path | None) -> None:
+    """Print a run or a trajectory; write a trajectory to the file `html` instead if it is set."""
+    run = await source.run(name)
+    if run is not None:
+        if html is not None:
+            raise ConfigError(
+                f"--html: {name!r} is a run, and only a trajectory can be written: name one of its trajectories"
+            )
+        console.print(_run(run, await evaluation_lines(run, await source.listed_at(run.run), source)))
+        return
+    trajectory = await source.trajectory(name)
+    if trajectory is None:
+        raise ConfigError(await _unknown(source, name))
+    if html is not None:
+        await _write_html(source, name, html)
+        console.print(f"{name} is in {html}", markup=False)
+        return
+    console.print(_trajectory(name, trajectory))
+
+
+async def _write_html(source: DashboardSource, name: str, file: Path) -> None:
+    view = await rollout_view(source, name)
+    if view is None:
+        raise ConfigError(await _unknown(source, name))
+    try:
+        file.write_text(rollout_document(view), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html: {file} cannot be written: {error.strerror or error}") from error
+
+
+async def _unknown(source: DashboardSource, name: str) -> str:
+    """The error message for an unknown name, with the most similar names."""
+    runs = [row.run for row in await source.runs() if row.run is not None]
+
+    def newest(connection: Connection) -> list[str]:
+        return list(connection.scalars(select(trajectories.c.id).order_by(trajectories.c.seq.desc()).limit(_SUGGESTED)))
+
+    known = [*runs, *await source.read(newest)]
+    completions = [candidate for candidate in known if candidate.startswith(name)]
+    nearest = list(dict.fromkeys([*completions[:3], *get_close_matches(name, known, n=3)]))[:3]
+    hint = f"; the nearest are {', '.join(map(repr, nearest))}" if nearest else "; `offbook runs` lists the runs"
+    return f"there is no run and no trajectory {name!r} in {source.folder}{hint}"
+
+
+def _run(run: RunOverview, evaluations: Sequence[EvaluationLine]) -> Group:
+    """A run's facts, warnings, newest steps and evaluations."""
+    facts = Table.grid(padding=(0, 3))
+    for fact in facts_of(run):
+        facts.add_row(Text(fact.name, "dim"), Text(fact.value, "bold"), Text(fact.note, "dim"))
+    steps = Table(box=None, pad_edge=False, header_style="bold")
+    steps.add_column("step")
+    for heading in HEADINGS:
+        steps.add_column(heading.lower(), justify="right")
+    steps.add_column("")
+    for line in step_lines(run)[:_STEPS]:
+        steps.add_row(line.step, *line.cells, line.state)
+    warnings = [
+        Text(
+            f"! step {number(warning.step)}: {warning.text}"
+            + (f" ({warning.times} times)" if warning.times > 1 else ""),
+            "yellow",
+        )
+        for warning in warnings_of(run)
+    ]
+    head = Text(f"{run_name(run.run)}: {', '.join(run.models)}, {counted(run.row.rollouts, 'rollout')}", "bold")
+    began = Text(f"began {moment(run.first.started_at)}, last rollout {ago(run.last.ended_at)}", "dim")
+    tables: list[RenderableType] = [Text(), steps] if run.updates else []
+    if evaluations:
+        tables += [Text(), _evaluations(evaluations[:_STEPS])]
+    return Group(head, began, *warnings, Text(), facts, *(tables or [Text("\nNothing was trained.")]))
+
+
+def _evaluations(lines: Sequence[EvaluationLine]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("evaluated step")
+    for heading in ("split", "success", "reward", "rollouts", "failed"):
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+    table.add_column("run", no_wrap=True, overflow="fold")
+    for line in lines:
+        scores = percent(line.success), fixed(line.reward, 3), number(line.rollouts), number(line.failed)
+        table.add_row(number(line.step), Text(line.split or DASH), *scores, Text(run_name(line.run)))
+    return table
+
+
+def _trajectory(name: str, trajectory: TrajectoryWithCalls) -> Group:
+    """A trajectory's place, reward, metrics and logs, and its calls."""
+    record = trajectory.trajectory
+    parts: list[RenderableType] = [Text(name, "bold")]
+    if record is None:
+        parts.append(Text("not finished yet", "yellow"))
+    else:
+        place = record.place
+        fields = {"run": place.run, "step": place.step, "split": place.split, "scenario": place.scenario}
+        known = [f"{key} {value}" for key, value in fields.items() if value is not None]
+        took = seconds(record.ended_at - record.started_at)
+        parts.append(Text(", ".join([*known, f"model {record.model}", f"took {took}"]), "dim"))
+        parts.append(Text(f"reward {fixed(record.reward, 3)}", "bold"))
+        parts += [Text(f"  {key} {number(value)}") for key, value in record.metrics.items()]
+        parts += [Text(f"  log: {printable(line)}") for line in record.logs]
+        if record.exception is not None:
+            error = record.exception
+            cause = Text(printable(error.traceback or error.message))
+            parts.append(Panel(cause, title=Text(printable(error.type)), border_style="red"))
+    for position, call in enumerate(trajectory.calls, start=1):
+        parts += _call(position, call, trajectory.calls[position - 2] if position > 1 else None)
+    return Group(*parts)
+
+
+def _call(position: int, call: Call, previous: Call | None) -> Iterator[RenderableType]:
+    """A call: its messages beyond those of the previous call, and its answers."""
+    known = len(previous.messages) if previous is not None else 0
+    shared = previous is not None and call.messages[:known] == previous.messages
+    fresh = call.messages[known:] if shared else call.messages
+    if shared and fresh and fresh[0].get("role") == "assistant":
+        fresh = fresh[1:]  # the answer of the previous call, which is shown there
+    tokens = sum(len(output.token_ids) for output in call.outputs)
+    took = seconds(call.ended_at - call.started_at)
+    yield Text(
+        f"\ncall {position}: {call.model} at step {call.step}, {tokens} tokens, {took}, {call.status}", "bold cyan"
+    )
+    for message in fresh:
+        yield _message(message, "dim")
+    for output in call.outputs:
+        yield _message(output.message, "")
+    if call.error:
+        yield Text(printable(call.error), "red")
+
+
+def _message(message: Message, style: str) -> Text:
+    """A message and its tool calls as text, with control characters escaped."""
+    content: Json = message.get("content")
+    lines = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
+    for tool in message.get("tool_calls") or ():
+        function: dict[str, Json] = tool.get("function") or {}
+        lines.append(f"{function.get('name')}({function.get('arguments')})")
+    return Text(f"{message.get('role', '?')}: ", "bold").append(printable("\n".join(lines)), style or "not bold")
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="offbook", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("runs", prog="offbook runs", description="List the runs of a server's directory.")
+    runs.add_argument("--json", action="store_true", help="as JSON")
+    show = commands.add_parser("show", prog="offbook show", description="Show a run's steps, or a rollout.")
+    show.add_argument("name", help="name of a run, or id of a trajectory")
+    show.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the trajectory as one HTML file, with its tokens"
+    )
+    for command in (runs, show):
+        command.add_argument("--dir", type=Path, help="directory of the server (default: ./.offbook)")
+        command.add_argument("--store-url", help="SQLAlchemy URL of the records, if the server has one")
+    arguments, rest = parser.parse_known_args(argv)
+    if rest:
+        raise ConfigError(
+            f"{rest[0]!r} is no option here: see --help; a directory is given as --dir {rest[0].lstrip('-')}"
+        )
+    return arguments

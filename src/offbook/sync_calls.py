@@ -1,0 +1,49 @@
+"""The sync twins of async methods: `train` of `atrain`, and so on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from .errors import WrongLoopError
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def run_sync(
+    twin: Callable[Arguments, Coroutine[Any, Any, Result]], *args: Arguments.args, **options: Arguments.kwargs
+) -> Result:
+    """Run an async method, whose name begins with `a`, for its sync twin. Raises WrongLoopError inside a running event
+    loop. After Ctrl-C, the KeyboardInterrupt that ends a script is shown as one line instead of a traceback."""
+    if _is_loop_running():
+        raise WrongLoopError(twin.__name__.removeprefix("a"), twin.__name__)
+    try:
+        return asyncio.run(twin(*args, **options))
+    except KeyboardInterrupt as interrupt:
+        _show_as_one_line(interrupt)
+        raise
+
+
+def _is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _show_as_one_line(interrupt: KeyboardInterrupt) -> None:
+    """If nobody catches `interrupt`, Python prints it through `sys.excepthook`."""
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if error is interrupt:
+            sys.stderr.write("offbook: interrupted\n")
+        else:
+            shown(kind, error, trace)
+
+    sys.excepthook = show

@@ -1,0 +1,119 @@
+"""Stand-ins for tests of code that uses Offbook: no GPU, no model, no key, no network beyond loopback.
+
+- An LLM: `scripted_llm` is an OpenAI-compatible endpoint. Point a judge, a generator or an app at it. `says`,
+  `calls_tool`, `fails` and others are its replies; `judges` is the reply of a RULER judge.
+- The model that is trained: `scripted_server` is Offbook's own server, whose policy is a Python function. It records
+  every call as in production. Needs the extra `server`.
+- An inference engine: `scripted_sampler` is a vLLM server that samples exactly the tokens and logprobs you name, and fails
+  on demand; `server_over` runs Offbook's server over it. Needs the extra `server`.
+- A trace sink: `check_sink` is the conformance suite that every sink of Offbook passes.
+
+It works with every test framework and imports none. Importing it loads nothing; each name is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ..errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from .endpoint import ScriptedLlm, scripted_llm
+    from .judge_prompts import ShownConversation, attempts_shown, judges
+    from .policy_sampler import Action, PolicySampler
+    from .replies import (
+        LlmReply,
+        LlmRequest,
+        calls_tool,
+        chooses_nothing,
+        cuts,
+        fails,
+        filters,
+        hangs,
+        refuses,
+        resets,
+        says,
+        sends,
+    )
+    from .sampler import ScriptedChoice, ScriptedCompletion, ScriptedSampler, scripted_sampler
+    from .server import ScriptedServer, scripted_server, server_over
+    from .sinks import check_sink, sample_events, sample_rollout
+
+__all__ = [
+    "Action",
+    "LlmReply",
+    "LlmRequest",
+    "PolicySampler",
+    "ScriptedChoice",
+    "ScriptedCompletion",
+    "ScriptedLlm",
+    "ScriptedSampler",
+    "ScriptedServer",
+    "ShownConversation",
+    "attempts_shown",
+    "calls_tool",
+    "check_sink",
+    "chooses_nothing",
+    "cuts",
+    "fails",
+    "filters",
+    "hangs",
+    "judges",
+    "refuses",
+    "resets",
+    "sample_events",
+    "sample_rollout",
+    "says",
+    "scripted_llm",
+    "scripted_sampler",
+    "scripted_server",
+    "sends",
+    "server_over",
+]
+
+_MODULE_OF = {
+    "Action": ".policy_sampler",
+    "LlmReply": ".replies",
+    "LlmRequest": ".replies",
+    "PolicySampler": ".policy_sampler",
+    "ScriptedChoice": ".sampler",
+    "ScriptedCompletion": ".sampler",
+    "ScriptedLlm": ".endpoint",
+    "ScriptedSampler": ".sampler",
+    "ScriptedServer": ".server",
+    "ShownConversation": ".judge_prompts",
+    "attempts_shown": ".judge_prompts",
+    "calls_tool": ".replies",
+    "check_sink": ".sinks",
+    "chooses_nothing": ".replies",
+    "cuts": ".replies",
+    "fails": ".replies",
+    "filters": ".replies",
+    "hangs": ".replies",
+    "judges": ".judge_prompts",
+    "refuses": ".replies",
+    "resets": ".replies",
+    "sample_events": ".sinks",
+    "sample_rollout": ".sinks",
+    "says": ".replies",
+    "scripted_llm": ".endpoint",
+    "scripted_sampler": ".sampler",
+    "scripted_server": ".server",
+    "sends": ".replies",
+    "server_over": ".server",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module(_MODULE_OF[name], __name__)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name).partition(".")[0], "server") from error
+    value: object = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,257 @@
+"""Delivers the events of a run to every sink in its own thread, so that training never waits.
+
+Undelivered events are noted, and delivered by the next run or by `offbook traces export`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from offbook.client.download import download_export
+from offbook.client.http import Api
+from offbook.config import default_dir
+from offbook.contracts import (
+    Alert,
+    CheckpointSaved,
+    EvaluationFinished,
+    GroupsFinished,
+    RunStarted,
+    StepFinished,
+    TraceEvent,
+    TraceSink,
+)
+from offbook.errors import ServerError
+
+from .notes import DeliveryNotes
+from .otlp import RejectedError
+from .reading import read_groups
+
+logger = logging.getLogger("offbook")
+
+QUEUED = 10_000
+"""Length of a sink's queue. Further events are only noted."""
+CLOSE_SECONDS = 10.0
+"""How long the end of a run waits for the sinks."""
+REJECTED = "rejected"
+"""Kind of the warning about what a server rejects for good."""
+
+
+class FanOut:
+    """The sinks of one run. `servers` have its rollouts; `notes` is the folder for delivery notes."""
+
+    def __init__(
+        self,
+        sinks: Sequence[TraceSink],
+        run: str,
+        servers: Sequence[Api],
+        *,
+        notes: Path | None = None,
+        queued: int = QUEUED,
+    ) -> None:
+        folder = notes if notes is not None else notes_folder()
+        reader = SharedReader(servers)
+        self.run = run
+        self._deliveries = [Delivery(sink, run, folder, reader, queued) for sink in sinks]
+
+    def publish(self, event: TraceEvent) -> None:
+        """Queue the event for every sink; returns at once."""
+        for delivery in self._deliveries:
+            delivery.publish(event)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> list[str]:
+        """Wait for the sinks, at most so many seconds.
+
+        Returns a line per sink with undelivered events, with the command that delivers them, and per sink that recovered.
+        """
+        deadline = time.monotonic() + seconds
+        for delivery in self._deliveries:
+            delivery.finish(deadline)
+        return [line for delivery in self._deliveries if (line := delivery.missing_line(deadline))]
+
+
+class SharedReader:
+    """Reads rollouts once for all sinks, and keeps the last few in memory."""
+
+    KEPT = 4
+
+    def __init__(self, servers: Sequence[Api]) -> None:
+        self.servers = tuple(servers)
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, ...], GroupsFinished | EvaluationFinished] = {}
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers' URLs."""
+        return tuple(api.url for api in self.servers)
+
+    def complete(self, event: TraceEvent, runner: asyncio.Runner) -> TraceEvent:
+        """The event with its rollouts, read on the runner's event loop, whose connections stay open. Raises ServerError."""
+        if not isinstance(event, GroupsFinished | EvaluationFinished) or event.rollouts or not event.groups:
+            return event
+        with self._lock:
+            known = self._kept.get(event.groups)
+            if known is None:
+                known = replace(event, rollouts=runner.run(read_groups(self.servers, event.groups)))
+                self._kept[event.groups] = known
+                while len(self._kept) > self.KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+        return replace(event, rollouts=known.rollouts)
+
+
+def show_checkpoint(sink: TraceSink, event: CheckpointSaved, servers: Sequence[Api]) -> None:
+    """Deliver a checkpoint event with a folder on this machine: the server's own, or a temporary download.
+
+    Call it in a thread without an event loop. Raises ServerError, and the sink's errors.
+    """
+    if not sink.checkpoint_files or is_here(event.path):
+        return show(sink, event)
+    with tempfile.TemporaryDirectory(prefix="offbook-checkpoint-") as folder:
+        target = Path(folder) / f"{event.step:04d}"
+        return show(sink, replace(event, path=asyncio.run(_downloaded(servers, event, target))))
+
+
+def is_here(path: str) -> bool:
+    """Whether a checkpoint's folder exists on this machine."""
+    return (Path(path) / "adapter_config.json").is_file()
+
+
+async def _downloaded(servers: Sequence[Api], event: CheckpointSaved, target: Path) -> str:
+    for api in servers:
+        if event.model in {model.name for model in await api.models()}:
+            return str(await download_export(api, event.model, event.step, "peft", target))
+    urls = ", ".join(api.url for api in servers)
+    raise ServerError(f"{urls} does not know the model {event.model!r}, whose step {event.step} is to be shown")
+
+
+class Delivery:
+    """One sink, its queue and its thread."""
+
+    def __init__(self, sink: TraceSink, run: str, folder: Path, reader: SharedReader, queued: int) -> None:
+        self._sink = sink
+        self._name = sink_name(sink)
+        self._reader = reader
+        self._notes = DeliveryNotes(folder, run, self._name)
+        earlier = [item for item in DeliveryNotes.of_sink(folder, self._name) if item.run != run]
+        self._left = [(notes, item.event) for notes in (*earlier, self._notes) for item in notes.undelivered
+                      if set(item.servers) <= set(reader.urls)]  # fmt: skip
+        self._queue: queue.Queue[TraceEvent | None] = queue.Queue(queued)
+        self._failed: list[tuple[DeliveryNotes, TraceEvent]] = []
+        self._warned: set[str] = set()
+        self._over = False  # the run has been told what is missing
+        self._deadline: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def publish(self, event: TraceEvent) -> None:
+        """Note the event as due and queue it."""
+        self._notes.due(event, self._reader.urls)
+        try:
+            self._queue.put_nowait(event)
+        except queue.Full:
+            self._warn("queue", f"{self._queue.maxsize} events wait already; more are delivered after the run")
+        self._start()
+
+    def finish(self, deadline: float) -> None:
+        """Signal the end of events. Failed events are tried once more until the deadline (monotonic clock)."""
+        self._deadline = deadline
+        if self._left:
+            self._start()
+        if self._thread is not None:
+            try:
+                self._queue.put(None, timeout=max(deadline - time.monotonic(), 0.01))
+            except queue.Full:
+                return
+
+    def missing_line(self, deadline: float) -> str | None:
+        """Wait for the thread until the deadline; returns a line about undelivered events, or that a sink which failed has
+        recovered; else None."""
+        if self._thread is not None:
+            self._thread.join(max(deadline - time.monotonic(), 0.0))
+        missing, self._over = self._notes.undelivered, True
+        if not missing:
+            recovered = self._warned - {REJECTED}
+            return f"trace sink {self._name!r}: it works again, all events were delivered" if recovered else None
+        run = self._notes.run
+        return (
+            f"trace sink {self._name!r}: {len(missing)} events of run {run} were not delivered; the next run delivers them, or "
+            f"`offbook traces export --run {run} --to {self._name}`"
+        )
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"offbook-trace-{self._name}", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        with asyncio.Runner() as runner:
+            for notes, event in self._left:
+                self._deliver(notes, event, runner)
+            while (event := self._queue.get()) is not None:
+                self._deliver(self._notes, event, runner)
+            for notes, event in [*self._failed]:
+                if self._deadline is not None and time.monotonic() < self._deadline:
+                    self._deliver(notes, event, runner)
+        self._guard(self._sink.closed)
+
+    def _deliver(self, notes: DeliveryNotes, event: TraceEvent, runner: asyncio.Runner) -> None:
+        if self._guard(lambda: self._show(event, runner)):
+            notes.taken(event)
+        elif (notes, event) not in self._failed:
+            self._failed.append((notes, event))
+
+    def _show(self, event: TraceEvent, runner: asyncio.Runner) -> None:
+        if isinstance(event, CheckpointSaved):
+            return show_checkpoint(self._sink, event, self._reader.servers)
+        return show(self._sink, self._reader.complete(event, runner))
+
+    def _guard(self, deliver: Callable[[], None]) -> bool:
+        """Whether the event needs no further delivery: the sink accepted it, or rejected some of it for good."""
+        try:
+            deliver()
+        except RejectedError as error:
+            self._warn(REJECTED, f"some of this was rejected for good: {error!s:.500}")
+        except Exception as error:  # noqa: BLE001  # a sink is third-party code, and must never stop training
+            self._warn(
+                type(error).__name__, f"failed and goes on without this, which is delivered later: {error!r:.500}"
+            )
+            return False
+        return True
+
+    def _warn(self, kind: str, what: str) -> None:
+        if kind not in self._warned and not self._over:
+            self._warned.add(kind)
+            logger.warning("trace sink %r: %s", self._name, what)
+
+
+def show(sink: TraceSink, event: TraceEvent) -> None:
+    """Call the sink's method for this kind of event."""
+    match event:
+        case RunStarted():
+            sink.run_started(event)
+        case GroupsFinished():
+            sink.groups_finished(event)
+        case EvaluationFinished():
+            sink.evaluation_finished(event)
+        case StepFinished():
+            sink.step_finished(event)
+        case CheckpointSaved():
+            sink.checkpoint_saved(event)
+        case Alert():
+            sink.alert(event)
+
+
+def sink_name(sink: TraceSink) -> str:
+    """The sink's `name`, else its class name."""
+    return str(getattr(sink, "name", "") or type(sink).__name__)
+
+
+def notes_folder() -> Path:
+    """The default folder for delivery notes: `OFFBOOK_DIR/traces`, beside the records of a local server."""
+    return default_dir().expanduser().absolute() / "traces"

@@ -1,0 +1,72 @@
+"""Resolves sinks by name: built-in ones, and those of the entry point group `offbook.sinks`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+from offbook import plugins
+from offbook.contracts import TraceSink
+from offbook.errors import ConfigError, MissingExtraError
+
+from .jsonl import JsonlSink
+
+GROUP: Final = "offbook.sinks"
+BUILT_IN: Final = {
+    "langfuse": "offbook_langfuse:LangfuseSink",
+    "mlflow": "offbook.tracing.mlflow_sink:MlflowSink",
+    "otlp": "offbook.tracing.otlp_sink:OtlpSink",
+    "wandb": "offbook.tracing.wandb_sink:WandbSink",
+    "tensorboard": "offbook.tracing.tensorboard_sink:TensorboardSink",
+}
+"""Name -> the class that builds the sink from the tool's own environment variables."""
+JSONL: Final = "jsonl:"
+"""Prefix of the JSON Lines sink: `jsonl:FOLDER`."""
+METHODS: Final = ("run_started", "groups_finished", "evaluation_finished", "step_finished", "checkpoint_saved", "alert", "closed")  # fmt: skip
+
+
+def sink_names() -> list[str]:
+    """The names that `sinks=` and `--trace` accept, sorted."""
+    return sorted({*BUILT_IN, f"{JSONL}FOLDER", *plugins.names(GROUP)})
+
+
+def resolve_sinks(items: Sequence[str | TraceSink]) -> list[TraceSink]:
+    """Resolve names to sinks, and check sink objects.
+
+    Raises ConfigError for an unknown name, a missing variable or an object that is not a sink, MissingExtraError for a
+    package that is not installed.
+    """
+    if isinstance(items, str):
+        raise ConfigError(f"sinks: a list of names and sinks is needed, got {items!r}")
+    return [_named(item) if isinstance(item, str) else _checked(item, f"sinks: {item!r:.200}") for item in items]
+
+
+def _named(name: str) -> TraceSink:
+    if name.startswith(JSONL):
+        return JsonlSink(name.removeprefix(JSONL))
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        try:
+            factory = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0].startswith("offbook"):
+                raise
+            raise MissingExtraError(error.name, name) from error
+    elif name in plugins.names(GROUP):
+        factory = plugins.load(GROUP, name)
+    else:
+        raise ConfigError(f"sinks: there is no sink {name!r}; there are {', '.join(sink_names())}")
+    if not callable(factory):
+        raise ConfigError(
+            f"sinks: {name!r} is of type {type(factory).__name__}; a callable without arguments is needed"
+        )
+    return _checked(cast(Callable[[], object], factory)(), f"sinks: {name!r}")
+
+
+def _checked(sink: object, where: str) -> TraceSink:
+    missing = [method for method in METHODS if not callable(getattr(sink, method, None))]
+    if missing or isinstance(sink, type):
+        what = "a class: pass an instance" if isinstance(sink, type) else f"no trace sink: it has no {missing[0]}()"
+        raise ConfigError(f"{where} is {what}. Subclass offbook.TraceSink")
+    return cast(TraceSink, sink)

@@ -1,0 +1,242 @@
+"""The result of an evaluation: scores by scenario, their means and standard errors. Evaluations train nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from html import escape
+from types import MappingProxyType
+
+from offbook.client.failures import FailureKind, failure_kinds, failures, merged, summary
+from offbook.errors import ConfigError
+from offbook.plurals import counted
+from offbook.types import Trajectory, TrajectoryGroup
+
+from .statistics import bootstrap_mean, pass_at_k
+
+_ROWS = 100
+"""Rows of the table in a notebook."""
+_failures_printed: ContextVar[bool] = ContextVar("offbook_failures_printed", default=False)
+
+
+@contextmanager
+def printing_failures() -> Generator[None]:
+    """Inside the block, in this context, evaluations log no warning about failed rollouts: the caller prints the
+    evaluation, whose line counts them."""
+    token = _failures_printed.set(True)
+    try:
+        yield
+    finally:
+        _failures_printed.reset(token)
+
+
+def failures_printed() -> bool:
+    """Whether the caller prints the failed rollouts of an evaluation itself."""
+    return _failures_printed.get()
+
+
+@dataclass(frozen=True)
+class ScenarioScore:
+    """The rewards of one scenario's scored rollouts, in order. `successes`: the metric `success` of those that report
+    it. `failed`: number of rollouts without a reward. `label`: what people read of it, where it has no id of its own."""
+
+    id: str
+    rewards: tuple[float, ...]
+    successes: tuple[float, ...]
+    failed: int
+    label: str = ""
+
+    def succeeded(self, success_at: float | None) -> tuple[bool, ...]:
+        """For every scored rollout, whether its reward is at least `success_at`; if that is None, whether its metric
+        `success` is 1."""
+        if success_at is not None:
+            return tuple(reward >= success_at for reward in self.rewards)
+        return tuple(success >= 1 for success in self.successes)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over scenarios, every scenario with the same weight.
+
+    `scenarios`: evaluated; `scored`: those with a scored rollout; `failed`: rollouts without a reward. `reward_spread`:
+    standard deviation over scenarios; `reward_error`: standard error of the mean. `metrics`: mean of every metric that
+    scored rollouts report. `step`: the first model's; `steps`: all models', by name."""
+
+    step: int
+    temperature: float | None
+    scenarios: int
+    scored: int
+    failed: int
+    reward: float | None
+    reward_spread: float
+    reward_error: float
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    steps: dict[str, int] = field(default_factory=dict[str, int])
+    failures: tuple[FailureKind, ...] = ()  # why `failed` rollouts have no reward
+    scores: tuple[ScenarioScore, ...] = ()
+
+    def __str__(self) -> str:
+        """The evaluation in one line, with the interval of the mean reward and the causes of failed rollouts."""
+        sampled = (
+            "at the agent's temperature" if self.temperature is None else f"sampled at temperature {self.temperature:g}"
+        )
+        kind = "greedy" if self.temperature == 0 else sampled
+        success = "" if self.success is None else f"success {self.success:.0%}, "
+        failed = f", {failed_note(self.failed, self.failures)}" if self.failed else ""
+        rewards = list(self.rewards().values())
+        reward = "-" if self.reward is None else f"{self.reward:.3f}"
+        reward = bootstrap_mean(rewards).text() if len(rewards) > 1 else reward
+        where = steps_line(self.steps) if self.steps else f"step {self.step}"
+        return f"{where}, {kind}, {counted(self.scored, 'scenario')}: {success}reward {reward}{failed}"
+
+    def _repr_html_(self) -> str:
+        """The evaluation as a table, as notebooks show it: a row for each scenario, the worst first."""
+        worst = sorted(self.scores, key=lambda score: mean(score.rewards) if score.rewards else -math.inf)
+        rows = [
+            (
+                *(score.label or score.id, f"{mean(score.rewards):.3f}" if score.rewards else "-"),
+                *(
+                    f"{mean(score.successes):.0%}" if score.successes else "-",
+                    str(len(score.rewards)),
+                    str(score.failed),
+                ),
+            )
+            for score in worst[:_ROWS]
+        ]
+        heads = "".join(f"<th>{name}</th>" for name in ("scenario", "reward", "success", "scored", "failed"))
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        more = f"<p>and {counted(len(worst) - _ROWS, 'more scenario')}</p>" if len(worst) > _ROWS else ""
+        return f"<p>{escape(str(self))}</p><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+    @property
+    def success(self) -> float | None:
+        """The mean of the metric `success`; None if no rollout reports it."""
+        return self.metrics.get("success")
+
+    def rewards(self) -> dict[str, float]:
+        """The mean reward of the scored rollouts, by scenario id."""
+        return {score.id: mean(score.rewards) for score in self.scores if score.rewards}
+
+    def successes(self, success_at: float | None = None) -> dict[str, float]:
+        """The share of scored rollouts that succeeded, by scenario id; see `ScenarioScore.succeeded`."""
+        succeeded = {score.id: score.succeeded(success_at) for score in self.scores}
+        return {name: mean(values) for name, values in succeeded.items() if values}
+
+    def pass_at(self, k: int, success_at: float | None = None) -> float:
+        """pass@k: the mean over scenarios of the probability that at least one of k rollouts succeeds. Scenarios with
+        fewer than k scored rollouts are left out. Raises ConfigError if none is left."""
+        counted = [values for score in self.scores if len(values := score.succeeded(success_at)) >= k]
+        if not counted:
+            raise ConfigError(
+                f"pass@{k}: no scenario has {k} rollouts with a success: run more with rollouts=, report a metric "
+                "`success`, or say from which reward on a rollout succeeds (success_at=)"
+            )
+        return mean([pass_at_k(len(values), sum(values), k) for values in counted])
+
+    def as_metrics(self) -> dict[str, float]:
+        """The metrics that trace sinks and `model.log` receive. What was not measured is left out."""
+        named = {"scenarios": float(self.scenarios), "failed": float(self.failed), **self.metrics}
+        if self.reward is not None:
+            named["reward"] = self.reward
+        if self.scored > 1:
+            named |= {"reward_spread": self.reward_spread, "reward_error": self.reward_error}
+        return named
+
+
+def steps_line(steps: Mapping[str, int]) -> str:
+    """`step 3`, or `step 3 (writer: 2)` with several models."""
+    (_, first), *others = steps.items()
+    also = ", ".join(f"{name}: {step}" for name, step in others)
+    return f"step {first} ({also})" if also else f"step {first}"
+
+
+def failed_note(count: int, kinds: Sequence[FailureKind]) -> str:
+    """`2 rollouts failed: 2 x KeyError: 'city' at app.py:31`."""
+    return f"{count} rollout{'s' * (count != 1)} failed: {summary(kinds)}"
+
+
+def summarise(
+    groups: Sequence[TrajectoryGroup],
+    steps: Mapping[str, int],
+    temperature: float | None,
+    labels: Mapping[str, str] = MappingProxyType({}),
+) -> Evaluation:
+    """The evaluation of `groups`, one per scenario. A scenario's value is the mean over its scored rollouts; failed
+    rollouts do not count as 0. `steps`: the models' steps by name, the first model first. `labels`: by scenario id."""
+    rewards: list[float] = []
+    metrics: dict[str, list[float]] = {}
+    failed = 0
+    for group in groups:
+        scored = _scored(group)
+        failed += len(group) + len(group.exceptions) - len(scored)
+        if not scored:
+            continue
+        rewards.append(mean([float(trajectory.reward or 0.0) for trajectory in scored]))
+        for name in {name for trajectory in scored for name in trajectory.metrics}:
+            reported = [float(trajectory.metrics[name]) for trajectory in scored if name in trajectory.metrics]
+            metrics.setdefault(name, []).append(mean(reported))
+    spread = deviation(rewards)
+    return Evaluation(
+        step=next(iter(steps.values())),
+        temperature=temperature,
+        scenarios=len(groups),
+        scored=len(rewards),
+        failed=failed,
+        reward=mean(rewards) if rewards else None,
+        reward_spread=spread,
+        reward_error=spread / math.sqrt(len(rewards)) if rewards else 0.0,
+        metrics={name: mean(values) for name, values in sorted(metrics.items())},
+        steps=dict(steps),
+        failures=unscored_kinds(groups),
+        scores=tuple(_score(group, number, labels) for number, group in enumerate(groups)),
+    )
+
+
+def _score(group: TrajectoryGroup, number: int, labels: Mapping[str, str]) -> ScenarioScore:
+    scored = _scored(group)
+    name = _scenario_of(group) or str(number)
+    return ScenarioScore(
+        id=name,
+        label=labels.get(name, ""),
+        rewards=tuple(float(trajectory.reward or 0.0) for trajectory in scored),
+        successes=tuple(
+            float(trajectory.metrics["success"]) for trajectory in scored if "success" in trajectory.metrics
+        ),
+        failed=len(group) + len(group.exceptions) - len(scored),
+    )
+
+
+def _scenario_of(group: TrajectoryGroup) -> str | None:
+    places = (group.place, *(trajectory.place for trajectory in group))
+    return next((place.scenario for place in places if place.scenario is not None), None)
+
+
+def _scored(group: TrajectoryGroup) -> list[Trajectory]:
+    return [trajectory for trajectory in group if trajectory.reward is not None and not trajectory.exception]
+
+
+def unscored_kinds(groups: Sequence[TrajectoryGroup]) -> tuple[FailureKind, ...]:
+    """Why rollouts are unscored: their exceptions by kind, and the reason for those without exception."""
+    silent: Counter[str] = Counter()
+    for group in groups:
+        dropped = next((line for line in group.logs if line.startswith("the judge ")), "no reward was set")
+        silent[dropped] += sum(trajectory.reward is None and trajectory.exception is None for trajectory in group)
+    without = (FailureKind("", why, count=count) for why, count in silent.items() if count)
+    return merged([*failure_kinds(failures(groups)), *without])
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean of at least one value."""
+    return math.fsum(values) / len(values)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation; 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    centre = mean(values)
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))

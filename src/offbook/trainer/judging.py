@@ -1,0 +1,132 @@
+"""Calls judges on groups. A judge is checked before the first rollout, called at most twice per group, and must return
+finite rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
+
+from offbook.contracts import Judge
+from offbook.errors import BudgetExceeded, CaptureError, ConfigError, LlmError, MissingExtraError
+from offbook.llms import Llm
+from offbook.rewards.outcome import as_reward
+from offbook.types import TrajectoryGroup
+
+logger = logging.getLogger("offbook")
+
+DROPPED = "judge/dropped"
+"""Metric of a group: 1 if the judge returned no scores, else 0."""
+WANTED = "async def judge(group: TrajectoryGroup) -> TrajectoryGroup | None"
+SAME_FAULT_AGAIN = (BudgetExceeded, CaptureError, ConfigError, MissingExtraError)
+"""Errors that a judge would raise for every group: they end the run without a retry."""
+
+
+def check_judge(judge: object) -> None:
+    """Raise ConfigError unless `judge` is an async function of one group. The result of a lambda is checked when it is
+    called."""
+    if isinstance(judge, str | Llm):
+        raise ConfigError(f"judge: {judge!r} is a model: write judge=offbook.Ruler({judge!r})")
+    fault = _fault(judge)
+    if fault is not None:
+        raise ConfigError(
+            f"judge: got {type(judge).__name__} {judge!r:.200}{fault}; {WANTED} is needed, which gives the group with "
+            "rewards (None drops it)"
+        )
+
+
+def _fault(judge: object) -> str | None:
+    if not callable(judge):
+        return ""
+    if isinstance(judge, type):
+        return ", a class: pass an instance"
+    function = _function(judge)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return ", a generator"
+    if inspect.isfunction(function) and function.__name__ != "<lambda>" and not inspect.iscoroutinefunction(function):
+        return ", which is not async"
+    try:
+        signature = inspect.signature(judge)
+    except ValueError:  # it has no signature; its result is checked when it is called
+        return None
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        return f", which cannot be called with one group ({error})"
+    return None
+
+
+def _function(judge: Callable[..., object]) -> object:
+    """The function inside a partial, a method, a callable object, or decorators that use functools.wraps."""
+    function: object = judge
+    while isinstance(function, functools.partial):
+        function = cast("functools.partial[object]", function).func
+    if not (inspect.isroutine(function) or inspect.iscoroutinefunction(function)):
+        function = function.__call__  # type: ignore[operator]  # a callable object
+    return inspect.unwrap(cast(Callable[..., object], getattr(function, "__func__", function)))
+
+
+async def judged(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:
+    """The groups with the judge's rewards. Failed rollouts stay unscored; a group with only failed rollouts is not
+    judged.
+
+    If the judge fails twice or returns None, the group is dropped: its rollouts become unscored, their logs name the
+    reason, and its metric `judge/dropped` is 1. Raises ConfigError if the judge returns another type, and the errors
+    of `SAME_FAULT_AGAIN`."""
+    answers = await asyncio.gather(*(_asked_twice(group, judge) for group in groups), return_exceptions=True)
+    kept: list[TrajectoryGroup] = []
+    for group, answer in zip(groups, answers, strict=True):
+        if isinstance(answer, BaseException) and (not isinstance(answer, Exception) or _is_common(answer)):
+            raise answer
+        if isinstance(answer, TrajectoryGroup):
+            answer.place = answer.place.filled(group.place)
+            answer.metrics[DROPPED] = 0.0
+        kept.append(answer if isinstance(answer, TrajectoryGroup) else _dropped(group, answer))
+    return kept
+
+
+def _is_common(error: Exception) -> bool:
+    """Whether the judge would fail in the same way for every group."""
+    return isinstance(error, SAME_FAULT_AGAIN) or (isinstance(error, LlmError) and error.lasting)
+
+
+async def _asked_twice(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup | None:
+    if all(trajectory.exception is not None for trajectory in group):
+        return group
+    try:
+        return await _asked(group, judge)
+    except (*SAME_FAULT_AGAIN, LlmError):  # an LlmError comes after its own retries
+        raise
+    except Exception:  # any failure of the judge is retried once
+        logger.warning("the judge failed and is asked again", exc_info=True)
+    return await _asked(group, judge)
+
+
+async def _asked(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup | None:
+    """Call the judge. Returns its group with rewards as floats. Raises RolloutError for a reward that is no number."""
+    result: object = judge(group)
+    answer: object = await cast(Awaitable[object], result) if inspect.isawaitable(result) else result
+    if result is answer or not isinstance(answer, TrajectoryGroup | None):
+        raise ConfigError(
+            f"judge: {getattr(judge, '__qualname__', repr(judge))} returned {type(answer).__name__} {answer!r:.200}, "
+            f"{'without being awaited' if result is answer else 'which is no group'}; needed is {WANTED}"
+        )
+    for trajectory in answer or ():
+        if trajectory.exception is not None:
+            trajectory.reward = None
+        elif trajectory.reward is not None:
+            trajectory.reward = as_reward(trajectory.reward, f"the judge (trajectory {trajectory.id})").reward
+    return answer
+
+
+def _dropped(group: TrajectoryGroup, failure: Exception | BaseException | None) -> TrajectoryGroup:
+    why = "the judge gave no scores" if failure is None else f"the judge failed: {failure!r}"
+    for trajectory in group:
+        trajectory.reward = None
+        trajectory.log(why)
+    group.metrics[DROPPED] = 1.0
+    group.logs.append(why)
+    return group

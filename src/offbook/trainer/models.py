@@ -1,0 +1,238 @@
+"""Train requests for the models of a run: one model, or several that play different roles in the same rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeGuard, cast
+
+from openai.types.chat.chat_completion import Choice
+
+from offbook.client.backend import train_groups
+from offbook.client.capture import recorded_calls
+from offbook.client.http import Api
+from offbook.client.model import TrainableModel
+from offbook.client.records import rollout_records
+from offbook.config import TrainConfig
+from offbook.errors import ConfigError, OffbookError, RolloutError, ServerError
+from offbook.types import RolloutPlace, Trajectory, TrajectoryGroup, call_ref
+from offbook.wire import LogRequest
+
+Models = tuple[TrainableModel, ...]
+
+
+class StepOutcome(StrEnum):
+    """The effect of an iteration on one model."""
+
+    TRAINED = "trained"
+    NO_SIGNAL = "no_signal"  # nothing to learn from: see `ModelStep.no_signal` and `ModelStep.why`
+    NO_CALLS = "no_calls"  # no scored rollout called it
+    DONE = "done"  # already at the target step: no train request
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """The result of one iteration for one model. `step`: the model's step afterwards. `why`: explanation of NO_CALLS
+    and NO_SIGNAL. `no_signal`: see `TrainResult.no_signal`."""
+
+    step: int
+    outcome: StepOutcome
+    seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    warnings: tuple[str, ...] = ()
+    why: str = ""
+    no_signal: str | None = None
+    checkpoint: str | None = None  # of TRAINED: its folder on the server's machine
+
+
+def checked_models(value: object) -> Models:
+    """One model or a sequence of models, as a tuple. Raises ConfigError for other values and for equal names."""
+    if _is_model(value):
+        return (value,)
+    items = cast(Sequence[object], value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
+    models = tuple(item for item in items if _is_model(item))
+    if not models or len(models) != len(items):
+        raise ConfigError(f"model: a TrainableModel, or a sequence of them, is needed, got {value!r:.200}")
+    names = [model.name for model in models]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"model: each needs a name of its own; {', '.join(twice)} comes twice")
+    return models
+
+
+def _is_model(value: object) -> TypeGuard[TrainableModel]:
+    return isinstance(value, TrainableModel)
+
+
+async def steps_of(models: Models) -> dict[str, int]:
+    """The newest step of every model, by name."""
+    return {model.name: await model.get_step() for model in models}
+
+
+async def train_each(
+    models: Models, groups: Sequence[TrajectoryGroup], steps: Mapping[str, int], configs: Mapping[str, TrainConfig]
+) -> dict[str, ModelStep]:
+    """Send one train request per model in `configs`; models without a config are DONE. Returns the results by name.
+
+    Requests to one server are sequential, servers run concurrently. An error is raised after all servers have ended. A
+    model that no rollout called is no error, but RolloutError is raised if no model was called."""
+    servers = await _by_server(models)
+
+    async def on_one_server(own: Sequence[TrainableModel]) -> dict[str, ModelStep]:
+        known = groups if len(servers) == 1 else await _known_to(await own[0].api(), groups)
+        trained: dict[str, ModelStep] = {}
+        if all(configs.get(model.name) is None for model in own):  # no train request would send it the rollouts
+            await _finish(own[0], known)
+        for model in own:
+            step, config = steps[model.name], configs.get(model.name)
+            if config is None:
+                trained[model.name] = ModelStep(step, StepOutcome.DONE)
+            elif len(servers) > 1 and (why := await _why_not_called(model, known)):
+                trained[model.name] = ModelStep(step, StepOutcome.NO_CALLS, why=why)
+            else:
+                trained[model.name] = await _train(model, known, step, config, several=len(models) > 1)
+        return trained
+
+    results = await asyncio.gather(*(on_one_server(own) for own in servers.values()), return_exceptions=True)
+    trained: dict[str, ModelStep] = {}
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        trained |= result
+    if all(step.outcome == StepOutcome.NO_CALLS for step in trained.values()):
+        raise RolloutError("\n".join(f"{name} was not called: {step.why}" for name, step in trained.items()))
+    return {model.name: trained[model.name] for model in models}
+
+
+async def _by_server(models: Models) -> dict[str, list[TrainableModel]]:
+    servers: dict[str, list[TrainableModel]] = {}
+    for model in models:
+        servers.setdefault((await model.api()).url, []).append(model)
+    return servers
+
+
+async def _known_to(api: Api, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """The groups for one of several servers: without weights, call rewards and `unused` of calls that another server
+    recorded, which it would reject."""
+
+    async def known(trajectory: Trajectory) -> Trajectory:
+        if not (trajectory.weights or trajectory.call_rewards or trajectory.unused):
+            return trajectory
+        own = {call.id for call in await recorded_calls(api, trajectory.id)}
+        weights = {call_id: weight for call_id, weight in trajectory.weights.items() if call_id in own}
+        rewards = {call_id: reward for call_id, reward in trajectory.call_rewards.items() if call_id in own}
+        unused = [call_id for call_id in trajectory.unused if call_id in own]
+        return trajectory.model_copy(update={"weights": weights, "call_rewards": rewards, "unused": unused})
+
+    return [
+        group.model_copy(update={"trajectories": await asyncio.gather(*map(known, group.trajectories))})
+        for group in groups
+    ]
+
+
+async def _train(
+    model: TrainableModel, groups: Sequence[TrajectoryGroup], step: int, config: TrainConfig, several: bool
+) -> ModelStep:
+    began = time.monotonic()
+    try:
+        result = await train_groups(await model.api(), model.name, groups, config, logs=False)
+    except ServerError as error:
+        if not several or error.code != "no_calls":
+            raise
+        return ModelStep(step, StepOutcome.NO_CALLS, time.monotonic() - began, why=str(error))
+    outcome = StepOutcome.TRAINED if result.applied else StepOutcome.NO_SIGNAL
+    return ModelStep(
+        result.step,
+        outcome,
+        time.monotonic() - began,
+        result.metrics,
+        result.warnings,
+        why=result.why,
+        no_signal=result.no_signal,
+        checkpoint=result.checkpoint,
+    )
+
+
+async def _why_not_called(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> str | None:
+    """Why a model has nothing to learn from: its server recorded no call in any rollout. None: it recorded some."""
+    recorded = await _finish(model, groups)
+    return None if any(recorded.values()) else f"{(await model.api()).url} recorded no call in any rollout"
+
+
+async def _finish(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> dict[str, int]:
+    return await (await model.api()).finish(rollout_records(groups, model.name, RolloutPlace()))
+
+
+async def keep(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
+    """Finish the rollouts, with their rewards, on every server, so that they are stored even if they are never
+    trained."""
+    servers = await _by_server(models)
+    for model, *_ in servers.values():
+        await _finish(model, groups if len(servers) == 1 else await _known_to(await model.api(), groups))
+
+
+async def keep_beside(error: OffbookError, models: Models, groups: Sequence[TrajectoryGroup]) -> None:
+    """`keep` the rollouts that are not trained because of `error`. If that fails, `error` gets a note."""
+    try:
+        await keep(models, groups)
+    except OffbookError as failure:
+        error.add_note(f"The rollouts could not be kept on the server: {type(failure).__name__}: {failure}")
+
+
+async def check_choices(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
+    """With several models, raise ConfigError for rollouts whose calls cannot be assigned to a model."""
+    if len(models) == 1:
+        return
+    kept = [trajectory for group in groups for trajectory in group if not trajectory.captured]
+    foreign = next((trajectory for trajectory in kept if None in map(call_ref, _choices(trajectory))), None)
+    if foreign is not None:
+        raise ConfigError(
+            f"trajectory {foreign.id} keeps a choice of another endpoint, and which of {_names(models)} should learn it "
+            "is not known: keep it as a plain message"
+        )
+    if kept and len(await _by_server(models)) > 1:
+        raise ConfigError(
+            f"trajectory {kept[0].id} names its calls by their choices, which only the server that answered knows, and "
+            f"{_names(models)} run on several: run the agent in offbook.capture_auto_trajectory(...), or give all models "
+            "one backend"
+        )
+
+
+async def log_to_each(
+    models: Models,
+    groups: Sequence[TrajectoryGroup],
+    metrics: Mapping[str, float],
+    split: str,
+    steps: Mapping[str, int],
+) -> None:
+    """Log evaluated rollouts with every model at its own step. The first model is last, because a rollout's record
+    names the last model that it was finished for; lists show it under all models."""
+    several = len(await _by_server(models)) > 1
+    for model in reversed(models):
+        known = await _known_to(await model.api(), groups) if several else groups
+        await model.log(known, metrics=metrics, split=split, step=steps[model.name])
+
+
+async def log_spent(
+    model: TrainableModel, groups: Sequence[TrajectoryGroup], step: int, spent: Mapping[str, float]
+) -> None:
+    """Log the tokens and costs of other LLMs in a step with the model; the dashboard shows them."""
+    if not spent:
+        return
+    first = next((trajectory.id for group in groups for trajectory in group), None)
+    ids = (first,) if first is not None else ()  # the server reads the run from it
+    await (await model.api()).log(
+        model.name, LogRequest(split="train", step=step, metrics=dict(spent), trajectory_ids=ids)
+    )
+
+
+def _choices(trajectory: Trajectory) -> Iterator[Choice]:
+    for history in (trajectory, *trajectory.additional_histories):
+        yield from (item for item in history.entries() if isinstance(item, Choice))
+
+
+def _names(models: Models) -> str:
+    return ", ".join(model.name for model in models)

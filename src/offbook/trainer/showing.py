@@ -1,0 +1,182 @@
+"""Sends a Trainer's events to its trace sinks, and raises the alerts of its steps.
+
+A step has the learner's metrics and those of the first table; an evaluation has those of the second. W&B and TensorBoard
+prefix the metrics of steps with `train/`, and those of evaluations with `val/` or `val-sampled/`.
+
+| name | meaning |
+|---|---|
+| reward, success | means over the step's scored rollouts; success where the reward reports it |
+| failed | rollouts without a reward because they raised or timed out |
+| seconds/rollouts, seconds/training | wall time of the rollouts with their rewards; of the train request |
+| judge/dropped, tie, cut | share of groups that the judge did not score; whose rewards are all equal; whose texts were shortened |
+| judge/disagreement, gate | mean standard deviation of several judges' scores; share of rollouts that passed the gate |
+| costs/{purpose} | USD for other LLMs, by what they were asked for |
+| tokens/{purpose}/prompt, completion | tokens of the same |
+| staleness/mean, max | with overlap: steps made since each rollout began |
+| overlap/seconds, waited_seconds | with overlap: of the update in which rollouts ran; for which rollouts waited |
+| {model}/{metric} | with several models: the same of each model after the first |
+
+| name | meaning |
+|---|---|
+| reward, reward_spread, reward_error | mean over scenarios; standard deviation over scenarios; standard error of the mean |
+| scenarios, failed | evaluated scenarios; rollouts without a reward |
+| {metric} | mean over scenarios of each metric that a rollout reported |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+
+from offbook.alerts import signs
+from offbook.client.http import Api
+from offbook.config import TrainConfig
+from offbook.contracts import (
+    Alert,
+    CheckpointSaved,
+    EvaluationFinished,
+    GroupsFinished,
+    RunStarted,
+    StepFinished,
+    TraceSink,
+    digest,
+)
+from offbook.errors import OffbookError
+from offbook.tracing.fanout import FanOut, sink_name
+from offbook.tracing.names import resolve_sinks
+from offbook.types import Json, TrajectoryGroup
+
+from .evaluate import Evaluation
+from .models import Models, StepOutcome, keep
+from .options import RunOptions
+from .report import Iteration
+
+logger = logging.getLogger("offbook")
+
+
+class Showing:
+    """The trace sinks of a Trainer. Without sinks, only alerts are computed."""
+
+    def __init__(self, models: Models, options: RunOptions) -> None:
+        self._models = models
+        self._options = options
+        self._sinks: list[TraceSink] = resolve_sinks(options.sinks)
+        self._fanout: FanOut | None = None
+        self._history: list[Mapping[str, float]] = []
+        self._run = ""
+
+    async def started(self, run: str, step: int) -> None:
+        """Check the credentials of all sinks, then publish the start of the run. Raises ConfigError."""
+        self._run, self._history = run, []
+        if not self._sinks:
+            return
+        await asyncio.gather(*(asyncio.to_thread(_check, sink) for sink in self._sinks))
+        self._fanout = FanOut(self._sinks, run, await self._servers())
+        self._fanout.publish(
+            RunStarted(run, self._models[0].name, step, time.time(), settings(self._options, self._models))
+        )
+
+    async def groups(self, groups: Sequence[TrajectoryGroup], step: int, split: str) -> None:
+        """Store the rollouts on the server, from which sinks read them, and publish them."""
+        if self._fanout is None:
+            return
+        await keep(self._models, groups)
+        self._fanout.publish(GroupsFinished(self._run, split, step, _ids(groups)))
+
+    def evaluation(self, evaluation: Evaluation, groups: Sequence[TrajectoryGroup], split: str) -> None:
+        """Publish an evaluation. Its rollouts must be on the server."""
+        if self._fanout is None:
+            return
+        model, now = self._models[0].name, time.time()
+        named = evaluation.as_metrics()
+        event = EvaluationFinished(self._run, model, split, evaluation.step, now, named, _ids(groups))
+        self._fanout.publish(event)
+
+    def step(self, iteration: Iteration, groups: Sequence[TrajectoryGroup], began: int) -> Iteration:
+        """Publish a step, its checkpoints and its alerts. Returns the iteration with its alerts. `began`: the first
+        model's step when the rollouts started."""
+        self._history.append(iteration.metrics)
+        now, first = time.time(), self._models[0].name
+        alerts = tuple(
+            Alert(self._run, first, iteration.step, now, sign.kind, sign.message, sign.value, sign.limit)
+            for sign in signs(self._history, self._options.alert_limits)
+        )
+        for alert in alerts:
+            self._tell(alert)
+        if self._fanout is not None:
+            untrained = "" if iteration.applied else digest(*_ids(groups))
+            metrics = sink_metrics(iteration)
+            self._fanout.publish(StepFinished(self._run, first, iteration.step, began, now, metrics, untrained))
+            for name, trained in iteration.models.items():
+                if trained.outcome == StepOutcome.TRAINED and trained.checkpoint is not None:
+                    saved = CheckpointSaved(self._run, name, trained.step, trained.checkpoint, trained.metrics)
+                    self._fanout.publish(saved)
+            for alert in alerts:
+                self._fanout.publish(alert)
+        return replace(iteration, alerts=alerts)
+
+    def close(self) -> list[str]:
+        """Wait a bounded time for the sinks. Returns lines about events that they did not accept."""
+        fanout, self._fanout = self._fanout, None
+        return fanout.close() if fanout is not None else []
+
+    def _tell(self, alert: Alert) -> None:
+        if self._options.on_alert is None:
+            return
+        try:
+            self._options.on_alert(alert)
+        except Exception:  # the user's function must not end the run
+            logger.exception("on_alert= failed for %s", alert.kind)
+
+    async def _servers(self) -> list[Api]:
+        return list({api.url: api for api in [await model.api() for model in self._models]}.values())
+
+
+def _check(sink: TraceSink) -> None:
+    try:
+        sink.check()
+    except OffbookError:
+        raise
+    except OSError as error:
+        logger.warning("trace sink %r does not answer, what it misses is delivered later: %s", sink_name(sink), error)
+
+
+def _ids(groups: Sequence[TrajectoryGroup]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(group.place.group for group in groups if group.place.group is not None))
+
+
+def settings(options: RunOptions, models: Models) -> dict[str, Json]:
+    """The options of a run as JSON. Functions and objects are replaced by their names."""
+    left_out = ("sinks", "progress", "eval", "on_alert", "run")
+    names = [option.name for option in fields(options) if option.name not in left_out]
+    values: dict[str, Json] = {name: _plain(getattr(options, name)) for name in names}
+    named = [{"name": model.name, "project": model.project, "base_model": model.base_model} for model in models]
+    evaluated = len(list(options.eval or ()))
+    return {**values, "models": named, "eval_scenarios": evaluated}
+
+
+def _plain(value: object) -> Json:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, TrainConfig):
+        return value.model_dump(mode="json")
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(field) for name, field in vars(value).items()}
+    return getattr(value, "__qualname__", None) or repr(value)[:200]
+
+
+def sink_metrics(iteration: Iteration) -> dict[str, float]:
+    """The metrics of a step for trace sinks: the first model's, and those of other models prefixed with the model's
+    name."""
+    _, *others = iteration.models.items()
+    timed = {"seconds/rollouts": iteration.rollout_seconds, "seconds/training": iteration.train_seconds}
+    metrics = {**iteration.metrics, **timed, "reward": iteration.reward, "failed": float(iteration.failed)}
+    if iteration.success is not None:
+        metrics["success"] = iteration.success
+    for name, model in others:
+        metrics |= {f"{name}/{metric}": value for metric, value in model.metrics.items()}
+        metrics[f"{name}/step"] = model.step
+    return metrics

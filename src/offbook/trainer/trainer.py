@@ -1,0 +1,394 @@
+"""The training loop: scenarios -> rollouts -> rewards -> train -> evaluate. `Trainer._iterate` is the loop itself."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Unpack, overload
+
+from offbook.client.arrow_rows import unpadded
+from offbook.client.capture import logged_reward
+from offbook.client.gather import gather_trajectory_groups
+from offbook.client.model import TrainableModel
+from offbook.client.sampling import at_temperature, completions_limited
+from offbook.contracts import Judge
+from offbook.errors import BudgetExceeded, ConfigError, RolloutError
+from offbook.listing import as_list
+from offbook.llms.ledger import budget
+from offbook.option_names import names_checked
+from offbook.plurals import counted
+from offbook.rewards.outcome import as_reward
+from offbook.scenarios.identity import scenario_id, scenario_label
+from offbook.scenarios.ordering import batch
+from offbook.sync_calls import run_sync
+from offbook.tracing.trace_context import keep_trace_context
+from offbook.types import RolloutPlace, Trajectory, TrajectoryGroup
+
+from .evaluate import Evaluation, failures_printed, steps_line, summarise
+from .judging import judged
+from .messages import (
+    closing_line,
+    evaluation_failures_line,
+    evaluation_line,
+    failure_lines,
+    interrupted_line,
+    overlap_line,
+    table_row,
+    unscored_causes,
+    untrained_line,
+    warnings_of,
+    watch_line,
+)
+from .models import check_choices, checked_models, keep, keep_beside, log_spent, log_to_each, steps_of, train_each
+from .options import RunOptions, TrainerOptions, check_evaluation, check_place
+from .progress import make_progress
+from .report import ModelReport, Stopped, TrainReport, make_iteration
+from .run import RolloutBatch, Run, Steps, run_name
+from .showing import Showing
+from .updates import Updates, announced
+
+logger = logging.getLogger("offbook")
+
+RolloutFunction = Callable[[TrainableModel, Any], Awaitable[Trajectory]]
+"""(model, scenario) -> the finished trajectory. If it raises, the rollout is unscored."""
+TeamRolloutFunction = Callable[[tuple[TrainableModel, ...], Any], Awaitable[Trajectory]]
+"""The same for a Trainer with several models: (models in the Trainer's order, scenario) -> the finished trajectory."""
+AnyRollout = Callable[[Any, Any], Awaitable[Trajectory]]
+
+
+class Trainer:
+    """Trains one or several models on rollouts of `scenarios`. Several models play different roles in the same
+    rollouts, and every model learns from its own calls. For the options see `RunOptions`; raises ConfigError."""
+
+    @overload
+    def __init__(
+        self,
+        model: TrainableModel,
+        rollout: RolloutFunction,
+        scenarios: Iterable[object],
+        **options: Unpack[TrainerOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        model: Sequence[TrainableModel],
+        rollout: TeamRolloutFunction,
+        scenarios: Iterable[object],
+        **options: Unpack[TrainerOptions],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        model: TrainableModel | Sequence[TrainableModel],
+        rollout: AnyRollout,
+        scenarios: Iterable[object],
+        **options: Unpack[TrainerOptions],
+    ) -> None:
+        self.models = checked_models(model)
+        self.model = self.models[0]
+        self.options = RunOptions.parse(**options)
+        self._rollout = rollout
+        self._rollout_argument = model if isinstance(model, TrainableModel) else self.models
+        self.scenarios = checked_scenarios(scenarios, "scenarios")
+        self._eval = checked_scenarios(self.options.eval, "eval") if self.options.eval is not None else []
+        self._shown = Showing(self.models, self.options)
+
+    @names_checked("Trainer.train")
+    def train(self, steps: int) -> TrainReport:
+        """The sync form of `atrain`. Raises WrongLoopError inside a running event loop."""
+        return run_sync(self.atrain, steps)
+
+    @names_checked("Trainer.atrain")
+    async def atrain(self, steps: int) -> TrainReport:
+        """Train until every model has reached step `steps`, counted from its step 0, or the run stops earlier; see
+        `Stopped`. Raises ConfigError, and RolloutError if no rollout of an iteration is scored."""
+        if not isinstance(steps, int) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # user input
+            raise ConfigError(f"steps: a whole number of at least 1 is needed, got {steps!r}")
+        started = await steps_of(self.models)
+        progress = self.options.progress or make_progress(steps)
+        run = Run(
+            self.options, steps, started, started, progress, self.options.run or run_name("train", self.model.name)
+        )
+        if run.stopped() is Stopped.FINISHED:
+            return await self._ended(run, Stopped.NOTHING_LEFT)
+        await self._shown.started(run.id, started[self.model.name])
+        with run.progress, budget(self.options.max_cost) as run.spending:
+            run.progress.say(watch_line(self.models, run.id))
+            try:
+                stopped = await announced(self._iterate(run), lambda: run.progress.say(interrupted_line(run)))
+            finally:
+                for line in self._shown.close():
+                    run.progress.say(line)
+        return await self._ended(run, stopped)
+
+    @names_checked("Trainer.evaluate")
+    def evaluate(
+        self, scenarios: Iterable[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
+    ) -> Evaluation:
+        """The sync form of `aevaluate`. Raises WrongLoopError inside a running event loop."""
+        return run_sync(self.aevaluate, scenarios, temperature=temperature, rollouts=rollouts)
+
+    @names_checked("Trainer.aevaluate")
+    async def aevaluate(
+        self, scenarios: Iterable[object] | None = None, *, temperature: float | None = 0.0, rollouts: int = 1
+    ) -> Evaluation:
+        """Run every scenario (default: `eval`) `rollouts` times with the newest step, and log the result with every
+        model. `temperature`: 0 is greedy, None the agent's own. Raises ConfigError; RolloutError if no rollout is
+        scored."""
+        check_evaluation(temperature, rollouts)
+        chosen = checked_scenarios(scenarios, "scenarios") if scenarios is not None else self._eval
+        if not chosen:
+            raise ConfigError("eval: no scenarios to evaluate on; pass some, or give the Trainer eval=")
+        run = self.options.run or run_name("eval", self.model.name)
+        await self._shown.started(run, await self.model.get_step())
+        try:
+            with budget(self.options.max_cost):
+                evaluation = await self._evaluate(chosen, temperature, rollouts, run)
+            if evaluation.failed and not failures_printed():
+                logger.warning(evaluation_failures_line(evaluation))
+            return evaluation
+        finally:
+            for line in self._shown.close():
+                logger.warning(line)
+
+    async def _evaluate(
+        self, scenarios: Sequence[object], temperature: float | None, rollouts: int, run: str
+    ) -> Evaluation:
+        """`aevaluate` as a part of run `run`. The server keeps the rollouts even if none is scored."""
+        steps = await steps_of(self.models)
+        split = "val" if temperature == 0 else "val-sampled"
+        place = RolloutPlace(run=run, split=split, step=steps[self.model.name])
+        with at_temperature(temperature):
+            groups = await self._gather(scenarios, rollouts, self._rollout, place)
+        self.examine_evaluation(groups)
+        if self.options.judge is not None:
+            groups = await self._judged(groups, self.options.judge)
+        labels = {scenario_id(scenario): scenario_label(scenario, number) for number, scenario in enumerate(scenarios)}
+        evaluation = summarise(groups, steps, temperature, labels)
+        if not evaluation.scored:
+            unscored = RolloutError(
+                f"evaluation at {steps_line(steps)}: no rollout was scored: {unscored_causes(groups)}"
+            )
+            await keep_beside(unscored, self.models, groups)
+            raise unscored
+        await self._shown.groups(groups, evaluation.step, split)
+        await log_to_each(self.models, groups, evaluation.as_metrics(), split, steps)
+        self._shown.evaluation(evaluation, groups, split)
+        return evaluation
+
+    def examine_rollouts(self, groups: Sequence[TrajectoryGroup]) -> str | None:
+        """Hook for subclasses, called with the rollouts of every iteration before they are trained. Returns a line to
+        print, or None. An exception ends the run."""
+
+    def examine_evaluation(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Hook for subclasses, called with the rollouts of every evaluation. An exception ends the run."""
+
+    async def next_scenarios(self, scenarios: Sequence[object], number: int) -> list[object]:
+        """Hook for subclasses: the scenarios of iteration `number`, counted from 0 at the model's step 0."""
+        return batch(scenarios, self.options.scenarios_per_step, number, self.options.seed)
+
+    async def _iterate(self, run: Run) -> Stopped:
+        """Repeat rollouts and their update until the run is over. With overlap, rollouts start while earlier updates
+        run. On an error, it waits for started updates; no task is left running when it raises."""
+        updates = Updates()
+        try:
+            if line := overlap_line(run.configs().values()):
+                run.progress.say(line)
+            await self._evaluate_new(run)
+            while True:
+                if not run.under_way:
+                    stopped = run.stopped()
+                    if stopped is not None:
+                        break
+                    await self._evaluate_due(run)
+                if not run.may_begin():
+                    with run.waiting.running():
+                        await updates.one_ended()
+                    continue
+                scored = await updates.beside(self._rollouts(run))
+                if run.evaluation_ahead():
+                    await updates.all_ended()
+                await self._evaluate_due(run)
+                run.under_way.append(scored)
+                updates.add(partial(self._update, run, scored))
+            await self._evaluate_new(run)
+            return stopped
+        except BudgetExceeded as error:
+            run.progress.say(f"{error}. Rollouts without rewards are kept on the server")
+            await updates.all_ended()
+            return run.stopped() or Stopped.BUDGET
+        except Exception as error:
+            if updates.under_way:
+                run.progress.say(f"an error ends the run, when the update under way has ended: {error}")
+            await updates.settle(error)
+            if run.under_way:
+                error.add_note(untrained_line(sum(batch.rollouts for batch in run.under_way)))
+            raise
+        finally:
+            await updates.cancel()
+
+    async def _rollouts(self, run: Run) -> RolloutBatch:
+        """Run the rollouts of the next iteration and compute their rewards."""
+        scenarios = await self.next_scenarios(self.scenarios, run.number)
+        spent_before = run.spending.by_purpose()
+        first, began, started = run.current, dict[str, Steps](), time.monotonic()
+
+        async def noted(model: Any, scenario: Any) -> Trajectory:
+            steps = run.current
+            trajectory = await self._rollout(model, scenario)
+            if isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
+                began[trajectory.id] = steps
+            return trajectory
+
+        with run.rolling.running():
+            with run.doing(f"{counted(len(scenarios) * self.options.group_size, 'rollout')} with {steps_line(first)}"):
+                place = RolloutPlace(run=run.id, split="train", step=first[self.model.name])
+                groups = await self._gather(scenarios, self.options.group_size, noted, place)
+            if line := self.examine_rollouts(groups):
+                run.progress.say(line)
+            if self.options.judge is not None:
+                with run.doing("judging"):
+                    groups = await self._judged(groups, self.options.judge)
+        if not any(trajectory.reward is not None for group in groups for trajectory in group):
+            unscored = RolloutError(
+                f"after {steps_line(first)}: no rollout was scored, so nothing can be trained: {unscored_causes(groups)}"
+            )
+            await keep_beside(unscored, self.models, groups)
+            raise unscored
+        await self._shown.groups(groups, first[self.model.name], "train")
+        if run.under_way:
+            await keep(self.models, groups)
+        return RolloutBatch(
+            groups, first, began, time.monotonic() - started, run.waiting.taken(), run.spending.metrics(spent_before)
+        )
+
+    async def _update(self, run: Run, scored: RolloutBatch) -> None:
+        """Send one train request per model below the target step, and record the iteration."""
+        configs = run.configs()
+        began, rolled = time.monotonic(), run.rolling.seconds
+        with run.doing("training " + " and ".join(f"step {run.current[name] + 1} of {name}" for name in configs)):
+            steps = await train_each(self.models, scored.groups, run.current, configs)
+        if any(config.overlap for config in configs.values()):
+            steps = run.overlapped(scored, steps, run.rolling.seconds - rolled)
+        seconds = time.monotonic() - began
+        iteration = make_iteration(scored.groups, steps, scored.seconds, seconds, scored.spent)
+        iteration = self._shown.step(iteration, scored.groups, scored.first_began[self.model.name])
+        for warning in warnings_of(steps):
+            if run.repeats.new(warning):
+                run.progress.say(warning)
+        run.applied(iteration)
+        await log_spent(self.model, scored.groups, iteration.step, scored.spent)
+        run.progress.finished(table_row(iteration, len(run.iterations), run.repeats))
+        for line in failure_lines(run.new_failures(iteration.failures)):
+            run.progress.say(line)
+
+    async def _judged(self, groups: list[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:
+        """The groups with the judge's rewards. The rollouts are stored first, because a judge is slow and may fail."""
+        await keep(self.models, groups)
+        return await judged(groups, judge)
+
+    async def _gather(
+        self, scenarios: Sequence[object], rollouts: int, rollout: AnyRollout, place: RolloutPlace
+    ) -> list[TrajectoryGroup]:
+        """Run `rollouts` rollouts per scenario. Returns one group per scenario, which includes failed rollouts."""
+
+        def pending(scenario: object) -> TrajectoryGroup:
+            name = scenario_id(scenario)
+            own = RolloutPlace(scenario=name).filled(place)
+            copies = [partial(self._scored, rollout, scenario)] * rollouts
+            return TrajectoryGroup(copies, metadata={"scenario_id": name}, place=own)
+
+        with completions_limited(self.options.max_completion_tokens):
+            groups = await gather_trajectory_groups(
+                [pending(scenario) for scenario in scenarios],
+                pbar_desc=None,
+                concurrency=self.options.concurrency,
+                timeout=self.options.timeout,
+                retries=self.options.retries,
+                max_exceptions=len(scenarios) * rollouts,
+            )
+        await check_choices(self.models, groups)
+        return groups
+
+    async def _scored(self, rollout: AnyRollout, scenario: object) -> Trajectory:
+        """Run one rollout and compute its reward; None if it failed. A rollout that returns an exception is retried
+        here; one that raises is retried by `_gather`."""
+        trajectory = await rollout(self._rollout_argument, scenario)
+        for _ in range(self.options.retries):
+            if not isinstance(trajectory, Trajectory) or trajectory.exception is None:  # pyright: ignore[reportUnnecessaryIsInstance]  # user code
+                break
+            trajectory = await rollout(self._rollout_argument, scenario)
+        if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return trajectory  # gather_trajectory_groups rejects it
+        keep_trace_context(trajectory)
+        if trajectory.exception is not None:
+            trajectory.reward = None
+        elif self.options.reward is not None:
+            value = self.options.reward(scenario, trajectory)
+            result = as_reward(await value if inspect.isawaitable(value) else value, "reward=")
+            trajectory.reward = result.reward + (logged_reward(trajectory) or 0.0)
+            trajectory.metrics.update(result.metrics)
+        return trajectory
+
+    async def _evaluate_due(self, run: Run) -> None:
+        """Evaluate if an intermediate evaluation is due and no update is under way."""
+        if not run.under_way and run.evaluation_due():
+            await self._evaluate_new(run)
+
+    async def _evaluate_new(self, run: Run) -> None:
+        """Evaluate greedily, if there are `eval` scenarios and the current steps were not evaluated yet. No update may
+        be under way, so that all rollouts use the same steps."""
+        if self._eval and (not run.evaluations or run.evaluations[-1].steps != run.current):
+            with run.doing(f"evaluating {steps_line(run.current)} on {counted(len(self._eval), 'scenario')}"):
+                run.evaluations.append(await self._evaluate(self._eval, 0.0, 1, run.id))
+            run.progress.say(evaluation_line(run.evaluations[-1]))
+            for line in failure_lines(run.new_failures(run.evaluations[-1].failures)):
+                run.progress.say(line)
+
+    async def _ended(self, run: Run, stopped: Stopped) -> TrainReport:
+        """Build the report and print its closing lines."""
+        models: dict[str, ModelReport] = {}
+        for model in self.models:
+            saved = await model.checkpoints()
+            models[model.name] = ModelReport(
+                run.started[model.name], run.current[model.name], saved[-1].path if saved else None
+            )
+        first = models[self.model.name]
+        report = TrainReport(
+            model=self.model.name,
+            started=first.started,
+            step=first.step,
+            stopped=stopped,
+            iterations=tuple(run.iterations),
+            evaluations=tuple(run.evaluations),
+            checkpoint=first.checkpoint,
+            models=models,
+            run=run.id,
+            spending=run.spending.by_purpose(),
+        )
+        for line in (*run.repeats.repeated(), *run.spending.lines()):
+            run.progress.say(line)
+        run.progress.say(closing_line(report, self.options.patience, self.options.target_reward))
+        return report
+
+
+def checked_scenarios(scenarios: Iterable[object], option: str) -> list[object]:
+    """The scenarios as a list, read once. Raises ConfigError, which names `option`, for what is no collection of
+    scenarios, for no scenario, and for duplicate ids."""
+    checked = as_list(unpadded(scenarios), option)
+    if not checked:
+        raise ConfigError(f"{option}: at least one scenario is needed")
+    ids = [scenario_id(scenario) for scenario in checked]
+    for name in ids:
+        check_place(f"{option}: the id of a scenario", name)
+    labels = {
+        name: scenario_label(scenario, number) for number, scenario in enumerate(checked) for name in [ids[number]]
+    }
+    twice = [label for name, label in labels.items() if ids.count(name) > 1] if len(labels) < len(ids) else []
+    if twice:
+        raise ConfigError(f"{option}: scenarios must differ; these come twice: {', '.join(sorted(twice)[:5])}")
+    return checked

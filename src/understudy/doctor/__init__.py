@@ -1,1 +1,0 @@
-"""`understudy doctor`: checks this machine, and names a fix for each fault."""

@@ -1,1 +1,0 @@
-"""`understudy quickstart`: train a LangGraph agent that answers from a SQLite database."""

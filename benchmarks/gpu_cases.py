@@ -13,7 +13,7 @@ from transformers import Qwen2Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 if importlib.util.find_spec("pydantic") is None:  # the learner's core takes one type alias from the options, no more
-    sys.modules["offbook.config"] = SimpleNamespace(LayoutName=str)  # type: ignore[assignment]
+    sys.modules["offbook.base.config"] = SimpleNamespace(LayoutName=str)  # type: ignore[assignment]
 
 from offbook.engine.learner.layouts import Chosen
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from offbook.config import LoraOptions
+from offbook.base.config import LoraOptions
 from offbook.engine.learner.lora_linear import compute_in_sixteen_bits
 from offbook.memory_plan.published import published
 

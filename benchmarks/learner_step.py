@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from offbook.config import LoraOptions
+from offbook.base.config import LoraOptions
 from offbook.engine.learner.layouts import LayoutPlan, plan
 from offbook.engine.learner.policy import Policy
 from offbook.engine.learner.target_logprobs import TargetSettings

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook.memory_plan.base_shape import BaseShape
 from offbook.memory_plan.card import GIB, parse_card
 from offbook.memory_plan.parts import CALL_TOKENS, CUDA_GRAPHS, LEAST_CALLS, Workload

@@ -25,8 +25,8 @@ from typing import Any
 from rich.console import Console
 
 import offbook
+from offbook.base.types import new_id
 from offbook.trainer.progress import PlainProgress
-from offbook.types import new_id
 
 SCENARIOS = [{"id": word, "prompt": f"say the word {word}"} for word in ("blue", "teal", "pink", "grey")]
 

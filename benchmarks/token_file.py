@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from offbook import tiny
-from offbook.config import LoraOptions, TrainConfig
+from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.types import Sampling
 from offbook.engine import token_file
 from offbook.engine.learner import learner as learner_module
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.policy import Policy
 from offbook.engine.protocol import JobTrajectory, Sample, TrainCommand, TrainJob, write_job
-from offbook.types import Sampling
 
 ROUNDS = 3
 

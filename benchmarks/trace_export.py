@@ -29,7 +29,7 @@ from typing import Any, cast
 import psutil
 
 from offbook import LocalBackend, TrainableModel
-from offbook.client.http import Api
+from offbook.client.connection.http import Api
 from offbook.contracts import GroupsFinished, TraceEvent, TraceSink
 from offbook.quickstart.desk import Desk
 from offbook.quickstart.run import GROUP_SIZE, SCENARIOS_PER_STEP, TRAIN_REQUESTS, schedule, trainable_agent

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from offbook.types import Message
-from offbook.types import Tool as ToolSchema
+from offbook.base.types import Message
+from offbook.base.types import Tool as ToolSchema
 
 from .tool_sets import Argument, Tool, draw_result, draw_tool_set, render_result
 from .wording import Mention, argument_phrases, filler, finish, mention, named_request, open_request

@@ -14,8 +14,8 @@ from statistics import mean
 
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
+from offbook.base.types import Json
 from offbook.tiny import path
-from offbook.types import Json
 
 from .episodes import Episode, Turn
 from .evaluate import EvaluationPrompt, call_of, complete, evaluation_prompts, load, single, tool_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from offbook.types import Json
+from offbook.base.types import Json
 
 from .words import WordSource, number, phrase, title
 

@@ -8,8 +8,8 @@ import json
 import re
 from collections.abc import Iterator
 
-from offbook.types import Message
-from offbook.types import Tool as ToolSchema
+from offbook.base.types import Message
+from offbook.base.types import Tool as ToolSchema
 
 from .episodes import Episode
 from .fields import flat, words_of

@@ -9,7 +9,7 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from offbook.types import Json
+from offbook.base.types import Json
 
 from .fields import PAIRS, Field, flat
 from .service_tools import ServiceTool

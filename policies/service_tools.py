@@ -6,8 +6,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offbook.types import Json
-from offbook.types import Tool as ToolSchema
+from offbook.base.types import Json
+from offbook.base.types import Tool as ToolSchema
 
 from .fields import Field, draw_field, draw_optional, draw_pair, joined, object_schema, words_of
 from .words import WordSource

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offbook.types import Json, Message
+from offbook.base.types import Json, Message
 
 from .episodes import Episode, Turn, completion, system_prompt
 from .fields import KINDS, Field, flat, object_schema

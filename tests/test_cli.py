@@ -15,12 +15,12 @@ import pytest
 import typer
 
 from offbook import LocalBackend, cli
+from offbook.base.errors import ConfigError, LeakError
+from offbook.base.extras import install_command
+from offbook.base.types import new_id
 from offbook.cli import app, guarded
-from offbook.errors import ConfigError, LeakError
-from offbook.extras import install_command
 from offbook.server.__main__ import main as server_main
 from offbook.trainer.target import load_target
-from offbook.types import new_id
 
 COMMAND = [sys.executable, "-c", "import sys; from offbook.cli import main; sys.argv[0] = 'offbook'; main()"]
 

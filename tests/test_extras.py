@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from offbook.errors import MissingExtraError
-from offbook.extras import command_from, install_command
+from offbook.base.errors import MissingExtraError
+from offbook.base.extras import command_from, install_command
 from tests.paths import ROOT
 
 

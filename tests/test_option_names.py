@@ -13,9 +13,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import offbook
-from offbook.errors import ConfigError
-from offbook.integration import CompareSettings, Llm, RunOptions
-from offbook.option_names import FOREIGN, OWNERS, names_checked
+from offbook.base.errors import ConfigError
+from offbook.base.option_names import FOREIGN, OWNERS, names_checked
+from offbook.comparison.options import CompareSettings
+from offbook.llms.llm import Llm
+from offbook.trainer.options import RunOptions
 from offbook_langgraph import trainable
 from offbook_langgraph.rollout import TrainingPlan
 from offbook_mcp import MCPTrainer

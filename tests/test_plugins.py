@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from offbook import plugins
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 
 
 @pytest.fixture

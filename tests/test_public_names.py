@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import offbook
-import offbook.integration as door
 import offbook.testing as kit
 from tests.paths import ROOT
 
@@ -50,93 +49,6 @@ NAMES = [
     "ruler_score_group",
     "trajectory_group_batches",
     "write_rubric",
-]
-DOOR = [
-    "CandidateLike",
-    "CompareOptions",
-    "CompareSettings",
-    "ComparisonReport",
-    "lines_of",
-    "Alert",
-    "Attribute",
-    "BudgetExceeded",
-    "Call",
-    "CallOrigin",
-    "CallOutput",
-    "CallStatus",
-    "CallTrace",
-    "CaptureError",
-    "CheckpointSaved",
-    "ConfigError",
-    "DeliveryError",
-    "EndpointModel",
-    "Evaluation",
-    "EvaluationFinished",
-    "GroupsFinished",
-    "Json",
-    "Judge",
-    "LeakError",
-    "Llm",
-    "LlmError",
-    "LoopTransport",
-    "BUNDLED",
-    "CUT",
-    "MAX_COMPLETION_TOKENS",
-    "Message",
-    "MissingExtraError",
-    "OtlpSender",
-    "OtlpSpan",
-    "RejectedError",
-    "RolloutError",
-    "RolloutTrace",
-    "RunOptions",
-    "RunStarted",
-    "Sampling",
-    "SharedStateError",
-    "SpanKind",
-    "Spending",
-    "StepFinished",
-    "Tool",
-    "ToolRun",
-    "TraceSpan",
-    "TrainReport",
-    "TrainerOptions",
-    "as_list",
-    "as_reward",
-    "as_rollout_exception",
-    "budget",
-    "call_answered",
-    "call_headers",
-    "capturing",
-    "check_options",
-    "checked_rate",
-    "completion_limit",
-    "continues",
-    "counted",
-    "digest",
-    "evaluation_line",
-    "forced_temperature",
-    "histories_of",
-    "is_app_file",
-    "is_labelled",
-    "is_outside",
-    "is_sampled",
-    "json_text",
-    "logged_reward",
-    "names_checked",
-    "new_id",
-    "on_capture_end",
-    "one_line",
-    "printable",
-    "printing_failures",
-    "resolve_sinks",
-    "rollout_spans",
-    "run_sync",
-    "scenario_fields",
-    "scenario_id",
-    "scenario_text",
-    "span_id",
-    "trace_id",
 ]
 KIT = [
     "Action",
@@ -204,19 +116,6 @@ def test_using_every_public_name_loads_no_engine_and_no_framework() -> None:
     assert not set(HEAVY) & loaded
 
 
-def test_the_names_that_integrations_may_import_are_exactly_these_and_sorted() -> None:
-    assert sorted(door.__all__) == sorted(DOOR)
-    assert all(hasattr(door, name) for name in DOOR)
-    assert not set(DOOR) & set(NAMES)
-
-
-def test_the_door_for_integrations_loads_no_engine_and_no_framework() -> None:
-    code = "import sys, json, offbook.integration; print(json.dumps({'loaded': sorted(sys.modules)}))"
-    loaded = in_fresh_process(code)["loaded"]
-    assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
-    assert not [name for name in loaded if name.startswith(("offbook.server", "offbook.engine"))]
-
-
 def test_the_names_of_the_test_kit_are_exactly_these_and_sorted_and_each_is_documented() -> None:
     assert kit.__all__ == KIT == sorted(KIT) == dir(kit)
     assert all(getattr(kit, name).__name__ == name for name in KIT)
@@ -229,7 +128,7 @@ def test_importing_the_test_kit_loads_nothing_and_a_scripted_llm_needs_no_server
         "kit.scripted_llm, kit.says, kit.check_sink, kit.judges; print(json.dumps({'before': before, 'loaded': sorted(sys.modules)}))"
     )
     found = in_fresh_process(code)
-    assert sorted(found["before"]) == ["offbook.errors", "offbook.extras", "offbook.testing"]
+    assert sorted(found["before"]) == ["offbook.base", "offbook.base.errors", "offbook.base.extras", "offbook.testing"]
     loaded = {name.split(".")[0] for name in found["loaded"]}
     assert not {*HEAVY, "pytest", "_pytest", "uvicorn", "fastapi", "sqlalchemy"} & loaded
     assert not [name for name in found["loaded"] if name.startswith("offbook.server")]

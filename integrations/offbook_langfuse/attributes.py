@@ -8,18 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from offbook.integration import (
-    Attribute,
-    CallTrace,
-    GroupsFinished,
-    Json,
-    RolloutTrace,
-    RunStarted,
-    SpanKind,
-    TraceSpan,
-    json_text,
-    span_id,
-)
+from offbook.base.types import CallTrace, Json
+from offbook.base.wire import RolloutTrace
+from offbook.contracts import GroupsFinished, RunStarted
+from offbook.tracing.json_text import json_text
+from offbook.tracing.otlp import Attribute
+from offbook.tracing.spans import SpanKind, TraceSpan, span_id
 
 OWN_TAG: Final = "offbook"
 """Tag of every trace that Offbook sends."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 CHECK_SECONDS: Final = 4.0
 REQUEST_SECONDS: Final = 10.0

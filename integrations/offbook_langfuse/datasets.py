@@ -8,7 +8,9 @@ from typing import Final, cast
 from urllib.parse import quote
 
 from offbook import Scenario
-from offbook.integration import ConfigError, Json, scenario_fields, scenario_id
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json
+from offbook.scenarios.identity import scenario_fields, scenario_id
 
 from .connection import LangfuseConnection
 from .rest import LangfuseRest

@@ -11,7 +11,8 @@ from heapq import merge
 from typing import Final, TypedDict, Unpack, cast
 
 from offbook import Scenario
-from offbook.integration import ConfigError, Json
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json
 
 from .attributes import OWN_TAG
 from .connection import LangfuseConnection

@@ -9,7 +9,8 @@ from typing import cast
 from urllib.parse import quote
 
 from offbook import current_trajectory
-from offbook.integration import ConfigError, Json, Message
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json, Message
 
 from .connection import LangfuseConnection
 from .rest import LangfuseRest

@@ -7,7 +7,8 @@ from typing import Final, Literal, TypeAlias, cast
 
 import httpx
 
-from offbook.integration import ConfigError, Json
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json
 
 from .connection import PUBLIC, SECRET, LangfuseConnection
 

@@ -11,7 +11,10 @@ from typing import Final, cast
 
 import httpx
 
-from offbook.integration import DeliveryError, Json, RejectedError, RolloutTrace, digest, trace_id
+from offbook.base.types import Json
+from offbook.base.wire import RolloutTrace
+from offbook.contracts import DeliveryError, RejectedError, digest
+from offbook.tracing.spans import trace_id
 
 from .connection import LangfuseConnection
 

@@ -8,26 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from offbook import TraceSink
-from offbook.integration import (
+from offbook.base.types import Json
+from offbook.base.wire import RolloutTrace
+from offbook.contracts import (
     Alert,
-    Attribute,
     DeliveryError,
     EvaluationFinished,
     GroupsFinished,
-    Json,
-    OtlpSender,
-    OtlpSpan,
     RejectedError,
-    RolloutTrace,
     RunStarted,
     StepFinished,
-    checked_rate,
     digest,
-    is_sampled,
-    rollout_spans,
-    span_id,
-    trace_id,
 )
+from offbook.tracing.otlp import Attribute, OtlpSender, OtlpSpan
+from offbook.tracing.sampling_rate import checked_rate, is_sampled
+from offbook.tracing.spans import rollout_spans, span_id, trace_id
 
 from .attributes import Experiment, environment_name, run_attributes, session_id, span_attributes, trace_attributes
 from .connection import REQUEST_SECONDS, LangfuseConnection

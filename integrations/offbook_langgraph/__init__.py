@@ -1,6 +1,6 @@
 """Captures, redirects and trains the chat model calls of LangGraph and LangChain apps, with no edit to the app."""
 
-from offbook.integration import MissingExtraError
+from offbook.base.errors import MissingExtraError
 
 try:
     from .active_capture import uncaptured

@@ -14,7 +14,8 @@ from uuid import UUID
 from langchain_core.language_models import BaseChatModel
 
 from offbook import Trajectory
-from offbook.integration import CallOrigin, CaptureError
+from offbook.base.errors import CaptureError
+from offbook.base.types import CallOrigin
 
 from .chat_model import ChatOffbook
 from .ledger import Ledger

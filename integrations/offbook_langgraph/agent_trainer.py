@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, cast
 
 from offbook import TrainableModel, Trainer, Trajectory, TrajectoryGroup
-from offbook.integration import RolloutError, TrainerOptions
+from offbook.base.errors import RolloutError
+from offbook.trainer.options import TrainerOptions
 
 from .origin_counts import OWN_MODEL, OriginCounts
 

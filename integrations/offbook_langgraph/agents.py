@@ -19,7 +19,8 @@ from langgraph.graph.state import CompiledStateGraph  # pyright: ignore[reportMi
 from langgraph.pregel import Pregel  # pyright: ignore[reportMissingTypeStubs]
 from langgraph.types import Command, Interrupt
 
-from offbook.integration import RolloutError, scenario_fields, scenario_text
+from offbook.base.errors import RolloutError
+from offbook.scenarios.identity import scenario_fields, scenario_text
 
 from .missing_context import add_context_note
 

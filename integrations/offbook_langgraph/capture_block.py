@@ -9,14 +9,10 @@ from types import TracebackType
 from typing import TypeAlias, cast
 
 from offbook import TrainableModel, Trajectory
-from offbook.integration import (
-    MAX_COMPLETION_TOKENS,
-    ConfigError,
-    EndpointModel,
-    capturing,
-    completion_limit,
-    logged_reward,
-)
+from offbook.base.errors import ConfigError
+from offbook.client.endpoint_model import EndpointModel
+from offbook.client.rollouts.capture import capturing, logged_reward
+from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS, completion_limit
 
 from .active_capture import ActiveCapture, CallRoute, OnLeak, Scope, SharedState, activated, active
 from .endpoint import Answering, chat_model, in_own_loop

@@ -16,7 +16,11 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from offbook.integration import CallOrigin, ConfigError, LoopTransport, Message, call_answered, call_headers
+from offbook.base.errors import ConfigError
+from offbook.base.types import CallOrigin, Message
+from offbook.base.wire import call_headers
+from offbook.client.connection.transport import LoopTransport
+from offbook.client.rollouts.capture import call_answered
 
 from .parsed_streams import plain_streams
 

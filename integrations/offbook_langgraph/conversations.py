@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_me
 from langchain_core.outputs import LLMResult
 
 from offbook import History, Trajectory
-from offbook.integration import (
+from offbook.base.types import (
     Call,
     CallOrigin,
     CallOutput,
@@ -19,10 +19,9 @@ from offbook.integration import (
     Message,
     Sampling,
     Tool,
-    continues,
-    histories_of,
     new_id,
 )
+from offbook.client.rollouts.capture import continues, histories_of
 
 from .provider_formats import openai_tools
 

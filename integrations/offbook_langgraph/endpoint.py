@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 from pydantic import SecretStr
 
 from offbook import TrainableModel
-from offbook.integration import EndpointModel, forced_temperature
+from offbook.client.endpoint_model import EndpointModel
+from offbook.client.rollouts.sampling import forced_temperature
 
 from .chat_model import ChatOffbook
 

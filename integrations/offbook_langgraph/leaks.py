@@ -15,7 +15,10 @@ from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 
-from offbook.integration import LeakError, is_app_file, is_labelled, is_outside
+from offbook.base.app_files import is_app_file
+from offbook.base.errors import LeakError
+from offbook.base.wire import is_labelled
+from offbook.client.rollouts.capture import is_outside
 
 from .active_capture import ActiveCapture, active
 

@@ -11,7 +11,14 @@ from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphRecursionError, ParentCommand
 
 from offbook import Trajectory
-from offbook.integration import BUNDLED, CUT, Call, CallOrigin, CallStatus, ConfigError
+from offbook.base.errors import ConfigError
+from offbook.base.types import (
+    CUT,
+    Call,
+    CallOrigin,
+    CallStatus,
+)
+from offbook.client.rollouts.sampling import BUNDLED
 
 from .chat_model import MARK
 from .conversations import StartedCall, answers, output_of, show, started_call

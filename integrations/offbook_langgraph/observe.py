@@ -13,7 +13,14 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 
 from offbook import Trajectory, current_trajectory
-from offbook.integration import Call, CallOrigin, CallOutput, CallStatus, ConfigError, as_rollout_exception
+from offbook.base.errors import ConfigError
+from offbook.base.types import (
+    Call,
+    CallOrigin,
+    CallOutput,
+    CallStatus,
+    as_rollout_exception,
+)
 
 from .active_capture import ActiveCapture, OnLeak, Scope, activated, active
 from .capture_block import check_choice

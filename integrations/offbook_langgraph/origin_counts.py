@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from offbook.integration import CallOrigin
+from offbook.base.types import CallOrigin
 
 OWN_MODEL = "the app's own model"
 """Target of a call that no selection matches."""

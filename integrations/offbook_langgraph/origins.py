@@ -9,7 +9,7 @@ from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables.config import var_child_runnable_config
 
-from offbook.integration import CallOrigin
+from offbook.base.types import CallOrigin
 
 from .runs import AGENT_NAME
 

@@ -16,7 +16,7 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
-from offbook.integration import CaptureError
+from offbook.base.errors import CaptureError
 
 from . import leaks, shared_state
 from .active_capture import ActiveCapture, ActiveHandler, active

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 from langchain_core.messages import BaseMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from offbook.integration import CaptureError
+from offbook.base.errors import CaptureError
 
 logger = logging.getLogger("offbook")
 

@@ -10,18 +10,12 @@ from typing import Any, Literal, TypeAlias, cast
 from langchain_core.messages import BaseMessage, convert_to_openai_messages
 
 from offbook import RewardResult, Trajectory
-from offbook.integration import (
-    CaptureError,
-    ConfigError,
-    Judge,
-    Message,
-    RolloutError,
-    as_reward,
-    as_rollout_exception,
-    capturing,
-    logged_reward,
-    scenario_id,
-)
+from offbook.base.errors import CaptureError, ConfigError, RolloutError
+from offbook.base.types import Message, as_rollout_exception
+from offbook.client.rollouts.capture import capturing, logged_reward
+from offbook.contracts import Judge
+from offbook.rewards.outcome import as_reward
+from offbook.scenarios.identity import scenario_id
 
 from .active_capture import OnLeak, Scope, SharedState
 from .agents import Agent, OnInterrupt, ToContext, ToInput

@@ -8,7 +8,8 @@ from typing import TypeAlias, cast
 
 from langchain_core.language_models import BaseChatModel
 
-from offbook.integration import CallOrigin, ConfigError
+from offbook.base.errors import ConfigError
+from offbook.base.types import CallOrigin
 
 Selection: TypeAlias = (
     "Callable[[CallOrigin], bool] | type[BaseChatModel] | Mapping[str, str | Sequence[str]] | Sequence[Selection]"

@@ -15,7 +15,7 @@ from typing import Any, cast
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 
 from offbook import TrainableModel
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from .active_capture import ActiveCapture, CallRoute, activate, activated
 from .chat_model import ChatOffbook

@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore, GetOp, PutOp, SearchOp
 from langgraph.store.base.batch import AsyncBatchedBaseStore
 
-from offbook.integration import SharedStateError
+from offbook.base.errors import SharedStateError
 
 from .active_capture import ActiveCapture, active
 

@@ -12,16 +12,12 @@ from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph  # pyright: ignore[reportMissingTypeStubs]
 
 from offbook import Model, TrainableModel, Trainer, Trajectory
-from offbook.integration import (
-    ConfigError,
-    Evaluation,
-    Judge,
-    RunOptions,
-    TrainerOptions,
-    TrainReport,
-    check_options,
-    names_checked,
-)
+from offbook.base.errors import ConfigError
+from offbook.base.option_names import check_options, names_checked
+from offbook.contracts import Judge
+from offbook.trainer.evaluate import Evaluation
+from offbook.trainer.options import RunOptions, TrainerOptions
+from offbook.trainer.report import TrainReport
 
 from .active_capture import OnLeak, Scope, SharedState
 from .agent_trainer import AgentTrainer

@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from offbook.integration import MissingExtraError
+from offbook.base.errors import MissingExtraError
 
 
 def _needed(package: str) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from offbook.integration import ConfigError, one_line
+from offbook.base.errors import ConfigError
+from offbook.base.printable import one_line
 
 from .connection.typed_lines import typed_line
 from .tools.effects import ToolKind

@@ -10,7 +10,7 @@ from typing import Annotated, cast
 
 import typer
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from .connection.limits import Limits
 from .connection.target import Decide, Target, TargetLike

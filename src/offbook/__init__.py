@@ -6,29 +6,35 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .base.config import EngineOptions, LoraOptions, TrainConfig
+    from .base.errors import OffbookError
+    from .base.types import (
+        History,
+        Scenario,
+        TrainResult,
+        Trajectory,
+        TrajectoryGroup,
+    )
     from .client.async_client import AsyncClient
     from .client.backend import RemoteBackend
-    from .client.capture import (
+    from .client.local import LocalBackend
+    from .client.model import Model, TrainableModel
+    from .client.retry import limit_concurrency, retry
+    from .client.rollouts.capture import (
         auto_trajectory,
         capture_auto_trajectory,
         current_trajectory,
         log_metric,
         log_reward,
     )
-    from .client.dataset import iterate_dataset
-    from .client.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
-    from .client.local import LocalBackend
-    from .client.model import Model, TrainableModel
-    from .client.retry import limit_concurrency, retry
+    from .client.rollouts.dataset import iterate_dataset
+    from .client.rollouts.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
     from .comparison.compare import acompare, compare
-    from .config import EngineOptions, LoraOptions, TrainConfig
     from .contracts import TraceSink
-    from .errors import OffbookError
     from .rewards.outcome import RewardResult
     from .rewards.rubric import write_rubric
     from .rewards.ruler_judge import Ruler, ruler, ruler_score_group
     from .trainer.trainer import Trainer
-    from .types import History, Scenario, TrainResult, Trajectory, TrajectoryGroup
 
 __all__ = [
     "AsyncClient",
@@ -69,38 +75,38 @@ __all__ = [
 
 _MODULE_OF = {
     "AsyncClient": "client.async_client",
-    "EngineOptions": "config",
-    "History": "types",
+    "EngineOptions": "base.config",
+    "History": "base.types",
     "LocalBackend": "client.local",
-    "LoraOptions": "config",
+    "LoraOptions": "base.config",
     "Model": "client.model",
-    "OffbookError": "errors",
+    "OffbookError": "base.errors",
     "RemoteBackend": "client.backend",
     "RewardResult": "rewards.outcome",
     "Ruler": "rewards.ruler_judge",
-    "Scenario": "types",
+    "Scenario": "base.types",
     "TraceSink": "contracts",
-    "TrainConfig": "config",
-    "TrainResult": "types",
+    "TrainConfig": "base.config",
+    "TrainResult": "base.types",
     "TrainableModel": "client.model",
     "Trainer": "trainer.trainer",
-    "Trajectory": "types",
-    "TrajectoryGroup": "types",
+    "Trajectory": "base.types",
+    "TrajectoryGroup": "base.types",
     "acompare": "comparison.compare",
-    "auto_trajectory": "client.capture",
-    "capture_auto_trajectory": "client.capture",
+    "auto_trajectory": "client.rollouts.capture",
+    "capture_auto_trajectory": "client.rollouts.capture",
     "compare": "comparison.compare",
-    "current_trajectory": "client.capture",
-    "gather_trajectories": "client.gather",
-    "gather_trajectory_groups": "client.gather",
-    "iterate_dataset": "client.dataset",
+    "current_trajectory": "client.rollouts.capture",
+    "gather_trajectories": "client.rollouts.gather",
+    "gather_trajectory_groups": "client.rollouts.gather",
+    "iterate_dataset": "client.rollouts.dataset",
     "limit_concurrency": "client.retry",
-    "log_metric": "client.capture",
-    "log_reward": "client.capture",
+    "log_metric": "client.rollouts.capture",
+    "log_reward": "client.rollouts.capture",
     "retry": "client.retry",
     "ruler": "rewards.ruler_judge",
     "ruler_score_group": "rewards.ruler_judge",
-    "trajectory_group_batches": "client.gather",
+    "trajectory_group_batches": "client.rollouts.gather",
     "write_rubric": "rewards.rubric",
 }
 

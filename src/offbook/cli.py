@@ -16,6 +16,8 @@ from typing import Annotated, Any, Final, cast, get_args
 import typer
 
 from . import plugins
+from .base.config import EngineOptions, LossName, TrainConfig
+from .base.errors import ConfigError, MissingExtraError, OffbookError
 from .client.commands import convert_command, export_model, list_checkpoints, run_server, server_folder
 from .client.model import TrainableModel
 from .command_options import (
@@ -43,9 +45,7 @@ from .command_options import (
     Trace,
 )
 from .comparison.commands import compare_command
-from .config import EngineOptions, LossName, TrainConfig
 from .doctor.command import doctor_command
-from .errors import ConfigError, MissingExtraError, OffbookError
 from .scenarios.loading import load_scenarios
 from .trace_commands import traces, usage
 from .tracing.commands import named_sinks

@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from .types import Json, TrajectoryGroup
-from .wire import RolloutTrace
+from .base.tool_runs import ToolRun as ToolRun
+from .base.types import Json, TrajectoryGroup
+from .base.wire import RolloutTrace
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,14 @@ TraceEvent: TypeAlias = RunStarted | GroupsFinished | EvaluationFinished | StepF
 """The events that a trace sink receives."""
 
 
+class DeliveryError(RuntimeError):
+    """A server did not accept spans. The message has its response."""
+
+
+class RejectedError(DeliveryError):
+    """A server accepted a request, but rejected some of its spans or scores. It would reject them again."""
+
+
 @runtime_checkable
 class TraceSink(Protocol):
     """Sends rollouts and steps to a tracing tool. Subclass it and override the methods that the tool supports.
@@ -131,7 +140,8 @@ class TraceSink(Protocol):
     Every sink has its own background thread, which calls the methods in order; they may block. After a failure or a
     restart an event is delivered again with the same id, so handling an event twice must have the effect of once. An
     exception is logged once per kind and never stops training. The event is delivered later, except after a
-    `offbook.integration.RejectedError`. `name`: the sink's name in messages. `checkpoint_files`: whether `CheckpointSaved.path` must be a folder on this machine.
+    `RejectedError`. `name`: the sink's name in messages. `checkpoint_files`: whether `CheckpointSaved.path` must be a folder on
+    this machine.
     """
 
     name: str

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from .errors import ConfigError
+from .base.errors import ConfigError
 
 PluginGroup = Literal["offbook.sinks", "offbook.commands"]
 """Entry point groups: trace sinks, and commands of the command line."""

@@ -7,9 +7,9 @@ import math
 import pytest
 
 import offbook
-from offbook.client.capture import LOGGED
-from offbook.errors import ConfigError
-from offbook.types import call_ref, new_id
+from offbook.base.errors import ConfigError
+from offbook.base.types import call_ref, new_id
+from offbook.client.rollouts.capture import LOGGED
 from tests.fakes.scripted_api import scripted_api
 
 

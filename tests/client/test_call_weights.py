@@ -9,8 +9,8 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 
 import offbook
-from offbook.client.records import as_json
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
+from offbook.client.rollouts.records import as_json
 from tests.fakes.scripted_api import scripted_api
 
 

@@ -8,7 +8,7 @@ from contextvars import copy_context
 import pytest
 
 from offbook import Trajectory, current_trajectory
-from offbook.integration import capturing, on_capture_end
+from offbook.client.rollouts.capture import capturing, on_capture_end
 
 
 def test_a_callback_runs_when_the_outermost_capture_of_its_trajectory_ends() -> None:

@@ -18,9 +18,14 @@ from typing import Any
 import pytest
 
 import offbook
+from offbook.base.errors import (
+    BackendError,
+    ConfigError,
+    ServerError,
+    UnreachableError,
+)
 from offbook.client import commands
 from offbook.client.commands import export_model, list_checkpoints
-from offbook.errors import BackendError, ConfigError, ServerError, UnreachableError
 from offbook.tiny import path as tiny_policy
 from tests.fakes.cutting_proxy import cutting_proxy
 
@@ -108,11 +113,11 @@ def test_a_download_that_was_given_up_goes_on_with_the_next_command(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched, cutting_proxy(served.url, cuts=1000, after=1) as proxy:
-        patched.setattr("offbook.client.download.RETRY_SECONDS", 0.5)
+        patched.setattr("offbook.client.connection.download.RETRY_SECONDS", 0.5)
         with pytest.raises(UnreachableError):
             download(proxy.url, tmp_path / "lora")
     with monkeypatch.context() as patched, cutting_proxy(served.url, cuts=1) as proxy:
-        patched.setattr("offbook.client.download.asyncio.sleep", interrupted)
+        patched.setattr("offbook.client.connection.download.asyncio.sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             download(proxy.url, tmp_path / "lora")
     (part,) = tmp_path.iterdir()
@@ -137,7 +142,7 @@ def test_a_damaged_download_is_refused_and_removed(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched, cutting_proxy(served.url, cuts=1) as proxy:
-        patched.setattr("offbook.client.download.asyncio.sleep", interrupted)
+        patched.setattr("offbook.client.connection.download.asyncio.sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             download(proxy.url, tmp_path / "lora")
     (part,) = tmp_path.iterdir()

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import offbook
-from offbook.client.failures import FailureKind, failure_kinds, summary
-from offbook.errors import ConfigError, LeakError, RolloutError
-from offbook.types import RolloutException, as_rollout_exception
+from offbook.base.errors import ConfigError, LeakError, RolloutError
+from offbook.base.types import RolloutException, as_rollout_exception
+from offbook.client.rollouts.failures import FailureKind, failure_kinds, summary
 
 
 async def scored(reward: float) -> offbook.Trajectory:

@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 import offbook
+from offbook.base.errors import BackendError, ConfigError
 from offbook.client.commands import list_checkpoints
-from offbook.errors import BackendError, ConfigError
 
 OWNER = """
 import asyncio, json, sys
 import offbook
-from offbook.errors import BackendError
+from offbook.base.errors import BackendError
 
 async def main() -> None:
     model = offbook.TrainableModel("agent", base_model="tiny", backend=offbook.LocalBackend(sys.argv[1], threads=1))

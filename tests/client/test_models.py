@@ -12,8 +12,8 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 import offbook
-from offbook.client.sampling import at_temperature
-from offbook.errors import CaptureError, ConfigError, ServerError
+from offbook.base.errors import CaptureError, ConfigError, ServerError
+from offbook.client.rollouts.sampling import at_temperature
 
 ASK: list[Any] = [{"role": "user", "content": "say hello"}]
 
@@ -335,7 +335,7 @@ async def test_a_trajectory_that_the_caller_names_keeps_its_id_and_all_its_turns
 async def test_a_server_that_cannot_be_reached_says_so_through_the_openai_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("offbook.client.http.FIRST_SECONDS", 0.1)
+    monkeypatch.setattr("offbook.client.connection.http.FIRST_SECONDS", 0.1)
     model = offbook.TrainableModel("lost", base_model="tiny", backend=offbook.RemoteBackend("http://127.0.0.1:9"))
     with pytest.raises(Exception, match=r"no answer from the server at http://127.0.0.1:9"):
         await model.openai_client().chat.completions.create(model="lost", messages=ASK)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import offbook
+from offbook.base.errors import ConfigError
 from offbook.client.backend import train_config
-from offbook.errors import ConfigError
 
 art: Any = offbook  # names of another library have no static type
 

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import offbook
-from offbook.types import RolloutPlace
+from offbook.base.types import RolloutPlace
 from tests.client.test_train_requests import model_at, rollout
 from tests.fakes.scripted_api import Reply, scripted_api
 

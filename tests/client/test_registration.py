@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import offbook
-from offbook.client.http import Api
-from offbook.errors import ServerError
+from offbook.base.errors import ServerError
+from offbook.client.connection.http import Api
 from tests.fakes.scripted_api import Asked, Reply, ScriptedApi, scripted_api
 
 USERS = 8

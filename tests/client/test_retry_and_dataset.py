@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import offbook
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 
 
 async def test_an_async_function_is_tried_again_and_told_of_each_failure_but_the_last() -> None:

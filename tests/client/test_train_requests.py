@@ -11,8 +11,13 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 
 import offbook
-from offbook.errors import ConfigError, ServerError, TrainError, UnreachableError
-from offbook.wire import TrainEvent
+from offbook.base.errors import (
+    ConfigError,
+    ServerError,
+    TrainError,
+    UnreachableError,
+)
+from offbook.base.wire import TrainEvent
 from tests.fakes.scripted_api import Asked, Reply, result, scripted_api
 
 NOBODY = "http://127.0.0.1:9"
@@ -280,7 +285,7 @@ async def test_what_a_proxy_answers_is_named(reply: Reply, message: str) -> None
 
 
 async def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbook.client.http.FIRST_SECONDS", 0.2)
+    monkeypatch.setattr("offbook.client.connection.http.FIRST_SECONDS", 0.2)
     with pytest.raises(UnreachableError, match=r"no answer from the server at http://127.0.0.1:9 .*is it running"):
         await model_at(NOBODY).get_step()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from offbook.client.download import unpack
-from offbook.errors import ServerError
+from offbook.base.errors import ServerError
+from offbook.client.connection.download import unpack
 
 
 def archive(path: Path, *entries: tarfile.TarInfo) -> Path:

@@ -15,13 +15,18 @@ from questions import Question, make_questions
 from questions import reward as reward_of
 
 import offbook
+from offbook.base.errors import (
+    BudgetExceeded,
+    ConfigError,
+    LlmError,
+    RolloutError,
+)
+from offbook.base.types import new_id
+from offbook.base.wire import TrajectoryQuery
 from offbook.cli import app as command_line
 from offbook.cli import guarded
 from offbook.comparison.rows import ComparedRollout
-from offbook.errors import BudgetExceeded, ConfigError, LlmError, RolloutError
 from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
-from offbook.types import new_id
-from offbook.wire import TrajectoryQuery
 from offbook_langgraph import trainable
 from offbook_langgraph.trainable import TrainableRunnable
 

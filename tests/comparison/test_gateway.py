@@ -9,9 +9,9 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
 from offbook import Trajectory
-from offbook.client.capture import capturing
+from offbook.base.errors import BudgetExceeded, ConfigError, LlmError
+from offbook.client.rollouts.capture import capturing
 from offbook.comparison.gateway import Gateway
-from offbook.errors import BudgetExceeded, ConfigError, LlmError
 from offbook.llms import Llm, budget
 from offbook.testing import LlmReply, LlmRequest, cuts, fails, refuses, says, scripted_llm
 

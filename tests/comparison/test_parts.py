@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import offbook
+from offbook.base.errors import ConfigError
+from offbook.base.types import Trajectory
 from offbook.comparison.candidates import as_candidate, as_candidates
 from offbook.comparison.contamination import contamination_warnings, overlaps
 from offbook.comparison.options import CompareSettings
 from offbook.comparison.results import busy_seconds, percentiles
 from offbook.comparison.rows import ComparedRollout, Journal, MeasuredCall
-from offbook.errors import ConfigError
 from offbook.llms import Llm
-from offbook.types import Trajectory
 
 
 def test_steps_models_and_texts_are_candidates() -> None:

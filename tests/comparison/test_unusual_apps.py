@@ -16,10 +16,12 @@ import pytest
 from langchain_openai import ChatOpenAI
 
 import offbook
+from offbook.base.errors import ConfigError
+from offbook.base.types import RolloutPlace, new_id
+from offbook.base.wire import TrajectoryQuery
 from offbook.cli import app as command_line
 from offbook.cli import guarded
 from offbook.comparison.contamination import trained_ids
-from offbook.errors import ConfigError
 from offbook.testing import (
     LlmReply,
     LlmRequest,
@@ -30,8 +32,6 @@ from offbook.testing import (
     scripted_llm,
     scripted_server,
 )
-from offbook.types import RolloutPlace, new_id
-from offbook.wire import TrajectoryQuery
 from offbook_langgraph import trainable
 from tests.fakes.obedient_policy import obey
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import offbook.compat.art as compat
-from offbook.errors import LlmError
+from offbook.base.errors import LlmError
 from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 
 art = compat.mcp  # type: ignore[attr-defined]

@@ -15,9 +15,9 @@ from openai.types.chat import ChatCompletion
 
 import offbook
 import offbook.compat.art as compat
+from offbook.base.errors import ConfigError, RolloutError
 from offbook.compat.art.guided_completion import get_guided_completion_params
 from offbook.compat.art.names import ELSEWHERE, MODULES, NAMES, hint
-from offbook.errors import ConfigError, RolloutError
 
 art: Any = offbook  # names of another library have no static type
 

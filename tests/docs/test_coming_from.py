@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from offbook.option_names import FOREIGN, NO_COUNTERPART, OWNERS
+from offbook.base.option_names import FOREIGN, NO_COUNTERPART, OWNERS
 from tests.paths import ROOT
 
 PAGE = (ROOT / "docs" / "coming_from.md").read_text("utf-8")

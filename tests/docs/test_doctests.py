@@ -8,8 +8,8 @@ import importlib
 import pytest
 
 CONVERSIONS = [
-    "offbook.choices",  # a choice -> a message
-    "offbook.devices",  # compute capabilities -> a precision
+    "offbook.base.choices",  # a choice -> a message
+    "offbook.base.devices",  # compute capabilities -> a precision
     "offbook.doctor.examine",  # bytes -> GiB
     "offbook.engine.inference.chat.hermes",  # text -> tool calls
     "offbook.engine.inference.chat.thoughts",  # text -> thought and answer
@@ -23,11 +23,11 @@ CONVERSIONS = [
     "offbook.engine.learner.batch",  # trajectories -> targets
     "offbook.engine.learner.layouts",  # targets -> rows
     "offbook.engine.learner.loss",  # trajectories -> divisors
-    "offbook.extras",  # where the package came from -> a pip command
+    "offbook.base.extras",  # where the package came from -> a pip command
     "offbook.memory_plan.base_shape",  # config.json -> numbers of weights
     "offbook.memory_plan.card",  # a size -> bytes
-    "offbook.plain_values",  # an object -> text
-    "offbook.plurals",  # a count and a noun -> text
+    "offbook.base.plain_values",  # an object -> text
+    "offbook.base.plurals",  # a count and a noun -> text
     "offbook.quickstart.story",  # a tool call -> its arguments
     "offbook.rewards.agreement",  # two scorings -> Kendall's tau
     "offbook.rewards.outcome",  # a return value -> a reward

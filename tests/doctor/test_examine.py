@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from offbook.config import EngineOptions
+from offbook.base.config import EngineOptions
+from offbook.base.extras import install_command
 from offbook.doctor.examine import (
     Broken,
     Device,
@@ -26,7 +27,6 @@ from offbook.doctor.examine import (
     torch_checks,
 )
 from offbook.doctor.packages import KNOWN, Check, Installed, package_checks
-from offbook.extras import install_command
 from tests.paths import ROOT
 
 AUTO = EngineOptions()

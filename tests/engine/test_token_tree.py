@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offbook.base.errors import ConfigError
 from offbook.engine.learner.pieces import Kind, cut
 from offbook.engine.protocol import Sample
 from offbook.engine.token_tree import build_tree, left_at, numbered
-from offbook.errors import ConfigError
 
 
 def row(prompt: list[int], completion: list[int], offset: int = 0) -> Sample:

@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 
+from offbook.base.types import Call
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.server.services import Services
 from offbook.testing import ScriptedSampler
 from offbook.testing.asgi import serving
 from offbook.testing.server import services_over
-from offbook.types import Call
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import offbook
-from offbook.config import TrainConfig
+from offbook.base.config import TrainConfig
 from offbook.engine.learner.choice_masks import ChoiceMasks
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.policy import Policy

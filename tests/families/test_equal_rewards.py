@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from offbook.config import TrainConfig
+from offbook.base.config import TrainConfig
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.policy import Policy
 from offbook.engine.protocol import JobTrajectory

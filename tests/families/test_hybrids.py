@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from offbook.config import LoraOptions, TrainConfig
+from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.errors import ConfigError
 from offbook.engine.inference.decoding.model import load_model
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.policy import Policy
 from offbook.engine.protocol import JobTrajectory
-from offbook.errors import ConfigError
 from tests.engine.learner.jobs import command, sample
 from tests.families.builders import QWEN3_5, build
 

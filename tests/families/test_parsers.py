@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from offbook import tiny
+from offbook.base.errors import ConfigError
 from offbook.engine.inference.chat.families import OPTIONAL_THOUGHTS, Parsers, parsers
-from offbook.errors import ConfigError
 
 # The templates that TRL keeps as the families ship them: model_type, tool calls, reasoning.
 SHIPPED = {

@@ -9,8 +9,8 @@ from typing import Any
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from pydantic import SecretStr
 
+from offbook.base.types import CallOrigin
 from offbook.testing import LlmReply, LlmRequest, calls_tool, says, scripted_llm
-from offbook.types import CallOrigin
 from offbook_langgraph import ChatOffbook
 from offbook_langgraph.chat_model import THOUGHT
 

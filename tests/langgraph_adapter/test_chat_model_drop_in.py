@@ -16,7 +16,7 @@ from langchain_core.runnables import ConfigurableField
 from pydantic import SecretStr, ValidationError
 
 from offbook import TrainableModel
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook.testing import says, scripted_llm
 from offbook_langgraph import ChatOffbook
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offbook import TrainableModel, Trainer, Trajectory, capture_auto_trajectory
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook.testing import ScriptedServer
 from offbook_langgraph import capture, trainable
 from tests.langgraph_adapter.kinds.apps import own_model

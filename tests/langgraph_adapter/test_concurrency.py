@@ -17,9 +17,9 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import StructuredTool, tool
 
 from offbook import RemoteBackend, TrainableModel, Trajectory
-from offbook.client.capture import histories_of
+from offbook.base.types import Call, CallStatus
+from offbook.client.rollouts.capture import histories_of
 from offbook.testing import ScriptedServer, scripted_server
-from offbook.types import Call, CallStatus
 from offbook_langgraph import capture
 from tests.fakes.obedient_policy import obey
 

@@ -15,7 +15,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from offbook import TrainableModel
-from offbook.errors import CaptureError, ConfigError, RolloutError
+from offbook.base.errors import CaptureError, ConfigError, RolloutError
 from offbook.testing import ScriptedLlm, ScriptedServer, says, scripted_llm
 from offbook_langgraph import capture, observe, trainable
 

@@ -19,7 +19,7 @@ from langgraph.store.memory import InMemoryStore
 from rich.console import Console
 
 from offbook import TrainableModel, TrainConfig
-from offbook.errors import RolloutError, TrainError
+from offbook.base.errors import RolloutError, TrainError
 from offbook.trainer.progress import PlainProgress
 from offbook_langgraph import capture, trainable
 from tests.langgraph_adapter.kinds.apps import asked, last, own_model

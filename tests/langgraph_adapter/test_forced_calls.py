@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from tokenizers import Tokenizer
 
 from offbook import TrainableModel, current_trajectory
-from offbook.client.failures import failure_kinds
+from offbook.base.types import Call, as_rollout_exception
+from offbook.client.rollouts.failures import failure_kinds
 from offbook.tiny import path
-from offbook.types import Call, as_rollout_exception
 from offbook_langgraph import capture, trainable
 from tests.langgraph_adapter.kinds.apps import own_model
 

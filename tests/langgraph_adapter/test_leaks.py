@@ -21,7 +21,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from offbook import TrainableModel
-from offbook.errors import LeakError
+from offbook.base.errors import LeakError
 from offbook.testing import ScriptedLlm, says, scripted_llm
 from offbook_langgraph import capture, observe, trainable, uncaptured
 

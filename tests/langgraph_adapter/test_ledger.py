@@ -14,7 +14,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
 from offbook import TrainableModel, Trajectory
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook.testing import ScriptedServer
 from offbook_langgraph import capture
 

@@ -18,8 +18,8 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import SecretStr
 
 from offbook import TrainableModel, Trajectory
+from offbook.base.types import call_ref
 from offbook.testing import LlmReply, LlmRequest, ScriptedServer, calls_tool, says, scripted_llm
-from offbook.types import call_ref
 from offbook_langgraph import capture, observe
 
 ASKED: Any = {"messages": [("user", "1 + 2?")]}

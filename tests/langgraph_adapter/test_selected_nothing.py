@@ -13,10 +13,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 from rich.console import Console
 
 from offbook import LocalBackend, TrainableModel, TrainConfig
-from offbook.errors import CaptureError, RolloutError
+from offbook.base.errors import CaptureError, RolloutError
+from offbook.base.types import new_id
 from offbook.testing import ScriptedLlm, says, scripted_llm
 from offbook.trainer.progress import PlainProgress
-from offbook.types import new_id
 from offbook_langgraph import capture, trainable
 from tests.langgraph_adapter.kinds.apps import own_model
 

@@ -14,7 +14,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import SecretStr
 
 from offbook import RemoteBackend, TrainableModel
-from offbook.errors import CaptureError, ConfigError
+from offbook.base.errors import CaptureError, ConfigError
 from offbook.testing import ScriptedLlm, ScriptedServer, says, scripted_llm
 from offbook_langgraph import capture, uncaptured
 

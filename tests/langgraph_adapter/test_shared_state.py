@@ -11,7 +11,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
 
 from offbook import TrainableModel, current_trajectory
-from offbook.errors import SharedStateError
+from offbook.base.errors import SharedStateError
 from offbook_langgraph import capture, trainable
 
 ASKED = {"messages": [("user", "hi")]}

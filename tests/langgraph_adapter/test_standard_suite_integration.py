@@ -14,10 +14,10 @@ from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from offbook import LocalBackend, TrainableModel
+from offbook.base.types import new_id
 from offbook.testing import Action, scripted_server
 from offbook.testing.asgi import Body
 from offbook.testing.policy_sampler import content_text
-from offbook.types import new_id
 from offbook_langgraph import ChatOffbook
 
 pytestmark = [

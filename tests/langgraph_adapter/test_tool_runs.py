@@ -15,9 +15,9 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import RetryPolicy
 
 from offbook import TrainableModel, Trajectory
-from offbook.integration import RolloutTrace, SpanKind, TraceSpan, rollout_spans
+from offbook.base.wire import RolloutTrace, TracePage
 from offbook.testing import ScriptedServer
-from offbook.wire import TracePage
+from offbook.tracing.spans import SpanKind, TraceSpan, rollout_spans
 from offbook_langgraph import capture, observe, trainable
 from tests.langgraph_adapter.kinds.apps import asked, own_model
 

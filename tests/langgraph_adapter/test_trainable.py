@@ -18,7 +18,7 @@ from langgraph.pregel import Pregel
 from pydantic import SecretStr
 
 from offbook import TrainableModel, TrainConfig, Trajectory, current_trajectory
-from offbook.errors import ConfigError, RolloutError, WrongLoopError
+from offbook.base.errors import ConfigError, RolloutError, WrongLoopError
 from offbook.testing import says, scripted_llm
 from offbook_langgraph import capture, trainable
 

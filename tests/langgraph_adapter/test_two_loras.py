@@ -13,8 +13,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 from offbook import LocalBackend, TrainableModel, TrainConfig, current_trajectory
-from offbook.errors import ConfigError
-from offbook.types import new_id
+from offbook.base.errors import ConfigError
+from offbook.base.types import new_id
 from offbook_langgraph import trainable
 
 SCENARIOS = [{"id": str(number), "question": f"what is the size of box {number}?"} for number in (4821, 5913)]

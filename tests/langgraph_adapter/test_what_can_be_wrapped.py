@@ -24,7 +24,7 @@ from pydantic import BaseModel, SecretStr
 
 import offbook
 from offbook import TrainableModel, TrajectoryGroup
-from offbook.errors import ConfigError, RolloutError
+from offbook.base.errors import ConfigError, RolloutError
 from offbook_langgraph import capture, trainable
 
 OWN = {"model": "own", "api_key": "unused", "base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
@@ -354,9 +354,8 @@ def test_a_function_that_returns_an_interrupted_state_is_told_to_resume(stand_in
     graph = approving_graph()
 
     def agent(scenario: dict[str, str]) -> Any:
-        return graph.invoke(
-            {"messages": [("user", "hi")]}, {"configurable": {"thread_id": offbook.current_trajectory().id}}
-        )  # type: ignore[union-attr]
+        thread = offbook.current_trajectory().id  # type: ignore[union-attr]
+        return graph.invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": thread}})
 
     def resuming(scenario: dict[str, str]) -> Any:
         agent(scenario)

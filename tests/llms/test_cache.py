@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from offbook.errors import LlmError, StoreError
+from offbook.base.errors import LlmError, StoreError
 from offbook.llms import Llm, Tokens, budget
 from offbook.testing import LlmReply, LlmRequest, ScriptedLlm, cuts, fails, refuses, says, scripted_llm
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import offbook.llms
-from offbook.errors import ConfigError
-from offbook.extras import install_command
+from offbook.base.errors import ConfigError
+from offbook.base.extras import install_command
 from offbook.llms import Llm
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from offbook.errors import ConfigError, LlmError
+from offbook.base.errors import ConfigError, LlmError
 from offbook.llms import Llm, Tokens, spending
 from offbook.testing import (
     LlmReply,

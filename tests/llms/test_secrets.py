@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from offbook.errors import BudgetExceeded, LlmError
+from offbook.base.errors import BudgetExceeded, LlmError
 from offbook.llms import budget
 from offbook.llms.redaction import MARK, redact
 from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offbook.errors import BudgetExceeded, ConfigError, LlmError
+from offbook.base.errors import BudgetExceeded, ConfigError, LlmError
 from offbook.llms import LlmOptions, Price, Spending, Tokens, budget, spending
 from offbook.llms.prices import cost_of, estimate, price_of
 from offbook.testing import LlmReply, LlmRequest, fails, hangs, refuses, says, scripted_llm

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import typer
 
+from offbook.base.extras import install_command
 from offbook.cli import guarded
-from offbook.extras import install_command
 from offbook_mcp import Limits, Target
 from offbook_mcp.commands import app
 from offbook_mcp.target_command import on_target

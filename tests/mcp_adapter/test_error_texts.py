@@ -8,7 +8,7 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook_mcp import Target
 from offbook_mcp.scenarios import execution
 from offbook_mcp.scenarios.error_texts import Control, reads_like_error

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook_mcp import RolloutTools, ServerPool, Target
 from offbook_mcp.connection.servers import ROLLOUT_DIR
 from tests.mcp_adapter.conftest import SERVERS, children, misbehaving, python_module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook_mcp import McpStartError, ServerPool
 from offbook_mcp.scenarios import pages
 from offbook_mcp.scenarios.explore import explore

@@ -14,8 +14,8 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
+from offbook.base.errors import ConfigError
 from offbook.cli import guarded
-from offbook.integration import ConfigError
 from offbook_mcp import ServerPool, Target, ToolKind
 from offbook_mcp.commands import app
 from offbook_mcp.scenarios import execution

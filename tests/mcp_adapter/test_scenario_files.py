@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.main import get_command
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook_mcp.commands import app
 from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
 from offbook_mcp.scenarios.probing import ALWAYS_SOLVED, NEVER_SOLVED, set_aside

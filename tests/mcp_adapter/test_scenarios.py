@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook_mcp import McpServerError, ServerPool, Target
 from offbook_mcp.scenarios import execution
 from offbook_mcp.scenarios.explore import Exploration, explore

@@ -11,7 +11,9 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
-from offbook.integration import BudgetExceeded, Llm, LlmError, budget
+from offbook.base.errors import BudgetExceeded, LlmError
+from offbook.llms.ledger import budget
+from offbook.llms.llm import Llm
 from offbook.testing import LlmReply, LlmRequest, fails, refuses, says, scripted_llm
 from offbook_mcp import Target
 from offbook_mcp.connection.servers import ServerFactory

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook_mcp import HttpServer, InProcessServer, Limits, ServerPool, StdioServer, Target
 from tests.mcp_adapter.conftest import SERVERS, misbehaving
 from tests.mcp_adapter.servers import notes_server

@@ -12,12 +12,12 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 
 from offbook import RemoteBackend, TrainableModel, Trajectory
-from offbook.client.records import trajectory_record
-from offbook.integration import SpanKind, rollout_spans
+from offbook.base.types import RolloutPlace
+from offbook.base.wire import TracePage
+from offbook.client.rollouts.records import trajectory_record
 from offbook.testing import Action, ScriptedServer, scripted_server
 from offbook.testing.asgi import Body
-from offbook.types import RolloutPlace
-from offbook.wire import TracePage
+from offbook.tracing.spans import SpanKind, rollout_spans
 from offbook_mcp import Limits, ServerPool, StdioServer, Target
 from offbook_mcp.scenarios.explore import withheld
 from offbook_mcp.scenarios.scenario import McpScenario

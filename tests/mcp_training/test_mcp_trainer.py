@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from offbook import LocalBackend, OffbookError, RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup
-from offbook.integration import ConfigError, RolloutError
+from offbook.base.errors import ConfigError, RolloutError
 from offbook.testing import Action, scripted_server
 from offbook.testing.asgi import Body
 from offbook_mcp import Limits, McpStartError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offbook import LocalBackend, TrainableModel
-from offbook.types import new_id
+from offbook.base.types import new_id
 from offbook_mcp import MCPTrainer, Target
 from offbook_mcp.connection.servers import ROLLOUT_DIR
 from offbook_mcp.scenarios.files import ScenarioSet

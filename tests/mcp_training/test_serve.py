@@ -16,7 +16,7 @@ from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundEr
 from starlette.types import ASGIApp
 
 from offbook import TrainableModel
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 from offbook.testing import ScriptedServer
 from offbook_mcp import Limits, ServerPool, Target
 from offbook_mcp.training.access import checked_key, is_loopback

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mcp.server.mcpserver import MCPServer
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 from offbook_mcp import ServerPool, Target
 from offbook_mcp.training.served_tools import served_tools
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from offbook.base.errors import EngineError
+from offbook.base.types import Call
 from offbook.engine import checkpoint_files
-from offbook.errors import EngineError
 from offbook.server.models.checkpoints import read_facts
 from offbook.server.records.sqlite_file import fault_of
 from offbook.server.records.store import Store
-from offbook.types import Call
 
 from .disk import losses, recorded, recorder
 from .writers import CALLS, CHANGES, call

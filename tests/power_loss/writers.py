@@ -14,8 +14,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from offbook.config import LoraOptions
-from offbook.types import Call, CallOutput, CallStatus, Sampling, TrainResult
+from offbook.base.config import LoraOptions
+from offbook.base.types import (
+    Call,
+    CallOutput,
+    CallStatus,
+    Sampling,
+    TrainResult,
+)
 
 from .disk import ACKS
 

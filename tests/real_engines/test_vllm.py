@@ -18,12 +18,12 @@ from openai import APIStatusError
 from transformers import AutoTokenizer
 
 import offbook
+from offbook.base.errors import EngineError
+from offbook.base.types import CallStatus
 from offbook.engine.protocol import FLAT_LOGPROBS
-from offbook.errors import EngineError
 from offbook.server.sampler.supervised import SupervisedSampler
 from offbook.server.sampler.transport import SERVED_NAME
 from offbook.tiny import path as tiny_policy
-from offbook.types import CallStatus
 from tests.server.servers import RunningServer, until
 
 pytestmark = pytest.mark.slow("real vLLM")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from offbook import Ruler, Trajectory, TrajectoryGroup
+from offbook.base.types import RolloutException
 from offbook.testing import LlmReply, LlmRequest, ScriptedLlm, ShownConversation, attempts_shown, says
-from offbook.types import RolloutException
 
 ScoreOf = Callable[[list[ShownConversation]], float]
 FAILED = RolloutException(type="ValueError", message="away", traceback="")

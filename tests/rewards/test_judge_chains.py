@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from statistics import pstdev
+from typing import Any
 
 import pytest
 
 import offbook
+from offbook.base.errors import ConfigError, RolloutError
 from offbook.contracts import Judge
-from offbook.errors import ConfigError, RolloutError
 from offbook.rewards import AverageJudge, GateJudge, TieJudge
 from offbook.testing import attempts_shown, fails, scripted_llm
 from offbook.trainer.judging import judged
@@ -128,9 +129,8 @@ async def test_chains_nest_and_are_judges_of_a_trainer() -> None:
     with scripted_llm(honest) as endpoint:
         panel = AverageJudge([judge_at(endpoint), judge_at(endpoint, seed=1)])
         chain = GateJudge(lambda each: number(each) > 5, TieJudge(panel, lambda each: number(each) > 50))
-        offbook.Trainer(
-            offbook.TrainableModel("agent", base_model="tiny"), lambda model, scenario: None, ["one"], judge=chain
-        )  # type: ignore[arg-type, return-value]
+        rollout: Any = lambda model, scenario: None  # noqa: E731
+        offbook.Trainer(offbook.TrainableModel("agent", base_model="tiny"), rollout, ["one"], judge=chain)
         [kept] = await judged([group_of(1, 10, 20, 60)], chain)
     assert rewards(kept) == pytest.approx([0.0, 0.05, 0.1, 1.0])
 

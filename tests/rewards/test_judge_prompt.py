@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook import History
-from offbook.errors import ConfigError, RolloutError
+from offbook.base.errors import ConfigError, RolloutError
 from offbook.rewards.judge_prompt import DEFAULT_RUBRIC, JudgePrompt, judge_prompt, tokens_of
 from offbook.rewards.transcripts import Transcript, json_line
 from offbook.testing import attempts_shown

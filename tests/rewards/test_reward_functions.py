@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import offbook
-from offbook.errors import ConfigError, RolloutError
+from offbook.base.errors import ConfigError, RolloutError
 from offbook.rewards import (
     clipped,
     exact_match,

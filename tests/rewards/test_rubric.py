@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import offbook
-from offbook.errors import ConfigError, LlmError
+from offbook.base.errors import ConfigError, LlmError
 from offbook.testing import says, scripted_llm
 
 CRITERIA = says(json.dumps({"criteria": ["The order's state is right.", "No order\nis invented."]}))

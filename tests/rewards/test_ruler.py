@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 import offbook
-from offbook.errors import BudgetExceeded, ConfigError, LlmError, RolloutError
+from offbook.base.errors import (
+    BudgetExceeded,
+    ConfigError,
+    LlmError,
+    RolloutError,
+)
+from offbook.base.types import RolloutPlace
 from offbook.testing import (
     LlmReply,
     LlmRequest,
@@ -26,7 +32,6 @@ from offbook.testing import (
     scripted_llm,
 )
 from offbook.trainer.judging import judged
-from offbook.types import RolloutPlace
 from tests.rewards.scripted_judge import (
     FAILED,
     by_last_number,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook.scenarios.loading import load_scenarios
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from offbook.config import EngineOptions, LoraOptions
+from offbook.base.config import EngineOptions, LoraOptions
+from offbook.base.errors import ConfigError, StoreError
+from offbook.base.wire import GroupRecord, TrainRequest, TrainStatus
 from offbook.engine.protocol import Failed, TrainCommand
-from offbook.errors import ConfigError, StoreError
 from offbook.server import serving
 from offbook.server.lock import DirectoryLock
 from offbook.server.models.base_model import BaseModelPath
@@ -22,7 +23,6 @@ from offbook.server.training import learner_client, queue
 from offbook.server.training.feed import TrainFeed
 from offbook.server.training.learner_client import LearnerClient
 from offbook.server.training.queue import TrainQueue
-from offbook.wire import GroupRecord, TrainRequest, TrainStatus
 
 # ---- addresses
 

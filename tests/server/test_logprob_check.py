@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.config import EngineOptions
+from offbook.base.config import EngineOptions
 from offbook.doctor.examine import server_checks
 from offbook.engine.protocol import CompletionScored, ScoreCommand
 from offbook.server import logprob_check

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from offbook.errors import ConfigError, StoreError
+from offbook.base.errors import ConfigError, StoreError
+from offbook.base.types import TrainResult
+from offbook.base.wire import TrainStatus
 from offbook.server.__main__ import main
 from offbook.server.errors import ApiError
 from offbook.server.lock import DirectoryLock
@@ -22,8 +24,6 @@ from offbook.server.records import sqlite_file
 from offbook.server.records.store import Store
 from offbook.server.training.history import TrainHistory
 from offbook.server.training.jobs import JobFolders
-from offbook.types import TrainResult
-from offbook.wire import TrainStatus
 
 WRITTEN = Path(__file__).with_name("written_directory") / "files"
 
@@ -79,9 +79,9 @@ def test_a_lost_or_cut_model_json_is_made_anew_from_the_newest_checkpoint(
 
 
 def test_a_model_without_facts_and_without_a_whole_checkpoint_is_never_served_as_its_base(folder: Path) -> None:
+    from offbook.base.wire import RegisterRequest
     from offbook.server.models.leases import AdapterLeases
     from offbook.server.models.registration import ModelRegistration
-    from offbook.wire import RegisterRequest
 
     (agent(folder) / "model.json").unlink()
     for step in ("0001", "0002"):

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI, InternalServerError, OpenAI
 
 import offbook
-from offbook.errors import OffbookError
+from offbook.base.errors import OffbookError
 from offbook.testing import (
     Action,
     ScriptedChoice,

@@ -17,11 +17,12 @@ from langfuse.api import LangfuseAPI
 from langfuse.api.prompts import CreateTextPromptRequest
 
 from offbook import Scenario
+from offbook.base.tool_runs import ToolRun
+from offbook.base.types import new_id
+from offbook.base.wire import RolloutTrace
 from offbook.contracts import EvaluationFinished, GroupsFinished, StepFinished
-from offbook.integration import RolloutTrace, trace_id
 from offbook.testing.sinks import START, sample_rollout
-from offbook.tool_runs import ToolRun
-from offbook.types import new_id
+from offbook.tracing.spans import trace_id
 from offbook_langfuse import (
     LangfuseConnection,
     LangfuseSink,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook.testing.sinks import RUN, check_sink
 from offbook.tracing.names import resolve_sinks
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from offbook import Scenario, Trajectory
+from offbook.base.errors import ConfigError
+from offbook.client.rollouts.capture import capturing
 from offbook.contracts import GroupsFinished
-from offbook.errors import ConfigError
-from offbook.integration import capturing
 from offbook.scenarios.identity import scenario_text
 from offbook.testing.sinks import sample_rollout
 from offbook_langfuse import (

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from offbook import RemoteBackend, TrainableModel, Trainer
+from offbook.base.errors import ServerError
 from offbook.contracts import CheckpointSaved, TraceSink
-from offbook.errors import ServerError
 from offbook.tracing import fanout
 from offbook.tracing.export import export_run
 from offbook.tracing.names import resolve_sinks

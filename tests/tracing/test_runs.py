@@ -25,13 +25,13 @@ from offbook import (
     capture_auto_trajectory,
     cli,
 )
-from offbook.alerts import AlertLimits, signs
+from offbook.base.alerts import AlertLimits, signs
+from offbook.base.errors import ConfigError
+from offbook.base.types import new_id
 from offbook.contracts import Alert, CheckpointSaved, EvaluationFinished, GroupsFinished, StepFinished
-from offbook.errors import ConfigError
 from offbook.tracing.export import ExportError, export_run, read_records, run_events
 from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.progress import PlainProgress
-from offbook.types import new_id
 from offbook_langfuse import LangfuseConnection, LangfuseSink
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server
 

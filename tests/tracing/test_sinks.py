@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from offbook.contracts import GroupsFinished, StepFinished, TraceSink
-from offbook.errors import ConfigError
-from offbook.integration import DeliveryError, RejectedError
+from offbook.base.errors import ConfigError
+from offbook.contracts import DeliveryError, GroupsFinished, RejectedError, StepFinished, TraceSink
 from offbook.testing.sinks import RUN, check_sink, sample_events, sample_rollout
 from offbook.tracing.fanout import show
 from offbook.tracing.jsonl import JsonlSink

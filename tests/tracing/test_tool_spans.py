@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from offbook.base.tool_runs import ToolRun
+from offbook.base.wire import RolloutTrace
 from offbook.testing.sinks import START, sample_rollout
-from offbook.tool_runs import ToolRun
 from offbook.tracing.spans import GAP, NO_RESULT, RECORDED, SpanKind, TraceSpan, rollout_spans
-from offbook.wire import RolloutTrace
 
 ASKED, ANSWERED = START + 0.3, START + 0.6
 """When the sample rollout's first call ended and its second began."""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from offbook import Model, RemoteBackend, TrainableModel, Trajectory, acompare
+from offbook.base.errors import ConfigError
 from offbook.contracts import StepFinished, TraceSink
-from offbook.errors import ConfigError
 from offbook.testing import says, scripted_llm, scripted_server
 from offbook.testing.sinks import RUN, check_sink, sample_events
 from offbook.tracing.fanout import FanOut, show

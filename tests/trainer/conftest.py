@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offbook import LocalBackend, TrainableModel
-from offbook.types import new_id
+from offbook.base.types import new_id
 
 
 @pytest.fixture

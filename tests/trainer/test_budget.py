@@ -15,8 +15,13 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from offbook import TrainableModel, TrainConfig, Trainer, Trajectory, TrajectoryGroup
+from offbook.base.errors import (
+    BudgetExceeded,
+    ConfigError,
+    LlmError,
+    TrainError,
+)
 from offbook.contracts import StepFinished, TraceSink
-from offbook.errors import BudgetExceeded, ConfigError, LlmError, TrainError
 from offbook.llms import Llm
 from offbook.testing import LlmReply, ScriptedLlm, fails, refuses, says, scripted_llm
 from offbook.trainer.judging import judged

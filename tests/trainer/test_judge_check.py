@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from offbook.base.errors import ConfigError, LlmError
 from offbook.cli import app, guarded
 from offbook.contracts import GroupsFinished
-from offbook.errors import ConfigError, LlmError
 from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 from offbook.testing.sinks import sample_rollout
 from offbook.tracing.jsonl import JsonlSink

@@ -10,9 +10,9 @@ from unittest.mock import AsyncMock
 import pytest
 
 from offbook import TrainableModel, Trainer, Trajectory, TrajectoryGroup
-from offbook.errors import ConfigError, MissingExtraError, RolloutError
+from offbook.base.errors import ConfigError, MissingExtraError, RolloutError
+from offbook.base.types import RolloutException
 from offbook.trainer.judging import judged
-from offbook.types import RolloutException
 
 MODEL = TrainableModel(name="agent", base_model="tiny")
 FAILED = RolloutException(type="ValueError", message="away", traceback="")

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import numpy as np
 
 from offbook import TrainableModel, Trainer, Trajectory
+from offbook.base.wire import TrajectoryQuery
 from offbook.scenarios.identity import scenario_id
-from offbook.wire import TrajectoryQuery
 from tests.trainer.test_trainer import SCENARIOS, SMALL, quiet, rollout
 
 HALF = "\ud800"

@@ -13,7 +13,7 @@ from openai.types.chat.chat_completion import Choice
 from rich.console import Console
 
 from offbook import TrainableModel, TrainConfig, Trainer, Trajectory
-from offbook.errors import ConfigError, LeakError, TrainError
+from offbook.base.errors import ConfigError, LeakError, TrainError
 from offbook.trainer.progress import PlainProgress
 from offbook.trainer.report import Stopped, TrainReport
 from tests.fakes.scripted_training import ScriptedTraining, scripted_training

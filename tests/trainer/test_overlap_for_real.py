@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from offbook import LocalBackend, TrainableModel, TrainConfig, Trainer, Trajectory, auto_trajectory
-from offbook.client.capture import capture_auto_trajectory
-from offbook.errors import CaptureError
+from offbook.base.errors import CaptureError
+from offbook.base.types import new_id
+from offbook.client.rollouts.capture import capture_auto_trajectory
 from offbook.trainer.progress import PlainProgress
-from offbook.types import new_id
 
 SCENARIOS = [{"id": "train", "prompt": "say the word blue"}]
 HELD_OUT = [{"id": f"eval {word}", "prompt": f"say the word {word}"} for word in ("teal", "pink")]

@@ -15,9 +15,9 @@ import torch
 from rich.console import Console
 
 from offbook import LocalBackend, RemoteBackend, TrainableModel, Trajectory, TrajectoryGroup
-from offbook.client.failures import FailureKind
+from offbook.base.errors import ConfigError, RolloutError
+from offbook.client.rollouts.failures import FailureKind
 from offbook.contracts import Alert
-from offbook.errors import ConfigError, RolloutError
 from offbook.rewards.outcome import RewardResult, as_reward
 from offbook.scenarios.identity import scenario_id, scenario_text
 from offbook.scenarios.ordering import batch, split

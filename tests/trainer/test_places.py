@@ -18,9 +18,9 @@ from offbook import (
     auto_trajectory,
     capture_auto_trajectory,
 )
-from offbook.errors import ConfigError, RolloutError
-from offbook.types import new_id
-from offbook.wire import TrajectoryQuery, TrajectoryRecord
+from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.types import new_id
+from offbook.base.wire import TrajectoryQuery, TrajectoryRecord
 from tests.fakes.scripted_training import scripted_training
 
 SCENARIOS = [{"id": word, "prompt": f"say the word {word}"} for word in ("blue", "teal")]

@@ -16,12 +16,12 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 import offbook
-from offbook.errors import RolloutError
+from offbook.base.errors import RolloutError
+from offbook.base.types import new_id
+from offbook.base.wire import TrajectoryQuery
 from offbook.quickstart.desk import Desk
 from offbook.testing import LlmReply, LlmRequest, ShownConversation, attempts_shown, says, scripted_llm
 from offbook.trainer.report import Stopped
-from offbook.types import new_id
-from offbook.wire import TrajectoryQuery
 from offbook_langgraph import trainable
 from tests.rewards.scripted_judge import entries, judge_at, verdict
 

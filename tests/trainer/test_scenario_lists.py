@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 import offbook
-from offbook.client.dataset import iterate_dataset
-from offbook.client.records import checked_groups
+from offbook.base.errors import ConfigError
+from offbook.client.rollouts.dataset import iterate_dataset
+from offbook.client.rollouts.records import checked_groups
 from offbook.comparison.candidates import as_candidates
 from offbook.comparison.options import CompareSettings
-from offbook.errors import ConfigError
 from offbook.scenarios.ordering import split
 from offbook.trainer.options import RunOptions
 from offbook.trainer.trainer import Trainer, checked_scenarios

@@ -24,12 +24,12 @@ from offbook import (
     auto_trajectory,
     capture_auto_trajectory,
 )
-from offbook.errors import ConfigError, RolloutError
+from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.types import call_ref, new_id
 from offbook.tracing.jsonl import JsonlSink
 from offbook.trainer.models import StepOutcome
 from offbook.trainer.progress import PlainProgress
 from offbook.trainer.report import Stopped
-from offbook.types import call_ref, new_id
 
 Team = tuple[TrainableModel, ...]
 Rollout = Callable[[Team, dict[str, str]], Awaitable[Trajectory]]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
+from offbook.base.types import RolloutPlace, Trajectory, TrajectoryGroup
 from offbook.trainer.evaluate import Evaluation, ScenarioScore, summarise
 from offbook.trainer.evaluation_report import RegressionGate, interval_lines, read_report, report_json
 from offbook.trainer.statistics import bootstrap_mean, paired_difference, pass_at_k
-from offbook.types import RolloutPlace, Trajectory, TrajectoryGroup
 
 
 @pytest.mark.parametrize(("rollouts", "successes"), [(4, 1), (5, 0), (5, 5), (6, 2)])

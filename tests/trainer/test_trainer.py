@@ -20,11 +20,16 @@ from offbook import (
     capture_auto_trajectory,
     log_reward,
 )
-from offbook.errors import ConfigError, LeakError, RolloutError, WrongLoopError
+from offbook.base.errors import (
+    ConfigError,
+    LeakError,
+    RolloutError,
+    WrongLoopError,
+)
+from offbook.base.types import RolloutException
 from offbook.trainer.evaluate import printing_failures
 from offbook.trainer.progress import PlainProgress
 from offbook.trainer.report import Stopped
-from offbook.types import RolloutException
 
 SCENARIOS = [
     {"id": str(number), "prompt": f"say the word {word}"} for number, word in enumerate(("blue", "teal", "pink"))

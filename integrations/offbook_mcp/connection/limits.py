@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from .oauth import client_credentials
 from .servers import AnyServer, HttpServer, StdioServer

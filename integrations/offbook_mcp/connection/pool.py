@@ -13,7 +13,7 @@ from types import TracebackType
 
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from ..errors import McpServerError, McpToolsChangedError
 from ..tools.rollout_tools import RolloutTools

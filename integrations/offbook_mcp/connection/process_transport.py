@@ -25,7 +25,7 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from ..errors import McpOverflowError, McpProtocolError
 from ..tools.references import References

@@ -21,7 +21,7 @@ from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_PARAMS, METHOD_
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from ..errors import (
     McpConnectionError,

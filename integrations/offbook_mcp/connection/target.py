@@ -16,7 +16,7 @@ from mcp.server import Server as LowLevelServer
 from mcp.server.mcpserver import MCPServer
 from typing_extensions import Unpack
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from ..tools.toolset import ModelTool, uses_folder
 from .limits import Limits

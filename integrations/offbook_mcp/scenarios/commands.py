@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
-from offbook.integration import ConfigError, Llm, budget, one_line
+from offbook.base.errors import ConfigError
+from offbook.base.printable import one_line
+from offbook.llms.ledger import budget
+from offbook.llms.llm import Llm
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from offbook.integration import ConfigError, one_line
+from offbook.base.errors import ConfigError
+from offbook.base.printable import one_line
 
 from ..connection.pool import ServerPool
 from ..connection.servers import StdioServer

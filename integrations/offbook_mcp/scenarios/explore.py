@@ -15,7 +15,8 @@ from typing import cast
 from mcp import Client, MCPError
 from mcp.types import ReadResourceResult
 
-from offbook.integration import ConfigError, one_line
+from offbook.base.errors import ConfigError
+from offbook.base.printable import one_line
 
 from ..connection.pool import ServerPool
 from ..errors import McpServerError, McpToolsChangedError

@@ -14,7 +14,8 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from offbook.integration import ConfigError, one_line
+from offbook.base.errors import ConfigError
+from offbook.base.printable import one_line
 
 from .scenario import McpScenario
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from offbook.integration import ConfigError, Llm, LlmError
+from offbook.base.errors import ConfigError, LlmError
+from offbook.llms.llm import Llm
 
 from ..tools.toolset import ModelTool
 from .answers import Answered

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from offbook.integration import ConfigError, Llm
+from offbook.base.errors import ConfigError
+from offbook.llms.llm import Llm
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target, TargetLike

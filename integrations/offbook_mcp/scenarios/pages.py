@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from offbook.integration import counted, one_line
+from offbook.base.plurals import counted
+from offbook.base.printable import one_line
 
 from ..connection.pool import ServerPool
 from .coverage import variable_hints

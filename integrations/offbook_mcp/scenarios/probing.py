@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from .files import ScenarioSet
 from .scenario import McpScenario

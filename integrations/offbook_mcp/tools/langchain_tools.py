@@ -16,7 +16,8 @@ from pydantic import PrivateAttr
 from typing_extensions import Unpack
 
 from offbook import current_trajectory
-from offbook.integration import ConfigError, RolloutError, on_capture_end
+from offbook.base.errors import ConfigError, RolloutError
+from offbook.client.rollouts.capture import on_capture_end
 
 from ..connection.pool import ServerPool
 from ..connection.target import ConnectOptions, Target, TargetLike

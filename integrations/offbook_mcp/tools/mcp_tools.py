@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
 
-from offbook.integration import MissingExtraError
+from offbook.base.errors import MissingExtraError
 
 from ..connection.target import ConnectOptions, TargetLike
 

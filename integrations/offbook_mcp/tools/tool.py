@@ -10,7 +10,7 @@ from typing import cast
 
 from mcp import types
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from ..connection.servers import ROLLOUT_DIR
 from .effects import ToolKind, tool_kind

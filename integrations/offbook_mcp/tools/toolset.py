@@ -12,7 +12,9 @@ from typing import Literal, TypeAlias, cast
 
 from anyascii import anyascii
 
-from offbook.integration import ConfigError, Tool, one_line
+from offbook.base.errors import ConfigError
+from offbook.base.printable import one_line
+from offbook.base.types import Tool
 
 from ..connection.servers import ROLLOUT_DIR
 from .effects import ToolKind

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 OPEN_PATH = "/health"
 

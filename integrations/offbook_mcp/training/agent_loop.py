@@ -13,7 +13,7 @@ from openai.types.chat.chat_completion import ChatCompletion, Choice
 from openai.types.chat.chat_completion_message_tool_call import ChatCompletionMessageToolCallUnion
 
 from offbook import History
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from ..tools.free_form import result_digest
 from ..tools.results import ToolResult, bounded_text

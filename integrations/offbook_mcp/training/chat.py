@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offbook import History, TrainableModel
-from offbook.integration import one_line, printable
+from offbook.base.printable import one_line, printable
 
 from ..connection.pool import ServerPool
 from ..errors import McpServerError

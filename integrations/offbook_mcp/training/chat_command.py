@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from offbook import TrainableModel
-from offbook.integration import counted
+from offbook.base.plurals import counted
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target

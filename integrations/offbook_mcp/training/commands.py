@@ -11,17 +11,14 @@ from typing import Annotated
 import typer
 
 from offbook import Ruler
-from offbook.integration import (
-    CompareOptions,
-    CompareSettings,
-    ConfigError,
-    Llm,
-    TrainReport,
-    evaluation_line,
-    lines_of,
-    printing_failures,
-    resolve_sinks,
-)
+from offbook.base.errors import ConfigError
+from offbook.comparison.commands import lines_of
+from offbook.comparison.options import CompareOptions, CompareSettings
+from offbook.llms.llm import Llm
+from offbook.tracing.names import resolve_sinks
+from offbook.trainer.evaluate import printing_failures
+from offbook.trainer.messages import evaluation_line
+from offbook.trainer.report import TrainReport
 
 from ..connection.target import Target
 from ..target_command import on_target

@@ -10,25 +10,21 @@ from typing import cast
 from typing_extensions import Unpack
 
 from offbook import OffbookError, TrainableModel, acompare
-from offbook.integration import (
-    CandidateLike,
-    CompareOptions,
-    ComparisonReport,
-    ConfigError,
-    Evaluation,
-    Judge,
-    Llm,
-    RunOptions,
-    TrainerOptions,
-    TrainReport,
-    budget,
-    check_options,
-    counted,
-    names_checked,
-    one_line,
-    resolve_sinks,
-    run_sync,
-)
+from offbook.base.errors import ConfigError
+from offbook.base.option_names import check_options, names_checked
+from offbook.base.plurals import counted
+from offbook.base.printable import one_line
+from offbook.base.sync_calls import run_sync
+from offbook.comparison.candidates import CandidateLike
+from offbook.comparison.options import CompareOptions
+from offbook.comparison.results import ComparisonReport
+from offbook.contracts import Judge
+from offbook.llms.ledger import budget
+from offbook.llms.llm import Llm
+from offbook.tracing.names import resolve_sinks
+from offbook.trainer.evaluate import Evaluation
+from offbook.trainer.options import RunOptions, TrainerOptions
+from offbook.trainer.report import TrainReport
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target, TargetLike

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from offbook import LocalBackend, RemoteBackend, TrainableModel
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from ..connection.target import Target
 

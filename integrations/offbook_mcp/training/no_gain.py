@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from offbook import Trajectory, TrajectoryGroup
-from offbook.integration import counted, one_line
+from offbook.base.plurals import counted
+from offbook.base.printable import one_line
 
 from ..scenarios.scenario import McpScenario
 from ..tools.tool import Schema

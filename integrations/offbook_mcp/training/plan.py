@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from offbook import TrainableModel
-from offbook.integration import TrainerOptions, counted, one_line
+from offbook.base.plurals import counted
+from offbook.base.printable import one_line
+from offbook.trainer.options import TrainerOptions
 
 from ..connection.pool import ServerPool
 from ..scenarios.files import ScenarioSet

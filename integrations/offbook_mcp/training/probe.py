@@ -6,7 +6,7 @@ import math
 from functools import partial
 
 from offbook import TrainableModel, TrajectoryGroup, gather_trajectory_groups
-from offbook.integration import RolloutError
+from offbook.base.errors import RolloutError
 
 from ..scenarios.files import ScenarioSet
 from ..scenarios.probing import set_aside

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from offbook import TrainableModel, Trajectory
-from offbook.integration import CaptureError, ConfigError, as_rollout_exception, capturing, counted
+from offbook.base.errors import CaptureError, ConfigError
+from offbook.base.plurals import counted
+from offbook.base.types import as_rollout_exception
+from offbook.client.rollouts.capture import capturing
 
 from ..connection.pool import ServerPool
 from ..connection.servers import ROLLOUT_DIR

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from offbook import TrainableModel, Trajectory, TrajectoryGroup
-from offbook.integration import Judge, RolloutError
+from offbook.base.errors import RolloutError
+from offbook.contracts import Judge
 
 from ..scenarios.files import ScenarioSet
 from ..scenarios.scenario import CheckKind, McpScenario

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from offbook import LocalBackend, TrainableModel
-from offbook.integration import ConfigError, as_list
+from offbook.base.errors import ConfigError
+from offbook.base.listing import as_list
 
 from ..connection.pool import ServerPool
 from ..scenarios.files import ScenarioSet, load_scenarios

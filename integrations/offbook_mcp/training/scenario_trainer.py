@@ -10,7 +10,7 @@ from typing import cast
 from typing_extensions import Unpack
 
 from offbook import TrainableModel, Trainer, TrajectoryGroup
-from offbook.integration import TrainerOptions
+from offbook.trainer.options import TrainerOptions
 
 from ..scenarios.scenario import McpScenario
 from .curriculum import Curriculum

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from offbook import TrainableModel
-from offbook.integration import one_line
+from offbook.base.printable import one_line
 
 from ..connection.pool import ServerPool
 from ..errors import McpServerError

@@ -11,7 +11,8 @@ import typer
 import uvicorn
 
 from offbook import TrainableModel
-from offbook.integration import ConfigError, counted
+from offbook.base.errors import ConfigError
+from offbook.base.plurals import counted
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target

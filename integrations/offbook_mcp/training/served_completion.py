@@ -10,7 +10,7 @@ from typing import Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from offbook import History
-from offbook.integration import new_id
+from offbook.base.types import new_id
 
 from .agent_loop import SYSTEM, AgentLoop
 from .episode import EpisodeEnd, ToolEpisode

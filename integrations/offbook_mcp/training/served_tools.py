@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from offbook.integration import ConfigError
+from offbook.base.errors import ConfigError
 
 from ..scenarios.explore import withheld, withheld_lines
 from ..tools.toolset import Toolset

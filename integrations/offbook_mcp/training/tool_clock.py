@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from offbook.integration import ToolRun
+from offbook.base.tool_runs import ToolRun
 
 from ..tools.results import ToolResult
 

@@ -11,12 +11,22 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 from pydantic import PrivateAttr
 
-from ..config import TrainConfig
-from ..errors import ConfigError, ServerError
-from ..types import Json, Message, MessageOrChoice, Tool, TrainResult, Trajectory, TrajectoryGroup, recorded_under
-from ..wire import LATEST, OPEN, TrainEvent
+from offbook.base.config import TrainConfig
+from offbook.base.errors import ConfigError, ServerError
+from offbook.base.types import (
+    Json,
+    Message,
+    MessageOrChoice,
+    Tool,
+    TrainResult,
+    Trajectory,
+    TrajectoryGroup,
+    recorded_under,
+)
+from offbook.base.wire import LATEST, OPEN, TrainEvent
+
 from .backend import train_config, train_groups
-from .http import Api
+from .connection.http import Api
 from .inference import TIMEOUT, LabellingTransport, httpx_client
 
 

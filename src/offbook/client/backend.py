@@ -8,17 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, cast
 
-from ..config import TrainConfig
-from ..errors import ConfigError, TrainError
-from ..option_names import names_checked
-from ..types import TrainResult, TrajectoryGroup, new_id
-from ..wire import TrainEvent, TrainRequest
-from .failures import details, failure_kinds
-from .http import Api, checked_url
+from offbook.base.config import TrainConfig
+from offbook.base.errors import ConfigError, TrainError
+from offbook.base.option_names import names_checked
+from offbook.base.types import TrainResult, TrajectoryGroup, new_id
+from offbook.base.wire import TrainEvent, TrainRequest
+
+from .connection.http import Api, checked_url
+from .connection.progress import TrainBar
+from .connection.train_stream import train
 from .other_trainers import groups_of, step_options
-from .progress import TrainBar
-from .records import group_wires, require_calls
-from .train_stream import train
+from .rollouts.failures import details, failure_kinds
+from .rollouts.records import group_wires, require_calls
 
 logger = logging.getLogger("offbook")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from ..errors import ConfigError
-from ..wire import CheckpointState, LogRequest
+from offbook.base.errors import ConfigError
+from offbook.base.wire import CheckpointState, LogRequest
 
 logger = logging.getLogger("offbook")
 

@@ -16,10 +16,10 @@ from typing import NoReturn, TypeVar, cast, get_args
 import httpx
 from pydantic import TypeAdapter
 
-from ..config import default_dir
-from ..errors import BackendError, ConfigError
-from ..types import Json
-from ..wire import (
+from offbook.base.config import default_dir
+from offbook.base.errors import BackendError, ConfigError
+from offbook.base.types import Json
+from offbook.base.wire import (
     CheckpointState,
     ExportFormat,
     ExportRequest,
@@ -28,9 +28,10 @@ from ..wire import (
     RolloutTrace,
     TrajectoryQuery,
 )
+
 from .backend import RemoteBackend
-from .download import download_export
-from .http import Api, checked_name
+from .connection.download import download_export
+from .connection.http import Api, checked_name
 
 T = TypeVar("T")
 FORMATS: tuple[str, ...] = get_args(ExportFormat)

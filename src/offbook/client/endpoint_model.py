@@ -6,13 +6,14 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from ..types import Json
-from ..wire import name_at
-from .capture import active_capture
-from .http import Api
+from offbook.base.types import Json
+from offbook.base.wire import name_at
+
+from .connection.http import Api
 from .inference import openai_client
 from .model import Model, TrainableModel
 from .registration import Registration
+from .rollouts.capture import active_capture
 
 
 class EndpointModel(Model[Any]):

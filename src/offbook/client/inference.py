@@ -8,12 +8,18 @@ from collections.abc import Awaitable, Callable
 import httpx
 from openai import AsyncOpenAI
 
-from ..errors import OffbookError, ServerError
-from ..types import Json
-from ..wire import CALL_HEADER, LENGTH_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
-from .capture import active_capture, call_answered
-from .http import Api, unreachable
-from .sampling import completion_limit, forced_temperature
+from offbook.base.errors import OffbookError, ServerError
+from offbook.base.types import Json
+from offbook.base.wire import (
+    CALL_HEADER,
+    LENGTH_HEADER,
+    RECORD_HEADER,
+    TRAJECTORY_HEADER,
+)
+
+from .connection.http import Api, unreachable
+from .rollouts.capture import active_capture, call_answered
+from .rollouts.sampling import completion_limit, forced_temperature
 
 PLACE = "http://model.offbook.invalid"
 """Placeholder for the server's address, replaced when a request is sent."""

@@ -23,12 +23,13 @@ from typing import Self, cast
 import httpx
 from rich.console import Console
 
-from ..config import EngineOptions, default_dir
-from ..errors import BackendError, ConfigError
-from ..option_names import check_options
-from ..types import Json
+from offbook.base.config import EngineOptions, default_dir
+from offbook.base.errors import BackendError, ConfigError
+from offbook.base.option_names import check_options
+from offbook.base.types import Json
+
 from .backend import Backend
-from .http import Api
+from .connection.http import Api
 from .other_trainers import local_folder
 
 logger = logging.getLogger("offbook")

@@ -13,12 +13,20 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeVar
 
-from ..config import LoraOptions, TrainConfig
-from ..errors import ConfigError
-from ..listing import as_list
-from ..option_names import check_options
-from ..types import Json, Metric, RolloutPlace, TrainResult, Trajectory, TrajectoryGroup, new_id
-from ..wire import (
+from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.errors import ConfigError
+from offbook.base.listing import as_list
+from offbook.base.option_names import check_options
+from offbook.base.types import (
+    Json,
+    Metric,
+    RolloutPlace,
+    TrainResult,
+    Trajectory,
+    TrajectoryGroup,
+    new_id,
+)
+from offbook.base.wire import (
     OPEN,
     RECORD_HEADER,
     TRAJECTORY_HEADER,
@@ -31,17 +39,18 @@ from ..wire import (
     TrainEvent,
     name_at,
 )
+
 from .backend import Backend, RemoteBackend
 from .best_checkpoint import best_step
-from .capture import active_capture
-from .http import Api, checked_name
+from .connection.http import Api, checked_name
+from .connection.transport import LoopTransport
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
 from .other_trainers import NO_SFT, internal_config
-from .records import as_json, rollout_records
 from .registration import Registration
-from .sampling import forced_temperature
-from .transport import LoopTransport
+from .rollouts.capture import active_capture
+from .rollouts.records import as_json, rollout_records
+from .rollouts.sampling import forced_temperature
 
 logger = logging.getLogger("offbook")
 

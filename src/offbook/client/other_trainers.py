@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ..errors import ConfigError
-from ..types import TrajectoryGroup
+from offbook.base.errors import ConfigError
+from offbook.base.types import TrajectoryGroup
 
 logger = logging.getLogger("offbook")
 

@@ -6,9 +6,10 @@ import asyncio
 import threading
 from concurrent.futures import Future
 
-from ..wire import RegisterRequest
+from offbook.base.wire import RegisterRequest
+
 from .backend import Backend
-from .http import Api
+from .connection.http import Api
 
 
 class Registration:

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from ..errors import ConfigError
-from ..option_names import names_checked
+from offbook.base.errors import ConfigError
+from offbook.base.option_names import names_checked
 
 P = ParamSpec("P")
 R = TypeVar("R")

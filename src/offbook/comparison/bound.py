@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from offbook.base.errors import ConfigError
+from offbook.base.types import Trajectory
 from offbook.client.model import Model, TrainableModel
 from offbook.contracts import Judge
-from offbook.errors import ConfigError
-from offbook.types import Trajectory
 
 from .targets import ComparableTarget
 

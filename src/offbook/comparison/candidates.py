@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 from urllib.parse import parse_qsl
 
+from offbook.base.errors import ConfigError
+from offbook.base.listing import as_list
+from offbook.base.types import Json
 from offbook.client.model import Model, TrainableModel
-from offbook.errors import ConfigError
-from offbook.listing import as_list
 from offbook.llms.llm import Llm
-from offbook.types import Json
 
 STEP = re.compile(r"step:(\d+|newest)")
 NEWEST = "newest"

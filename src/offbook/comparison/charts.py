@@ -8,7 +8,7 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any, TypeAlias
 
-from offbook.errors import MissingExtraError
+from offbook.base.errors import MissingExtraError
 
 from .results import CandidateResult, ComparisonReport
 

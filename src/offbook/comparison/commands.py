@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from offbook.base.errors import ConfigError
 from offbook.client.model import TrainableModel
-from offbook.client.sampling import MAX_COMPLETION_TOKENS
+from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
 from offbook.command_options import (
     MAX_COMPLETION_HELP,
     BaseModel,
@@ -26,7 +27,6 @@ from offbook.command_options import (
     Trace,
 )
 from offbook.contracts import Judge
-from offbook.errors import ConfigError
 from offbook.scenarios.loading import load_scenarios
 from offbook.tracing.commands import named_sinks
 from offbook.tracing.names import resolve_sinks

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from offbook.base.errors import ConfigError
+from offbook.base.plurals import counted
+from offbook.base.sync_calls import run_sync
+from offbook.base.types import Json
 from offbook.client.model import Model, TrainableModel
 from offbook.contracts import Judge
-from offbook.errors import ConfigError
 from offbook.llms.ledger import budget
-from offbook.plurals import counted
 from offbook.scenarios.identity import scenario_id
-from offbook.sync_calls import run_sync
 from offbook.trainer.evaluate import summarise
 from offbook.trainer.messages import failure_lines
 from offbook.trainer.options import RewardFunction
 from offbook.trainer.trainer import checked_scenarios
-from offbook.types import Json
 
 from .candidates import Candidate, CandidateLike, as_candidates
 from .contamination import contamination_warnings, text_of, trained_ids

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from offbook.client.http import Api
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
+from offbook.base.wire import TrajectoryQuery
+from offbook.client.connection.http import Api
 from offbook.scenarios.identity import scenario_fields, scenario_id, scenario_text
-from offbook.wire import TrajectoryQuery
 
 from .rows import content_hash
 

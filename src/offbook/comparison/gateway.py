@@ -15,13 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, cast
 
-from offbook.client.capture import leave_captures
-from offbook.client.endpoint_model import EndpointModel
-from offbook.client.http import Api
-from offbook.errors import BudgetExceeded, ConfigError, LlmError, MissingExtraError
-from offbook.llms.answer import ChatAnswer
-from offbook.llms.llm import Llm
-from offbook.types import (
+from offbook.base.errors import (
+    BudgetExceeded,
+    ConfigError,
+    LlmError,
+    MissingExtraError,
+)
+from offbook.base.types import (
     CUT_OFF,
     Call,
     CallOutput,
@@ -33,7 +33,12 @@ from offbook.types import (
     Sampling,
     new_id,
 )
-from offbook.wire import CALL_HEADER, OPEN, TRAJECTORY_HEADER
+from offbook.base.wire import CALL_HEADER, OPEN, TRAJECTORY_HEADER
+from offbook.client.connection.http import Api
+from offbook.client.endpoint_model import EndpointModel
+from offbook.client.rollouts.capture import leave_captures
+from offbook.llms.answer import ChatAnswer
+from offbook.llms.llm import Llm
 
 from .rows import MeasuredCall
 from .sse import as_stream

@@ -5,12 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from offbook.choices import as_message
+from offbook.base.choices import as_message
+from offbook.base.errors import RolloutError
+from offbook.base.plurals import counted
+from offbook.base.types import (
+    History,
+    Message,
+    RolloutPlace,
+    Trajectory,
+    TrajectoryGroup,
+    new_id,
+)
 from offbook.contracts import Judge
-from offbook.errors import RolloutError
-from offbook.plurals import counted
 from offbook.trainer.judging import DROPPED, judged
-from offbook.types import History, Message, RolloutPlace, Trajectory, TrajectoryGroup, new_id
 
 from .results import Scored
 from .winrates import JudgedGroup, JudgedRollout

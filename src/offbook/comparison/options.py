@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from offbook.client.arrow_rows import unpadded
-from offbook.client.sampling import MAX_COMPLETION_TOKENS
+from offbook.base.errors import ConfigError
+from offbook.base.listing import as_list
+from offbook.base.option_names import check_options
+from offbook.client.rollouts.arrow_rows import unpadded
+from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
 from offbook.contracts import Judge, TraceSink
-from offbook.errors import ConfigError
-from offbook.listing import as_list
 from offbook.llms.ledger import check_max_cost
-from offbook.option_names import check_options
 from offbook.trainer.judging import check_judge
 from offbook.trainer.options import RunOptions, check_evaluation, check_place, is_number
 

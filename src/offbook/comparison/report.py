@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from offbook.errors import MissingExtraError
-from offbook.plurals import counted
+from offbook.base.errors import MissingExtraError
+from offbook.base.plurals import counted
 
 from .charts import charts_of
 from .results import ComparisonReport

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from offbook.client.failures import FailureKind
+from offbook.base.types import Json, Message
+from offbook.client.rollouts.failures import FailureKind
 from offbook.trainer.evaluate import Evaluation
 from offbook.trainer.evaluation_report import measured
 from offbook.trainer.statistics import Interval, bootstrap_mean, paired_difference
-from offbook.types import Json, Message
 
 from .candidates import Candidate
 from .rows import ComparedRollout, MeasuredCall

@@ -11,18 +11,10 @@ from typing import Any
 
 from openai.types.chat.chat_completion import Choice
 
-from offbook.choices import MARK, mark_of
-from offbook.client.capture import histories_of, recorded_calls
-from offbook.client.endpoint_model import FixedStepModel
-from offbook.client.gather import raise_common_fault
-from offbook.client.http import Api
-from offbook.client.model import Model, TrainableModel
-from offbook.client.records import make_recordable, rollout_records
-from offbook.client.sampling import at_temperature, completions_limited
-from offbook.errors import RolloutError
-from offbook.plurals import counted
-from offbook.scenarios.identity import scenario_id
-from offbook.types import (
+from offbook.base.choices import MARK, mark_of
+from offbook.base.errors import RolloutError
+from offbook.base.plurals import counted
+from offbook.base.types import (
     Call,
     CallStatus,
     History,
@@ -32,6 +24,14 @@ from offbook.types import (
     TrajectoryGroup,
     as_rollout_exception,
 )
+from offbook.client.connection.http import Api
+from offbook.client.endpoint_model import FixedStepModel
+from offbook.client.model import Model, TrainableModel
+from offbook.client.rollouts.capture import histories_of, recorded_calls
+from offbook.client.rollouts.gather import raise_common_fault
+from offbook.client.rollouts.records import make_recordable, rollout_records
+from offbook.client.rollouts.sampling import at_temperature, completions_limited
+from offbook.scenarios.identity import scenario_id
 
 from .candidates import Candidate
 from .gateway import Gateway, RecordedCall

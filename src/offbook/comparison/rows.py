@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
+from offbook.base.types import Frozen, Metric, Trajectory
 from offbook.scenarios.identity import scenario_fields
-from offbook.types import Frozen, Metric, Trajectory
 
 
 class MeasuredCall(Frozen):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from offbook.types import Json
+from offbook.base.types import Json
 
 CHUNK_FIELDS = ("id", "created", "model")
 

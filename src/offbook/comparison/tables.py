@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from offbook.base.types import Json
 from offbook.trainer.statistics import Interval
-from offbook.types import Json
 
 from .results import CandidateResult, ComparisonReport, DifferingSample
 from .winrates import WinRate

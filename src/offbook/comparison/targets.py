@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from offbook.client.capture import capturing, logged_reward
+from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.types import Trajectory
 from offbook.client.model import Model, TrainableModel
+from offbook.client.rollouts.capture import capturing, logged_reward
 from offbook.contracts import Judge
-from offbook.errors import ConfigError, RolloutError
 from offbook.rewards.outcome import as_reward
 from offbook.trainer.options import RewardFunction
-from offbook.types import Trajectory
 
 
 @runtime_checkable

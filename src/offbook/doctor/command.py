@@ -11,18 +11,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from offbook.base.config import EngineOptions, MemoryLayout
+from offbook.base.devices import gpus
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json
+
 from ..client.commands import server_folder
 from ..command_options import Dir
-from ..config import EngineOptions, MemoryLayout
-from ..devices import gpus
-from ..errors import ConfigError
 from ..memory_plan.card import Card, parse_card
 from ..memory_plan.layout import LAYOUTS
 from ..memory_plan.page import headline, plan_json, plan_lines
 from ..memory_plan.parts import Workload
 from ..memory_plan.plan import MemoryPlan, make_plan
 from ..memory_plan.published import find_shape
-from ..types import Json
 from .examine import Report, examine
 from .packages import Check, Status
 

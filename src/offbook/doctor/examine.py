@@ -21,11 +21,11 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import offbook
-from offbook.plurals import counted
+from offbook.base.config import EngineOptions
+from offbook.base.extras import install_command
+from offbook.base.plurals import counted
 
 from ..client.commands import running_server
-from ..config import EngineOptions
-from ..extras import install_command
 from .packages import KNOWN, Check, Installed, package_checks
 
 SECONDS = 5.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
-from ..extras import install_command
+from offbook.base.extras import install_command
 
 Status = Literal["ok", "warn", "missing", "broken"]
 """`missing`: an optional part is not installed. `broken`: the chosen engine or loader cannot run."""

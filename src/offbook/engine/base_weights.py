@@ -22,7 +22,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 
 _SHOWN = 5
 """Names of weights in a message."""

@@ -19,8 +19,9 @@ from typing import Literal, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ConfigError
-from ..types import Json, Message, Tool
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json, Message, Tool
+
 from .inference.chat.requests import shortened
 
 _TELLS_STRINGS = re.compile(r"arguments\s+is\s+(not\s+)?(string|mapping)")

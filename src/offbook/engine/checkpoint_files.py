@@ -17,9 +17,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 
-from ..config import LoraOptions
-from ..errors import EngineError
-from ..types import TrainResult
+from offbook.base.config import LoraOptions
+from offbook.base.errors import EngineError
+from offbook.base.types import TrainResult
 
 NOTE = "offbook.json"
 ADAPTER_CONFIG = "adapter_config.json"

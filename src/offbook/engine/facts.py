@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from ..devices import gpus, has_bfloat16
+from offbook.base.devices import gpus, has_bfloat16
+
 from .learner.unsloth_loader import vllm_extensions_hidden
 
 _SETTINGS = {"UNSLOTH_DISABLE_STATISTICS": "1", "VLLM_NO_USAGE_STATS": "1"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..devices import automatic_dtype
-from ..errors import ConfigError
+from offbook.base.devices import automatic_dtype
+from offbook.base.errors import ConfigError
 
 _DTYPES = {
     "float32": torch.float32,

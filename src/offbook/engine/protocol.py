@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from safetensors.numpy import load_file, save  # pyright: ignore[reportUnknownVariableType]  # safetensors leaves the paths it takes open
 
-from ..config import EngineName, LoraOptions, TrainConfig
-from ..types import RenderedHistory, Sampling, TrainResult
+from offbook.base.config import EngineName, LoraOptions, TrainConfig
+from offbook.base.types import RenderedHistory, Sampling, TrainResult
 
 SAMPLER_MODULES: dict[EngineName, str] = {
     "embedded": "offbook.engine.inference.embedded",

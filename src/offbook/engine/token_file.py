@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save  # pyright: ignore[reportUnknownVariableType]  # safetensors is only partly typed
 
-from ..errors import EngineError
+from offbook.base.errors import EngineError
+
 from .checkpoint_files import sync
 
 FORMAT = 1

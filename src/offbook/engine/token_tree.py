@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from offbook.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from .protocol import Sample

@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..errors import BudgetExceeded, LlmError
+    from offbook.base.errors import BudgetExceeded, LlmError
+
     from .answer import Answer, Tokens
     from .ledger import Spending, SpendingTotals, budget, spending
     from .llm import Llm

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from offbook.types import Json
+    from offbook.base.types import Json
 
 Value = TypeVar("Value")
 

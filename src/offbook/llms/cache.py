@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from offbook.errors import StoreError
+from offbook.base.errors import StoreError
 
 from .answer import Tokens
 from .redaction import redact

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from offbook.errors import ConfigError, LlmError
+from offbook.base.errors import ConfigError, LlmError
 
 from .answer import ChatAnswer
 from .options import LlmOptions
@@ -15,7 +15,7 @@ from .outcome import of_chat_response
 from .question import Question
 
 if TYPE_CHECKING:
-    from offbook.types import Json, Message
+    from offbook.base.types import Json, Message
 
 logger = logging.getLogger("offbook")
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from offbook.config import describe
-from offbook.errors import MissingExtraError
+from offbook.base.config import describe
+from offbook.base.errors import MissingExtraError
 
 Model = TypeVar("Model", bound=BaseModel)
 Messages = Sequence[Mapping[str, Any]]

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from math import isfinite
 
-from offbook.errors import BudgetExceeded, ConfigError
+from offbook.base.errors import BudgetExceeded, ConfigError
 
 
 @dataclass(frozen=True)

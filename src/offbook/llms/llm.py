@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 
 from .answer import Answer, ChatAnswer
 from .cache import AnswerCache, StoredAnswer, answer_cache, question_key

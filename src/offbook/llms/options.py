@@ -11,9 +11,9 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, SecretStr
 
-from offbook.config import Options, default_dir
-from offbook.errors import ConfigError
-from offbook.option_names import FOREIGN, unknown_option
+from offbook.base.config import Options, default_dir
+from offbook.base.errors import ConfigError
+from offbook.base.option_names import FOREIGN, unknown_option
 
 Structured = Literal["auto", "schema", "prompt"]
 

@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from offbook.errors import LlmErrorKind
+from offbook.base.errors import LlmErrorKind
 
 from .answer import Tokens
 from .redaction import redact
 
 if TYPE_CHECKING:
-    from offbook.types import Json
+    from offbook.base.types import Json
 
 EMPTY_ACCOUNT = ("insufficient_quota", "credit balance", "payment required")
 PERHAPS_EMPTY = ("exceeded your current quota", "billing")

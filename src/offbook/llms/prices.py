@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 
 from .answer import Tokens
 from .options import LlmOptions, Price

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from offbook.errors import ConfigError, MissingExtraError
+from offbook.base.errors import ConfigError, MissingExtraError
 
 from .answer import Tokens
 from .options import LlmOptions

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
-from offbook.errors import LlmError
+from offbook.base.errors import LlmError
 
 from .answer import Answer, ChatAnswer, Tokens
 from .json_answers import response_format, with_fault, with_schema

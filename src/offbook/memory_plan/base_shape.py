@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import ConfigError
-from ..types import Json
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of the architectures whose weights can be counted."""

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import get_args
 
-from ..config import MemoryLayout
+from offbook.base.config import MemoryLayout
+
 from .parts import Parts
 
 LAYOUTS: tuple[MemoryLayout, ...] = get_args(MemoryLayout)

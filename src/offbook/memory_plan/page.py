@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..types import Json
+from offbook.base.types import Json
+
 from .card import GIB
 from .layout import sampling_parts, step_parts
 from .parts import CALL_TOKENS

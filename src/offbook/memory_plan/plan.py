@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..config import MemoryLayout
-from ..errors import ConfigError
+from offbook.base.config import MemoryLayout
+from offbook.base.errors import ConfigError
+
 from .base_shape import BaseShape
 from .card import GIB, Card, parse_card
 from .layout import LAYOUTS, host_bytes, peak_bytes, sampling_parts, step_parts

@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json
+
 from .. import tiny
-from ..errors import ConfigError
-from ..types import Json
 from .base_shape import BaseShape, read_shape
 
 

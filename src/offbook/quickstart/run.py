@@ -20,12 +20,12 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 from rich.console import Console
 
+from offbook.base.config import EngineOptions, TrainConfig
 from offbook_langgraph import trainable
 from offbook_langgraph.trainable import TrainableRunnable
 
 from ..client.local import LocalBackend, shell_command
 from ..client.model import TrainableModel
-from ..config import EngineOptions, TrainConfig
 from ..trainer.report import TrainReport
 from .desk import Desk, Request, reward
 from .story import Transcripts, conversation, print_curve, require_plots, write_curve

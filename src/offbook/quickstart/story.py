@@ -10,10 +10,11 @@ from typing import Any, cast
 from rich.console import Console
 from rich.text import Text
 
+from offbook.base.errors import MissingExtraError
+from offbook.base.types import Json, Message
+
 from ..contracts import GroupsFinished, TraceSink
-from ..errors import MissingExtraError
 from ..tracing.reading import conversations
-from ..types import Json, Message
 
 try:
     import plotext  # pyright: ignore[reportMissingTypeStubs]  # it has none

@@ -10,10 +10,10 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TypeAlias, cast
 
+from offbook.base.errors import ConfigError, RolloutError
+from offbook.base.rounding import distinct
+from offbook.base.types import Trajectory, TrajectoryGroup
 from offbook.contracts import Judge
-from offbook.errors import ConfigError, RolloutError
-from offbook.rounding import distinct
-from offbook.types import Trajectory, TrajectoryGroup
 
 from .judge_metrics import DISAGREEMENT, GATE, merged, tie
 from .outcome import as_reward

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from offbook.rounding import distinct
-from offbook.types import Metric, Trajectory
+from offbook.base.rounding import distinct
+from offbook.base.types import Metric, Trajectory
 
 TIE = "judge/tie"
 """Of a group: 1 if all rewards are equal up to rounding, so that it trains nothing, else 0."""

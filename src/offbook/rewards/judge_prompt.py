@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from offbook.errors import RolloutError
-from offbook.types import Message
+from offbook.base.errors import RolloutError
+from offbook.base.types import Message
 
 from .transcripts import TOOLS, Lines, Transcript, json_line, shared_beginning
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, SupportsFloat, cast
 
-from offbook.client.records import LARGEST_NUMBER
-from offbook.errors import RolloutError
+from offbook.base.errors import RolloutError
+from offbook.client.rollouts.records import LARGEST_NUMBER
 
 
 class Scalar(Protocol):

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from difflib import SequenceMatcher
 from typing import Any, cast
 
-from offbook.errors import ConfigError, MissingExtraError
-from offbook.types import History, Json
+from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.types import History, Json
 
 from .outcome import RewardResult, as_reward
 

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 from rich.console import Console
 
-from offbook.config import default_dir
-from offbook.errors import ConfigError
+from offbook.base.config import default_dir
+from offbook.base.errors import ConfigError
 from offbook.llms import Llm
 
 _REQUEST = """\

@@ -11,10 +11,15 @@ from typing import Any
 from pydantic import BaseModel, Field
 from rich.console import Console
 
-from offbook.errors import ConfigError, LlmError, RolloutError
+from offbook.base.errors import ConfigError, LlmError, RolloutError
+from offbook.base.types import (
+    History,
+    Tool,
+    Trajectory,
+    TrajectoryGroup,
+)
 from offbook.llms import Llm
 from offbook.llms.options import LlmOptions, check_parameters
-from offbook.types import History, Tool, Trajectory, TrajectoryGroup
 
 from .judge_metrics import CUT, tie
 from .judge_prompt import DEFAULT_RUBRIC, judge_prompt

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias, cast
 
 from pydantic import BaseModel
 
-from offbook.errors import ConfigError
-from offbook.types import History, Tool
+from offbook.base.errors import ConfigError
+from offbook.base.types import History, Tool
 
 Lines: TypeAlias = tuple[str, ...]
 """One conversation: a line `tools [...]` if it has tools, then one line of JSON per message. No line begins with

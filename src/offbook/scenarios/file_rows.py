@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from offbook.errors import ConfigError
-from offbook.plain_values import json_value
-from offbook.types import Json
+from offbook.base.errors import ConfigError
+from offbook.base.plain_values import json_value
+from offbook.base.types import Json
 
 Place: TypeAlias = int
 """The line where a row begins (from 1), or its index in a dataset (from 0)."""

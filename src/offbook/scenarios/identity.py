@@ -11,7 +11,7 @@ from typing import cast
 
 from pydantic import BaseModel
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 
 TEXT_KEYS = ("input", "question", "prompt")
 _LABEL = 60  # most characters of a scenario's words in its label

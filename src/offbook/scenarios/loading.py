@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from offbook.errors import ConfigError
-from offbook.types import Scenario
+from offbook.base.errors import ConfigError
+from offbook.base.types import Scenario
 
 from .file_rows import FileRow, Place
 from .identity import scenario_id

@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from offbook.errors import ConfigError
-from offbook.listing import as_list
+from offbook.base.errors import ConfigError
+from offbook.base.listing import as_list
 
 from .identity import scenario_id
 

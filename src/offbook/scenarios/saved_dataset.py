@@ -9,9 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from offbook.client.arrow_rows import unpadded_row
-from offbook.errors import ConfigError, MissingExtraError
-from offbook.types import Json
+from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.types import Json
+from offbook.client.rollouts.arrow_rows import unpadded_row
 
 from .file_rows import FileRow, row_of
 

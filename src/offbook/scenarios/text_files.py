@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import NoReturn
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 
 from .file_rows import FileRow, row_of
 

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from ..config import ServerOptions
-from ..errors import ConfigError, MissingExtraError, OffbookError
+from offbook.base.config import ServerOptions
+from offbook.base.errors import ConfigError, MissingExtraError, OffbookError
+
 from .arguments import parse
 
 NEEDED = ("fastapi", "jinja2", "orjson", "peft", "psutil", "sqlalchemy", "torch", "transformers", "uvicorn", "xgrammar")

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from ..config import EngineOptions, ServerOptions
-from ..errors import ConfigError
+from offbook.base.config import EngineOptions, ServerOptions
+from offbook.base.errors import ConfigError
 
 KEY_VARIABLE = "OFFBOOK_API_KEY"
 """Environment variable with the default of --api-key."""

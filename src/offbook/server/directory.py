@@ -17,11 +17,12 @@ from typing import get_args
 
 from pydantic import TypeAdapter
 
+from offbook.base.errors import ConfigError, EngineError
+from offbook.base.wire import CheckpointState, ExportFormat, ExportResult
+
 from ..engine import checkpoint_files
 from ..engine.checkpoint_files import Checkpoint
 from ..engine.protocol import MERGE_MODULE
-from ..errors import ConfigError, EngineError
-from ..wire import CheckpointState, ExportFormat, ExportResult
 from .models.base_model import find, reference
 from .models.checkpoints import ModelFacts, scan_models, state_of
 from .training.export_folders import new_folder, write_export

@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from ..errors import ConfigError, EngineError, OffbookError, OutOfMemory, ServerError, StoreError, TrainError
+from offbook.base.errors import (
+    ConfigError,
+    EngineError,
+    OffbookError,
+    OutOfMemory,
+    ServerError,
+    StoreError,
+    TrainError,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from ..errors import ConfigError
-from ..wire import ModelRecords, RolloutTrace, TrajectoryQuery
+from offbook.base.errors import ConfigError
+from offbook.base.wire import ModelRecords, RolloutTrace, TrajectoryQuery
+
 from .directory import checkpoint_states
 from .http.viewer import open_records
 from .models.checkpoints import scan_models

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import IO
 
-from ..errors import ConfigError
+from offbook.base.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import orjson
 
+from offbook.base.errors import EngineError, OffbookError
+
 from ..engine.protocol import CompletionScored, Failed, ScoreCommand
-from ..errors import EngineError, OffbookError
 from .calls.chat_request import ChatRequest
 from .calls.event_stream import json_object, understood
 from .calls.sampled_answer import Sampled

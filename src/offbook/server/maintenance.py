@@ -11,10 +11,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from offbook.base.errors import ConfigError, EngineError, StoreError
+from offbook.base.wire import ArchiveState, UserState
+
 from ..engine import checkpoint_files
 from ..engine.checkpoint_files import put_aside, sync
-from ..errors import ConfigError, EngineError, StoreError
-from ..wire import ArchiveState, UserState
 from .lock import DirectoryLock
 from .models import checkpoints
 from .private import UMASK

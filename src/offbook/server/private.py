@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from ..errors import ConfigError
+from offbook.base.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

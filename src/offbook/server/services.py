@@ -10,7 +10,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from ..config import ServerOptions
+from offbook.base.config import ServerOptions
+
 from .calls.recorder import Recorder
 from .models.base_model import BaseModelPath
 from .models.model_services import ModelServices

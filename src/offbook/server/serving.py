@@ -22,8 +22,9 @@ import psutil
 import uvicorn
 from uvicorn.loops.auto import auto_loop_factory
 
-from ..config import ServerOptions
-from ..errors import ConfigError, EngineError, StoreError
+from offbook.base.config import ServerOptions
+from offbook.base.errors import ConfigError, EngineError, StoreError
+
 from . import banner
 from .calls.call_marks import CALL_MARKS
 from .calls.recorder import Recorder

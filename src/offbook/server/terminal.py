@@ -17,12 +17,13 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection, select
 
-from ..config import default_dir
-from ..errors import ConfigError
-from ..plurals import counted
-from ..printable import printable
-from ..types import Call, Json, Message
-from ..wire import TrajectoryWithCalls
+from offbook.base.config import default_dir
+from offbook.base.errors import ConfigError
+from offbook.base.plurals import counted
+from offbook.base.printable import printable
+from offbook.base.types import Call, Json, Message
+from offbook.base.wire import TrajectoryWithCalls
+
 from .http.viewer import open_records
 from .pages.export import rollout_document
 from .pages.numbers import DASH, ago, fixed, moment, number, percent, seconds

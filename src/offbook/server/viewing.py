@@ -11,8 +11,9 @@ from pathlib import Path
 
 import uvicorn
 
-from ..config import default_dir
-from ..errors import ConfigError
+from offbook.base.config import default_dir
+from offbook.base.errors import ConfigError
+
 from .arguments import KEY_VARIABLE
 from .http.auth import Guard, is_loopback
 from .http.viewer import build_viewer, open_records

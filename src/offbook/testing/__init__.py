@@ -14,7 +14,7 @@ It works with every test framework and imports none. Importing it loads nothing;
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..errors import MissingExtraError
+from offbook.base.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from .endpoint import ScriptedLlm, scripted_llm

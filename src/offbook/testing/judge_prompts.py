@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from offbook.base.types import Message, Tool
 from offbook.rewards.judge_prompt import SHARED
 from offbook.rewards.transcripts import TOOLS
-from offbook.types import Message, Tool
 
 from .replies import LlmReply, LlmRequest, says
 

@@ -12,7 +12,9 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from offbook.config import EngineOptions, ServerOptions
+from offbook.base.config import EngineOptions, ServerOptions
+from offbook.base.types import Call
+from offbook.base.wire import TrajectoryWithCalls
 from offbook.server.calls.recorder import Recorder
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
@@ -26,8 +28,6 @@ from offbook.server.training.archives import Archives
 from offbook.server.training.history import TrainHistory
 from offbook.server.training.jobs import JobFolders
 from offbook.server.training.queue import TrainQueue
-from offbook.types import Call
-from offbook.wire import TrajectoryWithCalls
 
 from .asgi import serving
 from .policy_sampler import PolicyFunction, PolicySampler

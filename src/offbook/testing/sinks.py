@@ -11,6 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from offbook.base.types import (
+    CallOrigin,
+    CallStatus,
+    CallTrace,
+    Message,
+    OutputTrace,
+    RolloutException,
+    RolloutPlace,
+    Sampling,
+)
+from offbook.base.wire import RolloutTrace, TrajectoryRecord
 from offbook.contracts import (
     Alert,
     CheckpointSaved,
@@ -23,17 +34,6 @@ from offbook.contracts import (
 )
 from offbook.tracing.fanout import show, sink_name
 from offbook.tracing.names import METHODS
-from offbook.types import (
-    CallOrigin,
-    CallStatus,
-    CallTrace,
-    Message,
-    OutputTrace,
-    RolloutException,
-    RolloutPlace,
-    Sampling,
-)
-from offbook.wire import RolloutTrace, TrajectoryRecord
 
 START = 1_767_225_600.0
 """Unix seconds at which the sample run begins."""

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from offbook.base.config import default_dir
+from offbook.base.errors import ConfigError
+from offbook.base.wire import TrajectoryQuery
 from offbook.client.commands import directory_rollouts, server_at
-from offbook.config import default_dir
 from offbook.contracts import TraceSink
-from offbook.errors import ConfigError
-from offbook.wire import TrajectoryQuery
 
 from .export import export_run
 from .names import resolve_sinks

@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from offbook.base.errors import ConfigError, OffbookError
+from offbook.base.plurals import counted
+from offbook.base.types import RolloutPlace
+from offbook.base.wire import ModelRecords, RolloutTrace, TrajectoryQuery
 from offbook.client.commands import directory_models, directory_rollouts
-from offbook.client.http import Api
+from offbook.client.connection.http import Api
 from offbook.contracts import (
     CheckpointSaved,
     EvaluationFinished,
@@ -17,10 +21,6 @@ from offbook.contracts import (
     TraceEvent,
     TraceSink,
 )
-from offbook.errors import ConfigError, OffbookError
-from offbook.plurals import counted
-from offbook.types import RolloutPlace
-from offbook.wire import ModelRecords, RolloutTrace, TrajectoryQuery
 
 from .fanout import notes_folder, show, show_checkpoint, sink_name
 from .notes import DeliveryNotes

@@ -15,23 +15,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from offbook.client.download import download_export
-from offbook.client.http import Api
-from offbook.config import default_dir
+from offbook.base.config import default_dir
+from offbook.base.errors import ServerError
+from offbook.client.connection.download import download_export
+from offbook.client.connection.http import Api
 from offbook.contracts import (
     Alert,
     CheckpointSaved,
     EvaluationFinished,
     GroupsFinished,
+    RejectedError,
     RunStarted,
     StepFinished,
     TraceEvent,
     TraceSink,
 )
-from offbook.errors import ServerError
 
 from .notes import DeliveryNotes
-from .otlp import RejectedError
 from .reading import read_groups
 
 logger = logging.getLogger("offbook")

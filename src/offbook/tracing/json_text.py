@@ -6,7 +6,7 @@ import json
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from offbook.types import Json
+from offbook.base.types import Json
 
 
 def as_text(value: Json) -> str:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from offbook.base.wire import RolloutTrace
 from offbook.contracts import Alert, EvaluationFinished, GroupsFinished, RunStarted, StepFinished, TraceSink
-from offbook.wire import RolloutTrace
 
 from .reading import conversations
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 
 from offbook import contracts
+from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.contracts import TraceSink, digest
-from offbook.errors import ConfigError, MissingExtraError
 
 from .json_text import as_text
 from .jsonl import rollout_line

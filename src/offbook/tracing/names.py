@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from offbook import plugins
+from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.contracts import TraceSink
-from offbook.errors import ConfigError, MissingExtraError
 
 from .jsonl import JsonlSink
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Final, Literal, Protocol, TypeAlias, cast
 
-from offbook.errors import MissingExtraError
+from offbook.base.errors import MissingExtraError
+from offbook.contracts import DeliveryError, RejectedError
 
 from .trace_context import RemoteParent
 
@@ -17,14 +18,6 @@ BATCH: Final = 400
 """The most spans per request."""
 LARGE: Final = 9_000_000
 """The most characters of attributes per request; servers reject much larger bodies."""
-
-
-class DeliveryError(RuntimeError):
-    """A server did not accept spans. The message has its response."""
-
-
-class RejectedError(DeliveryError):
-    """A server accepted a request, but rejected some of its spans or scores. It would reject them again."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 import offbook
-from offbook.errors import MissingExtraError
+from offbook.base.errors import MissingExtraError
 
 from .otlp import Attribute, OtlpProtocol, OtlpSpan
 from .otlp_request import Outgoing, RequestEncoder

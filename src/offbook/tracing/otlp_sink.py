@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
+from offbook.base.errors import ConfigError
+from offbook.base.types import CallTrace, Json, Message
+from offbook.base.wire import RolloutTrace
 from offbook.contracts import (
     Alert,
     EvaluationFinished,
@@ -15,9 +18,6 @@ from offbook.contracts import (
     TraceSink,
     digest,
 )
-from offbook.errors import ConfigError
-from offbook.types import CallTrace, Json, Message
-from offbook.wire import RolloutTrace
 
 from .json_text import as_text, json_text
 from .otlp import Attribute, OtlpProtocol, OtlpSender, OtlpSpan

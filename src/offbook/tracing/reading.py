@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from offbook.client.capture import histories_of
-from offbook.client.http import Api
-from offbook.types import Call, CallOutput, CallTrace, Message, RenderedHistory, Tool
-from offbook.wire import RolloutTrace, TrajectoryQuery
+from offbook.base.types import (
+    Call,
+    CallOutput,
+    CallTrace,
+    Message,
+    RenderedHistory,
+    Tool,
+)
+from offbook.base.wire import RolloutTrace, TrajectoryQuery
+from offbook.client.connection.http import Api
+from offbook.client.rollouts.capture import histories_of
 
 PAGE = 100
 """Rollouts per request."""

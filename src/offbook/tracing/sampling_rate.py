@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from offbook.errors import ConfigError
-from offbook.wire import RolloutTrace
+from offbook.base.errors import ConfigError
+from offbook.base.wire import RolloutTrace
 
 from .spans import trace_id
 

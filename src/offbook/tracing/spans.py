@@ -12,9 +12,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, cast
 
-from offbook.tool_runs import ToolRun
-from offbook.types import CallStatus, CallTrace, Json, Message
-from offbook.wire import RolloutTrace
+from offbook.base.tool_runs import ToolRun
+from offbook.base.types import (
+    CallStatus,
+    CallTrace,
+    Json,
+    Message,
+)
+from offbook.base.wire import RolloutTrace
 
 from .reading import question_and_answer
 

@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from offbook.base.errors import MissingExtraError
+from offbook.base.wire import RolloutTrace
 from offbook.contracts import (
     Alert,
     EvaluationFinished,
@@ -19,8 +21,6 @@ from offbook.contracts import (
     TraceSink,
     digest,
 )
-from offbook.errors import MissingExtraError
-from offbook.wire import RolloutTrace
 
 from .reading import question_and_answer
 

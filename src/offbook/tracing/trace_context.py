@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offbook.types import Json, Trajectory
+from offbook.base.types import Json, Trajectory
 
 TRACEPARENT: Final = "traceparent"
 """Metadata key of a trajectory for the W3C Trace Context of the span in which the rollout ran."""

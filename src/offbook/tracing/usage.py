@@ -7,8 +7,8 @@ from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from offbook.types import CallStatus
-from offbook.wire import RolloutTrace
+from offbook.base.types import CallStatus
+from offbook.base.wire import RolloutTrace
 
 UNKNOWN = "-"
 

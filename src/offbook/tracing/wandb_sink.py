@@ -9,6 +9,9 @@ from typing import Any, Final
 
 import httpx
 
+from offbook.base.errors import ConfigError, MissingExtraError
+from offbook.base.types import Json
+from offbook.base.wire import RolloutTrace
 from offbook.contracts import (
     Alert,
     CheckpointSaved,
@@ -18,9 +21,6 @@ from offbook.contracts import (
     StepFinished,
     TraceSink,
 )
-from offbook.errors import ConfigError, MissingExtraError
-from offbook.types import Json
-from offbook.wire import RolloutTrace
 
 from .reading import question_and_answer
 

@@ -11,10 +11,16 @@ from dataclasses import dataclass, field
 from html import escape
 from types import MappingProxyType
 
-from offbook.client.failures import FailureKind, failure_kinds, failures, merged, summary
-from offbook.errors import ConfigError
-from offbook.plurals import counted
-from offbook.types import Trajectory, TrajectoryGroup
+from offbook.base.errors import ConfigError
+from offbook.base.plurals import counted
+from offbook.base.types import Trajectory, TrajectoryGroup
+from offbook.client.rollouts.failures import (
+    FailureKind,
+    failure_kinds,
+    failures,
+    merged,
+    summary,
+)
 
 from .statistics import bootstrap_mean, pass_at_k
 

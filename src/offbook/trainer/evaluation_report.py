@@ -9,9 +9,9 @@ from typing import cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from offbook.config import describe
-from offbook.errors import ConfigError
-from offbook.plurals import counted
+from offbook.base.config import describe
+from offbook.base.errors import ConfigError
+from offbook.base.plurals import counted
 
 from .evaluate import Evaluation
 from .statistics import bootstrap_mean, paired_difference

@@ -12,14 +12,14 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from offbook.errors import ConfigError, LlmError, RolloutError
+from offbook.base.errors import ConfigError, LlmError, RolloutError
+from offbook.base.plurals import counted
+from offbook.base.types import History
 from offbook.llms import budget
-from offbook.plurals import counted
 from offbook.rewards.agreement import kendall_tau_b, pairs_in_order
 from offbook.rewards.judge_prompt import DEFAULT_RUBRIC
 from offbook.rewards.ruler_judge import Ruler
 from offbook.scenarios.text_files import jsonl_rows
-from offbook.types import History
 
 SHOWN_FAULTS = 20
 

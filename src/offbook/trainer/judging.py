@@ -10,11 +10,17 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
+from offbook.base.errors import (
+    BudgetExceeded,
+    CaptureError,
+    ConfigError,
+    LlmError,
+    MissingExtraError,
+)
+from offbook.base.types import TrajectoryGroup
 from offbook.contracts import Judge
-from offbook.errors import BudgetExceeded, CaptureError, ConfigError, LlmError, MissingExtraError
 from offbook.llms import Llm
 from offbook.rewards.outcome import as_reward
-from offbook.types import TrajectoryGroup
 
 logger = logging.getLogger("offbook")
 

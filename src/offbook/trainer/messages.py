@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from offbook.client.failures import FailureKind, details, summary
+from offbook.base.config import TrainConfig
+from offbook.base.plurals import counted
+from offbook.base.types import TrajectoryGroup
+from offbook.client.connection.progress import NO_SIGNAL
 from offbook.client.model import TrainableModel
-from offbook.client.progress import NO_SIGNAL
-from offbook.config import TrainConfig
-from offbook.plurals import counted
-from offbook.types import TrajectoryGroup
+from offbook.client.rollouts.failures import FailureKind, details, summary
 
 from .evaluate import Evaluation, failed_note, steps_line, unscored_kinds
 from .models import ModelStep, StepOutcome

@@ -11,15 +11,25 @@ from typing import TypeGuard, cast
 
 from openai.types.chat.chat_completion import Choice
 
+from offbook.base.config import TrainConfig
+from offbook.base.errors import (
+    ConfigError,
+    OffbookError,
+    RolloutError,
+    ServerError,
+)
+from offbook.base.types import (
+    RolloutPlace,
+    Trajectory,
+    TrajectoryGroup,
+    call_ref,
+)
+from offbook.base.wire import LogRequest
 from offbook.client.backend import train_groups
-from offbook.client.capture import recorded_calls
-from offbook.client.http import Api
+from offbook.client.connection.http import Api
 from offbook.client.model import TrainableModel
-from offbook.client.records import rollout_records
-from offbook.config import TrainConfig
-from offbook.errors import ConfigError, OffbookError, RolloutError, ServerError
-from offbook.types import RolloutPlace, Trajectory, TrajectoryGroup, call_ref
-from offbook.wire import LogRequest
+from offbook.client.rollouts.capture import recorded_calls
+from offbook.client.rollouts.records import rollout_records
 
 Models = tuple[TrainableModel, ...]
 

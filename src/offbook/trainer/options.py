@@ -9,16 +9,16 @@ from typing import TypedDict, Unpack, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from offbook.alerts import AlertLimits
-from offbook.client.arrow_rows import unpadded
-from offbook.client.sampling import MAX_COMPLETION_TOKENS
-from offbook.config import TrainConfig
+from offbook.base.alerts import AlertLimits
+from offbook.base.config import TrainConfig
+from offbook.base.errors import ConfigError
+from offbook.base.listing import as_list
+from offbook.base.option_names import check_options
+from offbook.base.types import PlaceName, Trajectory
+from offbook.client.rollouts.arrow_rows import unpadded
+from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
 from offbook.contracts import Alert, Judge, TraceSink
-from offbook.errors import ConfigError
-from offbook.listing import as_list
 from offbook.llms.ledger import check_max_cost
-from offbook.option_names import check_options
-from offbook.types import PlaceName, Trajectory
 
 from .judging import check_judge
 from .progress import TrainerProgress

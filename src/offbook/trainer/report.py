@@ -6,10 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from offbook.client.failures import FailureKind, failure_kinds, failures, merged, summary
+from offbook.base.types import TrajectoryGroup
+from offbook.client.rollouts.failures import (
+    FailureKind,
+    failure_kinds,
+    failures,
+    merged,
+    summary,
+)
 from offbook.contracts import Alert
 from offbook.llms.ledger import SpendingTotals
-from offbook.types import TrajectoryGroup
 
 from .evaluate import Evaluation, mean
 from .models import ModelStep, StepOutcome

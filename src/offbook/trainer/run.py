@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from offbook.client.failures import FailureKind
-from offbook.config import TrainConfig
+from offbook.base.config import TrainConfig
+from offbook.base.rounding import distinct
+from offbook.base.types import TrajectoryGroup
+from offbook.client.rollouts.failures import FailureKind
 from offbook.llms.ledger import Spending
-from offbook.rounding import distinct
-from offbook.types import TrajectoryGroup
 
 from .evaluate import Evaluation, mean
 from .models import ModelStep, StepOutcome

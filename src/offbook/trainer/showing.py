@@ -31,9 +31,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from offbook.alerts import signs
-from offbook.client.http import Api
-from offbook.config import TrainConfig
+from offbook.base.alerts import signs
+from offbook.base.config import TrainConfig
+from offbook.base.errors import OffbookError
+from offbook.base.types import Json, TrajectoryGroup
+from offbook.client.connection.http import Api
 from offbook.contracts import (
     Alert,
     CheckpointSaved,
@@ -44,10 +46,8 @@ from offbook.contracts import (
     TraceSink,
     digest,
 )
-from offbook.errors import OffbookError
 from offbook.tracing.fanout import FanOut, sink_name
 from offbook.tracing.names import resolve_sinks
-from offbook.types import Json, TrajectoryGroup
 
 from .evaluate import Evaluation
 from .models import Models, StepOutcome, keep

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 
 RESAMPLES = 10_000
 LEVEL = 0.95

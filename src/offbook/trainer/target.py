@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, Unpack, runtime_checkable
 
+from offbook.base.errors import ConfigError, MissingExtraError, OffbookError
 from offbook.client.model import TrainableModel
-from offbook.errors import ConfigError, MissingExtraError, OffbookError
 
 from .evaluate import Evaluation
 from .options import TrainerOptions

@@ -9,23 +9,23 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Unpack, overload
 
-from offbook.client.arrow_rows import unpadded
-from offbook.client.capture import logged_reward
-from offbook.client.gather import gather_trajectory_groups
+from offbook.base.errors import BudgetExceeded, ConfigError, RolloutError
+from offbook.base.listing import as_list
+from offbook.base.option_names import names_checked
+from offbook.base.plurals import counted
+from offbook.base.sync_calls import run_sync
+from offbook.base.types import RolloutPlace, Trajectory, TrajectoryGroup
 from offbook.client.model import TrainableModel
-from offbook.client.sampling import at_temperature, completions_limited
+from offbook.client.rollouts.arrow_rows import unpadded
+from offbook.client.rollouts.capture import logged_reward
+from offbook.client.rollouts.gather import gather_trajectory_groups
+from offbook.client.rollouts.sampling import at_temperature, completions_limited
 from offbook.contracts import Judge
-from offbook.errors import BudgetExceeded, ConfigError, RolloutError
-from offbook.listing import as_list
 from offbook.llms.ledger import budget
-from offbook.option_names import names_checked
-from offbook.plurals import counted
 from offbook.rewards.outcome import as_reward
 from offbook.scenarios.identity import scenario_id, scenario_label
 from offbook.scenarios.ordering import batch
-from offbook.sync_calls import run_sync
 from offbook.tracing.trace_context import keep_trace_context
-from offbook.types import RolloutPlace, Trajectory, TrajectoryGroup
 
 from .evaluate import Evaluation, failures_printed, steps_line, summarise
 from .judging import judged

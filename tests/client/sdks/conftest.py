@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from offbook import LocalBackend, TrainableModel
+from offbook.base.types import new_id
 from offbook.testing import ScriptedServer, scripted_server
-from offbook.types import new_id
 from tests.fakes.obedient_policy import obey
 
 

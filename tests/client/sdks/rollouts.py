@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from openai import AsyncOpenAI
 
 from offbook import TrainableModel, Trajectory, TrajectoryGroup, capture_auto_trajectory, gather_trajectory_groups
+from offbook.base.types import Call, CallStatus
 from offbook.testing import ScriptedServer
-from offbook.types import Call, CallStatus
 
 QUESTION = "what is the size of box 4821?"
 QUESTIONS = [f"what is the size of box 482{number}?" for number in range(8)]

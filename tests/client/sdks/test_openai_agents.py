@@ -22,8 +22,8 @@ from openai import AsyncOpenAI, NotFoundError
 from pydantic import BaseModel
 
 from offbook import TrainableModel, Trajectory, TrajectoryGroup
+from offbook.base.types import new_id
 from offbook.testing import ScriptedServer
-from offbook.types import new_id
 
 from .rollouts import QUESTIONS, client_for, one_branch, recorded, trained
 

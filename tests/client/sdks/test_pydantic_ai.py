@@ -14,8 +14,8 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from offbook import TrainableModel
+from offbook.base.types import new_id
 from offbook.testing import ScriptedServer
-from offbook.types import new_id
 
 from .rollouts import client_for, one_branch, recorded, trained
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 import uvicorn
 
+from offbook.base.types import Json
 from offbook.engine.inference.app import build_app
 from offbook.engine.inference.decoding.model import ModelRunner
 from offbook.engine.inference.service import SamplingService
-from offbook.types import Json
 from tests.engine.inference.engines import DEADLINE, until_healthy
 
 TOOLS = [

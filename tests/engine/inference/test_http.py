@@ -14,10 +14,10 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
+from offbook.base.types import Json
 from offbook.engine.inference.chat.template import ChatRenderer
 from offbook.engine.inference.decoding.batch import RunningBatch
 from offbook.engine.inference.decoding.model import ModelRunner
-from offbook.types import Json
 from tests.engine.inference.engines import DEADLINE, plain_logits
 from tests.engine.inference.served import body, chat, events, refused, served, until_idle
 

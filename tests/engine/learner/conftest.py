@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offbook.config import LoraOptions
+from offbook.base.config import LoraOptions
 from offbook.engine.learner.policy import Policy
 from tests.engine.learner.tiny_models import exact, warm, write_base
 

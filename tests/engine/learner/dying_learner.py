@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from offbook.config import TrainConfig
+from offbook.base.config import TrainConfig
 from offbook.engine.learner import checkpoints
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.policy import Policy

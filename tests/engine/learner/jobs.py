@@ -13,9 +13,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from offbook import tiny
-from offbook.config import LoraOptions, TrainConfig
+from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.types import Sampling
 from offbook.engine.protocol import JobTrajectory, Sample, TrainCommand, TrainJob, write_job
-from offbook.types import Sampling
 
 VOCABULARY = 1536
 LORA = LoraOptions(r=2, alpha=4)

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from triton.runtime import interpreter
 
-from offbook.config import LoraOptions
+from offbook.base.config import LoraOptions
 from offbook.engine.learner import fused_kernels
 from offbook.engine.learner.layouts import plan
 from offbook.engine.learner.policy import Policy

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from offbook.config import LayoutName
+from offbook.base.config import LayoutName
 from offbook.engine.learner import unsloth_loader
 
 if __name__ == "__main__" and sys.argv[1] == "unsloth":
     unsloth_loader.import_first()
 
-from offbook.config import LoraOptions
+from offbook.base.config import LoraOptions
 from offbook.engine.learner.layouts import plan
 from offbook.engine.learner.mask_probe import mask_probe
 from offbook.engine.learner.policy import Policy

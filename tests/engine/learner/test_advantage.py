@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offbook.base.rounding import distinct
 from offbook.engine.learner.advantage import call_advantages, group_advantages
-from offbook.rounding import distinct
 
 
 def test_the_advantage_is_the_reward_minus_the_groups_mean() -> None:

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbook.config import LoraOptions, LossName, TrainConfig
+from offbook.base.config import LoraOptions, LossName, TrainConfig
+from offbook.base.errors import TrainError
+from offbook.base.types import Sampling, TrainResult
 from offbook.engine.learner.batch import TrainBatch
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.loss import LOSSES as FUNCTIONS
@@ -19,8 +21,6 @@ from offbook.engine.learner.loss import Clip, Targets
 from offbook.engine.learner.policy import Policy
 from offbook.engine.learner.step import NotFiniteError
 from offbook.engine.protocol import JobTrajectory, read_job
-from offbook.errors import TrainError
-from offbook.types import Sampling, TrainResult
 from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base
 from tests.engine.learner.test_invariance import LOSSES, VOCABULARY, batch_of, distance, gradients
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from offbook.config import LoraOptions, TrainConfig
+from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.errors import EngineError
+from offbook.base.types import TrainResult
 from offbook.engine import checkpoint_files
 from offbook.engine.checkpoint_files import CheckpointNote
 from offbook.engine.learner import checkpoints
 from offbook.engine.learner.checkpoints import Draft, OptimizerState
-from offbook.errors import EngineError
-from offbook.types import TrainResult
 
 
 def note(step: int, request_id: str = "r", model: str = "agent") -> CheckpointNote:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import offbook
-from offbook.config import LoraOptions, TrainConfig
+from offbook.base.config import LoraOptions, TrainConfig
 from offbook.engine import checkpoint_files
 from offbook.engine.learner import checkpoints
 from offbook.engine.learner.batch import TrainBatch

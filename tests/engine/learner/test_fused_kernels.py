@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from offbook.base.extras import install_command
 from offbook.engine.learner.fused_kernels import fuse
-from offbook.extras import install_command
 from tests.paths import ROOT
 
 SECONDS = 600

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbook.config import LossName, TrainConfig
+from offbook.base.config import LossName, TrainConfig
 from offbook.engine.learner.advantage import group_advantages
 from offbook.engine.learner.batch import TrainBatch, make_batch
 from offbook.engine.learner.policy import Policy

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offbook.config import LayoutName
+from offbook.base.config import LayoutName
 from offbook.engine.learner.attention import TreeContext, by_runs, tree_attention
 from offbook.engine.learner.cost import ModelShape
 from offbook.engine.learner.layouts import ComputeRow, _leaf_paths, _packed, plan

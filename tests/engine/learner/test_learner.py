@@ -15,15 +15,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from offbook.config import LoraOptions, TrainConfig
+from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.errors import ConfigError, TrainError
+from offbook.base.types import RenderedHistory, Sampling, TrainResult
 from offbook.engine.learner.failures import Memory, describe_failure
 from offbook.engine.learner.learner import Learner
 from offbook.engine.learner.policy import Policy
 from offbook.engine.learner.render import render_history
 from offbook.engine.learner.step import NotFiniteError
 from offbook.engine.protocol import JobTrajectory, Progressed, TrainCommand, Warned
-from offbook.errors import ConfigError, TrainError
-from offbook.types import RenderedHistory, Sampling, TrainResult
 from tests.engine.learner.jobs import LORA, command, random_groups, sample, write_toy_base
 
 BUSY = TrainConfig(learning_rate=1e-2, loss="dapo", kl_coef=0.05, epochs=2, minibatches=2, warmup_updates=7)

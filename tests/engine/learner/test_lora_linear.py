@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
-from offbook.config import LoraOptions
+from offbook.base.config import LoraOptions
 from offbook.engine.learner.lora_linear import LoraLinear, compute_in_sixteen_bits
 from offbook.engine.learner.policy import Policy
 from offbook.tiny import path

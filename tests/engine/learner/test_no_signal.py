@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from offbook.config import TrainConfig
+from offbook.base.config import TrainConfig
+from offbook.base.types import Sampling
 from offbook.engine.protocol import JobTrajectory
-from offbook.types import Sampling
 from tests.engine.learner.jobs import random_groups, sample, write_toy_base
 from tests.engine.learner.test_learner import BUSY, Lab, content
 

@@ -15,14 +15,14 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from offbook.config import LayoutName, LoraOptions
+from offbook.base.config import LayoutName, LoraOptions
+from offbook.base.errors import ConfigError
 from offbook.engine.learner import attention
 from offbook.engine.learner.layouts import plan
 from offbook.engine.learner.mask_probe import mask_probe
 from offbook.engine.learner.policy import Policy
 from offbook.engine.learner.target_logprobs import TargetSettings
 from offbook.engine.protocol import Sample
-from offbook.errors import ConfigError
 from tests.engine.learner.tiny_models import VOCABULARY, warm, write_base
 
 Policies = Callable[[str, torch.dtype], Policy]

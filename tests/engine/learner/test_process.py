@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from offbook.base.types import TrainResult
 from offbook.engine.learner import attention
 from offbook.engine.learner.__main__ import parse
 from offbook.engine.learner.service import Service
@@ -35,7 +36,6 @@ from offbook.engine.protocol import (
     StopCommand,
     Trained,
 )
-from offbook.types import TrainResult
 from tests.engine.learner.jobs import command, random_groups, write_toy_base
 from tests.paths import ROOT
 

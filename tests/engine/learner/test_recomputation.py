@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbook.config import LayoutName, LoraOptions
+from offbook.base.config import LayoutName, LoraOptions
 from offbook.engine.learner.layouts import ComputeRow, plan
 from offbook.engine.learner.policy import Policy
 from offbook.engine.learner.target_logprobs import TargetSettings

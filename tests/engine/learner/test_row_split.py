@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from offbook.config import LayoutName, LossName
+from offbook.base.config import LayoutName, LossName
 from offbook.engine.learner.layouts import ComputeRow, plan
 from offbook.engine.learner.policy import Policy
 from offbook.engine.learner.row_split import halves

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from offbook.config import LoraOptions, TrainConfig
+from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.errors import EngineError
+from offbook.base.types import TrainResult
 from offbook.engine import token_file
 from offbook.engine.learner import learner as learner_module
 from offbook.engine.learner.batch import TrainBatch
@@ -20,8 +22,6 @@ from offbook.engine.learner.policy import Policy
 from offbook.engine.learner.step import StepTotals
 from offbook.engine.protocol import JobTrajectory, Progressed, TrainCommand, Warned
 from offbook.engine.token_file import CLIPPED, TRAINED, TokenFile
-from offbook.errors import EngineError
-from offbook.types import TrainResult
 from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base
 
 

@@ -89,7 +89,7 @@ def make(family: str, *, patched: bool, window: int | None = None) -> Any:
     """A tiny random policy whose adapter is not zero."""
     from peft import LoraConfig, get_peft_model
 
-    from offbook.config import LoraOptions
+    from offbook.base.config import LoraOptions
     from offbook.engine.learner import attention
     from offbook.engine.learner.policy import Policy
 

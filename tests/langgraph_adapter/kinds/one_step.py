@@ -7,7 +7,7 @@ import zlib
 from typing import Any
 
 from offbook import TrainableModel, TrainConfig, current_trajectory
-from offbook.types import Call
+from offbook.base.types import Call
 from offbook_langgraph import trainable
 
 ROLLOUTS = 8

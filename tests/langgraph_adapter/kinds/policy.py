@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any
 
 from offbook import RemoteBackend, TrainableModel, Trajectory
+from offbook.base.types import Call, CallOrigin, CallStatus
 from offbook.testing import ScriptedServer
 from offbook.testing.asgi import Body
-from offbook.types import Call, CallOrigin, CallStatus
 from offbook_langgraph import capture
 
 

@@ -20,8 +20,8 @@ from langgraph.pregel import NodeBuilder, Pregel
 from langgraph.types import CachePolicy, Command, RetryPolicy, interrupt
 from openai import InternalServerError
 
-from offbook.errors import SharedStateError
-from offbook.types import CallStatus
+from offbook.base.errors import SharedStateError
+from offbook.base.types import CallStatus
 
 from .apps import add, asked, last, own_model
 from .policy import Policy, origins, until

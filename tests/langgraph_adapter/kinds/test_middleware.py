@@ -21,7 +21,7 @@ from langchain.agents.middleware import (
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from offbook.types import CallStatus
+from offbook.base.types import CallStatus
 
 from .apps import add, asked, double, last, own_model
 from .policy import Policy, names_of, one_branch, origins

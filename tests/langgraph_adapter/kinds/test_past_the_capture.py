@@ -12,7 +12,7 @@ from langchain_openai import OpenAIEmbeddings
 from langgraph.graph import START, MessagesState, StateGraph
 from openai import AsyncOpenAI, OpenAI
 
-from offbook.errors import LeakError
+from offbook.base.errors import LeakError
 from offbook.testing import says, scripted_llm
 from offbook_langgraph import observe
 

@@ -15,7 +15,7 @@ from langchain_openai import AzureChatOpenAI, ChatOpenAI
 from openai import BadRequestError
 from pydantic import SecretStr
 
-from offbook.errors import CaptureError
+from offbook.base.errors import CaptureError
 from offbook_langgraph.provider_formats import warn_dropped
 
 from .apps import TEAL, City, add, asked, double, last, own_model

@@ -13,9 +13,9 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, create_react_agent
 from langgraph.types import Command
 
-from offbook.client.capture import histories_of
+from offbook.base.types import CallOrigin
+from offbook.client.rollouts.capture import histories_of
 from offbook.testing import says, scripted_llm
-from offbook.types import CallOrigin
 from offbook_langgraph import capture
 
 from .apps import add, asked, double, last, own_model

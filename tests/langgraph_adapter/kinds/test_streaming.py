@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableLambda
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 
-from offbook.types import CallStatus
+from offbook.base.types import CallStatus
 
 from .apps import City, add, asked, double, last, own_model
 from .policy import Policy, one_branch, origins, until

@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
+from offbook.base.wire import TRAJECTORY_HEADER
 from offbook.server.calls.chat_request import ChatRequest
 from offbook.server.calls.recorder import OpenCall, Recorder
 from offbook.server.calls.sampled_answer import Sampled
 from offbook.server.records.store import Store
 from offbook.server.sampler.answer_limits import AnswerLimits
-from offbook.wire import TRAJECTORY_HEADER
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
 MARK = 99

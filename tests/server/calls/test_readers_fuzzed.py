@@ -14,6 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from offbook.base.errors import EngineError
+from offbook.base.types import CallStatus
+from offbook.base.wire import TRAJECTORY_HEADER
 from offbook.engine.inference.chat.hermes import HermesParser, ToolCall
 from offbook.engine.inference.chat.tool_calls import (
     PYTHON_TAG,
@@ -23,15 +26,12 @@ from offbook.engine.inference.chat.tool_calls import (
     read_llama,
     read_mistral,
 )
-from offbook.errors import EngineError
 from offbook.server.calls.chat_exchange import _engine_error  # pyright: ignore[reportPrivateUsage]
 from offbook.server.calls.chat_request import ChatRequest
 from offbook.server.calls.event_stream import EventStream, json_object, understood
 from offbook.server.calls.sampled_answer import Sampled
 from offbook.server.errors import ApiError
 from offbook.server.sampler.answer_limits import AnswerLimits
-from offbook.types import CallStatus
-from offbook.wire import TRAJECTORY_HEADER
 
 CORPUS = Path(__file__).with_name("corpus")
 FUZZED = settings(

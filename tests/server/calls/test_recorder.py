@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 import pytest
 
+from offbook.base.types import CallStatus, Json
+from offbook.base.wire import IDEMPOTENCY_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 from offbook.server.calls.chat_request import ChatRequest
 from offbook.server.calls.recorder import OpenCall, Recorder
 from offbook.server.calls.sampled_answer import Sampled, SampledChoice, aligned
 from offbook.server.records.store import Store
 from offbook.server.sampler.quirks import Quirks
-from offbook.types import CallStatus, Json
-from offbook.wire import IDEMPOTENCY_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 
 ANSWER = {
     "prompt_token_ids": [1, 2],

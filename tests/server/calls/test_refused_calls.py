@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from offbook.base.types import CallStatus
+from offbook.base.wire import TRAJECTORY_HEADER
 from offbook.server.calls import chat_exchange as exchange
 from offbook.server.calls.chat_request import MAX_MESSAGES, MAX_SHAPE_BYTES
-from offbook.types import CallStatus
-from offbook.wire import TRAJECTORY_HEADER
 from tests.fakes.gateway import Gateway
 
 T1 = {TRAJECTORY_HEADER: "t1"}

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from offbook.base.types import CallStatus
+from offbook.base.wire import Health
 from offbook.server.calls import chat_exchange
 from offbook.server.sampler import answer_limits
 from offbook.testing import ScriptedSampler
-from offbook.types import CallStatus
-from offbook.wire import Health
 from tests.fakes.gateway import Gateway, gateway_over
 
 T1 = {"x-offbook-trajectory": "t1"}

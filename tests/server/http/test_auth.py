@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook.server.http.auth import Guard, is_loopback, key_for
 
 

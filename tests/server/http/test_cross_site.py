@@ -12,7 +12,7 @@ import openai
 import pytest
 
 import offbook
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 from offbook.server.arguments import parse
 from offbook.server.http.cross_site import refusal
 from tests.server.servers import RunningServer, chat_body

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from offbook.client.http import _batches  # pyright: ignore[reportPrivateUsage]
+from offbook.base.wire import FINISHED_AT_ONCE, GROUPS_AT_ONCE, TrajectoryRecord
+from offbook.client.connection.http import _batches  # pyright: ignore[reportPrivateUsage]
 from offbook.server.http.json_body import MAX_OTHER_BYTES
 from offbook.server.services import LoopLag
 from offbook.testing import scripted_sampler
-from offbook.wire import FINISHED_AT_ONCE, GROUPS_AT_ONCE, TrajectoryRecord
 from tests.fakes.gateway import Gateway, gateway_over
 
 TYPED = {"content-type": "application/json"}

@@ -14,10 +14,16 @@ import httpx
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
+from offbook.base.types import Call, CallOutput, CallStatus
+from offbook.base.wire import (
+    IDEMPOTENCY_HEADER,
+    LENGTH_HEADER,
+    ORIGIN_HEADER,
+    RECORD_HEADER,
+    TRAJECTORY_HEADER,
+)
 from offbook.server.http.openai_api import ChatCompletions
 from offbook.testing import ScriptedChoice, ScriptedCompletion
-from offbook.types import Call, CallOutput, CallStatus
-from offbook.wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 from tests.fakes.gateway import Gateway
 
 T1 = {TRAJECTORY_HEADER: "t1"}

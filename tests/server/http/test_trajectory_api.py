@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from offbook.base.wire import RECORD_HEADER, TRAJECTORY_HEADER, TrajectoryWithCalls
 from offbook.testing import ScriptedChoice, ScriptedCompletion
-from offbook.wire import RECORD_HEADER, TRAJECTORY_HEADER, TrajectoryWithCalls
 from tests.fakes.gateway import Gateway
 
 JSON = {"content-type": "application/json"}

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from offbook.config import LoraOptions
-from offbook.errors import ConfigError
+from offbook.base.config import LoraOptions
+from offbook.base.errors import ConfigError
+from offbook.base.wire import ForkRequest, RegisterRequest
 from offbook.server.errors import ApiError
 from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.leases import KEPT_LOADED
@@ -20,7 +21,6 @@ from offbook.server.models.model import ModelRoute
 from offbook.server.models.model_services import ModelServices, open_models
 from offbook.testing import ScriptedSampler, scripted_sampler
 from offbook.testing.server import ConnectedSampler
-from offbook.wire import ForkRequest, RegisterRequest
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import offbook
-from offbook.config import TrainConfig
+from offbook.base.config import TrainConfig
 from offbook.quickstart.desk import Desk
 from offbook.quickstart.run import trainable_agent
 

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from offbook import tiny
+from offbook.base.types import Call
 from offbook.server.pages.conversation import turns
 from offbook.server.pages.token_pieces import TokenPieces
 from offbook.testing import ScriptedChoice, ScriptedCompletion
-from offbook.types import Call
 from tests.fakes.gateway import Gateway
 
 MARKUP = "<script>alert(1)</script>"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from offbook.base.types import TrainResult
+from offbook.base.wire import TrainStatus
 from offbook.server.pages.trend import trend
 from offbook.server.terminal import run_terminal
-from offbook.types import TrainResult
-from offbook.wire import TrainStatus
 from tests.fakes.gateway import Gateway
 
 

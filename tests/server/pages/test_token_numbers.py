@@ -19,6 +19,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from offbook import tiny
+from offbook.base.types import Call
 from offbook.engine import checkpoint_files, token_file
 from offbook.engine.token_file import TRAINED, TokenFile
 from offbook.server.http.viewer import open_records
@@ -27,7 +28,6 @@ from offbook.server.pages.links import trajectory_url
 from offbook.server.pages.numbers import TIMES, fixed, number, seconds, signed
 from offbook.server.pages.source import DashboardSource
 from offbook.server.records.overview import RolloutRow
-from offbook.types import Call
 from tests.server.pages.conftest import KEPT
 from tests.server.pages.recorded_run import MODEL, RUN
 

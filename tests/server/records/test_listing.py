@@ -8,12 +8,12 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
+from offbook.base.types import CallRef, RolloutException, RolloutPlace
+from offbook.base.wire import TrajectoryQuery
 from offbook.server.records.database import engine_at
 from offbook.server.records.listing import DRIVING, statement
 from offbook.server.records.store import Store
 from offbook.server.records.tables import metadata
-from offbook.types import CallRef, RolloutException, RolloutPlace
-from offbook.wire import TrajectoryQuery
 from tests.server.records.test_store import a_call, a_record
 
 FAILED = RolloutException(type="ValueError", message="away", traceback="")

@@ -19,14 +19,27 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from offbook.errors import StoreError
+from offbook.base.errors import StoreError
+from offbook.base.types import (
+    Call,
+    CallOrigin,
+    CallOutput,
+    CallRef,
+    CallStatus,
+    Sampling,
+    new_id,
+)
+from offbook.base.wire import (
+    LogRequest,
+    TrainStatus,
+    TrajectoryQuery,
+    TrajectoryRecord,
+)
 from offbook.server.errors import ApiError, StoreFullError
 from offbook.server.records.database import engine_at
 from offbook.server.records.read_only import ReadOnlyRecords
 from offbook.server.records.store import Store
 from offbook.server.records.tables import metadata, trajectories
-from offbook.types import Call, CallOrigin, CallOutput, CallRef, CallStatus, Sampling, new_id
-from offbook.wire import LogRequest, TrainStatus, TrajectoryQuery, TrajectoryRecord
 from tests.paths import ROOT
 from tests.server.records.conftest import POSTGRES
 

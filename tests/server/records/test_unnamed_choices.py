@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from offbook.base.types import (
+    Call,
+    CallOutput,
+    CallRef,
+    CallStatus,
+    Message,
+    RenderedHistory,
+    Sampling,
+    new_id,
+)
+from offbook.base.wire import OPEN, TrajectoryRecord
 from offbook.server.errors import ApiError
 from offbook.server.records.store import Store
-from offbook.types import Call, CallOutput, CallRef, CallStatus, Message, RenderedHistory, Sampling, new_id
-from offbook.wire import OPEN, TrajectoryRecord
 
 ASK: Message = {"role": "user", "content": "Which way?"}
 AGAIN: Message = {"role": "user", "content": "And now?"}

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from offbook.config import EngineOptions
-from offbook.errors import ConfigError, EngineError
+from offbook.base.config import EngineOptions
+from offbook.base.errors import ConfigError, EngineError
+from offbook.base.types import CallStatus
 from offbook.server.sampler import running as sampler_running
 from offbook.server.sampler.choice import choose
 from offbook.server.sampler.pool import SamplerPool
 from offbook.server.sampler.running import RunningSampler
 from offbook.server.sampler.supervised import SupervisedSampler
 from offbook.testing import ScriptedChoice, ScriptedCompletion, ScriptedSampler, scripted_sampler
-from offbook.types import CallStatus
 from tests.fakes.gateway import Gateway, gateway_over
 
 T1 = {"x-offbook-trajectory": "t1"}

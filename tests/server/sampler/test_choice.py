@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from offbook.config import EngineOptions
-from offbook.devices import gpus
-from offbook.errors import ConfigError
-from offbook.extras import install_command
+from offbook.base.config import EngineOptions
+from offbook.base.devices import gpus
+from offbook.base.errors import ConfigError
+from offbook.base.extras import install_command
 from offbook.server.sampler import choice as engines
 from offbook.server.sampler.choice import choose
 from offbook.server.sampler.gpu_sharing import GpuSharing

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from offbook.config import EngineOptions, MemoryLayout
+from offbook.base.config import EngineOptions, MemoryLayout
+from offbook.base.errors import ConfigError
 from offbook.engine.inference.vllm.command import Place, arguments
 from offbook.engine.inference.vllm.command import parse as parse_vllm
-from offbook.errors import ConfigError
 from offbook.memory_plan.card import Card
 from offbook.memory_plan.parts import Workload
 from offbook.memory_plan.plan import MemoryPlan, make_plan

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from offbook.errors import EngineError
+from offbook.base.errors import EngineError
 from offbook.server.sampler import running as sampler_running
 from offbook.server.sampler.pool import SamplerPool
 from offbook.server.sampler.running import RunningSampler

@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
+from offbook.base.types import (
+    Call,
+    CallOutput,
+    CallStatus,
+    RenderedHistory,
+    RolloutException,
+    Sampling,
+)
+from offbook.base.wire import GroupRecord, TrainRequest, TrajectoryRecord
 from offbook.server.errors import ApiError
 from offbook.server.training.jobs import build_job, job_folder
-from offbook.types import Call, CallOutput, CallStatus, RenderedHistory, RolloutException, Sampling
-from offbook.wire import GroupRecord, TrainRequest, TrajectoryRecord
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
 

@@ -1,7 +1,8 @@
 """Names of OpenPipe ART's for what this version does not do: their use says what to do instead."""
 
+from offbook.base.errors import ConfigError
+
 from ...client.other_trainers import NO_SFT
-from ...errors import ConfigError
 
 
 class TrainSFTConfig:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from openai.types.chat import ChatCompletion
 
-from ...errors import ConfigError
-from ...types import Json, Message, Tool
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json, Message, Tool
+
 from .modules import names_in
 
 __getattr__ = names_in(__name__)

@@ -4,8 +4,8 @@ from importlib import import_module
 
 from openai.types.chat import ChatCompletionMessageParam
 
-from offbook.errors import missing_name
-from offbook.types import MessageOrChoice, Tool
+from offbook.base.errors import missing_name
+from offbook.base.types import MessageOrChoice, Tool
 
 __all__ = ["ELSEWHERE", "MODULES", "NAMES", "Messages", "MessagesAndChoices", "Tools", "missing_name", "resolve"]
 
@@ -45,7 +45,7 @@ _DEPLOY = "model.export(folder) writes the LoRA, or the merged model, as a folde
 _CHARTS = "use offbook.compare or `offbook compare`, and `offbook ui` for curves"
 ELSEWHERE = {
     "LoRAConfig": "use LoraOptions(r=..., alpha=...)",
-    "PydanticException": "use offbook.types.RolloutException",
+    "PydanticException": "use offbook.base.types.RolloutException",
     "SkyPilotBackend": _REMOTE,
     "TinkerBackend": "use LocalBackend, or RemoteBackend(url, api_key)",
     "TrajectoryGroupResult": "use TrainResult",
@@ -73,7 +73,7 @@ MODULES = {
     **dict.fromkeys(("dev.engine", "dev.get_model_config", "dev.model", "dev.train", "dev.validate"), _DEV),
     "dev.openai_server": "options of the server are those of `offbook serve --help`, or of LocalBackend",
     "dev.torchtune": _FULL,
-    "errors": "errors are OffbookError and its subclasses in offbook.errors",
+    "errors": "errors are OffbookError and its subclasses in offbook.base.errors",
     "gather": "use offbook.gather_trajectories and offbook.gather_trajectory_groups",
     "guided_completion": "it has get_guided_completion_params",
     "langgraph": _GRAPH,

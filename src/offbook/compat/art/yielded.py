@@ -3,8 +3,8 @@
 from collections.abc import Awaitable
 from contextvars import ContextVar
 
-from ...errors import RolloutError
-from ...types import Trajectory
+from offbook.base.errors import RolloutError
+from offbook.base.types import Trajectory
 
 _yielded: ContextVar[list[Trajectory] | None] = ContextVar("offbook_yielded", default=None)
 

@@ -16,7 +16,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from ...types import Json
+from offbook.base.types import Json
+
 from .chat.answers import AnswerWriter
 from .chat.requests import (
     BAD_REQUEST,

@@ -21,8 +21,9 @@ import torch
 import uvicorn
 from transformers.utils import logging as transformers_logging
 
-from ...config import EngineOptions
-from ...errors import ConfigError, OffbookError
+from offbook.base.config import EngineOptions
+from offbook.base.errors import ConfigError, OffbookError
+
 from .app import build_app
 from .chat.families import thinks
 from .chat.tool_calls import format_of

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ...errors import ConfigError
+from offbook.base.errors import ConfigError
+
 from ..protocol import TOO_LONG
 from .chat.answer_shape import ShapeCompiler, shape_of
 from .chat.answers import AnswerWriter

@@ -20,7 +20,7 @@ from typing import TextIO
 
 from pydantic import ValidationError
 
-from offbook.errors import OffbookError
+from offbook.base.errors import OffbookError
 
 from ..precision import device_name
 from ..protocol import COMMANDS, Command, Failed, StopCommand

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offbook.rounding import RELATIVE, distinct, rounding
+from offbook.base.rounding import RELATIVE, distinct, rounding
 
 STD_EPSILON = 1e-6
 LARGEST_REWARD = 1e100
@@ -17,7 +17,7 @@ LARGEST_REWARD = 1e100
 class Advantages:
     """The advantages of a step. `values[g][i]` is that of rollout i of group g; None: the rollout is not trained,
     because it is unscored, its group is too small, or its group's rewards are equal up to rounding
-    (`offbook.rounding`).
+    (`offbook.base.rounding`).
 
     `by_call` is None unless advantages are per call. Then `by_call[g][i][k]` is the advantage of the calls of rollout i
     that follow its first k call rewards, and `values[g][i]` is `by_call[g][i][0]`."""

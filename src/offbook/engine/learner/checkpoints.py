@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save  # pyright: ignore[reportUnknownVariableType]  # safetensors is only partly typed
 from torch import Tensor
 
-from offbook.errors import EngineError
+from offbook.base.errors import EngineError
 
 from .. import checkpoint_files
 from ..checkpoint_files import NOTE, OPTIMIZER, OPTIMIZER_NOTE, RNG, Checkpoint, CheckpointNote, sync

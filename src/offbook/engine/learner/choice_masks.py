@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from offbook.config import EngineOptions
+from offbook.base.config import EngineOptions
 
 from ..inference.chat.grammar import GrammarError, Grammars
 from ..inference.decoding.generation import NoAllowedToken

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from offbook.errors import ConfigError, EngineError, TrainError
+from offbook.base.errors import ConfigError, EngineError, TrainError
 
 from .step import NotFiniteError
 

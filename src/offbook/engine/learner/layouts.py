@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 
 from ..token_tree import Ints, Segments, TokenTree, build_tree, segments
 from .cost import Estimate, ModelShape, tree_pairs
 from .pieces import Piece, cut
 
 if TYPE_CHECKING:
-    from offbook.config import LayoutName
+    from offbook.base.config import LayoutName
 
     from ..protocol import Sample
 

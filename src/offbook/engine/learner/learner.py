@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from offbook.config import LoraOptions, TrainConfig
-from offbook.errors import TrainError
-from offbook.types import TrainResult
+from offbook.base.config import LoraOptions, TrainConfig
+from offbook.base.errors import TrainError
+from offbook.base.types import TrainResult
 
 from ..checkpoint_files import Checkpoint, CheckpointNote
 from ..protocol import JobTrajectory, Progressed, TrainCommand, TrainJob, Warned, read_job

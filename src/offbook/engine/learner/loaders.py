@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 
 from ..base_weights import check_weights
 from . import attention, unsloth_loader

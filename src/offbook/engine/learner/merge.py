@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from offbook.errors import ConfigError
+from offbook.base.errors import ConfigError
 
 from ..base_weights import check_weights
 from ..precision import device_name, dtype_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from offbook.errors import OffbookError
+from offbook.base.errors import OffbookError
 
 
 def state_tensors(optimizer: torch.optim.AdamW, parameters: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from offbook.config import LoraOptions
-from offbook.errors import ConfigError, EngineError
+from offbook.base.config import LoraOptions
+from offbook.base.errors import ConfigError, EngineError
 
 from ..chat_template import ChatTemplate
 from ..checkpoint_files import ADAPTER

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from offbook.errors import ConfigError
-from offbook.types import Message, RenderedHistory, Sampling
+from offbook.base.errors import ConfigError
+from offbook.base.types import Message, RenderedHistory, Sampling
 
 from ..chat_template import ChatTemplate, PromptError
 from ..inference.chat.requests import shortened

@@ -13,9 +13,9 @@ from typing import TextIO
 
 import torch
 
-from offbook.config import LoraOptions
-from offbook.errors import ConfigError
-from offbook.types import TrainResult
+from offbook.base.config import LoraOptions
+from offbook.base.errors import ConfigError
+from offbook.base.types import TrainResult
 
 from ..precision import dtype_of
 from ..protocol import (

@@ -22,8 +22,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from offbook.config import TrainConfig
-from offbook.errors import OffbookError
+from offbook.base.config import TrainConfig
+from offbook.base.errors import OffbookError
 
 from .batch import TrainBatch
 from .cost import ModelShape

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from offbook.errors import ConfigError
-from offbook.extras import install_command
+from offbook.base.errors import ConfigError
+from offbook.base.extras import install_command
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from ...types import Json, Message
+from offbook.base.types import Json, Message
 
 CALL_MARKS = ("<tool_call>", "<|tool_call|>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 """Beginnings of tool calls of Qwen, Granite, Mistral, Llama and Qwen3-Coder, as a special token or plain text."""

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import cast
 
+from offbook.base.types import Call, CallOutput, Json
+
 from ...engine.protocol import UNKNOWN_LOGPROB
-from ...types import Call, CallOutput, Json
 from .chat_request import ChatRequest
 
 Answer = dict[str, Json]

@@ -17,10 +17,11 @@ import orjson
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from offbook.base.errors import EngineError, OffbookError, StoreError
+from offbook.base.types import Call, Json
+from offbook.base.wire import CALL_HEADER, TRAJECTORY_HEADER
+
 from ...engine.protocol import TOO_LONG
-from ...errors import EngineError, OffbookError, StoreError
-from ...types import Call, Json
-from ...wire import CALL_HEADER, TRAJECTORY_HEADER
 from ..errors import ApiError, as_api_error, internal_error
 from ..models.leases import AdapterLeases
 from ..models.model import ModelRoute

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...config import MAX_TEMPERATURE
-from ...types import Json
+from offbook.base.config import MAX_TEMPERATURE
+from offbook.base.types import Json
 
 Object = dict[str, Json]
 Id = Annotated[str, Field(min_length=1, max_length=200)]

@@ -12,9 +12,25 @@ from typing import TypeVar, cast
 import orjson
 from pydantic import ValidationError
 
+from offbook.base.types import (
+    GREEDY_BELOW,
+    CallOrigin,
+    Json,
+    Message,
+    Sampling,
+    Tool,
+    new_id,
+)
+from offbook.base.wire import (
+    IDEMPOTENCY_HEADER,
+    LENGTH_HEADER,
+    OPEN,
+    ORIGIN_HEADER,
+    RECORD_HEADER,
+    TRAJECTORY_HEADER,
+)
+
 from ...engine.protocol import FLAT_LOGPROBS
-from ...types import GREEDY_BELOW, CallOrigin, Json, Message, Sampling, Tool, new_id
-from ...wire import IDEMPOTENCY_HEADER, LENGTH_HEADER, OPEN, ORIGIN_HEADER, RECORD_HEADER, TRAJECTORY_HEADER
 from ..errors import ApiError, bad_request, shortened
 from ..sampler.answer_limits import AnswerLimits
 from ..sampler.quirks import Quirks

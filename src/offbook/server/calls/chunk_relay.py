@@ -18,8 +18,9 @@ from typing import cast
 
 import orjson
 
+from offbook.base.types import Json
+
 from ...engine.protocol import UNKNOWN_LOGPROB
-from ...types import Json
 from ..sampler.answer_limits import LOGPROB_ABOVE
 from .chat_answer import Answer, shown
 from .chat_request import ChatRequest

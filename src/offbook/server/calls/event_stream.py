@@ -10,7 +10,8 @@ from typing import TypeVar, cast
 import aiohttp
 import orjson
 
-from ...types import Json
+from offbook.base.types import Json
+
 from ..errors import shortened
 from ..sampler.answer_limits import WrongAnswer, too_large
 

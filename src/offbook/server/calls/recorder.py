@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from ...errors import StoreError
-from ...types import Call, CallStatus, new_id
+from offbook.base.errors import StoreError
+from offbook.base.types import Call, CallStatus, new_id
+
 from ..errors import ApiError
 from ..records.store import Store
 from .chat_request import ChatRequest

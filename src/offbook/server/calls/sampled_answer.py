@@ -7,8 +7,15 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import cast
 
+from offbook.base.types import (
+    CUT_OFF,
+    CallOutput,
+    CallStatus,
+    Json,
+    Message,
+)
+
 from ...engine.protocol import UNKNOWN_LOGPROB
-from ...types import CUT_OFF, CallOutput, CallStatus, Json, Message
 from ..sampler.answer_limits import LOGPROB_ABOVE, MAX_FINISH_REASON, MAX_TOOL_CALLS, AnswerLimits, WrongAnswer
 from .call_marks import looks_like_call
 

@@ -15,9 +15,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import offbook
+from offbook.base.errors import OffbookError
+from offbook.base.wire import Health
 
-from ...errors import OffbookError
-from ...wire import Health
 from ..errors import ApiError, internal_error, refused, shortened
 from ..pages.site import add_pages
 from ..pages.source import DashboardSource, EngineState

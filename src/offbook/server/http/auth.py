@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import ConfigError
+from offbook.base.errors import ConfigError
+
 from .cross_site import READING
 from .key_file import KeyFile
 from .sessions import CSRF_HEADER, Access, Sessions

@@ -9,7 +9,8 @@ from collections.abc import Callable, Coroutine
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from ...types import Json
+from offbook.base.types import Json
+
 from ..errors import ApiError
 
 MAX_BYTES = {"/api/train": 8 * 2**20, "/api/trajectories": 16 * 2**20}

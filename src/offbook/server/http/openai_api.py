@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...errors import OffbookError
+from offbook.base.errors import OffbookError
+
 from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest
 from ..errors import ApiError, refused

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 
 import offbook
+from offbook.base.types import Json
+from offbook.base.wire import FinishRequest, TrainEvent
 
-from ...types import Json
-from ...wire import FinishRequest, TrainEvent
 from ..calls.chat_fields import ChatFields
 
 OPENAPI = "/openapi.json"

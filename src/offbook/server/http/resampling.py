@@ -7,8 +7,9 @@ import json
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...types import Call, Json
-from ...wire import LENGTH_HEADER, name_at
+from offbook.base.types import Call, Json
+from offbook.base.wire import LENGTH_HEADER, name_at
+
 from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest
 from ..errors import ApiError

@@ -9,8 +9,8 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
-from ...config import Name
-from ...wire import (
+from offbook.base.config import Name
+from offbook.base.wire import (
     LATEST,
     ArchiveRequest,
     ArchiveState,
@@ -26,6 +26,7 @@ from ...wire import (
     TrainStatus,
     UserState,
 )
+
 from ..models.checkpoints import state_of, write_text
 from ..models.registration import ALL_LINEAR, check_target_modules
 from ..services import Services, ServicesDep

@@ -7,7 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
-from ...wire import FinishRequest, FinishResult, TracePage, TrajectoryPage, TrajectoryQuery, TrajectoryWithCalls
+from offbook.base.wire import (
+    FinishRequest,
+    FinishResult,
+    TracePage,
+    TrajectoryPage,
+    TrajectoryQuery,
+    TrajectoryWithCalls,
+)
+
 from ..errors import ApiError, bad_request
 from ..services import ServicesDep
 from .json_body import check_size

@@ -7,8 +7,8 @@ from pathlib import Path
 from fastapi import FastAPI
 
 import offbook
+from offbook.base.errors import ConfigError
 
-from ...errors import ConfigError
 from ..pages.site import add_pages
 from ..pages.source import DashboardSource
 from ..records.read_only import ReadOnlyRecords

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json
+
 from ... import tiny
-from ...errors import ConfigError
-from ...types import Json
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
 _THOUGHTS = re.compile(r"think|thought|reason|<\|channel", re.IGNORECASE)

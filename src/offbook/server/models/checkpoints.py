@@ -15,12 +15,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ...config import LoraOptions, Name
+from offbook.base.config import LoraOptions, Name
+from offbook.base.errors import EngineError
+from offbook.base.types import Json
+from offbook.base.wire import CheckpointState
+
 from ...engine import checkpoint_files
 from ...engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG, NOTE, Checkpoint, make_folder, sync
-from ...errors import EngineError
-from ...types import Json
-from ...wire import CheckpointState
 from .lost_facts import base_name, has_checkpoints, newest_note
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from offbook.base.errors import EngineError
+
 from ...engine.checkpoint_files import Checkpoint
-from ...errors import EngineError
 from ..errors import ApiError
 from ..sampler.sampler import SamplerAdapters
 from .model import ModelRoute

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from offbook.base.errors import EngineError
+
 from ... import tiny
 from ...engine import checkpoint_files
-from ...errors import EngineError
 
 BUNDLED: dict[tuple[str, ...], str] = {("tiny", folder): name for name, folder in tiny.FOLDERS.items()}
 """Name of a bundled policy by the last two parts of its path. Checkpoints name the folder of their base."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from offbook.base.errors import EngineError
+from offbook.base.wire import ModelState, name_at
+
 from ...engine import checkpoint_files
 from ...engine.checkpoint_files import Checkpoint
-from ...errors import EngineError
-from ...wire import ModelState, name_at
 from ..errors import ApiError
 from ..sampler.transport import SERVED_NAME
 from .checkpoints import ModelFacts

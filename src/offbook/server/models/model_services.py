@@ -7,10 +7,11 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...config import DEFAULT_NAME
+from offbook.base.config import DEFAULT_NAME
+from offbook.base.errors import ConfigError, EngineError
+from offbook.base.wire import RegisterRequest
+
 from ...engine import checkpoint_files
-from ...errors import ConfigError, EngineError
-from ...wire import RegisterRequest
 from ..errors import ApiError
 from ..sampler.sampler import SamplerAdapters
 from . import checkpoints

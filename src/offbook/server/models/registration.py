@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from ...config import LoraOptions
-from ...wire import ForkRequest, ModelState, RegisterRequest
+from offbook.base.config import LoraOptions
+from offbook.base.wire import ForkRequest, ModelState, RegisterRequest
+
 from ..errors import ApiError, shortened
 from . import checkpoints
 from .checkpoints import ModelFacts

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from ...errors import ConfigError
-from ...wire import LATEST
+from offbook.base.errors import ConfigError
+from offbook.base.wire import LATEST
+
 from ..errors import ApiError
 from ..sampler.transport import SERVED_NAME
 from . import checkpoints

@@ -10,9 +10,10 @@ from typing import Literal
 
 import numpy as np
 
+from offbook.base.types import Call
+
 from ...engine.protocol import Sample
 from ...engine.token_tree import build_tree, numbered
-from ...types import Call
 
 Kind = Literal["prompt", "sampled", "context"]
 

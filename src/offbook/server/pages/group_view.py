@@ -9,10 +9,11 @@ from itertools import takewhile
 
 from sqlalchemy import Connection
 
+from offbook.base.rounding import distinct
+from offbook.base.types import Call
+from offbook.base.wire import TrajectoryRecord
+
 from ...engine.token_file import TokenHead
-from ...rounding import distinct
-from ...types import Call
-from ...wire import TrajectoryRecord
 from ..records.call_reading import WHOLE, read_calls
 from ..records.overview import RolloutRow
 from ..records.store import finished

@@ -12,7 +12,8 @@ import jinja2
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 
-from ...types import Json
+from offbook.base.types import Json
+
 from . import links, numbers
 
 FOLDER = Path(__file__).parent

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from offbook.base.types import Call
+from offbook.base.wire import TrajectoryRecord
+
 from ...engine.token_file import TokenFile
 from ...engine.token_tree import common_prefix
-from ...types import Call
-from ...wire import TrajectoryRecord
 from ..records.overview import RolloutRow
 from .conversation import CallTurn, turns
 from .numbers import DASH

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from ...types import Json
+from offbook.base.types import Json
+
 from .source import RunOverview
 from .updates import LoggedEvaluation, TrainUpdate
 

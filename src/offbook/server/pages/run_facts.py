@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ...alerts import AlertLimits, signs
-from ...plurals import counted
+from offbook.base.alerts import AlertLimits, signs
+from offbook.base.plurals import counted
+
 from .numbers import DASH, fixed, number, percent, seconds
 from .run_charts import evaluations_by_split, measure, saved_by_tree, score
 from .source import RunOverview

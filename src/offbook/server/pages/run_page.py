@@ -9,7 +9,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from ...types import Json
+from offbook.base.types import Json
+
 from .links import name_of, run_url, step_url
 from .listed_runs import ListedRun
 from .numbers import fixed, number, percent, seconds

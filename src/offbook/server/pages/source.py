@@ -10,8 +10,9 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request
 from sqlalchemy import Connection
 
+from offbook.base.wire import TrajectoryWithCalls
+
 from ...engine import checkpoint_files
-from ...wire import TrajectoryWithCalls
 from ..models.checkpoints import ModelFacts, scan_models
 from ..records import overview
 from ..records.call_reading import WHOLE, read_calls

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...rounding import distinct
+from offbook.base.rounding import distinct
+
 from ..records.overview import RolloutRow
 
 MIN_GROUP_SIZE = 2

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+from offbook.base.errors import EngineError
+
 from ...engine import token_file
 from ...engine.token_file import TokenFile, TokenHead
-from ...errors import EngineError
 from .updates import TrainUpdate
 
 logger = logging.getLogger(__name__)

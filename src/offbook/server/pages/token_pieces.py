@@ -17,8 +17,9 @@ from typing import cast
 from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
+from offbook.base.types import Json
+
 from ... import tiny
-from ...types import Json
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,10 @@ from typing import Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from offbook.base.types import Call, CallOutput, Json
+from offbook.base.wire import TrajectoryRecord
+
 from ...engine.token_file import CLIPPED, TRAINED, TokenFile, TrainedCall
-from ...types import Call, CallOutput, Json
-from ...wire import TrajectoryRecord
 from .numbers import signed
 from .shared_tokens import SharedRun, shared_runs
 from .token_pieces import TokenPiece, TokenPieces

@@ -12,8 +12,9 @@ import orjson
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from ...types import Json
-from ...wire import LogRequest, TrainStatus
+from offbook.base.types import Json
+from offbook.base.wire import LogRequest, TrainStatus
+
 from ..records import overview
 from ..records.overview import TrainRow
 

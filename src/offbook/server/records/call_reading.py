@@ -9,8 +9,14 @@ from typing import Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Row, func, or_, select
 
-from ...types import Call, CallTrace, Json
-from ...wire import RolloutTrace, TracePage, TrajectoryQuery, TrajectoryRecord
+from offbook.base.types import Call, CallTrace, Json
+from offbook.base.wire import (
+    RolloutTrace,
+    TracePage,
+    TrajectoryQuery,
+    TrajectoryRecord,
+)
+
 from .call_rows import call_of, call_trace_of
 from .claims import chunks
 from .listing import page

@@ -13,7 +13,14 @@ from typing import TypedDict
 import orjson
 from sqlalchemy import Row
 
-from ...types import Call, CallOutput, CallStatus, CallTrace, Json, OutputTrace
+from offbook.base.types import (
+    Call,
+    CallOutput,
+    CallStatus,
+    CallTrace,
+    Json,
+    OutputTrace,
+)
 
 
 class CallRow(TypedDict):

@@ -21,9 +21,10 @@ from sqlalchemy import (
     update,
 )
 
-from ...errors import OffbookError
-from ...types import CallRef, Json
-from ...wire import TrajectoryRecord
+from offbook.base.errors import OffbookError
+from offbook.base.types import CallRef, Json
+from offbook.base.wire import TrajectoryRecord
+
 from ..errors import ApiError
 from .tables import calls, outputs, trajectories, trajectory_models
 from .unnamed_choices import named_by_content

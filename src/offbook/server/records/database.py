@@ -11,8 +11,8 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
-from ...errors import StoreError
-from ...types import Json
+from offbook.base.errors import StoreError
+from offbook.base.types import Json
 
 
 def engine_at(url: str, connections: int, *, durable: bool = False) -> tuple[Engine, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, case, not_, select
 
-from ...types import Json
-from ...wire import TrajectoryPage, TrajectoryQuery, TrajectoryRecord
+from offbook.base.types import Json
+from offbook.base.wire import TrajectoryPage, TrajectoryQuery, TrajectoryRecord
+
 from .tables import trajectories, trajectory_models
 
 DRIVING: tuple[tuple[str, ...], ...] = (

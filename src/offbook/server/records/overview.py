@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import orjson
 from sqlalchemy import ColumnElement, Connection, Row, case, func, select, union
 
-from ...types import Json
-from ...wire import LogRequest
+from offbook.base.types import Json
+from offbook.base.wire import LogRequest
+
 from .claims import chunks
 from .tables import calls, logs, outputs, trains, trajectories
 

@@ -11,7 +11,8 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection, Engine, inspect
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from ...errors import StoreError
+from offbook.base.errors import StoreError
+
 from .database import read_only_engine_at
 from .schema import check_schema
 from .writer import store_error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, insert, inspect, select
 
-from ...errors import StoreError
+from offbook.base.errors import StoreError
+
 from .tables import SCHEMA, meta, metadata
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import orjson
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
 
-from ...types import Json
+from offbook.base.types import Json
+
 from .overview import LISTED, RolloutRow, rollout_row
 from .tables import calls, outputs, trajectories, trajectory_models
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from ...errors import StoreError
+from offbook.base.errors import StoreError
+
 from .tables import SCHEMA
 
 APPLICATION_ID = 0x55534459  # "USDY"

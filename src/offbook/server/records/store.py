@@ -20,9 +20,9 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine, Row, Select, bindparam, delete, exists, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from ...errors import OffbookError, StoreError
-from ...types import Call, Json
-from ...wire import (
+from offbook.base.errors import OffbookError, StoreError
+from offbook.base.types import Call, Json
+from offbook.base.wire import (
     LogRequest,
     TracePage,
     TrainStatus,
@@ -31,6 +31,7 @@ from ...wire import (
     TrajectoryRecord,
     TrajectoryWithCalls,
 )
+
 from .call_reading import WHOLE, read_calls, trace_page
 from .call_rows import call_of, call_row, output_rows
 from .claims import chunks, finish

@@ -11,8 +11,14 @@ from typing import cast
 import orjson
 from sqlalchemy import ColumnElement, Connection, or_, select
 
-from ...types import CallRef, Json, Message, RenderedHistory
-from ...wire import OPEN, TrajectoryRecord
+from offbook.base.types import (
+    CallRef,
+    Json,
+    Message,
+    RenderedHistory,
+)
+from offbook.base.wire import OPEN, TrajectoryRecord
+
 from ..errors import ApiError
 from .tables import calls, outputs
 

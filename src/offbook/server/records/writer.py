@@ -13,7 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from ...errors import OffbookError, StoreError
+from offbook.base.errors import OffbookError, StoreError
+
 from ..errors import StoreFullError
 
 A = TypeVar("A")

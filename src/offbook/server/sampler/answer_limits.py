@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...errors import EngineError
+from offbook.base.errors import EngineError
 
 MAX_ANSWER = 256 * 2**20
 """Bytes of an answer at most, whatever the request."""

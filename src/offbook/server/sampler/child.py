@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from ...errors import ConfigError, EngineError
+from offbook.base.errors import ConfigError, EngineError
+
 from ..child_process import Child
 from .supervised import SupervisedSampler
 from .transport import SERVED_NAME, check_sampling, healthy

@@ -12,10 +12,16 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...config import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
-from ...devices import Gpu, chosen, gpus
+from offbook.base.config import (
+    OF_EMBEDDED,
+    OF_VLLM,
+    EngineName,
+    EngineOptions,
+)
+from offbook.base.devices import Gpu, chosen, gpus
+from offbook.base.extras import install_command
+
 from ...engine.protocol import SAMPLER_MODULES
-from ...extras import install_command
 from ..models.registration import MAX_RANK
 from .child import ChildSampler
 from .gpu_sharing import FORCING, GpuSharing, share_gpu

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import psutil
 
-from ...config import EngineName, EngineOptions, MemoryLayout
-from ...devices import Gpu
-from ...errors import ConfigError
+from offbook.base.config import EngineName, EngineOptions, MemoryLayout
+from offbook.base.devices import Gpu
+from offbook.base.errors import ConfigError
+
 from ...memory_plan.base_shape import UnknownShapeError
 from ...memory_plan.card import GIB, Card, parse_card
 from ...memory_plan.page import plan_lines

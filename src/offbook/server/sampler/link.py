@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import httpx
 
-from ...errors import EngineError
+from offbook.base.errors import EngineError
+
 from .sampler import SamplerState
 from .transport import BROKEN, SERVED_NAME, SamplerConnection
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import aiohttp
 
-from ...errors import EngineError
-from ...types import Json
+from offbook.base.errors import EngineError
+from offbook.base.types import Json
+
 from .answer_limits import MAX_ANSWER
 from .sampler import SamplerState
 from .supervised import SupervisedSampler

@@ -10,7 +10,8 @@ from contextlib import suppress
 
 import httpx
 
-from ...errors import ConfigError, EngineError
+from offbook.base.errors import ConfigError, EngineError
+
 from .supervised import SupervisedSampler
 from .transport import check_sampling, error_text, healthy, reason_of
 

@@ -9,7 +9,8 @@ from typing import Literal, Protocol
 
 import aiohttp
 
-from ...types import Json
+from offbook.base.types import Json
+
 from .answer_limits import MAX_ANSWER
 from .transport import Reply
 

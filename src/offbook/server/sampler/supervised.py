@@ -16,8 +16,9 @@ import aiohttp
 import httpx
 import orjson
 
-from ...errors import EngineError
-from ...types import Json
+from offbook.base.errors import EngineError
+from offbook.base.types import Json
+
 from .answer_limits import MAX_ANSWER
 from .link import SamplerLink
 from .sampler import SamplerState

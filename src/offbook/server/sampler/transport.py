@@ -11,9 +11,10 @@ from pathlib import Path
 import aiohttp
 import httpx
 
+from offbook.base.errors import EngineError
+from offbook.base.types import Json
+
 from ...engine.protocol import FLAT_LOGPROBS
-from ...errors import EngineError
-from ...types import Json
 from .answer_limits import too_large
 
 SERVED_NAME = "base"

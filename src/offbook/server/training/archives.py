@@ -15,8 +15,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from offbook.base.wire import ArchiveState, ExportFormat, name_at
+
 from ...engine.checkpoint_files import NOTE, Checkpoint, digest
-from ...wire import ArchiveState, ExportFormat, name_at
 from ..errors import ApiError
 from ..models.checkpoints import write_text
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]  # it leaves the type of paths open
 
+from offbook.base.types import Json, new_id
+from offbook.base.wire import ExportFormat
+
 from ...engine.checkpoint_files import Checkpoint
-from ...types import Json, new_id
-from ...wire import ExportFormat
 from ..errors import ApiError
 from ..models.checkpoints import export_adapter
 

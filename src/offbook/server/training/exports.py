@@ -6,11 +6,19 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
+from offbook.base.errors import EngineError
+from offbook.base.types import new_id
+from offbook.base.wire import (
+    ArchiveRequest,
+    ArchiveState,
+    ExportFormat,
+    ExportRequest,
+    ExportResult,
+    name_at,
+)
+
 from ...engine.checkpoint_files import Checkpoint
 from ...engine.protocol import Failed, MergeCommand, Merged
-from ...errors import EngineError
-from ...types import new_id
-from ...wire import ArchiveRequest, ArchiveState, ExportFormat, ExportRequest, ExportResult, name_at
 from ..errors import ApiError
 from ..services import Services
 from .archives import archive_id

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from ...types import TrainResult
-from ...wire import TrainEvent, TrainRequest
+from offbook.base.types import TrainResult
+from offbook.base.wire import TrainEvent, TrainRequest
 
 
 @dataclass

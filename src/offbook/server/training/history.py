@@ -6,8 +6,9 @@ import logging
 
 from pydantic import ValidationError
 
-from ...types import TrainResult
-from ...wire import TrainRequest, TrainStatus
+from offbook.base.types import TrainResult
+from offbook.base.wire import TrainRequest, TrainStatus
+
 from ..errors import ApiError
 from ..models.registry import ModelRegistry
 from ..records.store import Store

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from offbook.base.types import Call, CallOutput
+from offbook.base.wire import TrainRequest, TrajectoryRecord
+
 from ...engine.protocol import JobTrajectory, Sample, TrainJob, write_job
-from ...types import Call, CallOutput
-from ...wire import TrainRequest, TrajectoryRecord
 from ..errors import ApiError
 from ..records.store import Store
 
@@ -109,7 +110,7 @@ def build_job(
 
     One rollout made one call, whose prompt has two tokens and whose answer has one:
 
-    >>> from offbook.types import CallStatus, Sampling
+    >>> from offbook.base.types import CallStatus, Sampling
     >>> output = CallOutput(index=0, token_ids=(7,), logprobs=(-0.5,), message={"content": "yes"}, finish_reason="stop")
     >>> call = Call(id="c1", trajectory_id="t1", model="agent", step=0, status=CallStatus.COMPLETE, sampling=Sampling(),
     ...     messages=(), tools=None, prompt_ids=(3, 4), outputs=(output,), started_at=1.0, ended_at=2.0)

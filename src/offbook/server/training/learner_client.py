@@ -15,7 +15,9 @@ from typing import Literal
 import psutil
 from pydantic import ValidationError
 
-from ...config import EngineOptions
+from offbook.base.config import EngineOptions
+from offbook.base.errors import EngineError
+
 from ...engine.protocol import (
     EVENTS,
     LEARNER_MODULE,
@@ -29,7 +31,6 @@ from ...engine.protocol import (
     StopCommand,
     TrainCommand,
 )
-from ...errors import EngineError
 from ..child_process import Child
 from ..models.base_model import BaseModelPath
 

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from ...config import TrainConfig
+from offbook.base.config import TrainConfig
+from offbook.base.errors import OffbookError, ServerError, TrainError
+from offbook.base.types import TrainResult
+from offbook.base.wire import TrainRequest, TrainStatus
+
 from ...engine.protocol import Failed
-from ...errors import OffbookError, ServerError, TrainError
-from ...types import TrainResult
-from ...wire import TrainRequest, TrainStatus
 from ..errors import ApiError
 from .feed import TrainFeed
 from .history import INTERRUPTED, TrainHistory, check_same

@@ -8,10 +8,11 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 
+from offbook.base.errors import TrainError
+from offbook.base.types import TrainResult
+from offbook.base.wire import TrainEvent, TrainRequest
+
 from ...engine.protocol import CompletionScored, Event, Failed, Merged, Progressed, Ready, TrainCommand, Trained, Warned
-from ...errors import TrainError
-from ...types import TrainResult
-from ...wire import TrainEvent, TrainRequest
 from ..models.model_services import ModelServices
 from ..sampler.sampler import SamplerCalls
 from .feed import TrainFeed

@@ -7,8 +7,8 @@ import json
 import httpx
 import pytest
 
+from offbook.base.types import Json
 from offbook.engine.inference.decoding.model import ModelRunner
-from offbook.types import Json
 from tests.engine.inference.engines import SPECIAL
 from tests.engine.inference.served import SCHEMA, TOOLS, chat, events, says
 

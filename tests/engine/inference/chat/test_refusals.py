@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from offbook.base.types import Json
 from offbook.engine.inference.decoding.model import ModelRunner
-from offbook.types import Json
 from tests.engine.inference.engines import CONTEXT
 from tests.engine.inference.served import SCHEMA, TOOLS, body, chat, events, refused, until_idle
 

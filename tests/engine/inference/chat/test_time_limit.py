@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from offbook.base.types import Json
 from offbook.engine.inference.chat import time_limit as aside
 from offbook.engine.inference.chat.answer_shape import MAX_BYTES, MAX_TOOLS
 from offbook.engine.inference.chat.grammar import Grammars
 from offbook.engine.inference.chat.template import ChatRenderer
 from offbook.engine.inference.decoding.model import ModelRunner
-from offbook.types import Json
 from tests.engine.inference.engines import CONTEXT, DEADLINE
 from tests.engine.inference.served import body, chat, refused, served
 

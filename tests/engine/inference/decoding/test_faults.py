@@ -8,9 +8,9 @@ import threading
 import pytest
 import torch
 
+from offbook.base.errors import EngineError
 from offbook.engine.inference.decoding.batch import RunningBatch
 from offbook.engine.inference.decoding.model import ModelRunner
-from offbook.errors import EngineError
 from tests.engine.inference.engines import Engine, call, prompt
 
 

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
+from offbook.base.errors import ConfigError
+from offbook.base.types import Trajectory
+from offbook.client.rollouts.capture import show_calls
 from offbook_langgraph import ChatOffbook, capture, observe
 
-from ....client.capture import show_calls
 from ....client.model import Model, TrainableModel
-from ....errors import ConfigError
-from ....types import Trajectory
 from ..modules import names_in
 
 __all__ = ["init_chat_model", "wrap_rollout"]

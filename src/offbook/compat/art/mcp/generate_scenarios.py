@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from offbook.errors import ConfigError, LlmError
+from offbook.base.errors import ConfigError, LlmError
 from offbook.llms.llm import Llm
 
 from .types import GeneratedScenario, GeneratedScenarioCollection, MCPResource, MCPTool

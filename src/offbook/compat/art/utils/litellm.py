@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from openai.types.chat.chat_completion import Choice
 
-from ....choices import as_choice
-from ....errors import ConfigError
+from offbook.base.choices import as_choice
+from offbook.base.errors import ConfigError
 
 
 def convert_litellm_choice_to_openai(litellm_choice: object) -> Choice:

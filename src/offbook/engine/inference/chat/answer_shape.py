@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from ....types import Json, Tool
+from offbook.base.types import Json, Tool
+
 from .grammar import SCHEMA_PARAM, TEXTS_PARAM, TOOLS_PARAM, GrammarError, GrammarMask, Grammars
 from .requests import ChatCompletionRequest, DialectError, shortened
 from .time_limit import TimeLimitedPool

@@ -6,7 +6,8 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from ....types import CUT_OFF, Json
+from offbook.base.types import CUT_OFF, Json
+
 from ...protocol import UNKNOWN_LOGPROB
 from ..decoding.generation import Update
 from ..decoding.text import Decoder, StopCutter, TextStream

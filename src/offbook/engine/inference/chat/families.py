@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from ....errors import ConfigError
-from ....types import Json
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json
+
 from .thoughts import OPEN
 
 

@@ -12,8 +12,9 @@ import xgrammar
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ....errors import ConfigError
-from ....types import Json, Tool
+from offbook.base.errors import ConfigError
+from offbook.base.types import Json, Tool
+
 from ..decoding.generation import NoAllowedToken
 from .hermes import CLOSE, OPEN
 from .json_bounds import BoundedJson, JsonBounds

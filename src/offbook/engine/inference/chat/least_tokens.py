@@ -9,7 +9,7 @@ from collections.abc import Set
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from ....types import Json
+from offbook.base.types import Json
 
 _NFC_SHRINKS = 4
 """Most characters that NFC composes into one: the longest canonical decomposition (Unicode Standard Annex 15)."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, field_validator
 
-from ....types import Json, Message, Tool
+from offbook.base.types import Json, Message, Tool
 
 BAD_REQUEST = "BadRequestError"
 NOT_FOUND = "NotFoundError"

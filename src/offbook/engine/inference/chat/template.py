@@ -8,7 +8,8 @@ from collections import OrderedDict
 
 from transformers import PreTrainedTokenizerBase
 
-from ....types import Json
+from offbook.base.types import Json
+
 from ...chat_template import ChatTemplate, PromptError
 from ...protocol import TOO_LONG
 from .least_tokens import LeastTokens

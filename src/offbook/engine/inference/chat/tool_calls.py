@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from ....types import Json
+from offbook.base.types import Json
+
 from .families import parsers
 from .hermes import CLOSE, OPEN, HermesParser, ToolCall, as_written
 

@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]  # safetensors is only partly typed
 from torch import Tensor, nn
 
-from ....config import describe
-from ....errors import ConfigError
+from offbook.base.config import describe
+from offbook.base.errors import ConfigError
 
 _PREFIX = "base_model.model."
 _MAX_MERGED = 2  # adapters with merged weights in memory

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....types import CUT_OFF
+from offbook.base.types import CUT_OFF
+
 from . import sampling
 from .generation import Failure, FinishReason, Generation, NoAllowedToken, Update
 from .kv_cache import KVCache

@@ -8,7 +8,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from ....types import GREEDY_BELOW
+from offbook.base.types import GREEDY_BELOW
+
 from .adapters import Adapter
 from .text import StopDetector
 

@@ -21,7 +21,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ....errors import ConfigError, EngineError
+from offbook.base.errors import ConfigError, EngineError
+
 from ...base_weights import check_weights
 from ...ends import end_tokens
 from ...precision import device_name, dtype_of

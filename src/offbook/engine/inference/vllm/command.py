@@ -25,9 +25,15 @@ from typing import cast
 
 import psutil
 
-from ....devices import Gpu, automatic_dtype, chosen, gpus
-from ....errors import ConfigError, MissingExtraError, OffbookError
-from ....types import Json
+from offbook.base.devices import (
+    Gpu,
+    automatic_dtype,
+    chosen,
+    gpus,
+)
+from offbook.base.errors import ConfigError, MissingExtraError, OffbookError
+from offbook.base.types import Json
+
 from ..chat.families import OPTIONAL_THOUGHTS, has_template, parsers
 from .plugin import KNOWN_VERSION, SWITCH
 

@@ -23,7 +23,8 @@ from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ....errors import ConfigError
+from offbook.base.errors import ConfigError
+
 from ...protocol import FLAT_LOGPROBS, UNKNOWN_LOGPROB
 
 if TYPE_CHECKING:

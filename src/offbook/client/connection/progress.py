@@ -10,8 +10,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ..types import TrainResult, Trajectory
-from ..wire import TrainEvent
+from offbook.base.types import TrainResult, Trajectory
+from offbook.base.wire import TrainEvent
 
 logger = logging.getLogger("offbook")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 PACKAGES = frozenset({"site-packages", "dist-packages"})
 """Folders of installed packages in a usual environment."""
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[1]
 _LIBRARIES = tuple(
     os.path.realpath(folder) + os.sep
     for folder in (

@@ -12,10 +12,10 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ..config import Name
-from ..errors import ConfigError, ServerError, UnreachableError
-from ..types import Json
-from ..wire import (
+from offbook.base.config import Name
+from offbook.base.errors import ConfigError, ServerError, UnreachableError
+from offbook.base.types import Json
+from offbook.base.wire import (
     FINISHED_AT_ONCE,
     LATEST,
     ArchiveRequest,
@@ -38,6 +38,7 @@ from ..wire import (
     TrajectoryWithCalls,
     UserState,
 )
+
 from .transport import LoopTransport
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,10 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..errors import ConfigError
-from ..listing import as_list
-from ..option_names import names_checked
+from offbook.base.errors import ConfigError
+from offbook.base.listing import as_list
+from offbook.base.option_names import names_checked
+
 from .arrow_rows import UnpaddedRows, unpadded
 
 Item = TypeVar("Item")

@@ -16,9 +16,16 @@ from pathlib import Path, PurePosixPath
 
 import httpx
 
-from ..errors import ConfigError, OffbookError, ServerError
-from ..wire import ArchiveRequest, ArchiveState, ExportFormat
-from .http import RETRY_SECONDS, Api, archive_path, server_error, unreachable
+from offbook.base.errors import ConfigError, OffbookError, ServerError
+from offbook.base.wire import ArchiveRequest, ArchiveState, ExportFormat
+
+from .http import (
+    RETRY_SECONDS,
+    Api,
+    archive_path,
+    server_error,
+    unreachable,
+)
 from .progress import Bar
 
 logger = logging.getLogger("offbook")

@@ -11,9 +11,14 @@ from typing import Literal, overload
 
 from openai.types.chat.chat_completion import Choice
 
-from ..errors import CaptureError, ConfigError, ServerError
-from ..types import Call, History, Message, Trajectory
-from .http import Api
+from offbook.base.errors import CaptureError, ConfigError, ServerError
+from offbook.base.types import (
+    Call,
+    History,
+    Message,
+    Trajectory,
+)
+from offbook.client.connection.http import Api
 
 
 class Capture:

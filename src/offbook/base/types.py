@@ -23,7 +23,12 @@ from pydantic import (
     field_validator,
 )
 
-from .choices import as_choice, as_entry, as_message, mark_of
+from .choices import (
+    as_choice,
+    as_entry,
+    as_message,
+    mark_of,
+)
 from .plain_values import plain_text
 from .tool_runs import ToolRun
 

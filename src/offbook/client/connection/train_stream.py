@@ -11,9 +11,15 @@ from typing import NoReturn
 import httpx
 from pydantic import ValidationError
 
-from ..errors import BackendError, ServerError, TrainError, UnreachableError
-from ..types import TrainResult
-from ..wire import TrainEvent, TrainRequest
+from offbook.base.errors import (
+    BackendError,
+    ServerError,
+    TrainError,
+    UnreachableError,
+)
+from offbook.base.types import TrainResult
+from offbook.base.wire import TrainEvent, TrainRequest
+
 from .http import Api, server_error, unreachable
 
 SILENCE_SECONDS = 60.0

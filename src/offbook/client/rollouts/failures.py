@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..app_files import is_app_file
-from ..types import RolloutException, TrajectoryGroup
+from offbook.base.app_files import is_app_file
+from offbook.base.types import RolloutException, TrajectoryGroup
 
 SHORT_MESSAGE, LONG_MESSAGE = 60, 1000
 """Characters of a message: in the line that a training step prints, and in an error."""

@@ -12,10 +12,15 @@ from typing import TypeAlias, TypeVar, cast, overload
 
 from pydantic import BaseModel
 
-from ..errors import BudgetExceeded, CaptureError, ConfigError, RolloutError
-from ..listing import as_list
-from ..option_names import names_checked
-from ..types import (
+from offbook.base.errors import (
+    BudgetExceeded,
+    CaptureError,
+    ConfigError,
+    RolloutError,
+)
+from offbook.base.listing import as_list
+from offbook.base.option_names import names_checked
+from offbook.base.types import (
     PendingRollout,
     RolloutException,
     RolloutPlace,
@@ -24,8 +29,9 @@ from ..types import (
     as_rollout_exception,
     new_id,
 )
+from offbook.client.connection.progress import RolloutBar
+
 from .failures import details, failure_kinds, summary
-from .progress import RolloutBar
 from .records import make_recordable
 
 logger = logging.getLogger("offbook")

@@ -15,11 +15,11 @@ from typing import cast
 
 from openai.types.chat.chat_completion import Choice
 
-from ..errors import ConfigError
-from ..listing import as_list
-from ..plain_values import json_value, plain_text
-from ..plurals import counted
-from ..types import (
+from offbook.base.errors import ConfigError
+from offbook.base.listing import as_list
+from offbook.base.plain_values import json_value, plain_text
+from offbook.base.plurals import counted
+from offbook.base.types import (
     History,
     Json,
     Message,
@@ -32,7 +32,7 @@ from ..types import (
     call_ref,
     new_id,
 )
-from ..wire import GroupRecord, TrajectoryRecord
+from offbook.base.wire import GroupRecord, TrajectoryRecord
 
 LARGEST_NUMBER = 1e100
 """Largest magnitude of a reward or metric. The sum of squares of larger numbers can overflow."""

@@ -1,0 +1,1 @@
+"""Speaks HTTP to a server: requests, the stream of a training step, downloads."""

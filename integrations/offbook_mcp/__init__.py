@@ -36,8 +36,8 @@ try:
     )
     from .scenarios.files import ScenarioSet, load_scenarios, save_scenarios
     from .scenarios.generate import generate_scenarios
-    from .scenarios.probing import set_aside
     from .scenarios.scenario import McpScenario
+    from .scenarios.training_signal import set_aside
     from .tools.mcp_tools import mcp_tools
     from .tools.results import ToolResult
     from .tools.rollout_tools import RolloutTools

@@ -11,9 +11,9 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
 from offbook_mcp import ServerPool, Target
+from offbook_mcp.scenarios.dates import dates_like
 from offbook_mcp.scenarios.explore import explore
 from offbook_mcp.scenarios.harvest import Leaf, singular, words_of
-from offbook_mcp.scenarios.moments import dates_like
 from offbook_mcp.scenarios.sampler import ArgumentSampler
 from offbook_mcp.tools.tool import Schema, ServerDescription, ServerTool, ToolKind
 from offbook_mcp.tools.toolset import ModelTool, make_toolset

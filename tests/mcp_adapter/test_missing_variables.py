@@ -6,7 +6,7 @@ import pytest
 
 from offbook.base.errors import ConfigError
 from offbook_mcp import McpStartError, ServerPool
-from offbook_mcp.scenarios import pages
+from offbook_mcp.scenarios import reports as pages
 from offbook_mcp.scenarios.explore import explore
 from offbook_mcp.scenarios.generate import generate_scenarios
 from offbook_mcp.tools.missing_variables import variable_hint

@@ -17,9 +17,9 @@ from typer.main import get_command
 from offbook.base.errors import ConfigError
 from offbook_mcp.commands import app
 from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
-from offbook_mcp.scenarios.probing import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 from offbook_mcp.scenarios.split import combination, combinations, split_scenarios
+from offbook_mcp.scenarios.training_signal import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
 
 
 def scenario(number: int, *calls: tuple[str, dict[str, object]], **fields: object) -> McpScenario:

@@ -14,8 +14,8 @@ from offbook.cli import guarded
 from offbook.testing import ScriptedServer
 from offbook_mcp import Limits, ServerPool, Target
 from offbook_mcp.commands import app
-from offbook_mcp.training.agent_loop import LoopOptions
-from offbook_mcp.training.chat import Conversation
+from offbook_mcp.rollouts.agent_loop import LoopOptions
+from offbook_mcp.serving.chat import Conversation
 from tests.mcp_adapter.conftest import SERVERS, children, misbehaving
 from tests.mcp_training.order_server import make_server
 

@@ -11,12 +11,12 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
 from offbook_mcp import McpScenario, ServerPool, Target
+from offbook_mcp.rollouts.episode import MadeCall, ToolEpisode
+from offbook_mcp.rollouts.rewards import score
 from offbook_mcp.scenarios import execution
 from offbook_mcp.tools.free_form import free_form_arguments, result_digest, same_code
 from offbook_mcp.tools.tool import Schema, ServerTool
 from offbook_mcp.tools.toolset import ModelTool
-from offbook_mcp.training.episode import MadeCall, ToolEpisode
-from offbook_mcp.training.rewards import score
 from tests.mcp_adapter.test_scenarios_llm import answers, made, scenario, written
 
 READS = ToolAnnotations(read_only_hint=True)

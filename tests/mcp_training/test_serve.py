@@ -19,9 +19,9 @@ from offbook import TrainableModel
 from offbook.base.errors import ConfigError
 from offbook.testing import ScriptedServer
 from offbook_mcp import Limits, ServerPool, Target
-from offbook_mcp.training.access import checked_key, is_loopback
-from offbook_mcp.training.agent_loop import LoopOptions
-from offbook_mcp.training.serve import ToolEndpoint
+from offbook_mcp.rollouts.agent_loop import LoopOptions
+from offbook_mcp.serving.access import checked_key, is_loopback
+from offbook_mcp.serving.endpoint import ToolEndpoint
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.order_server import make_server
 from tests.paths import ROOT

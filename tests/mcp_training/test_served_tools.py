@@ -7,7 +7,7 @@ from mcp.server.mcpserver import MCPServer
 
 from offbook.base.errors import ConfigError
 from offbook_mcp import ServerPool, Target
-from offbook_mcp.training.served_tools import served_tools
+from offbook_mcp.serving.served_tools import served_tools
 
 
 def server(*names: str) -> MCPServer:

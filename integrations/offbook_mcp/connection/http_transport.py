@@ -11,8 +11,8 @@ from mcp.client.streamable_http import streamable_http_client
 
 from ..errors import McpOverflowError
 from ..tools.references import References
+from .connection_state import Link
 from .limits import Limits
-from .link import Link
 from .oauth import secrets_of
 from .servers import HttpServer
 

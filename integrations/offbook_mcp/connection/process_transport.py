@@ -29,8 +29,8 @@ from offbook.base.errors import ConfigError
 
 from ..errors import McpOverflowError, McpProtocolError
 from ..tools.references import References
+from .connection_state import Link
 from .limits import Limits
-from .link import Link
 from .reaper import reaper
 from .servers import ROLLOUT_DIR, StdioServer
 

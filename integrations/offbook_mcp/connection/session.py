@@ -34,10 +34,10 @@ from ..errors import (
 from ..tools.missing_variables import variable_hint
 from ..tools.references import names_secret, without
 from ..tools.tool import ServerDescription, as_server_tool
+from .connection_state import Link, described
+from .faulty_tools import sound_listings, sound_server
 from .http_transport import http_transport
 from .limits import Limits
-from .link import Link, described
-from .listings import sound_listings, sound_server
 from .process_transport import stdio_transport
 from .servers import AnyServer, HttpServer, InProcess, StdioServer
 

@@ -15,7 +15,7 @@ from offbook.llms.llm import Llm
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target
-from . import pages
+from . import reports as pages
 from .explore import explore as explored
 from .explore import withheld
 from .files import save_scenarios

@@ -13,10 +13,10 @@ from ..errors import McpServerError, McpStartError, McpToolsChangedError
 from ..tools.free_form import result_digest
 from ..tools.rollout_tools import RolloutTools
 from ..tools.tool import ToolKind
-from .answers import Answered
+from .dates import is_dated
+from .expected_answers import Answered
 from .explore import Exploration, Observation, answered, too_slow
 from .harvest import strings_of
-from .moments import is_dated
 from .scenario import ReferenceCall
 
 APART_SECONDS = 1.2

@@ -12,11 +12,11 @@ from offbook.base.errors import ConfigError, LlmError
 from offbook.llms.llm import Llm
 
 from ..tools.toolset import ModelTool
-from .answers import Answered
+from .dates import is_dated
 from .execution import ReferenceRun, with_results
+from .expected_answers import Answered
 from .generation import ScenarioGeneration
 from .harvest import usable_value
-from .moments import is_dated
 from .scenario import ReferenceCall
 from .wording import is_short
 from .writer_prompt import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from .answers import Expected, expected
 from .execution import SERVER_FAILED, ReferenceRun, with_results
+from .expected_answers import Expected, expected
 from .generation import ScenarioGeneration
 from .harvest import strings_of
-from .plans import Plan, PlanKind, Planner
+from .task_plans import Plan, PlanKind, Planner
 from .wording import phrases_of, task_of, tells_its_calls
 
 _WAVES = 12

@@ -14,8 +14,8 @@ from ..tools.schemas import simplified
 from ..tools.tool import Schema
 from ..tools.toolset import ModelTool
 from ..tools.validity import checker
+from .dates import is_dated
 from .harvest import Leaf, Scalar, words_of
-from .moments import is_dated
 from .slots import Slot, is_of_type, properties_of, slot_of
 
 _PRIOR = {

@@ -14,9 +14,9 @@ from rstr import Rstr
 from ..tools.tool import Schema, ToolKind
 from ..tools.toolset import ModelTool
 from ..tools.validity import checker
+from .dates import dates_like
 from .harvest import LONGEST_VALUE, Scalar, usable_value, words_of
 from .listed_values import values_for
-from .moments import dates_like
 from .schema_examples import examples_of
 
 ZONES = [

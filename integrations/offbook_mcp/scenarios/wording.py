@@ -17,8 +17,8 @@ from anyascii import anyascii
 from ..tools.effects import ToolKind, is_verb
 from ..tools.toolset import ModelTool
 from .harvest import singular, strings_of
-from .plans import Plan, PlanKind
 from .sampler import DraftCall
+from .task_plans import Plan, PlanKind
 
 MOST_WORDS = 59
 """Tasks stay below 60 words."""

@@ -11,9 +11,9 @@ from typing import cast
 from pydantic import BaseModel, Field, field_validator
 
 from ..tools.toolset import ModelTool
-from .answers import Answered
+from .dates import is_dated
+from .expected_answers import Answered
 from .explore import Exploration
-from .moments import is_dated
 from .wording import MOST_WORDS
 
 MOST_CALLS = 5

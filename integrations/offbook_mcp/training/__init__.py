@@ -1,1 +1,1 @@
-"""Training on a server's tools: rollouts, rewards from execution, the curriculum, the trainer and its commands."""
+"""Training on a server's tools: the curriculum, the trainer, the comparison, and the commands."""

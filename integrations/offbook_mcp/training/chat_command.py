@@ -13,17 +13,17 @@ from rich.console import Console
 
 from offbook import TrainableModel
 from offbook.base.plurals import counted
+from offbook_mcp.rollouts.agent_loop import LoopOptions
+from offbook_mcp.serving.chat import chat, conversations
+from offbook_mcp.serving.served_tools import served_tools
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target
 from ..connection.typed_lines import typed_lines
-from .agent_loop import LoopOptions
-from .chat import chat, conversations
 from .defaults import defaults_for
 from .mcp_trainer import ToolOptions
 from .model_at_step import ModelAtStep
 from .model_options import AllowWrites, BaseModel, ModelName, ServerDir, ServerUrl, model_from
-from .served_tools import served_tools
 
 Ask = Annotated[list[str], typer.Option(help="question to ask (repeat for more); default: read what you type")]
 Step = Annotated[int | None, typer.Option(min=0, help="step of the model; default: the newest")]

@@ -25,6 +25,8 @@ from offbook.tracing.names import resolve_sinks
 from offbook.trainer.evaluate import Evaluation
 from offbook.trainer.options import RunOptions, TrainerOptions
 from offbook.trainer.report import TrainReport
+from offbook_mcp.rollouts.agent_loop import LoopOptions
+from offbook_mcp.rollouts.rollout import McpRollout
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target, TargetLike
@@ -33,13 +35,11 @@ from ..scenarios.explore import withheld, withheld_lines
 from ..scenarios.files import ScenarioSet, save_scenarios
 from ..scenarios.generate import generate_scenarios
 from ..scenarios.split import HELD_OUT
-from .agent_loop import LoopOptions
 from .comparison import Comparison
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
+from .dry_run import ShownTools, plan_lines
 from .model_at_step import ModelAtStep
-from .plan import ShownTools, plan_lines
-from .probe import probed
-from .rollout import McpRollout
+from .probe_rollouts import probed
 from .scenario_judge import ScenarioJudge, unjudged, unused_judge
 from .scenario_source import ScenariosLike, as_set, check_usable, draft_file, remove_drafts, scenario_file
 from .scenario_trainer import ScenarioTrainer

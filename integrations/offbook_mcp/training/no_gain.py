@@ -11,10 +11,10 @@ from typing import cast
 from offbook import Trajectory, TrajectoryGroup
 from offbook.base.plurals import counted
 from offbook.base.printable import one_line
+from offbook_mcp.rollouts.argument_score import same_value
 
 from ..scenarios.scenario import McpScenario
 from ..tools.tool import Schema
-from .equivalence import same_value
 
 _LISTED = 4
 

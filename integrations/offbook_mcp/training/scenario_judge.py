@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from offbook import TrainableModel, Trajectory, TrajectoryGroup
 from offbook.base.errors import RolloutError
 from offbook.contracts import Judge
+from offbook_mcp.rollouts.rollout import McpRollout
 
 from ..scenarios.files import ScenarioSet
 from ..scenarios.scenario import CheckKind, McpScenario
-from .rollout import McpRollout
 
 SHARE = 0.5
 """Weight of the judge's score in the reward of a scenario that is scored by both."""

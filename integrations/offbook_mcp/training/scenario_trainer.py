@@ -11,11 +11,11 @@ from typing_extensions import Unpack
 
 from offbook import TrainableModel, Trainer, TrajectoryGroup
 from offbook.trainer.options import TrainerOptions
+from offbook_mcp.rollouts.rollout import McpRollout
 
 from ..scenarios.scenario import McpScenario
 from .curriculum import Curriculum
 from .no_gain import RunRecord
-from .rollout import McpRollout
 from .training_state import Measured, TrainingState
 
 

@@ -13,17 +13,17 @@ import uvicorn
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
 from offbook.base.plurals import counted
+from offbook_mcp.rollouts.agent_loop import LoopOptions
+from offbook_mcp.serving.access import checked_key
+from offbook_mcp.serving.endpoint import ToolEndpoint
+from offbook_mcp.serving.served_tools import served_tools
 
 from ..connection.pool import ServerPool
 from ..connection.target import Target
-from .access import checked_key
-from .agent_loop import LoopOptions
 from .defaults import defaults_for
 from .mcp_trainer import ToolOptions
 from .model_at_step import ModelAtStep
 from .model_options import AllowWrites, BaseModel, ModelName, ServerDir, ServerUrl, model_from
-from .serve import ToolEndpoint
-from .served_tools import served_tools
 
 Host = Annotated[str, typer.Option(help="address to listen on; beyond this machine, --api-key is needed")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="port; 0: any free one")]

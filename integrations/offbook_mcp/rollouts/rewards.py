@@ -21,14 +21,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from offbook import RewardResult
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
+from offbook_mcp.tools.free_form import free_form_arguments, same_code
+from offbook_mcp.tools.tool import ToolKind
+from offbook_mcp.tools.toolset import Toolset
 
-from ..scenarios.scenario import CheckKind, McpScenario, ReferenceCall
-from ..tools.free_form import free_form_arguments, same_code
-from ..tools.tool import ToolKind
-from ..tools.toolset import Toolset
-from .answers import answer_score
+from .answer_score import answer_score
+from .argument_score import argument_score
 from .episode import EpisodeEnd, MadeCall, ToolEpisode
-from .equivalence import argument_score
 
 TOOLS, ARGUMENTS, ANSWER = 0.2, 0.4, 0.4
 NEEDLESS, MOST_NEEDLESS = 0.05, 0.2

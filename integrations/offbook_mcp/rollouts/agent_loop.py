@@ -14,10 +14,10 @@ from openai.types.chat.chat_completion_message_tool_call import ChatCompletionMe
 
 from offbook import History
 from offbook.base.errors import ConfigError
+from offbook_mcp.tools.free_form import result_digest
+from offbook_mcp.tools.results import ToolResult, bounded_text
+from offbook_mcp.tools.rollout_tools import RolloutTools
 
-from ..tools.free_form import result_digest
-from ..tools.results import ToolResult, bounded_text
-from ..tools.rollout_tools import RolloutTools
 from .episode import Arguments, EpisodeEnd, MadeCall, ToolEpisode
 from .tool_clock import ToolClock
 

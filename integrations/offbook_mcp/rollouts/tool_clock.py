@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from offbook.base.tool_runs import ToolRun
-
-from ..tools.results import ToolResult
+from offbook_mcp.tools.results import ToolResult
 
 LONGEST_ERROR = 1_000
 """The most characters kept of a tool's error."""

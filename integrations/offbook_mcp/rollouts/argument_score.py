@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import cast
 
-from ..tools.tool import Schema
+from offbook_mcp.tools.tool import Schema
 
 _PATH_NAME = re.compile(r"(^|_|-)(path|paths|file|files|filename|dir|directory|folder|source|destination)s?$", re.I)
 _TIME = re.compile(r"(\d):(\d\d(?::\d\d)?)")

@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from offbook import History
 from offbook.base.types import new_id
-
-from .agent_loop import SYSTEM, AgentLoop
-from .episode import EpisodeEnd, ToolEpisode
+from offbook_mcp.rollouts.agent_loop import SYSTEM, AgentLoop
+from offbook_mcp.rollouts.episode import EpisodeEnd, ToolEpisode
 
 
 class SpokenMessage(BaseModel):

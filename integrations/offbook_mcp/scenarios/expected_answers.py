@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ..tools.result_values import structure_of
 from ..tools.results import ToolResult
+from .dates import is_dated
 from .harvest import SHORT, Leaf, comma_list, leaves_of, strings_of
-from .moments import is_dated
 
 _MOST_LISTED = 5
 _LONGEST_LINE = 48

@@ -10,11 +10,11 @@ from offbook import TrainableModel
 from offbook.base.plurals import counted
 from offbook.base.printable import one_line
 from offbook.trainer.options import TrainerOptions
+from offbook_mcp.rollouts.agent_loop import LoopOptions
 
 from ..connection.pool import ServerPool
 from ..scenarios.files import ScenarioSet
 from ..tools_page import sharing
-from .agent_loop import LoopOptions
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from offbook.base.errors import CaptureError, ConfigError
 from offbook.base.plurals import counted
 from offbook.base.types import as_rollout_exception
 from offbook.client.rollouts.capture import capturing
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.connection.servers import ROLLOUT_DIR
+from offbook_mcp.scenarios.scenario import McpScenario
+from offbook_mcp.tools.rollout_tools import RolloutTools
+from offbook_mcp.tools.toolset import Toolset
 
-from ..connection.pool import ServerPool
-from ..connection.servers import ROLLOUT_DIR
-from ..scenarios.scenario import McpScenario
-from ..tools.rollout_tools import RolloutTools
-from ..tools.toolset import Toolset
 from .agent_loop import SYSTEM, AgentLoop, LoopOptions
 from .episode import ToolEpisode
 from .rewards import score

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from offbook.base.errors import ConfigError
-
-from ..scenarios.explore import withheld, withheld_lines
-from ..tools.toolset import Toolset
-from .defaults import defaults_for
+from offbook_mcp.scenarios.explore import withheld, withheld_lines
+from offbook_mcp.tools.toolset import Toolset
+from offbook_mcp.training.defaults import defaults_for
 
 
 def served_tools(toolset: Toolset, base_model: str, allow_writes: bool, say: Callable[[str], None]) -> Toolset:

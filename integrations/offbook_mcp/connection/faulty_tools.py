@@ -18,7 +18,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCResponse, Tool
 from pydantic import BaseModel, ValidationError
 
-from .link import Link
+from .connection_state import Link
 from .servers import InProcess
 
 _Item: TypeAlias = "SessionMessage | Exception"

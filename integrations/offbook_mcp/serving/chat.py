@@ -15,14 +15,13 @@ from rich.text import Text
 
 from offbook import History, TrainableModel
 from offbook.base.printable import one_line, printable
-
-from ..connection.pool import ServerPool
-from ..errors import McpServerError
-from ..tools.rollout_tools import RolloutTools
-from ..tools.toolset import Toolset
-from .agent_loop import SYSTEM, AgentLoop, LoopOptions, ToolRecord
-from .episode import EpisodeEnd
-from .rollout import restricted
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.errors import McpServerError
+from offbook_mcp.rollouts.agent_loop import SYSTEM, AgentLoop, LoopOptions, ToolRecord
+from offbook_mcp.rollouts.episode import EpisodeEnd
+from offbook_mcp.rollouts.rollout import restricted
+from offbook_mcp.tools.rollout_tools import RolloutTools
+from offbook_mcp.tools.toolset import Toolset
 
 _SHOWN_ARGUMENTS, _SHOWN_RESULT = 200, 300
 

@@ -15,13 +15,13 @@ from starlette.types import ASGIApp
 
 from offbook import TrainableModel
 from offbook.base.printable import one_line
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.errors import McpServerError
+from offbook_mcp.rollouts.agent_loop import AgentLoop, LoopOptions
+from offbook_mcp.rollouts.rollout import restricted
+from offbook_mcp.tools.toolset import Toolset
 
-from ..connection.pool import ServerPool
-from ..errors import McpServerError
-from ..tools.toolset import Toolset
 from .access import OPEN_PATH, KeyGate, fault
-from .agent_loop import AgentLoop, LoopOptions
-from .rollout import restricted
 from .served_completion import ServedRequest, chunks, completion
 
 logger = logging.getLogger("offbook")

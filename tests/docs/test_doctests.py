@@ -35,13 +35,13 @@ CONVERSIONS = [
     "offbook.server.arguments",  # argv -> options
     "offbook.server.errors",  # an error -> an HTTP status
     "offbook.server.models.base_model",  # a base's name -> what an adapter names as its base
-    "offbook.server.pages.conversation",  # messages -> text
-    "offbook.server.pages.links",  # names -> addresses
-    "offbook.server.pages.numbers",  # numbers -> text
-    "offbook.server.pages.trend",  # values -> points of a line
-    "offbook.server.pages.step_groups",  # deviations -> CSS classes
-    "offbook.server.pages.token_pieces",  # bytes -> text
-    "offbook.server.pages.token_view",  # advantages -> text
+    "offbook.server.views.conversation",  # messages -> text
+    "offbook.server.views.page_urls",  # names -> addresses
+    "offbook.server.views.numbers",  # numbers -> text
+    "offbook.server.views.trend",  # values -> points of a line
+    "offbook.server.views.step_groups",  # deviations -> CSS classes
+    "offbook.server.views.token_pieces",  # bytes -> text
+    "offbook.server.views.token_view",  # advantages -> text
     "offbook.server.records.call_rows",  # tokens -> blobs
     "offbook.server.records.claims",  # ids -> statements
     "offbook.server.records.running_time",  # running time -> wall-clock time

@@ -26,13 +26,13 @@ from offbook.base.wire import TrajectoryWithCalls
 
 from .http.viewer import open_records
 from .pages.export import rollout_document
-from .pages.numbers import DASH, ago, fixed, moment, number, percent, seconds
-from .pages.rollout_view import rollout_view
-from .pages.run_facts import facts_of, warnings_of
 from .pages.run_page import HEADINGS, EvaluationLine, evaluation_lines, run_name, step_lines
 from .pages.runs_page import RunLine, lines_of
-from .pages.source import DashboardSource, RunOverview
 from .records.tables import trajectories
+from .views.dashboard_source import DashboardSource, RunOverview
+from .views.numbers import DASH, ago, fixed, moment, number, percent, seconds
+from .views.rollout_view import rollout_view
+from .views.run_summary import facts_of, warnings_of
 
 _RUNS = 30
 """Runs that `runs` lists at most."""

@@ -17,8 +17,8 @@ from offbook.base.errors import ConfigError
 from .arguments import KEY_VARIABLE
 from .http.auth import Guard, is_loopback
 from .http.viewer import build_viewer, open_records
-from .pages.source import DashboardSource
 from .serving import listen, url_of
+from .views.dashboard_source import DashboardSource
 
 
 def run_viewer(argv: Sequence[str]) -> int:

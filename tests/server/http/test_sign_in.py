@@ -12,8 +12,8 @@ import pytest
 from offbook.server.http.auth import Guard
 from offbook.server.http.sessions import COOKIE, CSRF_HEADER
 from offbook.server.http.viewer import build_viewer, open_records
-from offbook.server.pages.source import DashboardSource
 from offbook.server.records.store import Store
+from offbook.server.views.dashboard_source import DashboardSource
 
 KEY, LOOKER = "the-servers-own-key", "only-looking"
 

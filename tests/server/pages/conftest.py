@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from offbook.server.pages.step_groups import group_lines
 from offbook.server.records.overview import RolloutRow
+from offbook.server.views.step_groups import group_lines
 from tests.server.pages.recorded_run import RUN, record_run
 from tests.server.pages.viewing import from_records, viewing
 

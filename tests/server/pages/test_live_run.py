@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from offbook.server.pages.links import trajectory_url
-from offbook.server.pages.source import EngineState
 from offbook.server.records.overview import RolloutRow
+from offbook.server.views.dashboard_source import EngineState
+from offbook.server.views.page_urls import trajectory_url
 from tests.server.pages.browsing import expect, opened
 from tests.server.pages.recorded_run import RUN
 from tests.server.pages.viewing import viewing

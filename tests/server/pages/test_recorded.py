@@ -12,7 +12,7 @@ import pytest
 
 from offbook.engine import checkpoint_files
 from offbook.server.models.checkpoints import state_of
-from offbook.server.pages.numbers import fixed, number
+from offbook.server.views.numbers import fixed, number
 from tests.server.pages.recorded_run import MODEL, RUN
 
 pytestmark = pytest.mark.slow("whole trainings")

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from offbook.server.pages.links import group_url, trajectory_url
-from offbook.server.pages.source import DashboardSource
 from offbook.server.records.overview import RolloutRow
+from offbook.server.views.dashboard_source import DashboardSource
+from offbook.server.views.page_urls import group_url, trajectory_url
 from tests.server.pages.browsing import expect, faults, opened, overflow, settle
 from tests.server.pages.conftest import PLANTED
 from tests.server.pages.recorded_run import RUN

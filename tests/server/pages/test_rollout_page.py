@@ -11,8 +11,8 @@ import pytest
 
 from offbook import tiny
 from offbook.base.types import Call
-from offbook.server.pages.conversation import turns
-from offbook.server.pages.token_pieces import TokenPieces
+from offbook.server.views.conversation import turns
+from offbook.server.views.token_pieces import TokenPieces
 from offbook.testing import ScriptedChoice, ScriptedCompletion
 from tests.fakes.gateway import Gateway
 

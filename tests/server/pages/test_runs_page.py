@@ -12,8 +12,8 @@ import pytest
 
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainStatus
-from offbook.server.pages.trend import trend
 from offbook.server.terminal import run_terminal
+from offbook.server.views.trend import trend
 from tests.fakes.gateway import Gateway
 
 

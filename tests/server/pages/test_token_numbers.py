@@ -24,10 +24,10 @@ from offbook.engine import checkpoint_files, token_file
 from offbook.engine.token_file import TRAINED, TokenFile
 from offbook.server.http.viewer import open_records
 from offbook.server.models.checkpoints import state_of
-from offbook.server.pages.links import trajectory_url
-from offbook.server.pages.numbers import TIMES, fixed, number, seconds, signed
-from offbook.server.pages.source import DashboardSource
 from offbook.server.records.overview import RolloutRow
+from offbook.server.views.dashboard_source import DashboardSource
+from offbook.server.views.numbers import TIMES, fixed, number, seconds, signed
+from offbook.server.views.page_urls import trajectory_url
 from tests.server.pages.conftest import KEPT
 from tests.server.pages.recorded_run import MODEL, RUN
 

@@ -14,7 +14,7 @@ import uvicorn
 
 from offbook.server.http.auth import Guard
 from offbook.server.http.viewer import build_viewer, open_records
-from offbook.server.pages.source import DashboardSource, EngineState
+from offbook.server.views.dashboard_source import DashboardSource, EngineState
 from tests.server.servers import until
 
 R = TypeVar("R")

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import offbook
 from offbook.base.errors import OffbookError
 from offbook.base.wire import Health
+from offbook.server.views.dashboard_source import DashboardSource, EngineState
 
 from ..errors import ApiError, internal_error, refused, shortened
 from ..pages.site import add_pages
-from ..pages.source import DashboardSource, EngineState
 from ..services import Services, ServicesDep
 from . import cross_site, openai_api, resampling, training_api, trajectory_api
 from .auth import SIGN_IN, SIGN_OUT, Guard

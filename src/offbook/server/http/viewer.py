@@ -8,9 +8,9 @@ from fastapi import FastAPI
 
 import offbook
 from offbook.base.errors import ConfigError
+from offbook.server.views.dashboard_source import DashboardSource
 
 from ..pages.site import add_pages
-from ..pages.source import DashboardSource
 from ..records.read_only import ReadOnlyRecords
 from .app import AccessChecks, UnexpectedErrors, add_error_answers
 from .auth import Guard

@@ -5,12 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from .group_view import SIDES, GroupView, group_view
-from .links import name_of, run_url, step_url
+from offbook.server.views.dashboard_source import DashboardSource, SourceDep
+from offbook.server.views.group_view import SIDES, GroupView, group_view
+from offbook.server.views.page_urls import name_of, run_url, step_url
+from offbook.server.views.token_view import diverging
+
 from .rendering import Crumb, UnknownPage, page
 from .run_page import run_name
-from .source import DashboardSource, SourceDep
-from .token_view import diverging
 
 router = APIRouter()
 

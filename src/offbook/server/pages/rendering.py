@@ -13,8 +13,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from offbook.base.types import Json
-
-from . import links, numbers
+from offbook.server.views import numbers, page_urls
 
 FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"
@@ -62,7 +61,14 @@ def static(name: str) -> str:
     return f"/pages/static/{name}"
 
 
-FUNCTIONS = (links.run_url, links.step_url, links.group_url, links.trajectory_url, links.search_url, static)
+FUNCTIONS = (
+    page_urls.run_url,
+    page_urls.step_url,
+    page_urls.group_url,
+    page_urls.trajectory_url,
+    page_urls.search_url,
+    static,
+)
 """The functions that templates can call, by their names."""
 
 

@@ -8,14 +8,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from offbook.server.views.dashboard_source import DashboardSource, SourceDep
+from offbook.server.views.page_urls import group_url, name_of, run_url, step_url
+from offbook.server.views.rollout_view import RolloutView, rollout_view
+from offbook.server.views.step_groups import group_lines
+from offbook.server.views.token_view import COLOURS, Colour, advantage_words
+
 from ...engine import checkpoint_files
-from .links import group_url, name_of, run_url, step_url
 from .rendering import Crumb, UnknownPage, page
-from .rollout_view import RolloutView, rollout_view
 from .run_page import run_name
-from .source import DashboardSource, SourceDep
-from .step_groups import group_lines
-from .token_view import COLOURS, Colour, advantage_words
 
 router = APIRouter()
 

@@ -9,12 +9,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from .listed_runs import ListedRun
+from offbook.server.views.dashboard_source import DashboardSource, RunOverview, SourceDep
+from offbook.server.views.listed_runs import ListedRun
+from offbook.server.views.run_charts import measure, score
+from offbook.server.views.run_status import RunStatus, status_of
+from offbook.server.views.trend import points, trend
+
 from .rendering import Crumb, page
-from .run_charts import measure, score
-from .run_status import RunStatus, status_of
-from .source import DashboardSource, RunOverview, SourceDep
-from .trend import points, trend
 
 router = APIRouter()
 

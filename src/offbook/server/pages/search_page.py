@@ -8,10 +8,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from offbook.server.views.dashboard_source import SourceDep
+from offbook.server.views.page_urls import search_url
+
 from ..records.search import RolloutFilter, search
-from .links import search_url
 from .rendering import Crumb, page
-from .source import SourceDep
 
 router = APIRouter()
 

@@ -8,9 +8,10 @@ from fastapi import FastAPI, Request, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from offbook.server.views.dashboard_source import DashboardSource
+
 from . import export, group_page, rollout_page, run_page, runs_page, search_page, step_page
 from .rendering import SAFE, STATIC, Crumb, UnknownPage, page
-from .source import DashboardSource
 
 ROUTERS = (
     *(runs_page.router, run_page.router, step_page.router, group_page.router, rollout_page.router),

@@ -9,17 +9,18 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy import Connection
 
+from offbook.server.views.dashboard_source import RunOverview, SourceDep
+from offbook.server.views.numbers import DASH, fixed, number, percent, seconds
+from offbook.server.views.page_urls import number_of, run_url, trajectory_url
+from offbook.server.views.run_index import TrainUpdate
+from offbook.server.views.run_summary import Fact
+from offbook.server.views.step_groups import MIN_GROUP_SIZE, GroupLine, group_lines
+from offbook.server.views.timeline import Timeline, timeline
+
 from ..records import overview
 from ..records.overview import CallTimes, RolloutRow
-from .links import number_of, run_url, trajectory_url
-from .numbers import DASH, fixed, number, percent, seconds
 from .rendering import Crumb, UnknownPage, page
-from .run_facts import Fact
 from .run_page import known_run, run_name
-from .source import RunOverview, SourceDep
-from .step_groups import MIN_GROUP_SIZE, GroupLine, group_lines
-from .timeline import Timeline, timeline
-from .updates import TrainUpdate
 
 router = APIRouter()
 

@@ -11,17 +11,17 @@ from fastapi import Depends, Request
 from sqlalchemy import Connection
 
 from offbook.base.wire import TrajectoryWithCalls
+from offbook.engine import checkpoint_files
+from offbook.server.models.checkpoints import ModelFacts, scan_models
+from offbook.server.records import overview
+from offbook.server.records.call_reading import WHOLE, read_calls
+from offbook.server.records.overview import RolloutRow, RunRow, StepRollouts
+from offbook.server.records.read_only import Readable
+from offbook.server.records.store import finished
 
-from ...engine import checkpoint_files
-from ..models.checkpoints import ModelFacts, scan_models
-from ..records import overview
-from ..records.call_reading import WHOLE, read_calls
-from ..records.overview import RolloutRow, RunRow, StepRollouts
-from ..records.read_only import Readable
-from ..records.store import finished
 from .listed_runs import ListedRun, under_trainings
+from .run_index import EvaluationIndex, LoggedEvaluation, TrainUpdate, UpdateIndex
 from .token_files import TokenFiles
-from .updates import EvaluationIndex, LoggedEvaluation, TrainUpdate, UpdateIndex
 
 R = TypeVar("R")
 

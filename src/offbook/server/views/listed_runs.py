@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..records.overview import RunRow
-from .updates import TrainUpdate, UpdateIndex
+from offbook.server.records.overview import RunRow
+
+from .run_index import TrainUpdate, UpdateIndex
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 
 from markupsafe import Markup, escape
 
-from ..records.overview import CallTimes, RolloutRow
-from .updates import TrainUpdate
+from offbook.server.records.overview import CallTimes, RolloutRow
+
+from .run_index import TrainUpdate
 
 Kind = Literal["waiting", "sampling", "tool", "own", "training", "swap"]
 PHASES = ("plan", "old_logprobs", "base_logprobs", "update", "save")

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from offbook.base.rounding import distinct
-
-from ..records.overview import RolloutRow
+from offbook.server.records.overview import RolloutRow
 
 MIN_GROUP_SIZE = 2
 """Fewest scored rollouts in a group that is trained, unless the train request has another minimum."""

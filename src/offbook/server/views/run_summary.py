@@ -9,9 +9,9 @@ from itertools import pairwise
 from offbook.base.alerts import AlertLimits, signs
 from offbook.base.plurals import counted
 
+from .dashboard_source import RunOverview
 from .numbers import DASH, fixed, number, percent, seconds
 from .run_charts import evaluations_by_split, measure, saved_by_tree, score
-from .source import RunOverview
 from .trend import trend
 
 _LOOKED_BACK = 10

@@ -10,10 +10,10 @@ from pathlib import Path
 from threading import Lock
 
 from offbook.base.errors import EngineError
+from offbook.engine import token_file
+from offbook.engine.token_file import TokenFile, TokenHead
 
-from ...engine import token_file
-from ...engine.token_file import TokenFile, TokenHead
-from .updates import TrainUpdate
+from .run_index import TrainUpdate
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...engine.token_file import TokenFile, TrainedCall
+from offbook.engine.token_file import TokenFile, TrainedCall
+
 from .numbers import TIMES, signed
 
 

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from .dashboard_source import EngineState, RunOverview
 from .numbers import DASH
-from .source import EngineState, RunOverview
 
 ACTIVE_SECONDS = 180.0
 """A run without a new rollout or update for this long is shown as ended."""

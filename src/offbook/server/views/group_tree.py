@@ -11,9 +11,8 @@ from typing import Literal
 import numpy as np
 
 from offbook.base.types import Call
-
-from ...engine.protocol import Sample
-from ...engine.token_tree import build_tree, numbered
+from offbook.engine.protocol import Sample
+from offbook.engine.token_tree import build_tree, numbered
 
 Kind = Literal["prompt", "sampled", "context"]
 

@@ -14,9 +14,8 @@ from sqlalchemy import Connection
 
 from offbook.base.types import Json
 from offbook.base.wire import LogRequest, TrainStatus
-
-from ..records import overview
-from ..records.overview import TrainRow
+from offbook.server.records import overview
+from offbook.server.records.overview import TrainRow
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from offbook.base.types import Call, CallOutput, Json
 from offbook.base.wire import TrajectoryRecord
+from offbook.engine.token_file import CLIPPED, TRAINED, TokenFile, TrainedCall
 
-from ...engine.token_file import CLIPPED, TRAINED, TokenFile, TrainedCall
 from .numbers import signed
 from .shared_tokens import SharedRun, shared_runs
 from .token_pieces import TokenPiece, TokenPieces

@@ -12,21 +12,21 @@ from sqlalchemy import Connection
 from offbook.base.rounding import distinct
 from offbook.base.types import Call
 from offbook.base.wire import TrajectoryRecord
+from offbook.engine.token_file import TokenHead
+from offbook.server.records.call_reading import WHOLE, read_calls
+from offbook.server.records.overview import RolloutRow
+from offbook.server.records.store import finished
 
-from ...engine.token_file import TokenHead
-from ..records.call_reading import WHOLE, read_calls
-from ..records.overview import RolloutRow
-from ..records.store import finished
 from .conversation import ShownMessage, shown, turns
+from .dashboard_source import DashboardSource
 from .group_tree import GroupTree, group_tree
-from .links import trajectory_url
 from .numbers import DASH
+from .page_urls import trajectory_url
 from .rollout_view import explanations
-from .source import DashboardSource
+from .run_index import TrainUpdate
 from .token_files import why_none
 from .token_view import advantage_words
 from .tree_picture import SLIM, WIDE, Picture, TreeRollout, picture
-from .updates import TrainUpdate
 
 SIDES = 16
 """Most rollouts that are shown side by side. The table lists all."""

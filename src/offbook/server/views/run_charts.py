@@ -8,8 +8,8 @@ from itertools import chain
 
 from offbook.base.types import Json
 
-from .source import RunOverview
-from .updates import LoggedEvaluation, TrainUpdate
+from .dashboard_source import RunOverview
+from .run_index import LoggedEvaluation, TrainUpdate
 
 Value = Callable[[TrainUpdate], float | None]
 """Reads a value from an update; None if it has none."""

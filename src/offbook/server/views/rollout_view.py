@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 from offbook.base.types import Call
 from offbook.base.wire import TrajectoryRecord
+from offbook.engine.token_file import TokenFile
+from offbook.engine.token_tree import common_prefix
+from offbook.server.records.overview import RolloutRow
 
-from ...engine.token_file import TokenFile
-from ...engine.token_tree import common_prefix
-from ..records.overview import RolloutRow
 from .conversation import CallTurn, turns
+from .dashboard_source import DashboardSource
 from .numbers import DASH
-from .source import DashboardSource
+from .run_index import TrainUpdate
 from .token_files import why_none
 from .token_pieces import TokenPieces, folder_of_base, pieces_of
 from .token_view import TokenView, token_view
-from .updates import TrainUpdate
 
 CAUSES = {
     "template": "the prompt repeats the answer with different white space or without its reasoning",

@@ -7,12 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from offbook.base.types import (
-    Call,
-    CallOutput,
-    Json,
-    Message,
-)
+from offbook.base.types import Call, CallOutput, Json, Message
 
 EMPTY: Mapping[str, str] = {}
 _ONE_LINE = 60

@@ -17,9 +17,8 @@ from typing import cast
 from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
+from offbook import tiny
 from offbook.base.types import Json
-
-from ... import tiny
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 
 from offbook import Trajectory
-from offbook.base.tool_runs import ToolRun
+from offbook.base.types import ToolRun
 
 LONGEST_ERROR = 1_000
 """The most characters kept of a tool's error."""

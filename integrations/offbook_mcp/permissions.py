@@ -12,7 +12,7 @@ import typer
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from offbook.base.errors import ConfigError
-from offbook.base.printable import one_line
+from offbook.base.text import one_line
 
 from .connection.typed_lines import typed_line
 from .tools.effects import ToolKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from offbook.base.printable import one_line, printable
+from offbook.base.text import one_line, printable
 
 from .connection.pool import ServerPool
 from .tools.toolset import ModelTool

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from .base.tool_runs import ToolRun as ToolRun
 from .base.types import Json, TrajectoryGroup
+from .base.types import ToolRun as ToolRun
 from .base.wire import RolloutTrace
 
 

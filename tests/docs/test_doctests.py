@@ -26,8 +26,8 @@ CONVERSIONS = [
     "offbook.base.extras",  # where the package came from -> a pip command
     "offbook.memory_plan.base_shape",  # config.json -> numbers of weights
     "offbook.memory_plan.card",  # a size -> bytes
-    "offbook.base.plain_values",  # an object -> text
-    "offbook.base.plurals",  # a count and a noun -> text
+    "offbook.base.user_values",  # an object -> text
+    "offbook.base.text",  # a count and a noun -> text
     "offbook.quickstart.story",  # a tool call -> its arguments
     "offbook.rewards.agreement",  # two scorings -> Kendall's tau
     "offbook.rewards.outcome",  # a return value -> a reward

@@ -11,7 +11,7 @@ from mcp import types
 from pydantic import BaseModel
 
 from offbook.base.errors import ConfigError
-from offbook.base.printable import one_line, printable
+from offbook.base.text import one_line, printable
 from offbook_mcp import ServerDescription, ServerPool, ServerTool, Target
 from offbook_mcp.tools.results import as_tool_result, resource_text
 from offbook_mcp.tools.schemas import simplified

@@ -17,8 +17,7 @@ from langfuse.api import LangfuseAPI
 from langfuse.api.prompts import CreateTextPromptRequest
 
 from offbook import Scenario
-from offbook.base.tool_runs import ToolRun
-from offbook.base.types import new_id
+from offbook.base.types import ToolRun, new_id
 from offbook.base.wire import RolloutTrace
 from offbook.contracts import EvaluationFinished, GroupsFinished, StepFinished
 from offbook.testing.sinks import START, sample_rollout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offbook.base.tool_runs import ToolRun
+from offbook.base.types import ToolRun
 from offbook.base.wire import RolloutTrace
 from offbook.testing.sinks import START, sample_rollout
 from offbook.tracing.spans import GAP, NO_RESULT, RECORDED, SpanKind, TraceSpan, rollout_spans

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import cast
 
-from offbook.base.printable import one_line, printable
+from offbook.base.text import one_line, printable
 
 from ..errors import McpServerError
 from ..tools.references import without

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from offbook import TrainableModel, Trajectory
 from offbook.base.errors import CaptureError, ConfigError
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 from offbook.base.types import as_rollout_exception
 from offbook.client.rollouts.capture import capturing
 from offbook_mcp.connection.pool import ServerPool

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from offbook.base.tool_runs import ToolRun
+from offbook.base.types import ToolRun
 from offbook_mcp.tools.results import ToolResult
 
 LONGEST_ERROR = 1_000

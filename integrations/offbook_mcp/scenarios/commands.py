@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from offbook.base.errors import ConfigError
-from offbook.base.printable import one_line
+from offbook.base.text import one_line
 from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from offbook.base.errors import ConfigError
-from offbook.base.printable import one_line
+from offbook.base.text import one_line
 
 from ..connection.pool import ServerPool
 from ..connection.servers import StdioServer

@@ -16,7 +16,7 @@ from mcp import Client, MCPError
 from mcp.types import ReadResourceResult
 
 from offbook.base.errors import ConfigError
-from offbook.base.printable import one_line
+from offbook.base.text import one_line
 
 from ..connection.pool import ServerPool
 from ..errors import McpServerError, McpToolsChangedError

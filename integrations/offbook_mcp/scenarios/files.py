@@ -15,7 +15,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from offbook.base.errors import ConfigError
-from offbook.base.printable import one_line
+from offbook.base.text import one_line
 
 from .scenario import McpScenario
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from offbook.base.plurals import counted
-from offbook.base.printable import one_line
+from offbook.base.text import counted, one_line
 
 from ..connection.pool import ServerPool
 from .execution import Executor, ReferenceRun

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from offbook.base.plurals import counted
-from offbook.base.printable import one_line
+from offbook.base.text import counted, one_line
 
 from ..connection.pool import ServerPool
 from .coverage import variable_hints

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offbook import History, TrainableModel
-from offbook.base.printable import one_line, printable
+from offbook.base.text import one_line, printable
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError
 from offbook_mcp.rollouts.agent_loop import SYSTEM, AgentLoop, LoopOptions, ToolRecord

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from offbook import TrainableModel
-from offbook.base.printable import one_line
+from offbook.base.text import one_line
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError
 from offbook_mcp.rollouts.agent_loop import AgentLoop, LoopOptions

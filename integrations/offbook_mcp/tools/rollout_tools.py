@@ -11,7 +11,7 @@ from typing import cast
 
 from mcp import Client, MCPError
 
-from offbook.base.printable import one_line
+from offbook.base.text import one_line
 
 from ..connection.limits import Limits
 from ..connection.servers import ROLLOUT_DIR

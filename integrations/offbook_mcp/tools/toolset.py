@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, cast
 from anyascii import anyascii
 
 from offbook.base.errors import ConfigError
-from offbook.base.printable import one_line
+from offbook.base.text import one_line
 from offbook.base.types import Tool
 
 from ..connection.servers import ROLLOUT_DIR

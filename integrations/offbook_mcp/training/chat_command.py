@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from offbook import TrainableModel
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.serving.chat import chat, conversations
 from offbook_mcp.serving.served_tools import served_tools

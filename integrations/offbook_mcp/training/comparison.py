@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from offbook.base.printable import one_line
+from offbook.base.text import one_line
 
 from .training_state import Measured
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from offbook import TrainableModel
-from offbook.base.plurals import counted
-from offbook.base.printable import one_line
+from offbook.base.text import counted, one_line
 from offbook.trainer.options import TrainerOptions
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 

@@ -12,9 +12,8 @@ from typing_extensions import Unpack
 from offbook import OffbookError, TrainableModel, acompare
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import check_options, names_checked
-from offbook.base.plurals import counted
-from offbook.base.printable import one_line
 from offbook.base.sync_calls import run_sync
+from offbook.base.text import counted, one_line
 from offbook.comparison.candidates import CandidateLike
 from offbook.comparison.options import CompareOptions
 from offbook.comparison.results import ComparisonReport

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from offbook import Trajectory, TrajectoryGroup
-from offbook.base.plurals import counted
-from offbook.base.printable import one_line
+from offbook.base.text import counted, one_line
 from offbook_mcp.rollouts.argument_score import same_value
 
 from ..scenarios.scenario import McpScenario

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from offbook import LocalBackend, TrainableModel
 from offbook.base.errors import ConfigError
-from offbook.base.listing import as_list
+from offbook.base.user_values import as_list
 from offbook_mcp.rollouts.rollout import check_scenarios
 
 from ..connection.pool import ServerPool

@@ -12,7 +12,7 @@ import uvicorn
 
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.serving.access import checked_key
 from offbook_mcp.serving.endpoint import ToolEndpoint

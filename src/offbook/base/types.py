@@ -29,8 +29,32 @@ from .choices import (
     as_message,
     mark_of,
 )
-from .plain_values import plain_text
-from .tool_runs import ToolRun
+from .user_values import plain_text
+
+UnixSeconds = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
+"""A time between 1970 and 9999."""
+
+
+class ToolRun(BaseModel):
+    """One execution of the tool call `tool_call_id`. A retry is another run with the same id.
+
+    The arguments are in the model call that requested it. The result is in the messages of the next model call."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tool_call_id: str
+    name: str
+    started_at: UnixSeconds
+    ended_at: UnixSeconds
+    error: str | None = None  # the error that the tool raised or reported
+    result: str | None = None  # its text, if no recorded model call received it
+
+    @field_validator("name", "error", "result", mode="before")
+    @classmethod
+    def _encodable(cls, text: object) -> object:
+        """Replace lone surrogates, which UTF-8 cannot encode, by question marks."""
+        return plain_text(text) if isinstance(text, str) else text
+
 
 Json: TypeAlias = Any
 """A JSON value, typed as Any: a recursive alias makes pydantic and editors slow."""

@@ -15,7 +15,6 @@ from typing_extensions import TypeVar
 
 from offbook.base.config import LoraOptions, TrainConfig
 from offbook.base.errors import ConfigError
-from offbook.base.listing import as_list
 from offbook.base.option_names import check_options
 from offbook.base.types import (
     Json,
@@ -26,6 +25,7 @@ from offbook.base.types import (
     TrajectoryGroup,
     new_id,
 )
+from offbook.base.user_values import as_list
 from offbook.base.wire import (
     OPEN,
     RECORD_HEADER,

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, cast
 from urllib.parse import parse_qsl
 
 from offbook.base.errors import ConfigError
-from offbook.base.listing import as_list
 from offbook.base.types import Json
+from offbook.base.user_values import as_list
 from offbook.client.model import Model, TrainableModel
 from offbook.llms.llm import Llm
 

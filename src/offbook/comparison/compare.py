@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from offbook.base.errors import ConfigError
-from offbook.base.plurals import counted
 from offbook.base.sync_calls import run_sync
+from offbook.base.text import counted
 from offbook.base.types import Json
 from offbook.client.model import Model, TrainableModel
 from offbook.contracts import Judge

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from offbook.base.choices import as_message
 from offbook.base.errors import RolloutError
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 from offbook.base.types import (
     History,
     Message,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from offbook.base.errors import ConfigError
-from offbook.base.listing import as_list
 from offbook.base.option_names import check_options
+from offbook.base.user_values import as_list
 from offbook.client.rollouts.arrow_rows import unpadded
 from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
 from offbook.contracts import Judge, TraceSink

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from offbook.base.errors import MissingExtraError
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 
 from .charts import charts_of
 from .results import ComparisonReport

@@ -13,7 +13,7 @@ from openai.types.chat.chat_completion import Choice
 
 from offbook.base.choices import MARK, mark_of
 from offbook.base.errors import RolloutError
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 from offbook.base.types import (
     Call,
     CallStatus,

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import offbook
 from offbook.base.config import EngineOptions
 from offbook.base.extras import install_command
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 
 from ..client.commands import running_server
 from .packages import KNOWN, Check, Installed, package_checks

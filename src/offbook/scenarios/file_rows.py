@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 from offbook.base.errors import ConfigError
-from offbook.base.plain_values import json_value
 from offbook.base.types import Json
+from offbook.base.user_values import json_value
 
 Place: TypeAlias = int
 """The line where a row begins (from 1), or its index in a dataset (from 0)."""

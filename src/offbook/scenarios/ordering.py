@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from offbook.base.errors import ConfigError
-from offbook.base.listing import as_list
+from offbook.base.user_values import as_list
 
 from .identity import scenario_id
 

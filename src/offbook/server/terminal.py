@@ -19,8 +19,7 @@ from sqlalchemy import Connection, select
 
 from offbook.base.config import default_dir
 from offbook.base.errors import ConfigError
-from offbook.base.plurals import counted
-from offbook.base.printable import printable
+from offbook.base.text import counted, printable
 from offbook.base.types import Call, Json, Message
 from offbook.base.wire import TrajectoryWithCalls
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbook.base.errors import ConfigError, OffbookError
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 from offbook.base.types import RolloutPlace
 from offbook.base.wire import ModelRecords, RolloutTrace, TrajectoryQuery
 from offbook.client.commands import directory_models, directory_rollouts

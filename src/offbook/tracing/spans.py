@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, cast
 
-from offbook.base.tool_runs import ToolRun
 from offbook.base.types import (
     CallStatus,
     CallTrace,
     Json,
     Message,
+    ToolRun,
 )
 from offbook.base.wire import RolloutTrace
 

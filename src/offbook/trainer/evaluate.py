@@ -12,7 +12,7 @@ from html import escape
 from types import MappingProxyType
 
 from offbook.base.errors import ConfigError
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 from offbook.base.types import Trajectory, TrajectoryGroup
 from offbook.client.rollouts.failures import (
     FailureKind,

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from offbook.base.config import describe
 from offbook.base.errors import ConfigError
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 
 from .evaluate import Evaluation
 from .statistics import bootstrap_mean, paired_difference

@@ -13,7 +13,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from offbook.base.errors import ConfigError, LlmError, RolloutError
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 from offbook.base.types import History
 from offbook.llms import budget
 from offbook.rewards.agreement import kendall_tau_b, pairs_in_order

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from offbook.base.config import TrainConfig
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 from offbook.base.types import TrajectoryGroup
 from offbook.client.connection.progress import NO_SIGNAL
 from offbook.client.model import TrainableModel

@@ -12,9 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from offbook.base.alerts import AlertLimits
 from offbook.base.config import TrainConfig
 from offbook.base.errors import ConfigError
-from offbook.base.listing import as_list
 from offbook.base.option_names import check_options
 from offbook.base.types import PlaceName, Trajectory
+from offbook.base.user_values import as_list
 from offbook.client.rollouts.arrow_rows import unpadded
 from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
 from offbook.contracts import Alert, Judge, TraceSink

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, Unpack, overload
 
 from offbook.base.errors import BudgetExceeded, ConfigError, RolloutError
-from offbook.base.listing import as_list
 from offbook.base.option_names import names_checked
-from offbook.base.plurals import counted
 from offbook.base.sync_calls import run_sync
+from offbook.base.text import counted
 from offbook.base.types import RolloutPlace, Trajectory, TrajectoryGroup
+from offbook.base.user_values import as_list
 from offbook.client.model import TrainableModel
 from offbook.client.rollouts.arrow_rows import unpadded
 from offbook.client.rollouts.capture import logged_reward

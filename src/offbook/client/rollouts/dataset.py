@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from offbook.base.errors import ConfigError
-from offbook.base.listing import as_list
 from offbook.base.option_names import names_checked
+from offbook.base.user_values import as_list
 
 from .arrow_rows import UnpaddedRows, unpadded
 

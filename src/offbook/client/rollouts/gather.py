@@ -18,7 +18,6 @@ from offbook.base.errors import (
     ConfigError,
     RolloutError,
 )
-from offbook.base.listing import as_list
 from offbook.base.option_names import names_checked
 from offbook.base.types import (
     PendingRollout,
@@ -29,6 +28,7 @@ from offbook.base.types import (
     as_rollout_exception,
     new_id,
 )
+from offbook.base.user_values import as_list
 from offbook.client.connection.progress import RolloutBar
 
 from .failures import details, failure_kinds, summary

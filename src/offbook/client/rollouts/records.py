@@ -16,9 +16,7 @@ from typing import cast
 from openai.types.chat.chat_completion import Choice
 
 from offbook.base.errors import ConfigError
-from offbook.base.listing import as_list
-from offbook.base.plain_values import json_value, plain_text
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 from offbook.base.types import (
     History,
     Json,
@@ -32,6 +30,7 @@ from offbook.base.types import (
     call_ref,
     new_id,
 )
+from offbook.base.user_values import as_list, json_value, plain_text
 from offbook.base.wire import GroupRecord, TrajectoryRecord
 
 LARGEST_NUMBER = 1e100

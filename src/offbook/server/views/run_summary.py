@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from offbook.base.alerts import AlertLimits, signs
-from offbook.base.plurals import counted
+from offbook.base.text import counted
 
 from .dashboard_source import RunOverview
 from .numbers import DASH, fixed, number, percent, seconds

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import unicodedata
 
+
+def counted(count: int, noun: str) -> str:
+    """A count and a noun whose plural ends in `s`.
+
+    >>> counted(1, "scenario"), counted(1200, "rollout")
+    ('1 scenario', '1,200 rollouts')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 _KEPT = {"\n", "\t", "\u200c", "\u200d"}  # the last two join emoji and letters
 _ESCAPED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 

@@ -16,9 +16,9 @@ from offbook.cli import app
 from offbook.memory_plan.base_shape import read_shape
 from offbook.memory_plan.card import Card, parse_card
 from offbook.memory_plan.layout import LAYOUTS, sampling_parts, step_parts
-from offbook.memory_plan.page import LABELS, plan_lines
 from offbook.memory_plan.parts import Workload, cache_per_token, parts
 from offbook.memory_plan.plan import CARDS, LEAST_ROW, make_plan, remedy
+from offbook.memory_plan.plan_text import LABELS, plan_lines
 from offbook.memory_plan.published import find_shape, published
 from offbook.tiny import path as tiny_policy
 from tests.paths import ROOT

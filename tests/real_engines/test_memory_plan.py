@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from offbook.memory_plan.card import parse_card
-from offbook.memory_plan.page import plan_lines
 from offbook.memory_plan.parts import Workload
 from offbook.memory_plan.plan import make_plan
+from offbook.memory_plan.plan_text import plan_lines
 from offbook.memory_plan.published import find_shape
 from tests.real_engines.measured_learner import READING
 from tests.server.servers import RunningServer

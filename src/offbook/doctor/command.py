@@ -15,12 +15,12 @@ from offbook.base.config import EngineOptions, MemoryLayout
 from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
 from offbook.base.types import Json
+from offbook.memory_plan.plan_text import headline, plan_json, plan_lines
 
 from ..client.commands import server_folder
 from ..command_options import Dir
 from ..memory_plan.card import Card, parse_card
 from ..memory_plan.layout import LAYOUTS
-from ..memory_plan.page import headline, plan_json, plan_lines
 from ..memory_plan.parts import Workload
 from ..memory_plan.plan import MemoryPlan, make_plan
 from ..memory_plan.published import find_shape

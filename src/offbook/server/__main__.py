@@ -58,7 +58,7 @@ def read_directory(words: Sequence[str]) -> int:
     Raises MissingExtraError and what `directory.answer` raises.
     """
     _check_extra()
-    from .directory import answer
+    from .stored_models import answer
 
     print(answer(words))
     return 0

@@ -14,12 +14,12 @@ from pydantic import BaseModel, ValidationError
 from offbook.base.errors import ConfigError
 from offbook.base.wire import ModelRecords, RolloutTrace, TrajectoryQuery
 
-from .directory import checkpoint_states
 from .http.viewer import open_records
 from .models.checkpoints import scan_models
 from .records.call_reading import trace_page
 from .records.overview import model_logs
 from .records.read_only import Readable
+from .stored_models import checkpoint_states
 
 
 def run_json_lines(argv: Sequence[str]) -> int:

@@ -14,9 +14,9 @@ from offbook.base.config import ServerOptions
 
 from .calls.recorder import Recorder
 from .models.base_model import BaseModelPath
-from .models.model_services import ModelServices
+from .models.checkpoint_swaps import ModelServices
 from .records.store import Store
-from .sampler.choice import EngineChoice
+from .sampler.engine_choice import EngineChoice
 from .sampler.sampler import Sampler
 from .training.archives import Archives
 from .training.history import TrainHistory

@@ -35,11 +35,11 @@ from .http.key_file import KeyFile
 from .lock import DirectoryLock
 from .logprob_check import check_logprobs
 from .models.base_model import BaseModelPath, find
-from .models.model_services import open_models
+from .models.checkpoint_swaps import open_models
 from .private import make_private
 from .records.running_time import RunningTime
 from .records.store import Store
-from .sampler.choice import EngineChoice, choose
+from .sampler.engine_choice import EngineChoice, choose
 from .services import Services
 from .training.archives import Archives
 from .training.history import TrainHistory

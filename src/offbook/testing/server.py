@@ -19,9 +19,9 @@ from offbook.server.calls.recorder import Recorder
 from offbook.server.http import app
 from offbook.server.http.auth import Guard
 from offbook.server.models.base_model import BaseModelPath
-from offbook.server.models.model_services import open_models
+from offbook.server.models.checkpoint_swaps import open_models
 from offbook.server.records.store import Store
-from offbook.server.sampler.choice import EngineChoice
+from offbook.server.sampler.engine_choice import EngineChoice
 from offbook.server.sampler.supervised import SupervisedSampler
 from offbook.server.services import Services
 from offbook.server.training.archives import Archives

@@ -14,10 +14,10 @@ import pytest
 from offbook.base.config import EngineOptions
 from offbook.base.errors import ConfigError, EngineError
 from offbook.base.types import CallStatus
-from offbook.server.sampler import running as sampler_running
-from offbook.server.sampler.choice import choose
+from offbook.server.sampler import running_sampler
+from offbook.server.sampler.engine_choice import choose
 from offbook.server.sampler.pool import SamplerPool
-from offbook.server.sampler.running import RunningSampler
+from offbook.server.sampler.running_sampler import RunningSampler
 from offbook.server.sampler.supervised import SupervisedSampler
 from offbook.testing import ScriptedChoice, ScriptedCompletion, ScriptedSampler, scripted_sampler
 from tests.fakes.gateway import Gateway, gateway_over
@@ -81,7 +81,7 @@ async def running(*scripted: ScriptedSampler) -> AsyncIterator[SupervisedSampler
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_running, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(running_sampler, "POLL_SECONDS", 0.05)
 
 
 # ---- on the wire
@@ -195,7 +195,7 @@ async def test_one_missed_health_check_is_no_end_and_three_are(monkeypatch: pyte
 
     async with scripted_sampler() as scripted, running(scripted) as client, asyncio.timeout(20):
         await client.ready()
-        monkeypatch.setattr(sampler_running, "healthy", healthy)
+        monkeypatch.setattr(running_sampler, "healthy", healthy)
         for missed, restarts in ((2, 0), (4, 1)):
             misses = missed
             while misses > -3:
@@ -328,4 +328,4 @@ def test_a_key_that_cannot_be_sent_is_named_and_an_empty_one_is_none(monkeypatch
     with pytest.raises(ConfigError, match="VLLM_API_KEY: a key must be printable ASCII"):
         choose(options, "tiny", trains=True)
     monkeypatch.setenv("VLLM_API_KEY", " \n")
-    assert sampler_running.key() is None and choose(options, "tiny", trains=True).name == "vllm"
+    assert running_sampler.key() is None and choose(options, "tiny", trains=True).name == "vllm"

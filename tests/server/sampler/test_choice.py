@@ -10,8 +10,8 @@ from offbook.base.config import EngineOptions
 from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
 from offbook.base.extras import install_command
-from offbook.server.sampler import choice as engines
-from offbook.server.sampler.choice import choose
+from offbook.server.sampler import engine_choice as engines
+from offbook.server.sampler.engine_choice import choose
 from offbook.server.sampler.gpu_sharing import GpuSharing
 from tests.server.sampler.cards import GIB, H100, T4
 

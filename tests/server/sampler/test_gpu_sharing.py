@@ -20,7 +20,7 @@ from offbook.memory_plan.plan import MemoryPlan, make_plan
 from offbook.memory_plan.published import find_shape
 from offbook.server.__main__ import main
 from offbook.server.sampler import gpu_sharing
-from offbook.server.sampler.choice import EngineChoice, choose
+from offbook.server.sampler.engine_choice import EngineChoice, choose
 from offbook.server.sampler.gpu_sharing import GpuSharing
 from offbook.tiny import path as tiny_policy
 from tests.server.sampler.cards import GIB, H100, L4

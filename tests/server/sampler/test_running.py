@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from offbook.base.errors import EngineError
-from offbook.server.sampler import running as sampler_running
+from offbook.server.sampler import running_sampler
 from offbook.server.sampler.pool import SamplerPool
-from offbook.server.sampler.running import RunningSampler
+from offbook.server.sampler.running_sampler import RunningSampler
 from offbook.server.sampler.supervised import SupervisedSampler
 from offbook.server.sampler.transport import SERVED_NAME
 from offbook.testing import ScriptedCompletion, ScriptedSampler, scripted_sampler
@@ -73,8 +73,8 @@ async def test_one_whose_answers_have_another_shape_is_refused_by_it() -> None:
 
 
 async def test_one_that_does_not_answer_is_named_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_running, "CONNECT_SECONDS", 0.1)
-    monkeypatch.setattr(sampler_running, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(running_sampler, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(running_sampler, "POLL_SECONDS", 0.01)
     async with running(healthy=False) as ((scripted,), client):
         with pytest.raises(EngineError, match=f"vLLM at {scripted.url} did not answer GET /health"):
             await client.ready()
@@ -83,7 +83,7 @@ async def test_one_that_does_not_answer_is_named_after_the_deadline(monkeypatch:
 async def test_calls_wait_for_one_that_is_gone_and_its_adapters_are_loaded_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sampler_running, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(running_sampler, "POLL_SECONDS", 0.01)
     async with running() as ((scripted,), client):
         await client.ready()
         await client.adapters.load("desk@1", Path("/lora"))
@@ -119,8 +119,8 @@ async def test_several_share_the_calls_and_each_has_every_adapter() -> None:
 
 
 async def test_a_call_goes_to_another_when_its_own_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_running, "CONNECT_SECONDS", 0.05)
-    monkeypatch.setattr(sampler_running, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(running_sampler, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(running_sampler, "POLL_SECONDS", 0.01)
     async with running(2) as (scripted, client):
         await asyncio.gather(*(member.ready() for member in client.members))  # type: ignore[union-attr]
         scripted[0].healthy = False

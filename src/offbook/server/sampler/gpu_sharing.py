@@ -14,10 +14,10 @@ import psutil
 from offbook.base.config import EngineName, EngineOptions, MemoryLayout
 from offbook.base.devices import Gpu
 from offbook.base.errors import ConfigError
+from offbook.memory_plan.plan_text import plan_lines
 
 from ...memory_plan.base_shape import UnknownShapeError
 from ...memory_plan.card import GIB, Card, parse_card
-from ...memory_plan.page import plan_lines
 from ...memory_plan.parts import RESERVE, Workload
 from ...memory_plan.plan import MemoryPlan, make_plan
 from ...memory_plan.published import find_shape

@@ -227,7 +227,7 @@ RETRY_SECONDS = 15.0
 
 
 class SupervisedSampler(SamplerLink):
-    """A supervised sampler. Subclasses start it (`_launch`) and watch it (`_until_dead`): `child.py`, `running.py`."""
+    """A supervised sampler. Subclasses start it (`_launch`) and watch it (`_until_dead`): `child_sampler.py`, `running_sampler.py`."""
 
     max_starts = 3
     """Failed starts in a row after which waiting calls get the error."""

@@ -11,9 +11,9 @@ from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from offbook.base.errors import TrainError
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainEvent, TrainRequest
+from offbook.server.models.checkpoint_swaps import ModelServices
 
 from ...engine.protocol import CompletionScored, Event, Failed, Merged, Progressed, Ready, TrainCommand, Trained, Warned
-from ..models.model_services import ModelServices
 from ..sampler.sampler import SamplerCalls
 from .feed import TrainFeed
 from .history import TrainHistory

@@ -12,22 +12,17 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from offbook.base.config import (
-    OF_EMBEDDED,
-    OF_VLLM,
-    EngineName,
-    EngineOptions,
-)
+from offbook.base.config import OF_EMBEDDED, OF_VLLM, EngineName, EngineOptions
 from offbook.base.devices import Gpu, chosen, gpus
 from offbook.base.extras import install_command
 
 from ...engine.protocol import SAMPLER_MODULES
 from ..models.registration import MAX_RANK
-from .child import ChildSampler
+from .child_sampler import ChildSampler
 from .gpu_sharing import FORCING, GpuSharing, share_gpu
 from .pool import SamplerPool
 from .quirks import Quirks
-from .running import RunningSampler, key
+from .running_sampler import RunningSampler, key
 from .sampler import Sampler, SamplerCalls
 from .transport import SERVED_NAME
 

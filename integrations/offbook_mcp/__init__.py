@@ -37,13 +37,13 @@ try:
     from .scenarios.files import ScenarioSet, load_scenarios, save_scenarios
     from .scenarios.generate import generate_scenarios
     from .scenarios.scenario import McpScenario
-    from .scenarios.training_signal import set_aside
     from .tools.mcp_tools import mcp_tools
     from .tools.results import ToolResult
     from .tools.rollout_tools import RolloutTools
     from .tools.tool import ServerDescription, ServerTool, ToolKind
     from .tools.toolset import ModelTool, Toolset
     from .training.mcp_trainer import MCPTrainer
+    from .training.training_signal import set_aside
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("offbook"):
         raise

@@ -6,10 +6,10 @@ import pytest
 
 from offbook.base.errors import ConfigError
 from offbook_mcp import McpStartError, ServerPool
+from offbook_mcp.connection.missing_variables import variable_hint
 from offbook_mcp.scenarios import reports as pages
 from offbook_mcp.scenarios.explore import explore
 from offbook_mcp.scenarios.generate import generate_scenarios
-from offbook_mcp.tools.missing_variables import variable_hint
 from tests.mcp_adapter.conftest import misbehaving
 
 GENERIC = "if it reads an environment variable, add --env NAME: a server inherits only a few variables, such as PATH"

@@ -10,7 +10,7 @@ import pytest
 from mcp import types
 
 from offbook_mcp import ServerPool, StdioServer, Target
-from offbook_mcp.tools.references import References, names_secret, without
+from offbook_mcp.connection.environment_references import References, names_secret, without
 from offbook_mcp.tools.results import ToolResult, as_tool_result
 from tests.mcp_adapter.conftest import SERVERS
 

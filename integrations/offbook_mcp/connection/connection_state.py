@@ -9,7 +9,7 @@ from typing import cast
 from offbook.base.text import one_line, printable
 
 from ..errors import McpServerError
-from ..tools.references import without
+from .environment_references import without
 
 _TAIL_BYTES = 8_192
 _TAIL_LINES = 15

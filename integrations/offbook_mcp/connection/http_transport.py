@@ -10,8 +10,8 @@ from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 
 from ..errors import McpOverflowError
-from ..tools.references import References
 from .connection_state import Link
+from .environment_references import References
 from .limits import Limits
 from .oauth import secrets_of
 from .servers import HttpServer

@@ -10,7 +10,7 @@ from mcp.client.auth import OAuthClientProvider
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
-from ..tools.references import References
+from .environment_references import References
 
 
 class MemoryTokens:

@@ -28,8 +28,8 @@ from mcp.types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 from offbook.base.errors import ConfigError
 
 from ..errors import McpOverflowError, McpProtocolError
-from ..tools.references import References
 from .connection_state import Link
+from .environment_references import References
 from .limits import Limits
 from .reaper import reaper
 from .servers import ROLLOUT_DIR, StdioServer

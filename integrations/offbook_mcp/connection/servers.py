@@ -14,7 +14,7 @@ import httpx2
 from mcp.server import Server as LowLevelServer
 from mcp.server.mcpserver import MCPServer
 
-from ..tools.references import names_secret
+from .environment_references import names_secret
 
 ROLLOUT_DIR = "{rollout_dir}"
 """Placeholder for the rollout's folder in a command, an environment variable or a bound argument."""

@@ -31,13 +31,13 @@ from ..errors import (
     McpTimeoutError,
     McpToolsChangedError,
 )
-from ..tools.missing_variables import variable_hint
-from ..tools.references import names_secret, without
 from ..tools.tool import ServerDescription, as_server_tool
 from .connection_state import Link, described
+from .environment_references import names_secret, without
 from .faulty_tools import sound_listings, sound_server
 from .http_transport import http_transport
 from .limits import Limits
+from .missing_variables import variable_hint
 from .process_transport import stdio_transport
 from .servers import AnyServer, HttpServer, InProcess, StdioServer
 

@@ -8,10 +8,10 @@ from functools import partial
 from offbook import TrainableModel, TrajectoryGroup, gather_trajectory_groups
 from offbook.base.errors import RolloutError
 from offbook_mcp.rollouts.rollout import McpRollout
-from offbook_mcp.scenarios.training_signal import set_aside
 
 from ..scenarios.files import ScenarioSet
 from ..scenarios.scenario import CheckKind, McpScenario
+from .training_signal import set_aside
 
 
 async def probed(

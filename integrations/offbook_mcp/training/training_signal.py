@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from offbook.base.errors import ConfigError
-
-from .files import ScenarioSet
-from .scenario import McpScenario
+from offbook_mcp.scenarios.files import ScenarioSet
+from offbook_mcp.scenarios.scenario import McpScenario
 
 ALWAYS_SOLVED = "every rollout solved it"
 NEVER_SOLVED = "no rollout solved it"

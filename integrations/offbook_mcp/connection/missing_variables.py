@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection
 
-from .references import names_secret
+from .environment_references import names_secret
 
 _NAME = re.compile(r"\b(?!ERR|INVALID|MISSING)[A-Z][A-Z0-9_]{3,}\b")
 _ENVIRONMENT = re.compile(r"\benv(?:iron(?:ment)?)?\b|\bKeyError\b", re.IGNORECASE)

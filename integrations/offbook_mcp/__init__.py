@@ -43,7 +43,7 @@ try:
     from .tools.tool import ServerDescription, ServerTool, ToolKind
     from .tools.toolset import ModelTool, Toolset
     from .training.mcp_trainer import MCPTrainer
-    from .training.training_signal import set_aside
+    from .training.probe_rollouts import set_aside
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("offbook"):
         raise

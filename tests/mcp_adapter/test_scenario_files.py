@@ -19,7 +19,7 @@ from offbook_mcp.commands import app
 from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios, save_scenarios
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 from offbook_mcp.scenarios.split import combination, combinations, split_scenarios
-from offbook_mcp.training.training_signal import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
+from offbook_mcp.training.probe_rollouts import ALWAYS_SOLVED, NEVER_SOLVED, set_aside
 
 
 def scenario(number: int, *calls: tuple[str, dict[str, object]], **fields: object) -> McpScenario:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from offbook_mcp import ServerPool, Target
-from offbook_mcp.rollouts.answer_score import answer_score
+from offbook_mcp.rollouts.rewards import answer_score
 from offbook_mcp.rollouts.rollout import check_scenarios
 from tests.paths import ROOT
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from offbook_mcp.rollouts.answer_score import LONGEST_ANSWER, answer_score, contains
 from offbook_mcp.rollouts.argument_score import argument_score, same_value, value_score
 from offbook_mcp.rollouts.episode import EpisodeEnd, MadeCall, ToolEpisode
-from offbook_mcp.rollouts.rewards import score
+from offbook_mcp.rollouts.rewards import LONGEST_ANSWER, answer_score, contains, score
 from offbook_mcp.scenarios.scenario import CheckKind, McpScenario, ReferenceCall
 from offbook_mcp.tools.tool import Schema, ServerDescription, ServerTool, ToolKind
 from offbook_mcp.tools.toolset import Toolset, make_toolset

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from offbook.base.text import one_line, printable
+from offbook_mcp.errors import McpServerError
 
-from ..errors import McpServerError
 from .environment_references import without
 
 _TAIL_BYTES = 8_192

@@ -9,7 +9,8 @@ import httpx2
 from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 
-from ..errors import McpOverflowError
+from offbook_mcp.errors import McpOverflowError
+
 from .connection_state import Link
 from .environment_references import References
 from .limits import Limits

@@ -26,8 +26,8 @@ from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
 from offbook.base.errors import ConfigError
+from offbook_mcp.errors import McpOverflowError, McpProtocolError
 
-from ..errors import McpOverflowError, McpProtocolError
 from .connection_state import Link
 from .environment_references import References
 from .limits import Limits

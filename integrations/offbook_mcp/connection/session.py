@@ -22,8 +22,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from offbook.base.errors import ConfigError
-
-from ..errors import (
+from offbook_mcp.errors import (
     McpConnectionError,
     McpProtocolError,
     McpServerError,
@@ -31,7 +30,8 @@ from ..errors import (
     McpTimeoutError,
     McpToolsChangedError,
 )
-from ..tools.tool import ServerDescription, as_server_tool
+from offbook_mcp.tools.tool import ServerDescription, as_server_tool
+
 from .connection_state import Link, described
 from .environment_references import names_secret, without
 from .faulty_tools import sound_listings, sound_server

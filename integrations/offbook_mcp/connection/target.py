@@ -17,8 +17,8 @@ from mcp.server.mcpserver import MCPServer
 from typing_extensions import Unpack
 
 from offbook.base.errors import ConfigError
+from offbook_mcp.tools.toolset import ModelTool, uses_folder
 
-from ..tools.toolset import ModelTool, uses_folder
 from .limits import Limits
 from .mcp_json import read_mcp_json
 from .servers import AnyServer, HttpServer, InProcess, InProcessServer, ServerFactory, StdioServer

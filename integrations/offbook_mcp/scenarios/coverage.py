@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from offbook.base.errors import ConfigError
-from offbook.base.printable import one_line
+from offbook.base.text import one_line
 from offbook_mcp.connection.missing_variables import variable_hint
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.connection.servers import StdioServer
 
-from ..connection.pool import ServerPool
-from ..connection.servers import StdioServer
 from .explore import Exploration, withheld, withheld_lines
 from .files import ScenarioSet
 from .generation import ScenarioGeneration

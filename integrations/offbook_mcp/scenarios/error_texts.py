@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from ..tools.result_values import scalars_of, structure_of
-from ..tools.results import ToolResult
+from offbook_mcp.tools.result_values import scalars_of, structure_of
+from offbook_mcp.tools.results import ToolResult
+
 from .harvest import words_of
 
 NONSENSE = "zq-nothing-has-this-name"

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from ..connection.pool import ServerPool
-from ..errors import McpServerError, McpStartError, McpToolsChangedError
-from ..tools.free_form import result_digest
-from ..tools.rollout_tools import RolloutTools
-from ..tools.tool import ToolKind
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.errors import McpServerError, McpStartError, McpToolsChangedError
+from offbook_mcp.tools.free_form import result_digest
+from offbook_mcp.tools.rollout_tools import RolloutTools
+from offbook_mcp.tools.tool import ToolKind
+
 from .dates import is_dated
 from .expected_answers import Answered
 from .explore import Exploration, Observation, answered, too_slow

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..tools.result_values import structure_of
-from ..tools.results import ToolResult
+from offbook_mcp.tools.result_values import structure_of
+from offbook_mcp.tools.results import ToolResult
+
 from .dates import is_dated
 from .harvest import SHORT, Leaf, comma_list, leaves_of, strings_of
 

@@ -17,20 +17,51 @@ from mcp.types import ReadResourceResult
 
 from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.errors import McpServerError, McpToolsChangedError
+from offbook_mcp.tools.effects import ToolKind
+from offbook_mcp.tools.results import ToolResult, resource_text
+from offbook_mcp.tools.rollout_tools import RolloutTools
+from offbook_mcp.tools.tool import Schema
+from offbook_mcp.tools.toolset import ModelTool, Toolset
 
-from ..connection.pool import ServerPool
-from ..errors import McpServerError, McpToolsChangedError
-from ..tools.effects import ToolKind
-from ..tools.results import ToolResult, resource_text
-from ..tools.rollout_tools import RolloutTools
-from ..tools.tool import Schema
-from ..tools.toolset import ModelTool, Toolset
-from .complaints import leaves_of_complaint
 from .error_texts import NO_ID, NONSENSE, Control, reads_like_error
 from .harvest import Leaf, Scalar, is_empty, leaves_of, words_of
+from .listed_values import ListedValues, lists_in
 from .sampler import ArgumentSampler, DraftCall, Pick
 from .scenario import ReferenceCall
+from .slots import Slot
 from .split import combination
+
+
+def leaves_of_complaint(draft: DraftCall, text: str) -> Iterator[Leaf]:
+    """The values listed in the error message of a drawn call, such as `unknown table 'x'; tables: users, orders`.
+
+    They belong to the argument that the list's label names, else to the one whose value the message repeats, else to the
+    call's only open text; else they keep the words of the label.
+    """
+    picks = [pick for pick in draft.picks if pick.slot.kind == "string" and not pick.slot.closed]
+    drawn = {pick.value for pick in picks}
+    open_slots = {pick.slot.key: pick.slot for pick in picks}
+    blamed = {pick.slot.key: pick.slot for pick in picks if _repeats(text, str(pick.value))}
+    for listed in lists_in(text):
+        words = _words(listed, open_slots, blamed)
+        for value in listed.values:
+            if words and value not in drawn:
+                yield Leaf(value, f"{draft.tool.name}: error {' '.join(words)}", words)
+
+
+def _words(listed: ListedValues, open_slots: dict[str, Slot], blamed: dict[str, Slot]) -> tuple[str, ...]:
+    named = {key: slot for key, slot in open_slots.items() if listed.label and slot.words[-1:] == listed.label[-1:]}
+    for slots in (named, blamed, open_slots):
+        if len(slots) == 1:
+            return next(iter(slots.values())).words
+    return listed.label
+
+
+def _repeats(text: str, value: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
+
 
 _ROUNDS = 4
 _CALLS_PER_ROUND = 10

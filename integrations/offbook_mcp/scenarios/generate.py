@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from offbook.base.errors import ConfigError
 from offbook.llms.llm import Llm
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.connection.target import Target, TargetLike
 
-from ..connection.pool import ServerPool
-from ..connection.target import Target, TargetLike
 from .coverage import check_enough, variable_hints, without_scenarios
 from .explore import Exploration, explore, withheld, withheld_lines
 from .files import ScenarioSet

@@ -10,15 +10,51 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from offbook.base.text import counted, one_line
+from offbook_mcp.connection.pool import ServerPool
 
-from ..connection.pool import ServerPool
 from .execution import Executor, ReferenceRun
 from .explore import Exploration
 from .files import ScenarioSet
 from .scenario import CheckKind, McpScenario, ReferenceCall
-from .selection import select
-from .split import combination, normalised, number_held_out, split_scenarios, without_joints
+from .split import combination, combinations, normalised, number_held_out, split_scenarios, without_joints
 from .wording import is_short
+
+_SHARES = {1: 0.32, 2: 0.3, 3: 0.16, 4: 0.15, 5: 0.07}
+"""Target shares of the difficulties."""
+_MOST_WITHOUT_ARGUMENTS = 3
+
+
+def select(scenarios: Sequence[McpScenario], count: int, rng: random.Random) -> list[McpScenario]:
+    """Select up to `count` scenarios, spread over tools and difficulties.
+
+    At most _MOST_WITHOUT_ARGUMENTS share a call without arguments, since they all end up in the same split.
+    """
+    waiting = list(scenarios)
+    rng.shuffle(waiting)
+    tools: Counter[str] = Counter()
+    difficulties: Counter[int] = Counter()
+    bare: Counter[str] = Counter()
+    chosen: list[McpScenario] = []
+
+    def cost(scenario: McpScenario) -> float:
+        rarest = min((tools[tool] for tool in scenario.tools), default=0)
+        busiest = max((tools[tool] for tool in scenario.tools), default=0)
+        return (
+            rarest + 0.3 * busiest + difficulties[scenario.difficulty] / (len(_SHARES) * _SHARES[scenario.difficulty])
+        )
+
+    while waiting and len(chosen) < count:
+        best = min(waiting, key=cost)
+        waiting.remove(best)
+        empty = [key for key in combinations(best) if key.endswith(", {}]")]
+        if any(bare[key] >= _MOST_WITHOUT_ARGUMENTS for key in empty):
+            continue
+        bare.update(empty)
+        tools.update(best.tools)
+        difficulties[best.difficulty] += 1
+        chosen.append(best)
+    return chosen
+
 
 Progress = Callable[[str], None]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias, cast
 
-from ..connection.servers import ROLLOUT_DIR
-from ..tools.effects import is_verb
-from ..tools.result_values import structure_of
-from ..tools.results import ToolResult
+from offbook_mcp.connection.servers import ROLLOUT_DIR
+from offbook_mcp.tools.effects import is_verb
+from offbook_mcp.tools.result_values import structure_of
+from offbook_mcp.tools.results import ToolResult
 
 Scalar: TypeAlias = str | int | float | bool
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from offbook.base.text import counted, one_line
+from offbook_mcp.connection.pool import ServerPool
 
-from ..connection.pool import ServerPool
 from .coverage import variable_hints
 from .explore import Exploration
 from .files import ScenarioSet

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from ..tools.schemas import simplified
-from ..tools.tool import Schema
-from ..tools.toolset import ModelTool
-from ..tools.validity import checker
+from offbook_mcp.tools.schemas import simplified
+from offbook_mcp.tools.tool import Schema
+from offbook_mcp.tools.toolset import ModelTool
+from offbook_mcp.tools.validity import checker
+
 from .dates import is_dated
 from .harvest import Leaf, Scalar, words_of
 from .slots import Slot, is_of_type, properties_of, slot_of

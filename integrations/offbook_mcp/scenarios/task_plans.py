@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ..tools.tool import ToolKind
-from ..tools.toolset import ModelTool
+from offbook_mcp.tools.tool import ToolKind
+from offbook_mcp.tools.toolset import ModelTool
+
 from .explore import Exploration, Observation
 from .harvest import SHORT, Leaf
 from .sampler import DraftCall, Pick

@@ -14,8 +14,9 @@ from typing import cast
 
 from anyascii import anyascii
 
-from ..tools.effects import ToolKind, is_verb
-from ..tools.toolset import ModelTool
+from offbook_mcp.tools.effects import ToolKind, is_verb
+from offbook_mcp.tools.toolset import ModelTool
+
 from .harvest import singular, strings_of
 from .sampler import DraftCall
 from .task_plans import Plan, PlanKind

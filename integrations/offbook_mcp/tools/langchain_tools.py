@@ -18,9 +18,9 @@ from typing_extensions import Unpack
 from offbook import current_trajectory
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.client.rollouts.capture import on_capture_end
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.connection.target import ConnectOptions, Target, TargetLike
 
-from ..connection.pool import ServerPool
-from ..connection.target import ConnectOptions, Target, TargetLike
 from .results import ToolResult
 from .rollout_tools import RolloutTools
 from .toolset import ModelTool, Toolset

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import Unpack
 
 from offbook.base.errors import MissingExtraError
-
-from ..connection.target import ConnectOptions, TargetLike
+from offbook_mcp.connection.target import ConnectOptions, TargetLike
 
 if TYPE_CHECKING:
     from .langchain_tools import McpTools

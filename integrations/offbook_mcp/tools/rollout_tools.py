@@ -12,10 +12,10 @@ from typing import cast
 from mcp import Client, MCPError
 
 from offbook.base.text import one_line
+from offbook_mcp.connection.limits import Limits
+from offbook_mcp.connection.servers import ROLLOUT_DIR
+from offbook_mcp.connection.session import Session
 
-from ..connection.limits import Limits
-from ..connection.servers import ROLLOUT_DIR
-from ..connection.session import Session
 from .results import ToolResult, as_tool_result, bounded_text, resource_text
 from .tool import ToolKind
 from .toolset import ModelTool, Toolset, with_folder

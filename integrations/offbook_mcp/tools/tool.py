@@ -11,8 +11,8 @@ from typing import cast
 from mcp import types
 
 from offbook.base.errors import ConfigError
+from offbook_mcp.connection.servers import ROLLOUT_DIR
 
-from ..connection.servers import ROLLOUT_DIR
 from .effects import ToolKind, tool_kind
 
 Schema = dict[str, object]

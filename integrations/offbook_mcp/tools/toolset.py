@@ -15,8 +15,8 @@ from anyascii import anyascii
 from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
 from offbook.base.types import Tool
+from offbook_mcp.connection.servers import ROLLOUT_DIR
 
-from ..connection.servers import ROLLOUT_DIR
 from .effects import ToolKind
 from .schemas import simplified
 from .tool import Schema, ServerDescription, ServerTool, named

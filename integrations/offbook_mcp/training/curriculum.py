@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, ConfigDict
 
-from ..scenarios.scenario import McpScenario
+from offbook_mcp.scenarios.scenario import McpScenario
 
 RISES_AT = 0.6
 """Mean success at the hardest open difficulty that opens the next one."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from offbook import TrainConfig
-
-from ..connection.servers import StdioServer
-from ..connection.target import Target
+from offbook_mcp.connection.servers import StdioServer
+from offbook_mcp.connection.target import Target
 
 GROUP_SIZE = 8
 """Rollouts of one scenario."""

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from offbook import TrainableModel
 from offbook.base.text import counted, one_line
 from offbook.trainer.options import TrainerOptions
+from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.rollouts.agent_loop import LoopOptions
-
-from ..connection.pool import ServerPool
-from ..scenarios.files import ScenarioSet
-from ..tools_page import sharing
+from offbook_mcp.scenarios.files import ScenarioSet
+from offbook_mcp.tools_page import sharing
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,16 @@ from offbook.tracing.names import resolve_sinks
 from offbook.trainer.evaluate import Evaluation
 from offbook.trainer.options import RunOptions, TrainerOptions
 from offbook.trainer.report import TrainReport
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.connection.target import Target, TargetLike
+from offbook_mcp.connection.target_logs import logs_of_target
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.rollouts.rollout import McpRollout
+from offbook_mcp.scenarios.explore import withheld, withheld_lines
+from offbook_mcp.scenarios.files import ScenarioSet, save_scenarios
+from offbook_mcp.scenarios.generate import generate_scenarios
+from offbook_mcp.scenarios.split import HELD_OUT
 
-from ..connection.pool import ServerPool
-from ..connection.target import Target, TargetLike
-from ..connection.target_logs import logs_of_target
-from ..scenarios.explore import withheld, withheld_lines
-from ..scenarios.files import ScenarioSet, save_scenarios
-from ..scenarios.generate import generate_scenarios
-from ..scenarios.split import HELD_OUT
 from .comparison import Comparison
 from .defaults import GROUP_SIZE, default_concurrency, default_config, defaults_for
 from .dry_run import ShownTools, plan_lines

@@ -11,9 +11,8 @@ from typing import cast
 from offbook import Trajectory, TrajectoryGroup
 from offbook.base.text import counted, one_line
 from offbook_mcp.rollouts.argument_score import same_value
-
-from ..scenarios.scenario import McpScenario
-from ..tools.tool import Schema
+from offbook_mcp.scenarios.scenario import McpScenario
+from offbook_mcp.tools.tool import Schema
 
 _LISTED = 4
 

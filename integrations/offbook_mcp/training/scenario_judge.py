@@ -8,9 +8,8 @@ from offbook import TrainableModel, Trajectory, TrajectoryGroup
 from offbook.base.errors import RolloutError
 from offbook.contracts import Judge
 from offbook_mcp.rollouts.rollout import McpRollout
-
-from ..scenarios.files import ScenarioSet
-from ..scenarios.scenario import CheckKind, McpScenario
+from offbook_mcp.scenarios.files import ScenarioSet
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario
 
 SHARE = 0.5
 """Weight of the judge's score in the reward of a scenario that is scored by both."""

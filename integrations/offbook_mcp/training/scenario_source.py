@@ -11,11 +11,10 @@ from typing import TypeAlias
 from offbook import LocalBackend, TrainableModel
 from offbook.base.errors import ConfigError
 from offbook.base.user_values import as_list
+from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.rollouts.rollout import check_scenarios
-
-from ..connection.pool import ServerPool
-from ..scenarios.files import ScenarioSet, load_scenarios
-from ..scenarios.scenario import CheckKind, McpScenario
+from offbook_mcp.scenarios.files import ScenarioSet, load_scenarios
+from offbook_mcp.scenarios.scenario import CheckKind, McpScenario
 
 ScenariosLike: TypeAlias = ScenarioSet | Sequence[McpScenario] | Path | str | None
 """Scenarios, their file, or None for the model's own file, which is generated if it does not exist."""

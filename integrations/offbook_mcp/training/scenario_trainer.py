@@ -12,8 +12,8 @@ from typing_extensions import Unpack
 from offbook import TrainableModel, Trainer, TrajectoryGroup
 from offbook.trainer.options import TrainerOptions
 from offbook_mcp.rollouts.rollout import McpRollout
+from offbook_mcp.scenarios.scenario import McpScenario
 
-from ..scenarios.scenario import McpScenario
 from .curriculum import Curriculum
 from .no_gain import RunRecord
 from .training_state import Measured, TrainingState

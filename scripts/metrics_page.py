@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
-SOURCES = {"learner": "src/offbook/engine/learner/metrics.py", "trainer": "src/offbook/trainer/showing.py"}
+SOURCES = {"learner": "src/offbook/engine/learner/metrics.py", "trainer": "src/offbook/trainer/sink_publisher.py"}
 
 
 def tables(source: str) -> list[str]:

@@ -19,7 +19,7 @@ from offbook.comparison.options import CompareSettings
 from offbook.llms.llm import Llm
 from offbook.trainer.options import RunOptions
 from offbook_langgraph import trainable
-from offbook_langgraph.rollout import TrainingPlan
+from offbook_langgraph.training.rollout import TrainingPlan
 from offbook_mcp import MCPTrainer
 from offbook_mcp.training.mcp_trainer import ToolOptions
 

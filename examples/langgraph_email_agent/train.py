@@ -11,7 +11,7 @@ from questions import HELD_OUT_QUESTIONS, TRAIN_QUESTIONS, make_questions, rewar
 import offbook
 from offbook.trainer.evaluate import Evaluation
 from offbook_langgraph import trainable
-from offbook_langgraph.trainable import TrainableRunnable
+from offbook_langgraph.training.trainable import TrainableRunnable
 
 os.environ.setdefault("OPENAI_API_KEY", "unused")  # ChatOpenAI wants one, though the policy answers in its place
 

@@ -2,9 +2,9 @@
 
 from .connection import LangfuseConnection
 from .datasets import dataset_scenarios, save_dataset
-from .production import scenarios_from_traces
 from .prompts import ManagedPrompt, managed_prompt
 from .sink import LangfuseSink
+from .trace_scenarios import scenarios_from_traces
 
 __all__ = [
     "LangfuseConnection",

@@ -11,9 +11,8 @@ from typing import Final
 from offbook.base.types import CallTrace, Json
 from offbook.base.wire import RolloutTrace
 from offbook.contracts import GroupsFinished, RunStarted
-from offbook.tracing.json_text import json_text
 from offbook.tracing.otlp import Attribute
-from offbook.tracing.spans import SpanKind, TraceSpan, span_id
+from offbook.tracing.spans import SpanKind, TraceSpan, as_text, json_text, span_id
 
 OWN_TAG: Final = "offbook"
 """Tag of every trace that Offbook sends."""
@@ -176,11 +175,6 @@ def environment_name(text: str) -> str:
     """As Langfuse takes it: lower case letters, digits, `-` and `_`, at most 40; anything else would become "default"."""
     name = re.sub(r"[^a-z0-9_-]", "-", text.lower())[:40]
     return f"env-{name}"[:40] if name.startswith("langfuse") or not name else name
-
-
-def as_text(value: Json) -> str:
-    """Metadata: texts as they are, anything else as JSON."""
-    return value if isinstance(value, str) else json_text(value)
 
 
 def _single(values: Sequence[Json]) -> Json:

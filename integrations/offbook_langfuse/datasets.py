@@ -12,8 +12,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.types import Json
 from offbook.scenarios.identity import scenario_fields, scenario_id
 
-from .connection import LangfuseConnection
-from .rest import LangfuseRest
+from .connection import LangfuseConnection, LangfuseRest
 
 EXPECTED: Final = ("expected_output", "expected", "answer", "solution")
 """Fields of a scenario that hold what is expected; the first that it has, unless one is named."""

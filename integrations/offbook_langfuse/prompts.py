@@ -12,8 +12,7 @@ from offbook import current_trajectory
 from offbook.base.errors import ConfigError
 from offbook.base.types import Json, Message
 
-from .connection import LangfuseConnection
-from .rest import LangfuseRest
+from .connection import LangfuseConnection, LangfuseRest
 
 _VARIABLE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 

@@ -21,8 +21,13 @@ from offbook.contracts import (
     digest,
 )
 from offbook.tracing.otlp import Attribute, OtlpSender, OtlpSpan
-from offbook.tracing.sampling_rate import checked_rate, is_sampled
-from offbook.tracing.spans import rollout_spans, span_id, trace_id
+from offbook.tracing.spans import (
+    checked_rate,
+    is_sampled,
+    rollout_spans,
+    span_id,
+    trace_id,
+)
 
 from .attributes import Experiment, environment_name, run_attributes, session_id, span_attributes, trace_attributes
 from .connection import REQUEST_SECONDS, LangfuseConnection

@@ -3,11 +3,11 @@
 from offbook.base.errors import MissingExtraError
 
 try:
-    from .active_capture import uncaptured
-    from .capture_block import capture
+    from .calls.active_capture import uncaptured
+    from .calls.capture_block import capture
+    from .calls.observe import observe
     from .chat_model import ChatOffbook
-    from .observe import observe
-    from .trainable import trainable
+    from .training.trainable import trainable
 except ModuleNotFoundError as error:
     if error.name is None or error.name.startswith("offbook"):
         raise

@@ -1,11 +1,16 @@
-"""`ChatOffbook`: a LangChain chat model that calls an Offbook server."""
+"""`ChatOffbook`: a LangChain chat model that calls an Offbook server, and how one is made for a model."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from types import SimpleNamespace, TracebackType
+from typing import Any, TypeAlias, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import httpx
 import openai
@@ -14,15 +19,70 @@ from langchain_core.load.serializable import SerializedConstructor, SerializedNo
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, SystemMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
+from offbook import TrainableModel
 from offbook.base.errors import ConfigError
 from offbook.base.types import CallOrigin, Message
 from offbook.base.wire import call_headers
 from offbook.client.connection.transport import LoopTransport
+from offbook.client.endpoint_model import EndpointModel
 from offbook.client.rollouts.capture import call_answered
+from offbook.client.rollouts.sampling import forced_temperature
 
-from .parsed_streams import plain_streams
+
+def plain_streams(client: Any) -> Any:
+    """Replace a sync or async SDK client for langchain-openai's call that starts such a stream."""
+
+    def stream(**options: Any) -> ChunkStream:
+        return ChunkStream(client.beta.chat.completions.stream(**options))
+
+    chat = SimpleNamespace(completions=SimpleNamespace(stream=stream))
+    return SimpleNamespace(beta=SimpleNamespace(chat=chat))
+
+
+class ChunkStream:
+    """The SDK's parsed stream, reduced to its chunk events as dicts.
+
+    langchain-openai serialises every event, including a snapshot of the response so far. The snapshot's `parsed` field has
+    another type than the SDK declares, so pydantic would warn at every chunk.
+    """
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def __enter__(self) -> ChunkStream:
+        self._stream = self._manager.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._manager.__exit__(kind, error, trace)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (_chunk_of(event) for event in self._stream if event.type == "chunk")
+
+    async def __aenter__(self) -> ChunkStream:
+        self._stream = await self._manager.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._manager.__aexit__(kind, error, trace)
+
+    def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        return (_chunk_of(event) async for event in self._stream if event.type == "chunk")
+
+    def get_final_completion(self) -> Any:
+        """The complete parsed response; an awaitable for an async stream."""
+        return self._stream.get_final_completion()
+
+
+def _chunk_of(event: Any) -> dict[str, Any]:
+    return {"type": event.type, "chunk": event.chunk.model_dump()}
+
 
 URL_VARIABLE = "OFFBOOK_URL"
 KEY_VARIABLE = "OFFBOOK_API_KEY"
@@ -283,3 +343,51 @@ def _with_raw_text(call: Message, raw: str | None) -> Message:
     except ValueError:
         return call
     return {**call, "function": {**call["function"], "arguments": raw}}
+
+
+Result = TypeVar("Result")
+Answering: TypeAlias = TrainableModel | EndpointModel
+"""A model that can answer an app's calls and have them recorded."""
+
+_by_connection: WeakKeyDictionary[object, ChatOffbook] = WeakKeyDictionary()
+"""Chat models by connection: all models of one server share a client."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_by_connection.clear)  # the connections belong to the parent process
+
+
+async def chat_model(
+    model: Answering, temperature: float | None, step: int | None = None, longest: int | None = None
+) -> ChatOffbook:
+    """Create a chat model for the newest step, for step `step`, or for the endpoint of another LLM.
+
+    Registers the model if needed. An evaluation's temperature overrides `temperature`. `longest`: see `ChatOffbook`.
+    """
+    api = model.endpoint if isinstance(model, EndpointModel) else await model.api()
+    shared = _by_connection.get(api)
+    if shared is None:
+        shared = ChatOffbook(model=model.name, base_url=f"{api.url}/v1", api_key=SecretStr(api.key or "none"))
+        _by_connection[api] = shared
+    forced = forced_temperature()
+    chosen = temperature if forced is None else forced
+    name = model.inference_name(step)
+    return shared.model_copy(update={"model_name": name, "temperature": chosen, "longest": longest})
+
+
+def chat_model_at(
+    url: str, api_key: str | None, model: TrainableModel, temperature: float | None, step: int | None
+) -> ChatOffbook:
+    """Create a chat model for the server at `url`, which must know the model by name. Registers nothing.
+
+    Without `api_key`, the environment variable OFFBOOK_API_KEY is sent, if set.
+    """
+    root = url.rstrip("/").removesuffix("/v1")
+    key = api_key or os.environ.get("OFFBOOK_API_KEY") or "none"
+    return ChatOffbook(
+        model=model.inference_name(step), base_url=f"{root}/v1", api_key=SecretStr(key), temperature=temperature
+    )
+
+
+def in_own_loop(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine from sync code, also inside a running event loop: in a thread, with a copy of this context."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(copy_context().run, asyncio.run, work).result()

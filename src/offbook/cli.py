@@ -48,9 +48,8 @@ from .comparison.commands import compare_command
 from .doctor.command import doctor_command
 from .scenarios.loading import load_scenarios
 from .trace_commands import traces, usage
-from .tracing.commands import named_sinks
 from .tracing.jsonl import JsonlSink
-from .tracing.names import resolve_sinks
+from .tracing.sink_registry import named_sinks, resolve_sinks
 from .trainer.evaluate import printing_failures
 from .trainer.evaluation_report import RegressionGate, interval_lines, report_json
 from .trainer.judge_check import check_judge_on, read_ranked, ruler_at

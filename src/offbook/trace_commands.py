@@ -10,8 +10,9 @@ import typer
 
 from .base.wire import TrajectoryQuery
 from .command_options import Dir, Server
-from .tracing.commands import export_traces, prices, server_usage
+from .tracing.export import export_traces
 from .tracing.usage import as_json as usage_json
+from .tracing.usage import prices, server_usage
 from .tracing.usage import table as usage_table
 
 traces = typer.Typer(help="Send recorded runs to trace sinks.", no_args_is_help=True, rich_markup_mode=None)

@@ -28,7 +28,7 @@ from offbook.cli import guarded
 from offbook.comparison.rows import ComparedRollout
 from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 from offbook_langgraph import trainable
-from offbook_langgraph.trainable import TrainableRunnable
+from offbook_langgraph.training.trainable import TrainableRunnable
 
 PRICED = "&prompt_price=2&completion_price=8"
 

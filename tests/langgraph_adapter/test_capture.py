@@ -20,10 +20,10 @@ from pydantic import SecretStr
 from offbook import Trajectory
 from offbook.testing import LlmReply, LlmRequest, ScriptedLlm, calls_tool, says, scripted_llm
 from offbook_langgraph import ChatOffbook
-from offbook_langgraph.active_capture import ActiveCapture, CallRoute, activated
-from offbook_langgraph.patches import install
-from offbook_langgraph.provider_formats import to_openai
-from offbook_langgraph.selection import Selection, as_predicate
+from offbook_langgraph.calls.active_capture import ActiveCapture, CallRoute, activated
+from offbook_langgraph.calls.langchain_patches import install
+from offbook_langgraph.calls.provider_formats import to_openai
+from offbook_langgraph.calls.selection import Selection, as_predicate
 
 
 @tool

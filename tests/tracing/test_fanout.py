@@ -16,9 +16,9 @@ import pytest
 
 from offbook.contracts import CheckpointSaved, GroupsFinished, StepFinished, TraceSink
 from offbook.testing.sinks import RUN, sample_events
+from offbook.tracing.delivery_notes import DeliveryNotes
 from offbook.tracing.fanout import FanOut
 from offbook.tracing.jsonl import JsonlSink
-from offbook.tracing.notes import DeliveryNotes
 from offbook_langfuse import LangfuseConnection, LangfuseSink
 from tests.fakes.trace_server import PUBLIC, SECRET, TraceServer, trace_server, until
 from tests.paths import ROOT

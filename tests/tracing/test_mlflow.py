@@ -9,7 +9,7 @@ import pytest
 
 from offbook.base.errors import ConfigError
 from offbook.testing.sinks import RUN, check_sink
-from offbook.tracing.names import resolve_sinks
+from offbook.tracing.sink_registry import resolve_sinks
 
 mlflow = pytest.importorskip("mlflow", reason="pip install -r requirements/test.txt")
 pytest.importorskip("alembic", reason="pip install -r requirements/test.txt")

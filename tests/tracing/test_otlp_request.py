@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from offbook.tracing.json_text import json_text
 from offbook.tracing.otlp import OtlpSpan
 from offbook.tracing.otlp_request import RequestEncoder
+from offbook.tracing.spans import json_text
 from offbook.tracing.trace_context import RemoteParent
 
 SHARED = {"run": "run-1", "step": 3}

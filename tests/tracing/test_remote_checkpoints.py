@@ -14,7 +14,7 @@ from offbook.base.errors import ServerError
 from offbook.contracts import CheckpointSaved, TraceSink
 from offbook.tracing import fanout
 from offbook.tracing.export import export_run
-from offbook.tracing.names import resolve_sinks
+from offbook.tracing.sink_registry import resolve_sinks
 from tests.server.servers import RunningServer
 from tests.tracing.test_runs import SCENARIOS, Rollouts, options
 from tests.tracing.test_wandb import folder, records  # noqa: F401  # a fixture

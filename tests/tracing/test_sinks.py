@@ -14,9 +14,14 @@ from offbook.contracts import DeliveryError, GroupsFinished, RejectedError, Step
 from offbook.testing.sinks import RUN, check_sink, sample_events, sample_rollout
 from offbook.tracing.fanout import show
 from offbook.tracing.jsonl import JsonlSink
-from offbook.tracing.names import resolve_sinks
 from offbook.tracing.otlp_sink import OtlpSink
-from offbook.tracing.spans import GAP, NO_RESULT, SpanKind, rollout_spans
+from offbook.tracing.sink_registry import resolve_sinks
+from offbook.tracing.spans import (
+    GAP,
+    NO_RESULT,
+    SpanKind,
+    rollout_spans,
+)
 from offbook_langfuse import LangfuseConnection, LangfuseSink
 from tests.fakes.trace_server import PUBLIC, REPLIES, SECRET, TraceServer, trace_server
 

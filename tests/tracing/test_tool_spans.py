@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from offbook.base.types import ToolRun
 from offbook.base.wire import RolloutTrace
 from offbook.testing.sinks import START, sample_rollout
-from offbook.tracing.spans import GAP, NO_RESULT, RECORDED, SpanKind, TraceSpan, rollout_spans
+from offbook.tracing.spans import (
+    GAP,
+    NO_RESULT,
+    RECORDED,
+    SpanKind,
+    TraceSpan,
+    rollout_spans,
+)
 
 ASKED, ANSWERED = START + 0.3, START + 0.6
 """When the sample rollout's first call ended and its second began."""

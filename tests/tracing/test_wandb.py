@@ -16,7 +16,7 @@ from offbook.contracts import StepFinished, TraceSink
 from offbook.testing import says, scripted_llm, scripted_server
 from offbook.testing.sinks import RUN, check_sink, sample_events
 from offbook.tracing.fanout import FanOut, show
-from offbook.tracing.names import resolve_sinks
+from offbook.tracing.sink_registry import resolve_sinks
 from tests.fakes.obedient_policy import obey
 from tests.fakes.trace_server import until
 

@@ -15,7 +15,7 @@ from offbook.base.errors import ConfigError
 from offbook.comparison.commands import lines_of
 from offbook.comparison.options import CompareOptions, CompareSettings
 from offbook.llms.llm import Llm
-from offbook.tracing.names import resolve_sinks
+from offbook.tracing.sink_registry import resolve_sinks
 from offbook.trainer.evaluate import printing_failures
 from offbook.trainer.messages import evaluation_line
 from offbook.trainer.report import TrainReport

@@ -20,7 +20,7 @@ from offbook.comparison.results import ComparisonReport
 from offbook.contracts import Judge
 from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
-from offbook.tracing.names import resolve_sinks
+from offbook.tracing.sink_registry import resolve_sinks
 from offbook.trainer.evaluate import Evaluation
 from offbook.trainer.options import RunOptions, TrainerOptions
 from offbook.trainer.report import TrainReport

@@ -28,8 +28,7 @@ from offbook.command_options import (
 )
 from offbook.contracts import Judge
 from offbook.scenarios.loading import load_scenarios
-from offbook.tracing.commands import named_sinks
-from offbook.tracing.names import resolve_sinks
+from offbook.tracing.sink_registry import named_sinks, resolve_sinks
 from offbook.trainer.judge_check import ruler_at
 from offbook.trainer.target import load_target
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from offbook.contracts import EvaluationFinished, GroupsFinished, RunStarted
 from offbook.tracing.fanout import FanOut
-from offbook.tracing.names import resolve_sinks
+from offbook.tracing.sink_registry import resolve_sinks
 
 from .results import ComparisonReport, Scored
 from .rollouts import SPLIT, RolloutStage

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from offbook.base.config import EngineOptions, TrainConfig
 from offbook_langgraph import trainable
-from offbook_langgraph.trainable import TrainableRunnable
+from offbook_langgraph.training.trainable import TrainableRunnable
 
 from ..client.local import LocalBackend, shell_command
 from ..client.model import TrainableModel

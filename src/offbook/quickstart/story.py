@@ -12,9 +12,9 @@ from rich.text import Text
 
 from offbook.base.errors import MissingExtraError
 from offbook.base.types import Json, Message
+from offbook.tracing.rollout_reader import conversations
 
 from ..contracts import GroupsFinished, TraceSink
-from ..tracing.reading import conversations
 
 try:
     import plotext  # pyright: ignore[reportMissingTypeStubs]  # it has none

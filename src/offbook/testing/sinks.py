@@ -33,7 +33,7 @@ from offbook.contracts import (
     TraceSink,
 )
 from offbook.tracing.fanout import show, sink_name
-from offbook.tracing.names import METHODS
+from offbook.tracing.sink_registry import METHODS
 
 START = 1_767_225_600.0
 """Unix seconds at which the sample run begins."""

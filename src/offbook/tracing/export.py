@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from offbook.base.config import default_dir
 from offbook.base.errors import ConfigError, OffbookError
 from offbook.base.text import counted
 from offbook.base.types import RolloutPlace
 from offbook.base.wire import ModelRecords, RolloutTrace, TrajectoryQuery
-from offbook.client.commands import directory_models, directory_rollouts
+from offbook.client.commands import directory_models, directory_rollouts, server_at
 from offbook.client.connection.http import Api
 from offbook.contracts import (
     CheckpointSaved,
@@ -22,9 +23,10 @@ from offbook.contracts import (
     TraceSink,
 )
 
+from .delivery_notes import DeliveryNotes
 from .fanout import notes_folder, show, show_checkpoint, sink_name
-from .notes import DeliveryNotes
-from .reading import PAGE, read_run
+from .rollout_reader import PAGE, read_run
+from .sink_registry import named_sinks, resolve_sinks
 
 LOG_ONLY = "exception_rate"
 """Metric that `model.log` adds to those of an evaluation."""
@@ -164,6 +166,12 @@ def export_run(
         say(f"{name}: {counted(len(records.rollouts), 'rollout')} of run {run}")
     if failed:
         raise ExportError("; ".join(failed) + ". The same command again delivers the rest")
+
+
+def export_traces(run: str, to: str, url: str | None, folder: Path | None, say: Callable[[str], None]) -> None:
+    """Deliver a run from the records of a server, or of a directory without one, to sinks. Raises ConfigError, ExportError."""
+    sinks = resolve_sinks(named_sinks(to, "--to"))
+    export_run(server_at(url, folder) or (folder or default_dir()), run, sinks, say=say)
 
 
 def _deliver(records: RunRecords, sink: TraceSink, servers: Sequence[Api]) -> list[str]:

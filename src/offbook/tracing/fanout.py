@@ -31,8 +31,8 @@ from offbook.contracts import (
     TraceSink,
 )
 
-from .notes import DeliveryNotes
-from .reading import read_groups
+from .delivery_notes import DeliveryNotes
+from .rollout_reader import read_groups
 
 logger = logging.getLogger("offbook")
 

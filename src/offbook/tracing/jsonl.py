@@ -9,7 +9,7 @@ from pathlib import Path
 from offbook.base.wire import RolloutTrace
 from offbook.contracts import Alert, EvaluationFinished, GroupsFinished, RunStarted, StepFinished, TraceSink
 
-from .reading import conversations
+from .rollout_reader import conversations
 
 FILES = ("runs.jsonl", "rollouts.jsonl", "steps.jsonl", "evaluations.jsonl", "alerts.jsonl")
 

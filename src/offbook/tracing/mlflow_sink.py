@@ -11,8 +11,8 @@ from offbook import contracts
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.contracts import TraceSink, digest
 
-from .json_text import as_text
 from .jsonl import rollout_line
+from .spans import as_text
 
 try:
     from mlflow import MlflowClient, MlflowException

@@ -19,10 +19,18 @@ from offbook.contracts import (
     digest,
 )
 
-from .json_text import as_text, json_text
 from .otlp import Attribute, OtlpProtocol, OtlpSender, OtlpSpan
-from .sampling_rate import checked_rate, is_sampled
-from .spans import SpanKind, TraceSpan, rollout_spans, span_id, trace_id
+from .spans import (
+    SpanKind,
+    TraceSpan,
+    as_text,
+    checked_rate,
+    is_sampled,
+    json_text,
+    rollout_spans,
+    span_id,
+    trace_id,
+)
 from .trace_context import remote_parent
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

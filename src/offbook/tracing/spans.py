@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, cast
 
+from pydantic_core import PydanticSerializationError, to_json
+
+from offbook.base.errors import ConfigError
 from offbook.base.types import (
     CallStatus,
     CallTrace,
@@ -21,7 +24,7 @@ from offbook.base.types import (
 )
 from offbook.base.wire import RolloutTrace
 
-from .reading import question_and_answer
+from .rollout_reader import question_and_answer
 
 MILLISECOND: Final = 1_000_000
 """In nanoseconds. Tools sort spans by start in milliseconds, so equal milliseconds would shuffle turns."""
@@ -267,3 +270,28 @@ def _ns(seconds: float) -> int:
 
 def _bits(size: int, *parts: str) -> int:
     return int.from_bytes(hashlib.sha256("\0".join(("offbook", *parts)).encode()).digest()[:size], "big") or 1
+
+
+def is_sampled(rollout: RolloutTrace, rate: float) -> bool:
+    """Whether a rollout belongs to this share. The same rollout always gives the same answer."""
+    return trace_id(rollout) / 2**128 < rate
+
+
+def checked_rate(rate: object, where: str) -> float:
+    """Return the rate as a float. Raises ConfigError unless it is a number from 0 to 1."""
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        raise ConfigError(f"{where}: a number from 0 to 1 is needed, got {rate!r}")
+    return float(rate)
+
+
+def as_text(value: Json) -> str:
+    """Texts as they are, anything else as JSON."""
+    return value if isinstance(value, str) else json_text(value)
+
+
+def json_text(value: Json) -> str:
+    """The value as JSON. What JSON cannot express becomes its `repr`; text that is not valid Unicode is escaped."""
+    try:
+        return to_json(value, fallback=repr).decode()
+    except PydanticSerializationError:  # half of a surrogate pair
+        return json.dumps(value, default=repr)

@@ -22,7 +22,7 @@ from offbook.contracts import (
     digest,
 )
 
-from .reading import question_and_answer
+from .rollout_reader import question_and_answer
 
 SAMPLES = 20
 

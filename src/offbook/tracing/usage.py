@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 
+from offbook.base.errors import ConfigError
 from offbook.base.types import CallStatus
-from offbook.base.wire import RolloutTrace
+from offbook.base.wire import RolloutTrace, TrajectoryQuery
+from offbook.client.commands import directory_rollouts, server_at
 
+from .rollout_reader import PAGE, pages
+
+DAY = 86_400.0
 UNKNOWN = "-"
 
 
@@ -102,3 +109,31 @@ def table(rows: Sequence[UsageRow], prices: Mapping[str, TokenPrice]) -> list[st
             f"{'-' if cost is None else f'{cost:.4f}':>9}"
         )
     return lines
+
+
+def server_usage(
+    url: str | None, folder: Path | None, query: TrajectoryQuery, days: float | None, now: float
+) -> list[UsageRow]:
+    """The usage from the records of a server, or of a directory without one, of the last `days` (None: all)."""
+    since = 0.0 if days is None else now - days * DAY
+    query = query.model_copy(update={"limit": PAGE})
+    api = server_at(url, folder)
+    rollouts = directory_rollouts(folder, query) if api is None else pages(api, query)
+    return asyncio.run(usage_rows(rollouts, since))
+
+
+def prices(texts: Sequence[str]) -> dict[str, TokenPrice]:
+    """Parse prices such as `model=input/output`, in USD per million tokens. Raises ConfigError."""
+    by_model: dict[str, TokenPrice] = {}
+    for text in texts:
+        model, equals, numbers = text.rpartition("=")
+        first, slash, second = numbers.partition("/")
+        try:
+            if not (model and equals and slash):
+                raise ValueError(text)
+            by_model[model] = TokenPrice(float(first), float(second))
+        except ValueError as error:
+            raise ConfigError(
+                f"--price: {text!r} is not of the form MODEL=INPUT/OUTPUT, such as agent=0.15/0.60"
+            ) from error
+    return by_model

@@ -47,7 +47,7 @@ from .options import RunOptions, TrainerOptions, check_evaluation, check_place
 from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps, run_name
-from .showing import Showing
+from .sink_publisher import Showing
 from .updates import Updates, announced
 
 logger = logging.getLogger("offbook")

@@ -16,7 +16,7 @@ from openai import BadRequestError
 from pydantic import SecretStr
 
 from offbook.base.errors import CaptureError
-from offbook_langgraph.provider_formats import warn_dropped
+from offbook_langgraph.calls.provider_formats import warn_dropped
 
 from .apps import TEAL, City, add, asked, double, last, own_model
 from .policy import Policy, names_of, one_branch

@@ -16,14 +16,19 @@ from langchain_core.language_models import BaseChatModel
 from offbook import Trajectory
 from offbook.base.errors import CaptureError
 from offbook.base.types import CallOrigin
+from offbook_langgraph.chat_model import ChatOffbook
 
-from .chat_model import ChatOffbook
-from .ledger import Ledger
-from .origin_counts import EXCLUDED, OWN_MODEL, OriginCounts, described
-from .origins import call_origin
-from .runs import RunTree, enclosing_run
+from .origins import (
+    EXCLUDED,
+    OWN_MODEL,
+    OriginCounts,
+    call_origin,
+    described,
+)
+from .provider_formats import kept_settings
+from .recorded_calls import Ledger
+from .run_tree import RunTree, enclosing_run
 from .selection import Predicate
-from .settings import kept_settings
 
 Scope = Literal["context", "process"]
 """Which code a capture sees: this context with the tasks and threads started from it, or the whole process."""

@@ -16,12 +16,20 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableSequence
 
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
-
-from .active_capture import ActiveCapture, CallRoute, activate, activated
-from .chat_model import ChatOffbook
-from .endpoint import chat_model, chat_model_at, in_own_loop
-from .patches import install
-from .selection import Predicate
+from offbook_langgraph.calls.active_capture import (
+    ActiveCapture,
+    CallRoute,
+    activate,
+    activated,
+)
+from offbook_langgraph.calls.langchain_patches import install
+from offbook_langgraph.calls.selection import Predicate
+from offbook_langgraph.chat_model import (
+    ChatOffbook,
+    chat_model,
+    chat_model_at,
+    in_own_loop,
+)
 
 ENDED = object()
 """Marks the end of a stream."""

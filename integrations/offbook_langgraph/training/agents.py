@@ -21,8 +21,7 @@ from langgraph.types import Command, Interrupt
 
 from offbook.base.errors import RolloutError
 from offbook.scenarios.identity import scenario_fields, scenario_text
-
-from .missing_context import add_context_note
+from offbook_langgraph.calls.error_notes import add_context_note
 
 ToInput = Callable[[Any], Any]
 OnInterrupt = Callable[[Any], object]

@@ -13,14 +13,22 @@ from offbook.base.errors import ConfigError
 from offbook.client.endpoint_model import EndpointModel
 from offbook.client.rollouts.capture import capturing, logged_reward
 from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS, completion_limit
+from offbook_langgraph.chat_model import Answering, chat_model, in_own_loop
 
-from .active_capture import ActiveCapture, CallRoute, OnLeak, Scope, SharedState, activated, active
-from .endpoint import Answering, chat_model, in_own_loop
-from .ledger import Ledger, TrainOn
-from .origin_counts import OriginCounts
-from .patches import install
+from .active_capture import (
+    ActiveCapture,
+    CallRoute,
+    OnLeak,
+    Scope,
+    SharedState,
+    activated,
+    active,
+)
+from .error_notes import add_tool_note
+from .langchain_patches import install
+from .origins import OriginCounts
+from .recorded_calls import Ledger, TrainOn
 from .selection import Predicate, Selection, as_predicate
-from .tool_errors import add_tool_note
 
 Models: TypeAlias = TrainableModel | Mapping[TrainableModel, Selection]
 """The trained model; or several, each with a selection of calls: one LoRA per role."""

@@ -15,8 +15,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.types import Json
 
 from .attributes import OWN_TAG
-from .connection import LangfuseConnection
-from .rest import LangfuseRest
+from .connection import LangfuseConnection, LangfuseRest
 
 FIELDS: Final = "core,basic,io,metadata,trace_context"
 PAGE: Final = 500

@@ -16,13 +16,18 @@ from offbook.client.rollouts.capture import capturing, logged_reward
 from offbook.contracts import Judge
 from offbook.rewards.outcome import as_reward
 from offbook.scenarios.identity import scenario_id
+from offbook_langgraph.calls.active_capture import OnLeak, Scope, SharedState
+from offbook_langgraph.calls.capture_block import Answerers, Models, capture
+from offbook_langgraph.calls.origins import OriginCounts
+from offbook_langgraph.calls.recorded_calls import TrainOn
+from offbook_langgraph.calls.selection import Selection
 
-from .active_capture import OnLeak, Scope, SharedState
-from .agents import Agent, OnInterrupt, ToContext, ToInput
-from .capture_block import Answerers, Models, capture
-from .ledger import TrainOn
-from .origin_counts import OriginCounts
-from .selection import Selection
+from .agents import (
+    Agent,
+    OnInterrupt,
+    ToContext,
+    ToInput,
+)
 
 Reward: TypeAlias = Callable[[Any, Any], object] | Literal["logged"]
 """(scenario, output) -> a number, a dict of numbers with `reward`, or a RewardResult; sync or async. "logged" means that the

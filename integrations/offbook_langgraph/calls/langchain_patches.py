@@ -17,10 +17,10 @@ from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
 from offbook.base.errors import CaptureError
+from offbook_langgraph.chat_model import ChatOffbook
 
 from . import leaks, shared_state
 from .active_capture import ActiveCapture, ActiveHandler, active
-from .chat_model import ChatOffbook
 from .provider_formats import check_text, to_openai
 
 ENTRY_POINTS = (

@@ -47,7 +47,7 @@ from offbook.contracts import (
     digest,
 )
 from offbook.tracing.fanout import FanOut, sink_name
-from offbook.tracing.names import resolve_sinks
+from offbook.tracing.sink_registry import resolve_sinks
 
 from .evaluate import Evaluation
 from .models import Models, StepOutcome, keep

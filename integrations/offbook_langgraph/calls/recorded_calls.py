@@ -19,11 +19,16 @@ from offbook.base.types import (
     CallStatus,
 )
 from offbook.client.rollouts.sampling import BUNDLED
+from offbook_langgraph.chat_model import MARK
 
-from .chat_model import MARK
-from .conversations import StartedCall, answers, output_of, show, started_call
-from .runs import RunTree
-from .tool_watch import tool_call_ids
+from .conversations import (
+    StartedCall,
+    answers,
+    output_of,
+    show,
+    started_call,
+)
+from .run_tree import RunTree, tool_call_ids
 
 TrainOn = Callable[[CallOrigin], bool | float]
 """Origin -> the weight of a call's tokens in training; True is 1, False is 0. `origin.unused` is set."""

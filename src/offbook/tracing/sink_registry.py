@@ -31,6 +31,14 @@ def sink_names() -> list[str]:
     return sorted({*BUILT_IN, f"{JSONL}FOLDER", *plugins.names(GROUP)})
 
 
+def named_sinks(text: str, option: str) -> list[str | TraceSink]:
+    """Split a comma-separated list of sink names. Raises ConfigError for an empty list."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"{option}: names of sinks are needed, such as langfuse,wandb; got {text!r}")
+    return [*names]
+
+
 def resolve_sinks(items: Sequence[str | TraceSink]) -> list[TraceSink]:
     """Resolve names to sinks, and check sink objects.
 

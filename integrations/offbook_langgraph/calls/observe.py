@@ -22,12 +22,24 @@ from offbook.base.types import (
     as_rollout_exception,
 )
 
-from .active_capture import ActiveCapture, OnLeak, Scope, activated, active
+from .active_capture import (
+    ActiveCapture,
+    OnLeak,
+    Scope,
+    activated,
+    active,
+)
 from .capture_block import check_choice
-from .conversations import StartedCall, answers, output_of, show, started_call
+from .conversations import (
+    StartedCall,
+    answers,
+    output_of,
+    show,
+    started_call,
+)
+from .langchain_patches import install
 from .origins import origin_of
-from .patches import install
-from .runs import RunTree
+from .run_tree import RunTree
 from .selection import Selection, as_predicate
 
 

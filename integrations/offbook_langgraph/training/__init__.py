@@ -1,0 +1,1 @@
+"""Wrapped apps: run on scenarios, trained, evaluated, and served with the trained model."""

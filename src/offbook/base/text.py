@@ -1,8 +1,11 @@
-"""Escapes text from tools, models and servers so that it is safe to print on a terminal or in a log."""
+"""Text for people: counts with their nouns, and foreign text escaped so that a terminal or a log can show it."""
 
 from __future__ import annotations
 
 import unicodedata
+
+_KEPT = {"\n", "\t", "\u200c", "\u200d"}  # the last two join emoji and letters
+_ESCAPED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def counted(count: int, noun: str) -> str:
@@ -14,12 +17,9 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-_KEPT = {"\n", "\t", "\u200c", "\u200d"}  # the last two join emoji and letters
-_ESCAPED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-
-
 def printable(text: str) -> str:
-    r"""Escape control, format and surrogate characters, so that a text cannot control the terminal or hide a part of itself.
+    r"""Escape control, format and surrogate characters, so that a text of a tool, model or server cannot control the terminal
+    or hide a part of itself.
 
     `\x1b[2J` is shown as those seven characters. Newlines and tabs stay.
     """

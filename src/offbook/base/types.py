@@ -31,31 +31,6 @@ from .choices import (
 )
 from .user_values import plain_text
 
-UnixSeconds = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
-"""A time between 1970 and 9999."""
-
-
-class ToolRun(BaseModel):
-    """One execution of the tool call `tool_call_id`. A retry is another run with the same id.
-
-    The arguments are in the model call that requested it. The result is in the messages of the next model call."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    tool_call_id: str
-    name: str
-    started_at: UnixSeconds
-    ended_at: UnixSeconds
-    error: str | None = None  # the error that the tool raised or reported
-    result: str | None = None  # its text, if no recorded model call received it
-
-    @field_validator("name", "error", "result", mode="before")
-    @classmethod
-    def _encodable(cls, text: object) -> object:
-        """Replace lone surrogates, which UTF-8 cannot encode, by question marks."""
-        return plain_text(text) if isinstance(text, str) else text
-
-
 Json: TypeAlias = Any
 """A JSON value, typed as Any: a recursive alias makes pydantic and editors slow."""
 Message: TypeAlias = dict[str, Json]
@@ -210,6 +185,33 @@ class CallRef(Frozen):
 
     call_id: str
     index: int = Field(default=0, ge=0, lt=2**31)
+
+
+UnixSeconds = Annotated[float, Field(ge=0, lt=253_402_300_800, allow_inf_nan=False)]
+"""A time between 1970 and 9999."""
+
+
+class ToolRun(BaseModel):
+    """One execution of the tool call `tool_call_id` in a rollout, timed by the adapter that ran or observed it. A retry is
+    another run with the same id.
+
+    The arguments are in the model call that requested it. The result is in the messages of the next model call. Times are
+    of the client's clock; those of model calls are of the server's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tool_call_id: str
+    name: str
+    started_at: UnixSeconds
+    ended_at: UnixSeconds
+    error: str | None = None  # the error that the tool raised or reported
+    result: str | None = None  # its text, if no recorded model call received it
+
+    @field_validator("name", "error", "result", mode="before")
+    @classmethod
+    def _encodable(cls, text: object) -> object:
+        """Replace lone surrogates, which UTF-8 cannot encode, by question marks."""
+        return plain_text(text) if isinstance(text, str) else text
 
 
 class RolloutException(Frozen):

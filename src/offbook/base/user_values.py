@@ -1,4 +1,4 @@
-"""Makes values of user code plain: text that UTF-8 can encode, and JSON."""
+"""Values that user code passes: collections read once, text that UTF-8 can encode, and JSON."""
 
 from __future__ import annotations
 

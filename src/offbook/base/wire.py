@@ -52,39 +52,6 @@ from .types import (
     new_id,
 )
 
-
-def _storable(value: Json) -> Json:
-    """Reject NaN and infinity anywhere inside `value`."""
-    try:
-        json.dumps(value, allow_nan=False)  # in C; the search below takes a hundred times as long
-    except (ValueError, TypeError, RecursionError):
-        return _searched(value)
-    return value
-
-
-def _searched(value: Json) -> Json:
-    if (fault := _not_finite(value)) is not None:
-        raise ValueError(f"JSON has no NaN and no infinity, got {fault}")
-    return value
-
-
-def _not_finite(value: Json, path: str = "") -> str | None:
-    """The first number inside `value` that is not finite, and its path."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"{value!r}{path and f' at {path}'}"
-    children: Iterable[tuple[Json, Json]] = ()
-    if isinstance(value, dict):
-        children = cast(dict[Json, Json], value).items()
-    elif isinstance(value, list | tuple):
-        children = enumerate(cast(Sequence[Json], value))
-    faults = (_not_finite(child, f"{path}[{key!r}]") for key, child in children)
-    return next((fault for fault in faults if fault is not None), None)
-
-
-StoredJson = Annotated[Json, AfterValidator(_storable)]
-"""A JSON value that is returned exactly as it was stored. Validation rejects NaN and infinity."""
-
-
 TRAJECTORY_HEADER = "x-offbook-trajectory"
 CALL_HEADER = "x-offbook-call"
 """Response header: the id of the recorded call."""
@@ -131,6 +98,38 @@ CallWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 def name_at(model: str, step: int) -> str:
     """`model@step`: names one fixed step in a call's `model` field, and its adapter in the sampler."""
     return f"{model}@{step}"
+
+
+def _storable(value: Json) -> Json:
+    """Reject NaN and infinity anywhere inside `value`."""
+    try:
+        json.dumps(value, allow_nan=False)  # in C; the search below takes a hundred times as long
+    except (ValueError, TypeError, RecursionError):
+        return _searched(value)
+    return value
+
+
+def _searched(value: Json) -> Json:
+    if (fault := _not_finite(value)) is not None:
+        raise ValueError(f"JSON has no NaN and no infinity, got {fault}")
+    return value
+
+
+def _not_finite(value: Json, path: str = "") -> str | None:
+    """The first number inside `value` that is not finite, and its path."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{value!r}{path and f' at {path}'}"
+    children: Iterable[tuple[Json, Json]] = ()
+    if isinstance(value, dict):
+        children = cast(dict[Json, Json], value).items()
+    elif isinstance(value, list | tuple):
+        children = enumerate(cast(Sequence[Json], value))
+    faults = (_not_finite(child, f"{path}[{key!r}]") for key, child in children)
+    return next((fault for fault in faults if fault is not None), None)
+
+
+StoredJson = Annotated[Json, AfterValidator(_storable)]
+"""A JSON value that is returned exactly as it was stored. Validation rejects NaN and infinity."""
 
 
 class Wire(BaseModel):

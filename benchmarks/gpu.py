@@ -33,10 +33,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from offbook.engine.learner import attention
-from offbook.engine.learner.cost import ModelShape
-from offbook.engine.learner.layouts import ComputeRow, LayoutPlan, plan
-from offbook.engine.learner.target_logprobs import TargetSettings, target_logprobs
+from offbook.engine.learner.model import attention
+from offbook.engine.learner.model.target_logprobs import target_logprobs
+from offbook.engine.learner.rows.cost import ModelShape
+from offbook.engine.learner.rows.layouts import ComputeRow, LayoutPlan, plan
+from offbook.engine.learner.targets.batch import TargetSettings
 
 if TYPE_CHECKING:
     from offbook.engine.protocol import Sample

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 if importlib.util.find_spec("pydantic") is None:  # the learner's core takes one type alias from the options, no more
     sys.modules["offbook.base.config"] = SimpleNamespace(LayoutName=str)  # type: ignore[assignment]
 
-from offbook.engine.learner.layouts import Chosen
+from offbook.engine.learner.rows.layouts import Chosen
 
 DENSE = "benchmark_dense"
 

@@ -17,8 +17,8 @@ import torch
 from gpu import Learner
 from gpu_cases import SHAPES, WAYS, Group
 
-from offbook.engine.learner.layouts import plan
-from offbook.engine.learner.target_logprobs import TargetSettings
+from offbook.engine.learner.rows.layouts import plan
+from offbook.engine.learner.targets.batch import TargetSettings
 
 if TYPE_CHECKING:
     from offbook.engine.protocol import Sample

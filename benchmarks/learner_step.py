@@ -25,9 +25,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from offbook.base.config import LoraOptions
-from offbook.engine.learner.layouts import LayoutPlan, plan
-from offbook.engine.learner.policy import Policy
-from offbook.engine.learner.target_logprobs import TargetSettings
+from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.rows.layouts import LayoutPlan, plan
+from offbook.engine.learner.targets.batch import TargetSettings
 from offbook.engine.protocol import Sample
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -24,7 +24,7 @@ from offbook.base.types import Sampling
 from offbook.engine import token_file
 from offbook.engine.learner import learner as learner_module
 from offbook.engine.learner.learner import Learner
-from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.model.policy import Policy
 from offbook.engine.protocol import JobTrajectory, Sample, TrainCommand, TrainJob, write_job
 
 ROUNDS = 3

@@ -19,6 +19,10 @@ SHARED_ENGINE = {"engine.protocol", "engine.checkpoint_files", "engine.token_fil
 """The modules of the engine that the server shares: no torch."""
 
 CLIENT = {"client", "client.connection", "client.rollouts"}
+ENGINE = {"base", *SHARED_ENGINE, "engine"}
+LEARNER = "engine.learner"
+"""Its rooms in the order in which data passes them: a job's targets, the rows that compute them, the model's logprobs of
+the rows, the update. What runs a step stands beside them."""
 ADAPTERS = {"offbook", *USER, *CLIENT, "comparison", "llms", "rewards", "scenarios", "tracing", "trainer"}
 """What the adapters in integrations/ may import: never the server or the engine."""
 
@@ -63,7 +67,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.checkpoint_files": {"base"},
     "engine.token_file": {"base", "engine.checkpoint_files"},
     "engine.token_tree": {"base", "engine.protocol"},
-    "engine": {"base", *SHARED_ENGINE},
+    "engine": {"base", *SHARED_ENGINE, "engine.inference"},
+    "engine.import_check": {"base", f"{LEARNER}.model"},
+    "engine.inference": ENGINE,
+    f"{LEARNER}.targets": ENGINE | {"engine.inference"},
+    f"{LEARNER}.rows": {"base", *SHARED_ENGINE},
+    f"{LEARNER}.model": ENGINE | {f"{LEARNER}.targets", f"{LEARNER}.rows"},
+    f"{LEARNER}.update": {"base", *SHARED_ENGINE, f"{LEARNER}.targets", f"{LEARNER}.rows"},
+    LEARNER: ENGINE | {f"{LEARNER}.{room}" for room in ("targets", "rows", "model", "update")},
     "server": {"base", "memory_plan", *SHARED_ENGINE, "tiny"},
     "testing": USER | {"rewards", "server", "tracing"},
     "offbook_langgraph": ADAPTERS,
@@ -84,12 +95,14 @@ HEAVY = {
     "litellm",
     "langfuse",
 }
-LIGHT_PARTS = set(MAY_IMPORT) - {"engine", "quickstart"}
-SUBROOMS = {*SHARED_ENGINE, "client.connection", "client.rollouts"}
+LIGHT_PARTS = {
+    part for part in MAY_IMPORT if part in SHARED_ENGINE or part.split(".")[0] not in {"engine", "quickstart"}
+}
 
 
 def part_of(module: str) -> str | None:
-    """`offbook.engine.protocol` -> `engine.protocol`; `offbook.Trainer` -> `offbook`; None for another distribution."""
+    """The longest name in the table: `offbook.engine.protocol.Sample` -> `engine.protocol`; `offbook.Trainer` -> `offbook`;
+    None for another distribution."""
     names = module.split(".")
     if names[0] in ("offbook_langfuse", "offbook_langgraph", "offbook_mcp"):
         return names[0]
@@ -97,8 +110,8 @@ def part_of(module: str) -> str | None:
         return None
     if names[1] in offbook.__all__:
         return "offbook"
-    inside = ".".join(names[1:3])
-    return inside if inside in SUBROOMS else names[1]
+    inside = [".".join(names[1:end]) for end in range(len(names), 1, -1)]
+    return next((part for part in inside if part in MAY_IMPORT), names[1])
 
 
 def imports_of(path: Path, module: str) -> list[tuple[int, str]]:

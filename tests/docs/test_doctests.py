@@ -19,10 +19,10 @@ CONVERSIONS = [
     "offbook.engine.inference.decoding.text",  # text -> text before a stop string
     "offbook.engine.inference.vllm.command",  # arguments -> words
     "offbook.engine.token_tree",  # calls -> token tree
-    "offbook.engine.learner.advantage",  # rewards -> advantages
-    "offbook.engine.learner.batch",  # trajectories -> targets
-    "offbook.engine.learner.layouts",  # targets -> rows
-    "offbook.engine.learner.loss",  # trajectories -> divisors
+    "offbook.engine.learner.targets.advantage",  # rewards -> advantages
+    "offbook.engine.learner.targets.batch",  # trajectories -> targets
+    "offbook.engine.learner.rows.layouts",  # targets -> rows
+    "offbook.engine.learner.update.loss",  # trajectories -> divisors
     "offbook.base.extras",  # where the package came from -> a pip command
     "offbook.memory_plan.base_shape",  # config.json -> numbers of weights
     "offbook.memory_plan.card",  # a size -> bytes

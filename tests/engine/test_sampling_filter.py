@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from offbook.engine.inference.decoding.sampling import processed_logprobs
-from offbook.engine.learner.target_logprobs import TargetSettings, target_logprobs
+from offbook.engine.learner.model.target_logprobs import target_logprobs
+from offbook.engine.learner.targets.batch import TargetSettings
 from offbook.engine.sampling_filter import excluded
 
 VOCABULARY = 50

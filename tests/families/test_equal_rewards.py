@@ -10,7 +10,7 @@ import torch
 
 from offbook.base.config import TrainConfig
 from offbook.engine.learner.learner import Learner
-from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.model.policy import Policy
 from offbook.engine.protocol import JobTrajectory
 from tests.engine.learner.jobs import LORA, command, sample
 from tests.families.builders import ATTENTION, QWEN3_5, Family, build

@@ -12,7 +12,7 @@ from offbook.base.config import LoraOptions, TrainConfig
 from offbook.base.errors import ConfigError
 from offbook.engine.inference.decoding.model import load_model
 from offbook.engine.learner.learner import Learner
-from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.model.policy import Policy
 from offbook.engine.protocol import JobTrajectory
 from tests.engine.learner.jobs import command, sample
 from tests.families.builders import QWEN3_5, build

@@ -19,7 +19,7 @@ from offbook.base.types import RenderedHistory
 from offbook.engine.chat_template import ChatTemplate, PromptError
 from offbook.engine.inference.chat.requests import ChatCompletionRequest, DialectError
 from offbook.engine.inference.chat.template import ChatRenderer
-from offbook.engine.learner.render import render_history
+from offbook.engine.learner.targets.render import render_history
 from tests.families.builders import GEMMA3, LLAMA3, MISTRAL, QWEN2_5, QWEN3, QWEN3_5, Family, make_tokenizer
 from tests.families.prompt_cases import AGAIN, ANSWER, CASES, FAMILIES, RESULT, TOOL, USER, call, system
 from tests.paths import ROOT

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from offbook.base.errors import ConfigError
 from offbook.engine import base_weights
 from offbook.engine.inference.decoding.model import load_model
-from offbook.engine.learner.loaders import Loader, load_base
+from offbook.engine.learner.model.loaders import Loader, load_base
 from tests.families.builders import ATTENTION, QWEN2_5, QWEN3_5, Family, build
 
 FAMILIES = pytest.mark.parametrize("family", [*ATTENTION, QWEN3_5], ids=lambda family: family.name)

@@ -144,7 +144,7 @@ def _why(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-FACTS_MODULE = "offbook.engine.facts"
+FACTS_MODULE = "offbook.engine.import_check"
 FACTS_SECONDS = 180.0
 """Time limit of such a process. The first import of these packages takes most of a minute on a busy machine."""
 

@@ -38,7 +38,7 @@ LEARNER_MODULE = "offbook.engine.learner"
 """python -m LEARNER_MODULE --base DIR --loader auto|peft|unsloth [--load-in-4bit] --device D --dtype T [--threads N] [--deterministic]
 [--offload] [--row-limit N] [--unrecomputed-tokens N] [--planner-file FILE]"""
 
-MERGE_MODULE = "offbook.engine.learner.merge"
+MERGE_MODULE = "offbook.engine.learner.model.merge"
 """python -m MERGE_MODULE --base DIR --adapter DIR --output DIR: one merge, where no learner runs."""
 
 

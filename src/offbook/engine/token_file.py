@@ -55,7 +55,7 @@ class TrainedCall(BaseModel):
 
 
 class Fork(BaseModel):
-    """A later call whose prompt leaves an earlier call of its trajectory at token `position`, and why (`forks.py`)."""
+    """A later call whose prompt leaves an earlier call of its trajectory at token `position`, and why (`learner/targets/prompt_forks.py`)."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offbook.base.config import LoraOptions
-from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.model.policy import Policy
 from tests.engine.learner.tiny_models import exact, warm, write_base
 
 

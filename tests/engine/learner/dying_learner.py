@@ -19,7 +19,7 @@ from typing import Any
 from offbook.base.config import TrainConfig
 from offbook.engine.learner import checkpoints
 from offbook.engine.learner.learner import Learner
-from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.model.policy import Policy
 from offbook.engine.protocol import Progressed, Warned
 from tests.engine.learner.jobs import LORA, command, random_groups
 

@@ -26,9 +26,9 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3Fo
 from triton.runtime import interpreter
 
 from offbook.base.config import LoraOptions
-from offbook.engine.learner import fused_kernels
-from offbook.engine.learner.layouts import plan
-from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.model import fused_kernels
+from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.rows.layouts import plan
 from tests.engine.learner.jobs import random_groups
 from tests.engine.learner.test_invariance import VOCABULARY, batch_of
 from tests.engine.learner.tiny_models import SHAPE, warm, write_base

@@ -14,16 +14,16 @@ import torch
 from safetensors.torch import save_file
 
 from offbook.base.config import LayoutName
-from offbook.engine.learner import unsloth_loader
+from offbook.engine.learner.model import unsloth_loader
 
 if __name__ == "__main__" and sys.argv[1] == "unsloth":
     unsloth_loader.import_first()
 
 from offbook.base.config import LoraOptions
-from offbook.engine.learner.layouts import plan
-from offbook.engine.learner.mask_probe import mask_probe
-from offbook.engine.learner.policy import Policy
-from offbook.engine.learner.target_logprobs import TargetSettings
+from offbook.engine.learner.model.mask_probe import mask_probe
+from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.rows.layouts import plan
+from offbook.engine.learner.targets.batch import TargetSettings
 from offbook.engine.protocol import Sample
 from tests.engine.learner.tiny_models import warm
 

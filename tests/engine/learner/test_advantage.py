@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbook.base.rounding import distinct
-from offbook.engine.learner.advantage import call_advantages, group_advantages
+from offbook.engine.learner.targets.advantage import call_advantages, group_advantages
 
 
 def test_the_advantage_is_the_reward_minus_the_groups_mean() -> None:

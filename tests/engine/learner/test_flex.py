@@ -18,12 +18,25 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import scaled_dot_product_attention
 
-from offbook.engine.learner import attention, flex
-from offbook.engine.learner.attention import Choice, TreeContext, choose, tree_attention
-from offbook.engine.learner.blocks import BLOCK, blocks
-from offbook.engine.learner.cost import FLEX_CALLS, FLEX_SLOWDOWN, RUN_CALLS, AttentionName, ModelShape, tree_pairs
-from offbook.engine.learner.layouts import Forest, plan
-from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.model import attention
+from offbook.engine.learner.model import flex_attention as flex
+from offbook.engine.learner.model.attention import (
+    Choice,
+    TreeContext,
+    choose,
+    tree_attention,
+)
+from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.rows.attention_blocks import BLOCK, blocks
+from offbook.engine.learner.rows.cost import (
+    FLEX_CALLS,
+    FLEX_SLOWDOWN,
+    RUN_CALLS,
+    AttentionName,
+    ModelShape,
+    tree_pairs,
+)
+from offbook.engine.learner.rows.layouts import Forest, plan
 from tests.engine.learner.test_layouts import Calls, as_rows, as_targets, calls, distance
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offbook.engine.learner.forks import find_forks
+from offbook.engine.learner.targets.prompt_forks import find_forks
 from offbook.engine.protocol import JobTrajectory, Sample
 from offbook.engine.token_file import Fork
 from tests.engine.learner.jobs import sample

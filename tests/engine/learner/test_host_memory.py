@@ -15,7 +15,7 @@ from offbook.base.types import TrainResult
 from offbook.engine.learner.__main__ import parse
 from offbook.engine.learner.host_memory import HostMemory
 from offbook.engine.learner.learner import Learner
-from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.service import Service
 from offbook.engine.protocol import Trained
 from tests.engine.learner.jobs import LORA, command, random_groups, write_toy_base

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbook.base.config import LossName, TrainConfig
-from offbook.engine.learner.advantage import group_advantages
-from offbook.engine.learner.batch import TrainBatch, make_batch
-from offbook.engine.learner.policy import Policy
-from offbook.engine.learner.step import Step, StepTotals
+from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.targets.advantage import group_advantages
+from offbook.engine.learner.targets.batch import TrainBatch, make_batch
+from offbook.engine.learner.update.step import Step, StepTotals
 from offbook.engine.protocol import JobTrajectory
 from tests.engine.learner.jobs import random_groups
 

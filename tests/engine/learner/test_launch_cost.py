@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from offbook.engine.learner.launch_cost import PLAUSIBLE, kept, kept_call_flops, measure
+from offbook.engine.learner.model.launch_cost import (
+    PLAUSIBLE,
+    kept,
+    kept_call_flops,
+    measure,
+)
 
 CARD = "NVIDIA H200, torch 2.13.0"
 

@@ -12,11 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offbook.base.config import LayoutName
-from offbook.engine.learner.attention import TreeContext, by_runs, tree_attention
-from offbook.engine.learner.cost import ModelShape
-from offbook.engine.learner.layouts import ComputeRow, _leaf_paths, _packed, plan
-from offbook.engine.learner.policy import Policy
-from offbook.engine.learner.target_logprobs import TargetSettings
+from offbook.engine.learner.model.attention import TreeContext, by_runs, tree_attention
+from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.rows.cost import ModelShape
+from offbook.engine.learner.rows.layouts import (
+    ComputeRow,
+    _leaf_paths,
+    _packed,
+    plan,
+)
+from offbook.engine.learner.targets.batch import TargetSettings
 from offbook.engine.protocol import Sample
 from offbook.engine.token_tree import build_tree
 

@@ -18,11 +18,11 @@ from offbook import tiny
 from offbook.base.config import EngineOptions, LoraOptions
 from offbook.base.errors import ConfigError
 from offbook.base.extras import install_command
-from offbook.engine.learner import loaders
 from offbook.engine.learner.learner import Learner
-from offbook.engine.learner.mask_probe import mask_probe
-from offbook.engine.learner.policy import Policy
-from offbook.engine.learner.unsloth_loader import choose
+from offbook.engine.learner.model import loaders
+from offbook.engine.learner.model.mask_probe import mask_probe
+from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.model.unsloth_loader import choose
 from offbook.engine.protocol import MergeCommand, Merged, TrainCommand, Trained
 from offbook.server.models.base_model import find
 from offbook.server.training.learner_client import LearnerClient

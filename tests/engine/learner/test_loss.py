@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbook.engine.learner.loss import LOSSES, Clip, Targets, divisors, importance_weights
+from offbook.engine.learner.update.loss import (
+    LOSSES,
+    Clip,
+    Targets,
+    divisors,
+    importance_weights,
+)
 
 TRL = json.loads(Path(__file__).with_name("trl_losses.json").read_text("utf-8"))
 NAMES = sorted(LOSSES)

@@ -10,8 +10,8 @@ import torch
 
 from offbook.engine.learner import peak_memory
 from offbook.engine.learner.learner import Learner
+from offbook.engine.learner.model.policy import Policy
 from offbook.engine.learner.peak_memory import MemoryReading, memory_metrics
-from offbook.engine.learner.policy import Policy
 from tests.engine.learner.jobs import LORA, command, random_groups, write_toy_base
 
 GIB = 2**30

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from offbook.base.config import LayoutName, LoraOptions
 from offbook.base.errors import ConfigError
-from offbook.engine.learner import attention
-from offbook.engine.learner.layouts import plan
-from offbook.engine.learner.mask_probe import mask_probe
-from offbook.engine.learner.policy import Policy
-from offbook.engine.learner.target_logprobs import TargetSettings
+from offbook.engine.learner.model import attention
+from offbook.engine.learner.model.mask_probe import mask_probe
+from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.rows.layouts import plan
+from offbook.engine.learner.targets.batch import TargetSettings
 from offbook.engine.protocol import Sample
 from tests.engine.learner.tiny_models import VOCABULARY, warm, write_base
 

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from offbook.base.types import TrainResult
-from offbook.engine.learner import attention
 from offbook.engine.learner.__main__ import parse
+from offbook.engine.learner.model import attention
 from offbook.engine.learner.service import Service
 from offbook.engine.protocol import (
     EVENTS,

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from offbook.base.config import LayoutName, LossName
-from offbook.engine.learner.layouts import ComputeRow, plan
-from offbook.engine.learner.policy import Policy
-from offbook.engine.learner.row_split import halves
-from offbook.engine.learner.step import Step
+from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.rows.layouts import ComputeRow, plan
+from offbook.engine.learner.rows.row_split import halves
+from offbook.engine.learner.update.step import Step
 from tests.engine.learner.jobs import random_groups, sample
 from tests.engine.learner.test_invariance import VOCABULARY, Shifting, batch_of, config_of, distance, gradients
 

@@ -15,11 +15,11 @@ from offbook.base.errors import EngineError
 from offbook.base.types import TrainResult
 from offbook.engine import token_file
 from offbook.engine.learner import learner as learner_module
-from offbook.engine.learner.batch import TrainBatch
 from offbook.engine.learner.learner import Learner
-from offbook.engine.learner.loss import importance_weights
-from offbook.engine.learner.policy import Policy
-from offbook.engine.learner.step import StepTotals
+from offbook.engine.learner.model.policy import Policy
+from offbook.engine.learner.targets.batch import TrainBatch
+from offbook.engine.learner.update.loss import importance_weights
+from offbook.engine.learner.update.step import StepTotals
 from offbook.engine.protocol import JobTrajectory, Progressed, TrainCommand, Warned
 from offbook.engine.token_file import CLIPPED, TRAINED, TokenFile
 from tests.engine.learner.jobs import command, random_groups, sample, write_toy_base

@@ -18,11 +18,17 @@ import torch
 from transformers import LlamaConfig
 
 from offbook.base.extras import install_command
-from offbook.engine.learner import unsloth_attention
-from offbook.engine.learner.attention import TreeContext, tree_attention
-from offbook.engine.learner.cost import ModelShape
-from offbook.engine.learner.layouts import plan
-from offbook.engine.learner.unsloth_attention import DISPATCH, SLOT, Signatures, install, patched
+from offbook.engine.learner.model import unsloth_attention
+from offbook.engine.learner.model.attention import TreeContext, tree_attention
+from offbook.engine.learner.model.unsloth_attention import (
+    DISPATCH,
+    SLOT,
+    Signatures,
+    install,
+    patched,
+)
+from offbook.engine.learner.rows.cost import ModelShape
+from offbook.engine.learner.rows.layouts import plan
 from tests.engine.learner.make_unsloth_signatures import FILE
 from tests.engine.learner.test_policy import every_token
 from tests.paths import ROOT

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import scaled_dot_product_attention
 
-from offbook.engine.learner import flex
-from offbook.engine.learner.attention import NO_MASK, TreeContext, tree_attention
-from offbook.engine.learner.blocks import Nearness, blocks
-from offbook.engine.learner.cost import AttentionName
-from offbook.engine.learner.layouts import Forest
+from offbook.engine.learner.model import flex_attention as flex
+from offbook.engine.learner.model.attention import NO_MASK, TreeContext, tree_attention
+from offbook.engine.learner.rows.attention_blocks import Nearness, blocks
+from offbook.engine.learner.rows.cost import AttentionName
+from offbook.engine.learner.rows.layouts import Forest
 from tests.engine.learner.test_flex import CPU, answers, dense, forest, states_of
 from tests.engine.learner.test_layouts import Calls, calls
 

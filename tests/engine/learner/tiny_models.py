@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from offbook.engine.learner.policy import Policy
+from offbook.engine.learner.model.policy import Policy
 
 VOCABULARY = 29
 torch.set_num_threads(1)  # the models are tiny, and the suite shares its cores

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-from offbook.engine.learner import unsloth_loader
+from offbook.engine.learner.model import unsloth_loader
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 WINDOWED = "mistral, window 16"
@@ -90,8 +90,8 @@ def make(family: str, *, patched: bool, window: int | None = None) -> Any:
     from peft import LoraConfig, get_peft_model
 
     from offbook.base.config import LoraOptions
-    from offbook.engine.learner import attention
-    from offbook.engine.learner.policy import Policy
+    from offbook.engine.learner.model import attention
+    from offbook.engine.learner.model.policy import Policy
 
     attention.register()
     modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
@@ -122,7 +122,8 @@ def make(family: str, *, patched: bool, window: int | None = None) -> Any:
 
 def measure(policy: Any, layout: str, recompute: Callable[..., Any] | None = None, shape: Any = None) -> Measured:
     """Logprobs and adapter gradients of the mask probe's calls. `recompute`: the layers' checkpointing function."""
-    from offbook.engine.learner import layouts, mask_probe
+    from offbook.engine.learner.model import mask_probe
+    from offbook.engine.learner.rows import layouts
 
     base = policy.model.get_base_model()
     if recompute is not None:
@@ -168,7 +169,8 @@ def recomputations() -> dict[str, Callable[..., Any]]:
 
 def auto(policy: Any) -> str:
     """The layout that `auto` takes for the mask probe's calls."""
-    from offbook.engine.learner import layouts, mask_probe
+    from offbook.engine.learner.model import mask_probe
+    from offbook.engine.learner.rows import layouts
 
     calls = mask_probe._samples(VOCABULARY, WINDOW * 2)
     return layouts.plan(calls, "auto", 4096, policy.shape, tree_refused=policy.tree_refused).layout
@@ -176,7 +178,7 @@ def auto(policy: Any) -> str:
 
 def moved_slot(family: str) -> tuple[str | None, str]:
     """Why the tree is refused where Unsloth's context has no longer a field that the tree needs, and what is trained."""
-    from offbook.engine.learner import unsloth_attention
+    from offbook.engine.learner.model import unsloth_attention
 
     needed = unsloth_attention.CONTEXT_FIELDS
     unsloth_attention.CONTEXT_FIELDS = needed | {"moved_field"}  # type: ignore[misc]
@@ -189,7 +191,7 @@ def moved_slot(family: str) -> tuple[str | None, str]:
 
 def unhooked(policy: Any) -> str:
     """What Unsloth says of a tree without the wrapper."""
-    from offbook.engine.learner import unsloth_attention
+    from offbook.engine.learner.model import unsloth_attention
 
     wrapped = {
         name: vars(module)["run_attention"]
@@ -211,7 +213,7 @@ def unhooked(policy: Any) -> str:
 
 
 def answers(stock: dict[str, Measured], family: str, window: int | None) -> dict[str, Any]:
-    from offbook.engine.learner.mask_probe import mask_probe
+    from offbook.engine.learner.model.mask_probe import mask_probe
 
     label = family if window is None else WINDOWED
     policy = make(family, patched=True, window=window)
@@ -239,7 +241,7 @@ def answers(stock: dict[str, Measured], family: str, window: int | None) -> dict
 @contextmanager
 def counted() -> Iterator[list[bool]]:
     """One entry per call of attention on a tree: whether gradients were on."""
-    from offbook.engine.learner import unsloth_attention
+    from offbook.engine.learner.model import unsloth_attention
 
     calls: list[bool] = []
     attend = unsloth_attention.tree_attention

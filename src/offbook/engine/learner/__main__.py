@@ -24,8 +24,8 @@ from offbook.base.errors import OffbookError
 
 from ..precision import device_name
 from ..protocol import COMMANDS, Command, Failed, StopCommand
-from . import unsloth_loader
 from .failures import Memory, describe_failure
+from .model import unsloth_loader
 
 PARENT_DIED = 3
 """Exit code when stdin ended without a stop command."""

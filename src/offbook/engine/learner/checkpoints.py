@@ -18,7 +18,7 @@ from offbook.base.errors import EngineError
 
 from .. import checkpoint_files
 from ..checkpoint_files import NOTE, OPTIMIZER, OPTIMIZER_NOTE, RNG, Checkpoint, CheckpointNote, sync
-from .loss_scale import LossScale
+from .update.loss_scale import LossScale
 
 _SCRATCH = ".scratch-"
 

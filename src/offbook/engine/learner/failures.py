@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from offbook.base.errors import ConfigError, EngineError, TrainError
 
-from .step import NotFiniteError
+from .update.step import NotFiniteError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")

@@ -22,19 +22,19 @@ from ..checkpoint_files import Checkpoint, CheckpointNote
 from ..protocol import JobTrajectory, Progressed, TrainCommand, TrainJob, Warned, read_job
 from ..token_file import Fork
 from . import checkpoints, peak_memory
-from .advantage import Advantages, call_advantages, group_advantages
-from .batch import Groups, TrainBatch, make_batch
 from .checkpoints import Draft, OptimizerState
-from .choice_masks import ChoiceMasks
-from .forks import find_forks
-from .loss_scale import LossScale
 from .metrics import batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
+from .model.policy import Policy
 from .no_signal import NoSignal, equal_rewards, no_gradient
 from .optimizer_state import restore_state, state_tensors
-from .policy import Policy
-from .render import RENDERED, render_trajectory, rendered_warning
-from .step import Step, StepTotals
+from .targets.advantage import Advantages, call_advantages, group_advantages
+from .targets.batch import Groups, TrainBatch, make_batch
+from .targets.choice_masks import ChoiceMasks
+from .targets.prompt_forks import find_forks
+from .targets.render import RENDERED, render_trajectory, rendered_warning
 from .token_trace import make_token_file, store_token_file
+from .update.loss_scale import LossScale
+from .update.step import Step, StepTotals
 
 Emit = Callable[[Progressed | Warned], None]
 SAVE_STAGES = 5  # adapter, optimizer, generators, synced to disk, renamed into place

@@ -31,7 +31,7 @@
 | grad_norm, grad_norm_max | before clipping: mean and largest over the updates |
 | clip_fraction | share of targets whose gradient the clip of the ratio reduced or stopped; over all epochs |
 | entropy | mean over targets at the start of the step, nats, under the call's sampling settings |
-| forks/{template, tools, history_edited, retokenised, truncated, retried, other_prompt} | see forks.py |
+| forks/{template, tools, history_edited, retokenised, truncated, retried, other_prompt} | see prompt_forks.py |
 | layout/{tree, leaf_rows, call_rows} | share of minibatches computed so |
 | layout/tree_refused | 1 when the model must not be trained on trees |
 | layout/probe_difference | largest logprob difference between tree and plain rows at start-up, nats; absent when nothing could be computed on a tree |
@@ -52,12 +52,12 @@ import torch
 from torch import Tensor
 
 from ..token_file import Fork
-from .advantage import Advantages
-from .batch import Groups, TrainBatch
-from .forks import CAUSES
-from .loss import importance_weights, k3
-from .render import RENDERED
-from .step import StepTotals
+from .targets.advantage import Advantages
+from .targets.batch import Groups, TrainBatch
+from .targets.prompt_forks import CAUSES
+from .targets.render import RENDERED
+from .update.loss import importance_weights, k3
+from .update.step import StepTotals
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .advantage import Advantages
-from .batch import TrainBatch
-from .step import StepTotals
+from .targets.advantage import Advantages
+from .targets.batch import TrainBatch
+from .update.step import StepTotals
 
 
 @dataclass(frozen=True)

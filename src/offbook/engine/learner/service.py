@@ -33,11 +33,11 @@ from ..protocol import (
 )
 from .failures import Memory, describe_failure
 from .host_memory import HostMemory
-from .launch_cost import kept_call_flops
 from .learner import Learner
-from .mask_probe import base_logprobs, mask_probe
-from .merge import merge
-from .policy import Policy
+from .model.launch_cost import kept_call_flops
+from .model.mask_probe import base_logprobs, mask_probe
+from .model.merge import merge
+from .model.policy import Policy
 
 
 class Service:

@@ -15,8 +15,8 @@ from .. import token_file
 from ..protocol import TrainCommand, TrainJob
 from ..token_file import CLIPPED, FORMAT, TRAINED, Fork, TokenFile, TokenHead, TrainedCall
 from ..token_tree import Segments, TokenTree, build_tree
-from .batch import TrainBatch
-from .step import StepTotals
+from .targets.batch import TrainBatch
+from .update.step import StepTotals
 
 
 def make_token_file(

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from offbook.base.config import EngineOptions
-
-from ..inference.chat.grammar import GrammarError, Grammars
-from ..inference.decoding.generation import NoAllowedToken
-from ..protocol import Sample
+from offbook.engine.inference.chat.grammar import GrammarError, Grammars
+from offbook.engine.inference.decoding.generation import NoAllowedToken
+from offbook.engine.protocol import Sample
 
 Allowed = tuple[NDArray[np.int64], ...]
 """Ascending token ids for every token of an answer."""

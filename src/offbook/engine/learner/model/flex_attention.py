@@ -18,8 +18,13 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..token_tree import Ints
-from .blocks import BLOCK, Bools, Nearness, blocks
+from offbook.engine.learner.rows.attention_blocks import (
+    BLOCK,
+    Bools,
+    Nearness,
+    blocks,
+)
+from offbook.engine.token_tree import Ints
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = range(16, 257)  # the kernel rejects less than 16; above 256 its tiles are too small to be fast

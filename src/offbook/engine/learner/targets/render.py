@@ -13,10 +13,9 @@ import numpy as np
 
 from offbook.base.errors import ConfigError
 from offbook.base.types import Message, RenderedHistory, Sampling
-
-from ..chat_template import ChatTemplate, PromptError
-from ..inference.chat.requests import shortened
-from ..protocol import JobTrajectory, Sample
+from offbook.engine.chat_template import ChatTemplate, PromptError
+from offbook.engine.inference.chat.requests import shortened
+from offbook.engine.protocol import JobTrajectory, Sample
 
 RENDERED = "rendered"
 

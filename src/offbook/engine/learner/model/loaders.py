@@ -13,8 +13,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 
 from offbook.base.errors import ConfigError
+from offbook.engine.base_weights import check_weights
 
-from ..base_weights import check_weights
 from . import attention, unsloth_loader
 
 Loader = Literal["peft", "unsloth"]

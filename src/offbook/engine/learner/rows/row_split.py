@@ -11,10 +11,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ..token_tree import Ints, segments
+from offbook.engine.token_tree import Ints, segments
+
+from .attention_pieces import cut
 from .cost import ModelShape
 from .layouts import ComputeRow, Forest
-from .pieces import cut
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..protocol import JobTrajectory, Sample
-from ..token_file import Fork
-from ..token_tree import common_prefix, left_at
+from offbook.engine.protocol import JobTrajectory, Sample
+from offbook.engine.token_file import Fork
+from offbook.engine.token_tree import common_prefix, left_at
 
 Cause = Literal["template", "tools", "history_edited", "retokenised", "truncated", "retried", "other_prompt"]
 CAUSES: tuple[Cause, ...] = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..token_tree import Ints
+from offbook.engine.token_tree import Ints
 
 BLOCK = 128
 """Tokens per block: FlexAttention's default, and a multiple of all tile sizes of its kernels."""

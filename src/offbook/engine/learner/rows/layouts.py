@@ -18,15 +18,20 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from offbook.base.errors import ConfigError
+from offbook.engine.token_tree import (
+    Ints,
+    Segments,
+    TokenTree,
+    build_tree,
+    segments,
+)
 
-from ..token_tree import Ints, Segments, TokenTree, build_tree, segments
+from .attention_pieces import Piece, cut
 from .cost import Estimate, ModelShape, tree_pairs
-from .pieces import Piece, cut
 
 if TYPE_CHECKING:
     from offbook.base.config import LayoutName
-
-    from ..protocol import Sample
+    from offbook.engine.protocol import Sample
 
 Chosen = Literal["tree", "leaf_rows", "call_rows"]
 _PREFERRED: tuple[Chosen, ...] = ("tree", "leaf_rows", "call_rows")  # at equal cost

@@ -1,4 +1,4 @@
-"""`python -m offbook.engine.facts torch|vllm|unsloth`: imports that package, and prints what it says of this machine
+"""`python -m offbook.engine.import_check torch|vllm|unsloth`: imports that package, and prints what it says of this machine
 as one JSON object. For processes that import none of them; what is broken ends with Python's own error on stderr."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from offbook.base.devices import gpus, has_bfloat16
 
-from .learner.unsloth_loader import vllm_extensions_hidden
+from .learner.model.unsloth_loader import vllm_extensions_hidden
 
 _SETTINGS = {"UNSLOTH_DISABLE_STATISTICS": "1", "VLLM_NO_USAGE_STATS": "1"}
 

@@ -1,10 +1,10 @@
 """Attention on a token tree, registered with transformers under `NAME` and `WINDOWED`. Rows without a tree take torch's
 SDPA. In layers with a sliding window a token sees those of its ancestors that are nearer than the window.
 
-flash_pieces  On CPU: one call of torch's flash kernel per piece of `pieces.py`. The parts of a query's softmax are
+flash_pieces  On CPU: one call of torch's flash kernel per piece of `rows/attention_pieces.py`. The parts of a query's softmax are
 merged by their log-sum-exp. With the merged output and log-sum-exp as inputs, the kernel's backward pass computes the
 exact gradient of every part (as in ring attention, 2310.01889).
-flex          On CUDA: one block-sparse kernel, see `flex.py`.
+flex          On CUDA: one block-sparse kernel, see `flex_attention.py`.
 runs          Elsewhere, and on CPU where a window hides an ancestor: one call of SDPA per run, whose keys are its
 concatenated ancestors and itself."""
 
@@ -26,11 +26,12 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from ..token_tree import Ints, Segments
-from . import flex
-from .blocks import Nearness
-from .cost import AttentionName
-from .pieces import Kind, Piece
+from offbook.engine.learner.rows.attention_blocks import Nearness
+from offbook.engine.learner.rows.attention_pieces import Kind, Piece
+from offbook.engine.learner.rows.cost import AttentionName
+from offbook.engine.token_tree import Ints, Segments
+
+from . import flex_attention
 
 NAME = "offbook_tree"
 """The attention implementation's name. It has no mask function, so transformers builds no mask for it."""
@@ -67,7 +68,9 @@ def choose(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, 
     """
     if device.type == "cpu":
         return Choice("flash_pieces")
-    reason = flex.unfit(device, dtype, head_dim) or flex.trial(device, dtype, heads, kv_heads, head_dim)
+    reason = flex_attention.unfit(device, dtype, head_dim) or flex_attention.trial(
+        device, dtype, heads, kv_heads, head_dim
+    )
     if reason is None:
         return Choice("flex")
     logger.warning("Attention on trees runs segment by segment, not in one FlexAttention kernel: %s", reason)
@@ -115,7 +118,7 @@ class TreeContext:
         key = (device, window)
         if key not in self._flex_masks:
             near = None if window is None else Nearness(self.segments.positions, window)
-            self._flex_masks[key] = flex.block_mask(self._ends, device, near)
+            self._flex_masks[key] = flex_attention.block_mask(self._ends, device, near)
         return self._flex_masks[key]
 
     def block_mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
@@ -166,7 +169,7 @@ def tree_attention(
     window = offbook_tree.cut_off(sliding_window)
     name = offbook_tree.attention or _chosen(query, key, value)
     if name == "flex":
-        out = flex.attend(query, key, value, offbook_tree.flex_mask(query.device, window), scale)
+        out = flex_attention.attend(query, key, value, offbook_tree.flex_mask(query.device, window), scale)
         return out.transpose(1, 2).contiguous(), None
     groups = query.shape[1] // key.shape[1]
     if groups > 1:

@@ -22,16 +22,23 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError, EngineError
+from offbook.engine.chat_template import ChatTemplate
+from offbook.engine.checkpoint_files import ADAPTER
+from offbook.engine.ends import end_tokens
+from offbook.engine.learner.rows.cost import ModelShape
+from offbook.engine.learner.rows.layouts import ComputeRow
+from offbook.engine.learner.targets.batch import TargetSettings
 
-from ..chat_template import ChatTemplate
-from ..checkpoint_files import ADAPTER
-from ..ends import end_tokens
-from . import attention, fused_kernels, loaders, unsloth_attention, unsloth_loader
-from .cost import ModelShape
-from .layouts import ComputeRow
+from . import (
+    attention,
+    fused_kernels,
+    loaders,
+    unsloth_attention,
+    unsloth_loader,
+)
 from .loaders import Loader
 from .lora_linear import compute_in_sixteen_bits
-from .target_logprobs import TargetSettings, target_logprobs
+from .target_logprobs import target_logprobs
 
 CALL_FLOPS = {"cpu": 2e5, "cuda": 5e8}
 """Operations that a device does while one kernel launches: 4 us at 50 GFLOP/s, 5 us at 100 TFLOP/s. Devices other than

@@ -15,9 +15,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from offbook.base.errors import ConfigError
-
-from ..base_weights import check_weights
-from ..precision import device_name, dtype_of
+from offbook.engine.base_weights import check_weights
+from offbook.engine.precision import device_name, dtype_of
 
 
 def merge(base: Path, adapter: Path, output: Path, dtype: torch.dtype) -> Path:
@@ -41,8 +40,10 @@ def merge(base: Path, adapter: Path, output: Path, dtype: torch.dtype) -> Path:
 
 
 def main() -> int:
-    """`python -m offbook.engine.learner.merge`: merge in the precision that a learner would have on this machine."""
-    parser = argparse.ArgumentParser(prog="python -m offbook.engine.learner.merge", description="Base plus adapter.")
+    """`python -m offbook.engine.learner.model.merge`: merge in the precision that a learner would have on this machine."""
+    parser = argparse.ArgumentParser(
+        prog="python -m offbook.engine.learner.model.merge", description="Base plus adapter."
+    )
     for name in ("--base", "--adapter", "--output"):
         parser.add_argument(name, type=Path, required=True)
     arguments = parser.parse_args()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..token_tree import Segments
+from offbook.engine.token_tree import Segments
 
 
 class Kind(Enum):

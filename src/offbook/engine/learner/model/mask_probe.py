@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..protocol import Sample
-from ..token_tree import numbered
-from .layouts import plan
+from offbook.engine.learner.rows.layouts import plan
+from offbook.engine.learner.targets.batch import TargetSettings
+from offbook.engine.protocol import Sample
+from offbook.engine.token_tree import numbered
+
 from .policy import Policy
-from .target_logprobs import TargetSettings
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Largest difference of a logprob that rounding explains, in nats. A wrong mask is off by more, save on a flat

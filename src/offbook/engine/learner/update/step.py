@@ -24,14 +24,21 @@ from torch import Tensor
 
 from offbook.base.config import TrainConfig
 from offbook.base.errors import OffbookError
+from offbook.engine.learner.rows.cost import ModelShape
+from offbook.engine.learner.rows.layouts import ComputeRow, LayoutPlan, plan
+from offbook.engine.learner.rows.row_split import RowSplit
+from offbook.engine.learner.targets.batch import TargetSettings, TrainBatch
 
-from .batch import TrainBatch
-from .cost import ModelShape
-from .layouts import ComputeRow, LayoutPlan, plan
-from .loss import LOSSES, SEQUENCE_LOSSES, Clip, LossOutput, Targets, divisors, importance_weights
+from .loss import (
+    LOSSES,
+    SEQUENCE_LOSSES,
+    Clip,
+    LossOutput,
+    Targets,
+    divisors,
+    importance_weights,
+)
 from .loss_scale import LossScale
-from .row_split import RowSplit
-from .target_logprobs import TargetSettings
 
 Report = Callable[[str, int, int], None]
 """Progress callback (phase, done, total). Phases: plan, old_logprobs, update, save."""

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..token_tree import Ints, Segments
-from .blocks import blocks
-from .pieces import Piece
+from offbook.engine.token_tree import Ints, Segments
+
+from .attention_blocks import blocks
+from .attention_pieces import Piece
 
 AttentionName = Literal["flash_pieces", "flex", "runs"]
 """How attention on a tree is computed; `attention.choose` decides."""

@@ -14,15 +14,16 @@ from typing import NoReturn
 import pytest
 import typer
 
-from offbook import LocalBackend, cli
+from offbook import LocalBackend
 from offbook.base.errors import ConfigError, LeakError
 from offbook.base.extras import install_command
 from offbook.base.types import new_id
-from offbook.cli import app, guarded
+from offbook.commands import main as cli
+from offbook.commands.main import app, guarded
 from offbook.server.__main__ import main as server_main
 from offbook.trainer.target import load_target
 
-COMMAND = [sys.executable, "-c", "import sys; from offbook.cli import main; sys.argv[0] = 'offbook'; main()"]
+COMMAND = [sys.executable, "-c", "import sys; from offbook.commands.main import main; sys.argv[0] = 'offbook'; main()"]
 
 
 def offbook(words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -23,8 +23,8 @@ from offbook.base.errors import (
 )
 from offbook.base.types import new_id
 from offbook.base.wire import TrajectoryQuery
-from offbook.cli import app as command_line
-from offbook.cli import guarded
+from offbook.commands.main import app as command_line
+from offbook.commands.main import guarded
 from offbook.comparison.rows import ComparedRollout
 from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 from offbook_langgraph import trainable

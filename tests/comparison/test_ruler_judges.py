@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from offbook.cli import app as command_line
-from offbook.cli import guarded
+from offbook.commands.main import app as command_line
+from offbook.commands.main import guarded
 from offbook.testing import (
     LlmReply,
     LlmRequest,

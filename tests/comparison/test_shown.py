@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import offbook
-from offbook.cli import app as command_line
-from offbook.cli import guarded
 from offbook.client.connection.http import Api
+from offbook.commands.main import app as command_line
+from offbook.commands.main import guarded
 from offbook.testing import LlmReply, LlmRequest, ScriptedServer, says, scripted_llm, scripted_server
 from offbook.tracing.export import export_run
 from offbook_langfuse import LangfuseConnection, LangfuseSink, save_dataset

@@ -19,8 +19,8 @@ import offbook
 from offbook.base.errors import ConfigError
 from offbook.base.types import RolloutPlace, new_id
 from offbook.base.wire import TrajectoryQuery
-from offbook.cli import app as command_line
-from offbook.cli import guarded
+from offbook.commands.main import app as command_line
+from offbook.commands.main import guarded
 from offbook.comparison.contamination import trained_ids
 from offbook.testing import (
     LlmReply,

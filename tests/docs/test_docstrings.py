@@ -17,8 +17,7 @@ FINISHED = [
     "__init__.py",
     "__main__.py",
     "base",
-    "cli.py",
-    "command_options.py",
+    "commands",
     "contracts.py",
     "doctor",
     "engine/inference",
@@ -36,7 +35,6 @@ FINISHED = [
     "server/training",
     "policies",
     "tiny",
-    "trace_commands.py",
     "trainer",
 ]
 

@@ -54,7 +54,7 @@ def with_all(**others: str) -> Installed:
 
 def doctor(words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     code = (
-        "import sys; from offbook.cli import app, guarded\n"
+        "import sys; from offbook.commands.main import app, guarded\n"
         "try: guarded(lambda: app(sys.argv[1:]))\n"
         "finally: print('heavy', sorted({'torch', 'vllm', 'unsloth', 'transformers'} & set(sys.modules)))"
     )

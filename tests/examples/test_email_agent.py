@@ -132,7 +132,7 @@ async def test_the_command_line_trains_the_example_on_a_running_server(
     server = await local_backend.connect("tiny")
     command = "train train:tiny_email_agent --scenarios train.jsonl --eval held_out.jsonl --steps 1"
     printed = run(
-        ["-c", "from offbook.cli import main; main()", *command.split()],
+        ["-c", "from offbook.commands.main import main; main()", *command.split()],
         tmp_path,
         PYTHONPATH=str(example),
         OFFBOOK_URL=server.url,

@@ -15,10 +15,10 @@ import pytest
 import typer
 
 from offbook.base.extras import install_command
-from offbook.cli import guarded
+from offbook.commands.main import guarded
 from offbook_mcp import Limits, Target
 from offbook_mcp.commands import app
-from offbook_mcp.target_command import on_target
+from offbook_mcp.commands.target_command import on_target
 from tests.mcp_adapter.conftest import SERVERS, python_module
 from tests.paths import ROOT
 
@@ -160,7 +160,7 @@ def test_the_command_is_listed_without_being_loaded_and_a_missing_extra_is_named
     code = (
         "import sys; sys.argv = ['offbook', *sys.argv[1:]]\n"
         "sys.modules['mcp'] = None\n"
-        "from offbook.cli import main; main()"
+        "from offbook.commands.main import main; main()"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     for words, returned, text in (("--help", 0, "\n  mcp "), ("mcp tools x", 2, install_command("mcp"))):

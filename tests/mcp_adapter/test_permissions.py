@@ -15,7 +15,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
 from offbook.base.errors import ConfigError
-from offbook.cli import guarded
+from offbook.commands.main import guarded
 from offbook_mcp import ServerPool, Target, ToolKind
 from offbook_mcp.commands import app
 from offbook_mcp.scenarios import execution

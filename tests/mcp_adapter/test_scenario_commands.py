@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.cli import guarded
+from offbook.commands.main import guarded
 from offbook_mcp.commands import app
 from offbook_mcp.scenarios import execution
 from offbook_mcp.scenarios.files import load_scenarios

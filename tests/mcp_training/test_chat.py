@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offbook import TrainableModel
-from offbook.cli import guarded
+from offbook.commands.main import guarded
 from offbook.testing import ScriptedServer
 from offbook_mcp import Limits, ServerPool, Target
 from offbook_mcp.commands import app

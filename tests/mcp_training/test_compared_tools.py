@@ -8,7 +8,7 @@ import pytest
 
 from offbook import Ruler, TrainableModel
 from offbook.base.errors import ConfigError
-from offbook.cli import guarded
+from offbook.commands.main import guarded
 from offbook.testing import LlmReply, LlmRequest, ScriptedServer, calls_tool, judges, says, scripted_llm
 from offbook_mcp.commands import app
 from offbook_mcp.scenarios.files import ScenarioSet, save_scenarios

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.cli import guarded
+from offbook.commands.main import guarded
 from offbook.testing import Action, ScriptedServer, scripted_server
 from offbook.testing.asgi import Body
 from offbook_mcp.commands import app

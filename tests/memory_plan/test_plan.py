@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from benchmarks.memory_plan import main as write_table
 from offbook.base.config import EngineOptions, MemoryLayout
 from offbook.base.errors import ConfigError
-from offbook.cli import app
+from offbook.commands.main import app
 from offbook.memory_plan.base_shape import read_shape
 from offbook.memory_plan.card import Card, parse_card
 from offbook.memory_plan.layout import LAYOUTS, sampling_parts, step_parts

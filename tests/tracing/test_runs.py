@@ -23,11 +23,11 @@ from offbook import (
     Trajectory,
     auto_trajectory,
     capture_auto_trajectory,
-    cli,
 )
 from offbook.base.alerts import AlertLimits, signs
 from offbook.base.errors import ConfigError
 from offbook.base.types import new_id
+from offbook.commands import main as cli
 from offbook.contracts import Alert, CheckpointSaved, EvaluationFinished, GroupsFinished, StepFinished
 from offbook.tracing.export import ExportError, export_run, read_records, run_events
 from offbook.tracing.jsonl import JsonlSink

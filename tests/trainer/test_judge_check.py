@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from offbook.base.errors import ConfigError, LlmError
-from offbook.cli import app, guarded
+from offbook.commands.main import app, guarded
 from offbook.contracts import GroupsFinished
 from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 from offbook.testing.sinks import sample_rollout

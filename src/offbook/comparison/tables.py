@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from offbook.base.types import Json
 from offbook.trainer.statistics import Interval
@@ -154,3 +155,24 @@ def _sample(sample: DifferingSample, name: str) -> str:
 def _cut(text: str) -> str:
     plain = " ".join(text.split())
     return plain if len(plain) <= LONGEST_CELL else f"{plain[:LONGEST_CELL]}..."
+
+
+def result_lines(comparison: ComparisonReport, output: Path) -> list[str]:
+    """The result as lines for a terminal, with the paths of the report."""
+    lines: list[str] = []
+    for result in comparison.candidates:
+        parts = [f"{result.name}:"]
+        if result.value is not None:
+            parts.append(f"{comparison.measure} {shown_interval(result.value)}")
+        if result.difference is not None:
+            parts.append(f"difference to {comparison.baseline} {shown_interval(result.difference, sign='+')}")
+        parts += [f"pass@{k} {value:.3f}" for k, value in result.passes.items()]
+        parts.append("cost unknown" if result.cost is None else f"{1000 * result.cost:.4g} USD per 1,000 rollouts")
+        if result.latency is not None:
+            parts.append(f"call p50 {result.latency[0]:.2g} s, p95 {result.latency[1]:.2g} s")
+        parts += [f"{result.failed} of {result.rollouts} failed"] if result.failed else []
+        lines.append(f"{parts[0]} {', '.join(parts[1:])}")
+    for rate in comparison.win_rates:
+        lines.append(f"{rate.candidate}: preferred to {rate.against} {shown_interval(rate.rate)}")
+    lines += [f"note: {result}" for result in comparison.warnings]
+    return [*lines, *comparison.spending, f"report: {output / 'report.html'}, {output / 'report.md'}"]

@@ -79,14 +79,14 @@ def display(words: Sequence[str]) -> int:
     """
     _check_extra()
     if words[0] == "ui":
-        from .viewing import run_viewer
+        from offbook.commands.ui import run_viewer
 
         return run_viewer(words[1:])
     if words[0] in ("traces", "models"):
         from .json_lines import run_json_lines
 
         return run_json_lines(words)
-    from .terminal import run_terminal
+    from offbook.commands.runs import run_terminal
 
     return run_terminal(words)
 

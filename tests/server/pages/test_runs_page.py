@@ -12,7 +12,7 @@ import pytest
 
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainStatus
-from offbook.server.terminal import run_terminal
+from offbook.commands.runs import run_terminal
 from offbook.server.views.trend import trend
 from tests.fakes.gateway import Gateway
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from offbook import cli
 from offbook.base.errors import ConfigError, StoreError
 from offbook.base.types import new_id
+from offbook.commands import main as cli
+from offbook.commands.runs import run_terminal
 from offbook.server.__main__ import main
 from offbook.server.http.viewer import open_records
 from offbook.server.records.tables import meta
-from offbook.server.terminal import run_terminal
 from tests.fakes.gateway import Gateway
 from tests.server.pages.test_runs_page import finish, record
 

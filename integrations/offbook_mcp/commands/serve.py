@@ -13,17 +13,24 @@ import uvicorn
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
 from offbook.base.text import counted
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.connection.target import Target
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.serving.access import checked_key
 from offbook_mcp.serving.endpoint import ToolEndpoint
 from offbook_mcp.serving.served_tools import served_tools
+from offbook_mcp.training.defaults import defaults_for
+from offbook_mcp.training.mcp_trainer import ToolOptions
+from offbook_mcp.training.model_at_step import ModelAtStep
 
-from ..connection.pool import ServerPool
-from ..connection.target import Target
-from .defaults import defaults_for
-from .mcp_trainer import ToolOptions
-from .model_at_step import ModelAtStep
-from .model_options import AllowWrites, BaseModel, ModelName, ServerDir, ServerUrl, model_from
+from .model_options import (
+    AllowWrites,
+    BaseModel,
+    ModelName,
+    ServerDir,
+    ServerUrl,
+    model_from,
+)
 
 Host = Annotated[str, typer.Option(help="address to listen on; beyond this machine, --api-key is needed")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="port; 0: any free one")]

@@ -11,8 +11,7 @@ import typer
 
 from offbook import LocalBackend, RemoteBackend, TrainableModel
 from offbook.base.errors import ConfigError
-
-from ..connection.target import Target
+from offbook_mcp.connection.target import Target
 
 RunName = Annotated[
     str | None, typer.Option("--run", help="name of the run in lists; default: what, when and the model's name")

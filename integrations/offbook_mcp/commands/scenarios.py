@@ -12,15 +12,14 @@ from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
 from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
-
-from ..connection.pool import ServerPool
-from ..connection.target import Target
-from . import reports as pages
-from .explore import explore as explored
-from .explore import withheld
-from .files import save_scenarios
-from .from_llm import questions_for
-from .generate import generate_scenarios
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.connection.target import Target
+from offbook_mcp.scenarios import reports as pages
+from offbook_mcp.scenarios.explore import explore as explored
+from offbook_mcp.scenarios.explore import withheld
+from offbook_mcp.scenarios.files import save_scenarios
+from offbook_mcp.scenarios.from_llm import questions_for
+from offbook_mcp.scenarios.generate import generate_scenarios
 
 AllowWrites = Annotated[
     bool, typer.Option("--allow-writes", help="also call tools that write or delete, each time in a rollout of its own")

@@ -11,7 +11,18 @@ import typer
 from offbook.base.errors import ConfigError
 from offbook.client.model import TrainableModel
 from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
-from offbook.command_options import (
+from offbook.comparison.bound import bound_to
+from offbook.comparison.compare import compare
+from offbook.comparison.options import CompareOptions, CompareSettings
+from offbook.comparison.tables import result_lines
+from offbook.comparison.targets import ComparableTarget
+from offbook.contracts import Judge
+from offbook.scenarios.loading import load_scenarios
+from offbook.tracing.sink_registry import named_sinks, resolve_sinks
+from offbook.trainer.judge_check import ruler_at
+from offbook.trainer.target import load_target
+
+from .options import (
     MAX_COMPLETION_HELP,
     BaseModel,
     JudgeBase,
@@ -26,18 +37,6 @@ from offbook.command_options import (
     Timeout,
     Trace,
 )
-from offbook.contracts import Judge
-from offbook.scenarios.loading import load_scenarios
-from offbook.tracing.sink_registry import named_sinks, resolve_sinks
-from offbook.trainer.judge_check import ruler_at
-from offbook.trainer.target import load_target
-
-from .bound import bound_to
-from .compare import compare
-from .options import CompareOptions, CompareSettings
-from .results import ComparisonReport
-from .tables import shown_interval
-from .targets import ComparableTarget
 
 Candidates = Annotated[
     list[str],
@@ -108,7 +107,7 @@ def compare_command(
         options["concurrency"] = concurrency
     loaded = load_scenarios(scenarios)
     app, options["app_file"] = _app(target, model, base_model)
-    typer.echo("\n".join(lines_of(compare(app, loaded, candidates, **options), output)))
+    typer.echo("\n".join(result_lines(compare(app, loaded, candidates, **options), output)))
 
 
 def _judge(name: str | None, api_base: str | None, rubric: Path | None) -> Judge | None:
@@ -131,24 +130,3 @@ def _app(target: str, name: str | None, base_model: str | None) -> tuple[Compara
     file = getattr(sys.modules[target.partition(":")[0]], "__file__", None)
     own = None if name is None or base_model is None else TrainableModel(name, base_model=base_model)
     return (loaded if own is None else bound_to(loaded, own)), None if file is None else Path(file)
-
-
-def lines_of(comparison: ComparisonReport, output: Path) -> list[str]:
-    """The result as lines for a terminal, with the paths of the report."""
-    lines: list[str] = []
-    for result in comparison.candidates:
-        parts = [f"{result.name}:"]
-        if result.value is not None:
-            parts.append(f"{comparison.measure} {shown_interval(result.value)}")
-        if result.difference is not None:
-            parts.append(f"difference to {comparison.baseline} {shown_interval(result.difference, sign='+')}")
-        parts += [f"pass@{k} {value:.3f}" for k, value in result.passes.items()]
-        parts.append("cost unknown" if result.cost is None else f"{1000 * result.cost:.4g} USD per 1,000 rollouts")
-        if result.latency is not None:
-            parts.append(f"call p50 {result.latency[0]:.2g} s, p95 {result.latency[1]:.2g} s")
-        parts += [f"{result.failed} of {result.rollouts} failed"] if result.failed else []
-        lines.append(f"{parts[0]} {', '.join(parts[1:])}")
-    for rate in comparison.win_rates:
-        lines.append(f"{rate.candidate}: preferred to {rate.against} {shown_interval(rate.rate)}")
-    lines += [f"note: {result}" for result in comparison.warnings]
-    return [*lines, *comparison.spending, f"report: {output / 'report.html'}, {output / 'report.md'}"]

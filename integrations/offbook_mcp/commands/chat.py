@@ -13,17 +13,24 @@ from rich.console import Console
 
 from offbook import TrainableModel
 from offbook.base.text import counted
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.connection.target import Target
+from offbook_mcp.connection.typed_lines import typed_lines
 from offbook_mcp.rollouts.agent_loop import LoopOptions
 from offbook_mcp.serving.chat import chat, conversations
 from offbook_mcp.serving.served_tools import served_tools
+from offbook_mcp.training.defaults import defaults_for
+from offbook_mcp.training.mcp_trainer import ToolOptions
+from offbook_mcp.training.model_at_step import ModelAtStep
 
-from ..connection.pool import ServerPool
-from ..connection.target import Target
-from ..connection.typed_lines import typed_lines
-from .defaults import defaults_for
-from .mcp_trainer import ToolOptions
-from .model_at_step import ModelAtStep
-from .model_options import AllowWrites, BaseModel, ModelName, ServerDir, ServerUrl, model_from
+from .model_options import (
+    AllowWrites,
+    BaseModel,
+    ModelName,
+    ServerDir,
+    ServerUrl,
+    model_from,
+)
 
 Ask = Annotated[list[str], typer.Option(help="question to ask (repeat for more); default: read what you type")]
 Step = Annotated[int | None, typer.Option(min=0, help="step of the model; default: the newest")]

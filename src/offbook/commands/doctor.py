@@ -15,17 +15,17 @@ from offbook.base.config import EngineOptions, MemoryLayout
 from offbook.base.devices import gpus
 from offbook.base.errors import ConfigError
 from offbook.base.types import Json
+from offbook.client.commands import server_folder
+from offbook.doctor.examine import Report, examine
+from offbook.doctor.packages import Check, Status
+from offbook.memory_plan.card import Card, parse_card
+from offbook.memory_plan.layout import LAYOUTS
+from offbook.memory_plan.parts import Workload
+from offbook.memory_plan.plan import MemoryPlan, make_plan
 from offbook.memory_plan.plan_text import headline, plan_json, plan_lines
+from offbook.memory_plan.published import find_shape
 
-from ..client.commands import server_folder
-from ..command_options import Dir
-from ..memory_plan.card import Card, parse_card
-from ..memory_plan.layout import LAYOUTS
-from ..memory_plan.parts import Workload
-from ..memory_plan.plan import MemoryPlan, make_plan
-from ..memory_plan.published import find_shape
-from .examine import Report, examine
-from .packages import Check, Status
+from .options import Dir
 
 COMMON = ("16GB", "24GB", "48GB", "80GB")
 """Cards that are planned for on a machine without a GPU."""

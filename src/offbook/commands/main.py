@@ -15,12 +15,30 @@ from typing import Annotated, Any, Final, cast, get_args
 
 import typer
 
-from . import plugins
-from .base.config import EngineOptions, LossName, TrainConfig
-from .base.errors import ConfigError, MissingExtraError, OffbookError
-from .client.commands import convert_command, export_model, list_checkpoints, run_server, server_folder
-from .client.model import TrainableModel
-from .command_options import (
+from offbook import plugins
+from offbook.base.config import EngineOptions, LossName, TrainConfig
+from offbook.base.errors import ConfigError, MissingExtraError, OffbookError
+from offbook.client.commands import (
+    convert_command,
+    export_model,
+    list_checkpoints,
+    run_server,
+    server_folder,
+)
+from offbook.client.model import TrainableModel
+from offbook.scenarios.loading import load_scenarios
+from offbook.tracing.jsonl import JsonlSink
+from offbook.tracing.sink_registry import named_sinks, resolve_sinks
+from offbook.trainer.evaluate import printing_failures
+from offbook.trainer.evaluation_report import RegressionGate, interval_lines, report_json
+from offbook.trainer.judge_check import check_judge_on, read_ranked, ruler_at
+from offbook.trainer.messages import evaluation_line, failure_lines
+from offbook.trainer.options import RunOptions
+from offbook.trainer.target import TargetOptions, load_target
+
+from .compare import compare_command
+from .doctor import doctor_command
+from .options import (
     MAX_COMPLETION_HELP,
     BaseModel,
     Concurrency,
@@ -44,18 +62,7 @@ from .command_options import (
     Timeout,
     Trace,
 )
-from .comparison.commands import compare_command
-from .doctor.command import doctor_command
-from .scenarios.loading import load_scenarios
-from .trace_commands import traces, usage
-from .tracing.jsonl import JsonlSink
-from .tracing.sink_registry import named_sinks, resolve_sinks
-from .trainer.evaluate import printing_failures
-from .trainer.evaluation_report import RegressionGate, interval_lines, report_json
-from .trainer.judge_check import check_judge_on, read_ranked, ruler_at
-from .trainer.messages import evaluation_line, failure_lines
-from .trainer.options import RunOptions
-from .trainer.target import TargetOptions, load_target
+from .traces import traces, usage
 
 INTERRUPTED = 130
 COMMANDS: Final = "offbook.commands"

@@ -12,22 +12,31 @@ import typer
 
 from offbook import Ruler
 from offbook.base.errors import ConfigError
-from offbook.comparison.commands import lines_of
 from offbook.comparison.options import CompareOptions, CompareSettings
+from offbook.comparison.tables import result_lines
 from offbook.llms.llm import Llm
 from offbook.tracing.sink_registry import resolve_sinks
 from offbook.trainer.evaluate import printing_failures
 from offbook.trainer.messages import evaluation_line
 from offbook.trainer.report import TrainReport
+from offbook_mcp.connection.target import Target
+from offbook_mcp.training.comparison import tool_lines
+from offbook_mcp.training.defaults import GROUP_SIZE, default_config
+from offbook_mcp.training.mcp_trainer import MCPTrainer, MCPTrainerOptions, ToolOptions
 
-from ..connection.target import Target
-from ..target_command import on_target
-from .chat_command import talk
-from .comparison import tool_lines
-from .defaults import GROUP_SIZE, default_config
-from .mcp_trainer import MCPTrainer, MCPTrainerOptions, ToolOptions
-from .model_options import AllowWrites, BaseModel, ModelName, RunName, ScenarioFile, ServerDir, ServerUrl, model_from
-from .serve_command import serve
+from .chat import talk
+from .model_options import (
+    AllowWrites,
+    BaseModel,
+    ModelName,
+    RunName,
+    ScenarioFile,
+    ServerDir,
+    ServerUrl,
+    model_from,
+)
+from .serve import serve
+from .target_command import on_target
 
 STEPS = 20
 Candidates = Annotated[
@@ -199,7 +208,7 @@ def compare(
         "fresh": fresh,
         "sinks": resolve_sinks(names_in(trace)),
     }
-    typer.echo("\n".join(lines_of(trainer.compare(candidates, **options), output)))
+    typer.echo("\n".join(result_lines(trainer.compare(candidates, **options), output)))
 
 
 def show(trainer: MCPTrainer, report: TrainReport, dir: Path | None) -> None:

@@ -11,9 +11,8 @@ from typing import Annotated, cast
 import typer
 
 from offbook.base.errors import ConfigError
-
-from .connection.limits import Limits
-from .connection.target import Decide, Target, TargetLike
+from offbook_mcp.connection.limits import Limits
+from offbook_mcp.connection.target import Decide, Target, TargetLike
 
 TargetArgument = Annotated[
     str, typer.Argument(help="MCP server: a command in quotes, a URL, an mcp.json, or module:name of a server object")

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from .base.wire import TrajectoryQuery
-from .command_options import Dir, Server
-from .tracing.export import export_traces
-from .tracing.usage import as_json as usage_json
-from .tracing.usage import prices, server_usage
-from .tracing.usage import table as usage_table
+from offbook.base.wire import TrajectoryQuery
+from offbook.tracing.export import export_traces
+from offbook.tracing.usage import as_json as usage_json
+from offbook.tracing.usage import prices, server_usage
+from offbook.tracing.usage import table as usage_table
+
+from .options import Dir, Server
 
 traces = typer.Typer(help="Send recorded runs to trace sinks.", no_args_is_help=True, rich_markup_mode=None)
 

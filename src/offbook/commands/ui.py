@@ -13,12 +13,11 @@ import uvicorn
 
 from offbook.base.config import default_dir
 from offbook.base.errors import ConfigError
-
-from .arguments import KEY_VARIABLE
-from .http.auth import Guard, is_loopback
-from .http.viewer import build_viewer, open_records
-from .serving import listen, url_of
-from .views.dashboard_source import DashboardSource
+from offbook.server.arguments import KEY_VARIABLE
+from offbook.server.http.auth import Guard, is_loopback
+from offbook.server.http.viewer import build_viewer, open_records
+from offbook.server.serving import listen, url_of
+from offbook.server.views.dashboard_source import DashboardSource
 
 
 def run_viewer(argv: Sequence[str]) -> int:

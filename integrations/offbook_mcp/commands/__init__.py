@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from .connection.pool import ServerPool
-from .connection.target import Target
-from .scenarios import commands as scenario_commands
+from offbook_mcp.connection.pool import ServerPool
+from offbook_mcp.connection.target import Target
+from offbook_mcp.tools_page import as_json, lines
+
+from . import scenarios as scenario_commands
 from .target_command import on_target
-from .tools_page import as_json, lines
-from .training.commands import add_training_commands
+from .training import add_training_commands
 
 app = typer.Typer(
     help=__doc__,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .base.config import MAX_TEMPERATURE
+from offbook.base.config import MAX_TEMPERATURE
 
 Target = Annotated[
     str, typer.Argument(help="the object that `trainable` returned, as MODULE:NAME, such as my_app:agent")

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from .connection.limits import Limits
-from .connection.target_logs import logs_of_command
-from .permissions import Permissions
+from offbook_mcp.connection.limits import Limits
+from offbook_mcp.connection.target_logs import logs_of_command
+from offbook_mcp.permissions import Permissions
+
 from .target_options import (
     Allow,
     Bind,

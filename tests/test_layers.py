@@ -23,7 +23,18 @@ ENGINE = {"base", *SHARED_ENGINE, "engine"}
 LEARNER = "engine.learner"
 """Its rooms in the order in which data passes them: a job's targets, the rows that compute them, the model's logprobs of
 the rows, the update. What runs a step stands beside them."""
-ADAPTERS = {"offbook", *USER, *CLIENT, "comparison", "llms", "rewards", "scenarios", "tracing", "trainer"}
+ADAPTERS = {
+    "offbook",
+    *USER,
+    *CLIENT,
+    "comparison",
+    "llms",
+    "openai_dialect",
+    "rewards",
+    "scenarios",
+    "tracing",
+    "trainer",
+}
 """What the adapters in integrations/ may import: never the server or the engine."""
 
 # For each part of the package: the other parts it may import.
@@ -32,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "contracts": {"base"},
     "plugins": {"base", "contracts"},
     "tiny": {"base"},
+    "openai_dialect": {"base"},
     "memory_plan": {"base", "tiny"},
     "client.connection": USER,
     "client.rollouts": USER | {"client.connection"},
@@ -41,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scenarios": USER | CLIENT,
     "tracing": USER | CLIENT,
     "trainer": USER | {*CLIENT, "llms", "rewards", "scenarios", "tracing"},
-    "comparison": USER | {*CLIENT, "llms", "rewards", "scenarios", "tracing", "trainer"},
+    "comparison": USER | {*CLIENT, "llms", "openai_dialect", "rewards", "scenarios", "tracing", "trainer"},
     "quickstart": USER | {*CLIENT, "rewards", "scenarios", "tracing", "trainer", "offbook_langgraph"},
     "compat": USER | {*CLIENT, "llms", "rewards", "offbook_langgraph"},
     "doctor": USER | {*CLIENT, "llms", "memory_plan"},
@@ -68,14 +80,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.token_tree": {"base", "engine.protocol"},
     "engine": {"base", *SHARED_ENGINE, "engine.inference"},
     "engine.import_check": {"base", f"{LEARNER}.model"},
-    "engine.inference": ENGINE,
+    "engine.inference": ENGINE | {"openai_dialect"},
     f"{LEARNER}.targets": ENGINE | {"engine.inference"},
     f"{LEARNER}.rows": {"base", *SHARED_ENGINE},
     f"{LEARNER}.model": ENGINE | {f"{LEARNER}.targets", f"{LEARNER}.rows"},
     f"{LEARNER}.update": {"base", *SHARED_ENGINE, f"{LEARNER}.targets", f"{LEARNER}.rows"},
     LEARNER: ENGINE | {f"{LEARNER}.{room}" for room in ("targets", "rows", "model", "update")},
-    "server": {"base", "memory_plan", *SHARED_ENGINE, "tiny"},
-    "testing": USER | {"rewards", "server", "tracing"},
+    "server": {"base", "openai_dialect", "memory_plan", *SHARED_ENGINE, "tiny"},
+    "testing": USER | {"openai_dialect", "rewards", "server", "tracing"},
     "offbook_langgraph": ADAPTERS,
     "offbook_mcp": ADAPTERS | {"commands.options"},
     "offbook_langfuse": ADAPTERS,

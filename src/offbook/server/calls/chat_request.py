@@ -29,12 +29,21 @@ from offbook.base.wire import (
     RECORD_HEADER,
     TRAJECTORY_HEADER,
 )
+from offbook.openai_dialect.chat_fields import (
+    CONSTRAINTS,
+    GUIDED,
+    OURS,
+    REFUSED,
+    WITHOUT_EFFECT,
+    AllowedToolChoice,
+    ChatFields,
+    Named,
+)
 
 from ...engine.protocol import FLAT_LOGPROBS
 from ..errors import ApiError, bad_request, shortened
 from ..sampler.answer_limits import AnswerLimits
 from ..sampler.quirks import Quirks
-from .chat_fields import CONSTRAINTS, GUIDED, OURS, REFUSED, WITHOUT_EFFECT, AllowedToolChoice, ChatFields, Named
 
 V = TypeVar("V")
 

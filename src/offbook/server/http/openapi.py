@@ -15,8 +15,7 @@ from pydantic.json_schema import models_json_schema
 import offbook
 from offbook.base.types import Json
 from offbook.base.wire import FinishRequest, TrainEvent
-
-from ..calls.chat_fields import ChatFields
+from offbook.openai_dialect.chat_fields import ChatFields
 
 OPENAPI = "/openapi.json"
 PROGRAMS = ("/v1/", "/t/", "/api/", "/health")

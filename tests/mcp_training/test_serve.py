@@ -16,11 +16,9 @@ from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundEr
 from starlette.types import ASGIApp
 
 from offbook import TrainableModel
-from offbook.base.errors import ConfigError
 from offbook.testing import ScriptedServer
 from offbook_mcp import Limits, ServerPool, Target
 from offbook_mcp.rollouts.agent_loop import LoopOptions
-from offbook_mcp.serving.access import checked_key, is_loopback
 from offbook_mcp.serving.endpoint import ToolEndpoint
 from tests.mcp_adapter.conftest import misbehaving
 from tests.mcp_training.order_server import make_server
@@ -120,16 +118,6 @@ async def test_who_has_not_the_key_is_refused_and_without_a_key_other_hosts_are(
         for host, status in (("evil.example", 403), ("localhost:8900", 200), ("[::1]:8900", 200)):
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as http:
                 assert (await http.get("/v1/models", headers={"host": host})).status_code == status
-
-
-def test_beyond_this_machine_a_key_is_needed() -> None:
-    assert checked_key("127.0.0.1", None) is None
-    assert checked_key("0.0.0.0", "secret") == "secret"
-    assert is_loopback("localhost") and is_loopback("[::1]") and not is_loopback("0.0.0.0")
-    with pytest.raises(ConfigError, match="other machines reach it: set a key"):
-        checked_key("0.0.0.0", None)
-    with pytest.raises(ConfigError, match="printable ASCII"):
-        checked_key("127.0.0.1", "")
 
 
 @pytest.mark.slow("starts the command")

@@ -12,11 +12,11 @@ import uvicorn
 
 from offbook import TrainableModel
 from offbook.base.errors import ConfigError
+from offbook.base.http_access import key_for_host
 from offbook.base.text import counted
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
 from offbook_mcp.rollouts.agent_loop import LoopOptions
-from offbook_mcp.serving.access import checked_key
 from offbook_mcp.serving.endpoint import ToolEndpoint
 from offbook_mcp.serving.served_tools import served_tools
 from offbook_mcp.training.defaults import defaults_for
@@ -59,7 +59,7 @@ def serve(
 
     Makes the tool calls itself; clients get the final answer.
     """
-    key = checked_key(host, api_key)
+    key = key_for_host(host, api_key)
     listener = listening(host, port)
     named = model_from(target, model, base, dir, url)
     chosen = named if step is None else ModelAtStep(named, step)

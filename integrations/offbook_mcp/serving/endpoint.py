@@ -12,12 +12,14 @@ from typing import Literal, cast
 from openai import APIError, APIStatusError
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offbook import History, TrainableModel
+from offbook.base.http_access import key_refusal
 from offbook.base.text import one_line
 from offbook.base.types import new_id
 from offbook_mcp.connection.pool import ServerPool
@@ -26,8 +28,6 @@ from offbook_mcp.rollouts.agent_loop import SYSTEM, AgentLoop, LoopOptions
 from offbook_mcp.rollouts.episode import EpisodeEnd, ToolEpisode
 from offbook_mcp.rollouts.rollout import restricted
 from offbook_mcp.tools.toolset import Toolset
-
-from .access import OPEN_PATH, KeyGate, fault
 
 logger = logging.getLogger("offbook")
 
@@ -110,6 +110,26 @@ def _head(model: str, kind: str) -> dict[str, object]:
     return {"id": new_id("chatcmpl"), "object": kind, "created": int(time.time()), "model": model}
 
 
+@dataclass(frozen=True)
+class KeyGate:
+    """ASGI middleware that rejects requests without the key; without a key, those for another host."""
+
+    app: ASGIApp
+    key: str | None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        http = scope["type"] == "http"
+        refusal = key_refusal(self.key, scope["path"], Headers(scope=scope)) if http else None
+        await (self.app if refusal is None else fault(*refusal))(scope, receive, send)
+
+
+def fault(status: int, code: str, message: str) -> JSONResponse:
+    """An error response in OpenAI's format."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return JSONResponse(body, status_code=status)
+
+
 LARGEST_REQUEST = 8 * 2**20
 
 
@@ -128,7 +148,7 @@ class ToolEndpoint:
         routes = [
             Route("/v1/chat/completions", self.complete, methods=["POST"]),
             Route("/v1/models", self.models),
-            Route(OPEN_PATH, self.health),
+            Route("/health", self.health),
         ]
         return KeyGate(Starlette(routes=routes), key)
 

@@ -13,8 +13,9 @@ import uvicorn
 
 from offbook.base.config import default_dir
 from offbook.base.errors import ConfigError
+from offbook.base.http_access import key_for_host
 from offbook.server.arguments import KEY_VARIABLE
-from offbook.server.http.auth import Guard, is_loopback
+from offbook.server.http.auth import Guard
 from offbook.server.http.viewer import build_viewer, open_records
 from offbook.server.serving import listen, url_of
 from offbook.server.views.dashboard_source import DashboardSource
@@ -25,11 +26,7 @@ def run_viewer(argv: Sequence[str]) -> int:
     arguments = _parse(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     folder: Path = (arguments.dir or default_dir()).expanduser().absolute()
-    key: str | None = arguments.api_key or os.environ.get(KEY_VARIABLE) or None
-    if key is None and not is_loopback(arguments.host):
-        raise ConfigError(
-            f"--host {arguments.host} can be reached from other machines, so a key is needed: set --api-key"
-        )
+    key = key_for_host(arguments.host, arguments.api_key or os.environ.get(KEY_VARIABLE) or None)
     records = open_records(folder, arguments.store_url)
     try:
         guard = Guard(key)

@@ -21,6 +21,7 @@ from offbook.base.errors import (
     LlmError,
     MissingExtraError,
 )
+from offbook.base.http_access import same
 from offbook.base.types import (
     CUT_OFF,
     Call,
@@ -147,7 +148,7 @@ class Gateway:
 
     def authorised(self, header: str | None) -> bool:
         """Whether a request has the key: other processes of this machine must not spend the user's money."""
-        return secrets.compare_digest((header or "").encode(), f"Bearer {self._key}".encode())
+        return same((header or ""), f"Bearer {self._key}")
 
     def answer(self, body: Json, trajectory: str) -> tuple[int, Json]:
         """Answer a request; returns HTTP status and body. Runs in the request's thread."""

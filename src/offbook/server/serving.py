@@ -24,12 +24,13 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from offbook.base.config import ServerOptions
 from offbook.base.errors import ConfigError, EngineError, StoreError
+from offbook.base.http_access import is_loopback
 
 from . import banner
 from .calls.call_marks import CALL_MARKS
 from .calls.recorder import Recorder
 from .http import app
-from .http.auth import Guard, Key, is_loopback, key_for
+from .http.auth import Guard, Key, key_for
 from .http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
 from .http.key_file import KeyFile
 from .lock import DirectoryLock

@@ -13,8 +13,8 @@ import pytest
 
 import offbook
 from offbook.base.errors import ConfigError
+from offbook.base.http_access import cross_site_refusal as refusal
 from offbook.server.arguments import parse
-from offbook.server.http.cross_site import refusal
 from tests.server.servers import RunningServer, chat_body
 
 HERE = {"host": "127.0.0.1:8000"}

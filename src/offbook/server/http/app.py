@@ -16,13 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import offbook
 from offbook.base.errors import OffbookError
+from offbook.base.http_access import cross_site_refusal
 from offbook.base.wire import Health
 from offbook.server.views.dashboard_source import DashboardSource, EngineState
 
 from ..errors import ApiError, internal_error, refused, shortened
 from ..pages.site import add_pages
 from ..services import Services, ServicesDep
-from . import cross_site, openai_api, resampling, training_api, trajectory_api
+from . import openai_api, resampling, training_api, trajectory_api
 from .auth import SIGN_IN, SIGN_OUT, Guard
 from .bounded_protocol import ADMIT
 from .openapi import add_openapi
@@ -145,7 +146,7 @@ class AccessChecks:
         decided = self._guard.decide(path, headers, method)
         form = path in (SIGN_IN, SIGN_OUT)
         refusal = decided if isinstance(decided, tuple) else None
-        refusal = refusal or cross_site.refusal(method, headers, self._origins, form=form)
+        refusal = refusal or cross_site_refusal(method, headers, self._origins, form=form)
         if refusal is not None:
             status, code, message = refusal
             if status == 401 and is_page(method, path, headers):

@@ -1,48 +1,32 @@
-"""Access control: a key or a session opened with one; on loopback without a key, the Host header."""
+"""Access control of the server: a key or a session opened with one; on loopback without a key, the Host header."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import ipaddress
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbook.base.errors import ConfigError
+from offbook.base.http_access import (
+    OPEN_PATHS,
+    READING,
+    Refusal,
+    checked_key,
+    host_refusal,
+    is_loopback,
+    same,
+    sent_key,
+)
 
-from .cross_site import READING
 from .key_file import KeyFile
 from .sessions import CSRF_HEADER, Access, Sessions
 
-OPEN_PATHS = frozenset({"/health"})
-"""Paths that need no key, for load balancers and for whoever starts the server."""
 SIGN_IN = "/sign-in"
 SIGN_OUT = "/sign-out"
 STATIC = "/pages/static/"
 PAGE_ACTIONS = "/pages/"
 """Prefix of requests by the dashboard's pages. Below it, every request that changes something needs the CSRF token."""
-
-Refusal = tuple[int, str, str]
-"""HTTP status, error code and message of a rejected request."""
-
-
-def same(sent: str, known: str) -> bool:
-    """Whether two secrets are equal, compared in constant time."""
-    return secrets.compare_digest(sent.encode(), known.encode())
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or host name is only reachable from this machine."""
-    name = host.strip("[]").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -61,9 +45,7 @@ def key_for(host: str, configured: str | None, folder: Path) -> Key | None:
     ConfigError for a key that no header can carry.
     """
     if configured is not None:
-        if not configured.strip() or not configured.isascii() or not configured.isprintable():
-            raise ConfigError("--api-key: must be printable ASCII and not empty")
-        return Key(configured)
+        return Key(checked_key(configured))
     return None if is_loopback(host) else _kept_key(folder)
 
 
@@ -105,10 +87,10 @@ class Guard:
     def decide(self, path: str, headers: Mapping[str, str], method: str) -> Refusal | Access | None:
         """The access that a request has; None for a path that is open to everybody; or its rejection."""
         if self.sessions is None:
-            return self._host_refusal(headers.get("host", "")) or self._checked(self._local, path, headers, method)
+            return host_refusal(headers.get("host", "")) or self._checked(self._local, path, headers, method)
         if path in OPEN_PATHS or path == SIGN_IN or path.startswith(STATIC):
             return None
-        sent = _sent_key(headers.get("authorization", ""))
+        sent = sent_key(headers.get("authorization", ""))
         if sent is None:
             access = self.sessions.access(headers.get("cookie", ""))
             if access is not None:
@@ -137,27 +119,3 @@ class Guard:
                 "page again, or send a key",
             )
         return access
-
-    def _host_refusal(self, host: str) -> Refusal | None:
-        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        if is_loopback(name):
-            return None
-        return (
-            403,
-            "host_not_allowed",
-            f"Host {host!r} is not this machine: without a key only localhost, 127.0.0.1 and [::1] are answered "
-            "(protection against DNS rebinding); start the server with --api-key to serve other names",
-        )
-
-
-def _sent_key(authorization: str) -> bytes | None:
-    """The key in `Bearer <key>`, or the password in `Basic` credentials, which browsers send."""
-    scheme, _, value = authorization.partition(" ")
-    if scheme.lower() == "bearer" and value.strip():
-        return value.strip().encode()
-    if scheme.lower() == "basic":
-        try:
-            return base64.b64decode(value.strip(), validate=True).partition(b":")[2] or None
-        except binascii.Error:
-            return None
-    return None

@@ -9,9 +9,10 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.types import Scope
 
+from offbook.base.http_access import READING, same
+
 from ..pages.rendering import Crumb, page
-from .auth import PAGE_ACTIONS, SIGN_IN, SIGN_OUT, Guard, same
-from .cross_site import READING
+from .auth import PAGE_ACTIONS, SIGN_IN, SIGN_OUT, Guard
 from .sessions import COOKIE, SESSION_SECONDS, Access, Sessions
 
 _PROGRAMS = ("/v1", "/api", "/t/", "/health", PAGE_ACTIONS)

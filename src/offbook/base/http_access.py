@@ -1,0 +1,127 @@
+"""Who may send a request to an HTTP server of ours: whoever has the key; without a key this machine; no other site's page.
+
+Pure rules over a request's method, path and headers (lower-case names), for every server and framework.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import secrets
+from collections.abc import Collection, Mapping
+
+from .errors import ConfigError
+
+Refusal = tuple[int, str, str]
+"""HTTP status, error code and message of a rejected request."""
+OPEN_PATHS = frozenset({"/health"})
+"""Paths that need no key, for load balancers and for whoever starts the server."""
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing. Browsers hide their responses from other sites' pages."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or host name is only reachable from this machine."""
+    name = host.strip("[]").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def checked_key(key: str) -> str:
+    """Return the key. Raises ConfigError for one that no header can carry."""
+    if not key.strip() or not key.isascii() or not key.isprintable():
+        raise ConfigError("--api-key: must be printable ASCII and not empty")
+    return key
+
+
+def key_for_host(host: str, key: str | None) -> str | None:
+    """The key that a server without a key of its own requires at `host`; None: none, on loopback.
+
+    Raises ConfigError for a missing key beyond loopback, and for a key that no header can carry.
+    """
+    if key is not None:
+        return checked_key(key)
+    if not is_loopback(host):
+        raise ConfigError(f"--host {host}: other machines reach it: set a key, --api-key or OFFBOOK_API_KEY")
+    return None
+
+
+def same(sent: str, known: str) -> bool:
+    """Whether two secrets are equal, compared in constant time."""
+    return secrets.compare_digest(sent.encode(), known.encode())
+
+
+def sent_key(authorization: str) -> bytes | None:
+    """The key in `Bearer <key>`, or the password in `Basic` credentials, which browsers send."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return value.strip().encode()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2] or None
+        except binascii.Error:
+            return None
+    return None
+
+
+def key_refusal(key: str | None, path: str, headers: Mapping[str, str]) -> Refusal | None:
+    """The rejection of a request by a server with one key, or with none on loopback; None if it may pass."""
+    if key is None:
+        return host_refusal(headers.get("host", ""))
+    sent = sent_key(headers.get("authorization", ""))
+    if path in OPEN_PATHS or (sent is not None and secrets.compare_digest(sent, key.encode())):
+        return None
+    return 401, "invalid_api_key", "send the header `Authorization: Bearer <key>`"
+
+
+def host_refusal(host: str) -> Refusal | None:
+    """The rejection of a `Host` header that is not this machine, as a page has that rebinds its name to loopback."""
+    name = host if host.endswith("]") else host.rsplit(":", 1)[0]
+    if is_loopback(name):
+        return None
+    return (
+        403,
+        "host_not_allowed",
+        f"Host {host!r} is not this machine: without a key only localhost, 127.0.0.1 and [::1] are answered "
+        "(protection against DNS rebinding); start the server with --api-key to serve other names",
+    )
+
+
+def cross_site_refusal(
+    method: str, headers: Mapping[str, str], allowed: Collection[str], *, form: bool = False
+) -> Refusal | None:
+    """The rejection of a request that another site's page sends through a visitor's browser; None if it may pass.
+
+    `allowed` has the origins (`https://name:port`) whose pages may do everything. `form` means
+    that the route accepts a form of our own pages, which is not JSON.
+
+    Browsers name the source of a request in `Origin` and `Sec-Fetch-Site`. Other clients send neither, and pass. Bodies must
+    have the JSON content type, which another site's form cannot send without a CORS preflight.
+    """
+    if method in READING:
+        return None
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+    own = origin is None or origin.partition("://")[2] == headers.get("host")
+    if origin not in allowed and not (own and site in ("none", "same-origin")):
+        return (
+            403,
+            "origin_not_allowed",
+            f"A web page at {origin or 'another site'} may not change anything here; start the server with "
+            "--allow-origin and the page's origin to allow it",
+        )
+    if form:
+        return None
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if has_body and kind != "application/json":
+        return (
+            415,
+            "content_type_not_json",
+            f"Content-Type is {kind or 'missing'!r}: bodies are JSON, send the header `Content-Type: application/json`",
+        )
+    return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Protocol, TypeAlias, get_args, runtime_checkable
 
 from .base.types import Json, TrajectoryGroup
 from .base.types import ToolRun as ToolRun
@@ -19,6 +19,7 @@ from .base.wire import RolloutTrace
 class RunStarted:
     """A run starts, or resumes after a restart under the same id. `settings`: its options as JSON."""
 
+    method: ClassVar[str] = "run_started"
     run: str
     model: str
     step: int
@@ -35,6 +36,7 @@ class RunStarted:
 class GroupsFinished:
     """Groups of rollouts ended. `groups`: ids; `rollouts`: the server's records; `step`: the policy's."""
 
+    method: ClassVar[str] = "groups_finished"
     run: str
     split: str
     step: int
@@ -51,6 +53,7 @@ class GroupsFinished:
 class EvaluationFinished:
     """A checkpoint was evaluated. `metrics`: means over the rollouts, by name."""
 
+    method: ClassVar[str] = "evaluation_finished"
     run: str
     model: str
     split: str
@@ -72,6 +75,7 @@ class StepFinished:
     """A train request was answered. `step`: the model's afterwards; `began`: the step at which its rollouts began.
     `metrics`: see docs/metrics.md. `untrained`: identifies a request that changed nothing, else ""."""
 
+    method: ClassVar[str] = "step_finished"
     run: str
     model: str
     step: int
@@ -90,6 +94,7 @@ class StepFinished:
 class CheckpointSaved:
     """A LoRA was written. `path`: folder, on this machine if the sink has `checkpoint_files`, else on the server."""
 
+    method: ClassVar[str] = "checkpoint_saved"
     run: str
     model: str
     step: int
@@ -106,6 +111,7 @@ class CheckpointSaved:
 class Alert:
     """A metric crossed its limit, which suggests that the run fails. `message`: what to look at."""
 
+    method: ClassVar[str] = "alert"
     run: str
     model: str
     step: int
@@ -122,7 +128,9 @@ class Alert:
 
 
 TraceEvent: TypeAlias = RunStarted | GroupsFinished | EvaluationFinished | StepFinished | CheckpointSaved | Alert
-"""The events that a trace sink receives."""
+"""The events that a trace sink receives. `method`: the method of `TraceSink` that receives it."""
+
+EVENT_KINDS: tuple[type[TraceEvent], ...] = get_args(TraceEvent)
 
 
 class DeliveryError(RuntimeError):

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from .base.errors import ConfigError
+from .base.errors import ConfigError, MissingExtraError
 
 PluginGroup = Literal["offbook.sinks", "offbook.commands"]
 """Entry point groups: trace sinks, and commands of the command line."""
@@ -33,7 +33,7 @@ def summary(group: PluginGroup, name: str) -> str | None:
 
 def load(group: PluginGroup, name: str) -> object:
     """The object behind one entry point. Raises ConfigError for a name that is unknown, ambiguous, or cannot be
-    loaded."""
+    loaded, MissingExtraError with the command that installs what it needs."""
     points: list[EntryPoint] = [point for point in entry_points(group=group) if point.name == name]
     if not points:
         raise ConfigError(f"no plugin {name!r} in {group!r}; installed: {', '.join(names(group)) or 'none'}")
@@ -43,5 +43,7 @@ def load(group: PluginGroup, name: str) -> object:
         )
     try:
         return points[0].load()
+    except MissingExtraError:
+        raise
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"plugin {name!r} ({points[0].value}) cannot be loaded: {error}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from offbook.contracts import CheckpointSaved, GroupsFinished, StepFinished, TraceSink
+from offbook.contracts import EVENT_KINDS, CheckpointSaved, GroupsFinished, StepFinished, TraceSink
 from offbook.testing.sinks import RUN, sample_events
 from offbook.tracing.delivery_notes import DeliveryNotes
 from offbook.tracing.fanout import FanOut
@@ -44,6 +44,11 @@ class Broken(TraceSink):
 
     def closed(self) -> None:
         raise ValueError("never opened")
+
+
+def test_every_kind_of_event_has_a_method_of_the_sink() -> None:
+    methods = {name for name, member in vars(TraceSink).items() if callable(member) and not name.startswith("_")}
+    assert {kind.method for kind in EVENT_KINDS} == methods - {"check", "closed"}
 
 
 class Slow(TraceSink):

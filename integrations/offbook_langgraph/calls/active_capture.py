@@ -26,7 +26,7 @@ from .origins import (
     described,
 )
 from .provider_formats import kept_settings
-from .recorded_calls import Ledger
+from .recorded_calls import RecordedCalls
 from .run_tree import RunTree, enclosing_run
 from .selection import Predicate
 
@@ -173,7 +173,7 @@ class ActiveCapture:
         """A copy of the target with the settings of `original` and the labels of this call."""
         label = {"fit": True, "cache": False, "trajectory_id": self.trajectory_id, "origin": origin}
         stand_in = target.model_copy(update=kept_settings(original) | label)
-        if isinstance(self.runs, Ledger):
+        if isinstance(self.runs, RecordedCalls):
             stand_in.on_recorded(partial(self.runs.note, origin=origin))
         return stand_in
 

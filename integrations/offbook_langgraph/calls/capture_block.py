@@ -27,7 +27,7 @@ from .active_capture import (
 from .error_notes import add_tool_note
 from .langchain_patches import install
 from .origins import OriginCounts
-from .recorded_calls import Ledger, TrainOn
+from .recorded_calls import RecordedCalls, TrainOn
 from .selection import Predicate, Selection, as_predicate
 
 Models: TypeAlias = TrainableModel | Mapping[TrainableModel, Selection]
@@ -129,7 +129,7 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         self._shared_state: SharedState = shared_state
         self._train_on = train_on
         self.counts = OriginCounts()
-        self._ledger = Ledger()
+        self._recorded = RecordedCalls()
         self._stack = ExitStack()
         self._used = False
 
@@ -168,7 +168,7 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         self._active = ActiveCapture(
             routes=routes,
             trajectory=self._trajectory,
-            runs=self._ledger,
+            runs=self._recorded,
             counts=self.counts,
             exclude=self._exclude,
             on_leak=self._on_leak,
@@ -184,11 +184,11 @@ class capture:  # used like a function: `async with capture(model) as trajectory
         self._stack.close()
         add_tool_note(error)
         bases = {model.base_model for model in self._models if isinstance(model, TrainableModel)}
-        self._ledger.add_length_note(error, self._limit(), sorted(bases))
-        self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._ledger.count
-        self._ledger.close(self._trajectory, self._train_on)
+        self._recorded.add_length_note(error, self._limit(), sorted(bases))
+        self._trajectory.metrics[CAPTURED] = self._trajectory.metrics.get(CAPTURED, 0) + self._recorded.count
+        self._recorded.close(self._trajectory, self._train_on)
         try:
-            self._ledger.show(self._trajectory)
+            self._recorded.show(self._trajectory)
         except (ValueError, TypeError, KeyError) as unreadable:  # an unusual message must not fail the rollout
             self._trajectory.log(f"the conversations cannot be shown: {unreadable!r}")
         if self._trajectory.reward is None:

@@ -37,7 +37,7 @@ OUTPUT_KEPT = (ParentCommand, GraphRecursionError)
 """Exceptions that do not discard a call's output: a hand-off to the parent graph, and the limit of steps."""
 
 
-class Ledger(RunTree):
+class RecordedCalls(RunTree):
     """The recorded calls of one rollout, with their origins.
 
     A call inside a run that ended with an error (a node that was retried or interrupted, a chain under `with_retry`) is

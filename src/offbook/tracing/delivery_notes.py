@@ -12,23 +12,11 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter, ValidationError
 
-from offbook.contracts import (
-    Alert,
-    CheckpointSaved,
-    EvaluationFinished,
-    GroupsFinished,
-    RunStarted,
-    StepFinished,
-    TraceEvent,
-    digest,
-)
+from offbook.contracts import EVENT_KINDS, EvaluationFinished, GroupsFinished, TraceEvent, digest
 
 logger = logging.getLogger("offbook")
 
-KINDS: dict[str, TypeAdapter[TraceEvent]] = {
-    kind.__name__: TypeAdapter(kind)
-    for kind in (RunStarted, GroupsFinished, EvaluationFinished, StepFinished, CheckpointSaved, Alert)
-}
+KINDS: dict[str, TypeAdapter[TraceEvent]] = {kind.__name__: TypeAdapter(kind) for kind in EVENT_KINDS}
 SUFFIX = ".notes.jsonl"
 
 

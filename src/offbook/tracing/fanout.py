@@ -19,17 +19,7 @@ from offbook.base.config import default_dir
 from offbook.base.errors import ServerError
 from offbook.client.connection.download import download_export
 from offbook.client.connection.http import Api
-from offbook.contracts import (
-    Alert,
-    CheckpointSaved,
-    EvaluationFinished,
-    GroupsFinished,
-    RejectedError,
-    RunStarted,
-    StepFinished,
-    TraceEvent,
-    TraceSink,
-)
+from offbook.contracts import CheckpointSaved, EvaluationFinished, GroupsFinished, RejectedError, TraceEvent, TraceSink
 
 from .delivery_notes import DeliveryNotes
 from .rollout_reader import read_groups
@@ -232,19 +222,7 @@ class Delivery:
 
 def show(sink: TraceSink, event: TraceEvent) -> None:
     """Call the sink's method for this kind of event."""
-    match event:
-        case RunStarted():
-            sink.run_started(event)
-        case GroupsFinished():
-            sink.groups_finished(event)
-        case EvaluationFinished():
-            sink.evaluation_finished(event)
-        case StepFinished():
-            sink.step_finished(event)
-        case CheckpointSaved():
-            sink.checkpoint_saved(event)
-        case Alert():
-            sink.alert(event)
+    getattr(sink, event.method)(event)
 
 
 def sink_name(sink: TraceSink) -> str:

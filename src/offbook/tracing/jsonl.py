@@ -11,8 +11,6 @@ from offbook.contracts import Alert, EvaluationFinished, GroupsFinished, RunStar
 
 from .rollout_reader import conversations
 
-FILES = ("runs.jsonl", "rollouts.jsonl", "steps.jsonl", "evaluations.jsonl", "alerts.jsonl")
-
 
 class JsonlSink(TraceSink):
     """Appends to `rollouts.jsonl`, `steps.jsonl`, `evaluations.jsonl`, `alerts.jsonl` and `runs.jsonl` in a folder.

@@ -10,7 +10,6 @@ from offbook.base.types import (
     CallTrace,
     Message,
     RenderedHistory,
-    Tool,
 )
 from offbook.base.wire import RolloutTrace, TrajectoryQuery
 from offbook.client.connection.http import Api
@@ -97,11 +96,6 @@ def question_and_answer(rollout: RolloutTrace) -> tuple[tuple[Message, ...], Mes
         first_target = min(history.targets, default=len(history.messages))
         return history.messages[:first_target], history.messages[max(history.targets)] if history.targets else None
     return (), None
-
-
-def tools_of(rollout: RolloutTrace) -> tuple[Tool, ...]:
-    """The tools of the rollout's first call with tools."""
-    return next((call.tools for call in rollout.calls if call.tools), ())
 
 
 def _without_tokens(call: CallTrace) -> Call:

@@ -1,34 +1,26 @@
-"""Resolves sinks by name: built-in ones, and those of the entry point group `offbook.sinks`."""
+"""Resolves sinks by name: ours and those of others are entry points of the group `offbook.sinks`."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from offbook import plugins
-from offbook.base.errors import ConfigError, MissingExtraError
-from offbook.contracts import TraceSink
+from offbook.base.errors import ConfigError
+from offbook.contracts import EVENT_KINDS, TraceSink
 
 from .jsonl import JsonlSink
 
 GROUP: Final = "offbook.sinks"
-BUILT_IN: Final = {
-    "langfuse": "offbook_langfuse:LangfuseSink",
-    "mlflow": "offbook.tracing.mlflow_sink:MlflowSink",
-    "otlp": "offbook.tracing.otlp_sink:OtlpSink",
-    "wandb": "offbook.tracing.wandb_sink:WandbSink",
-    "tensorboard": "offbook.tracing.tensorboard_sink:TensorboardSink",
-}
-"""Name -> the class that builds the sink from the tool's own environment variables."""
+"""Name -> what builds the sink from the tool's own environment variables; ours are in pyproject.toml."""
 JSONL: Final = "jsonl:"
 """Prefix of the JSON Lines sink: `jsonl:FOLDER`."""
-METHODS: Final = ("run_started", "groups_finished", "evaluation_finished", "step_finished", "checkpoint_saved", "alert", "closed")  # fmt: skip
+METHODS: Final = (*(kind.method for kind in EVENT_KINDS), "closed")
 
 
 def sink_names() -> list[str]:
     """The names that `sinks=` and `--trace` accept, sorted."""
-    return sorted({*BUILT_IN, f"{JSONL}FOLDER", *plugins.names(GROUP)})
+    return sorted([f"{JSONL}FOLDER", *plugins.names(GROUP)])
 
 
 def named_sinks(text: str, option: str) -> list[str | TraceSink]:
@@ -53,15 +45,7 @@ def resolve_sinks(items: Sequence[str | TraceSink]) -> list[TraceSink]:
 def _named(name: str) -> TraceSink:
     if name.startswith(JSONL):
         return JsonlSink(name.removeprefix(JSONL))
-    if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].partition(":")
-        try:
-            factory = getattr(importlib.import_module(module), attribute)
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.split(".")[0].startswith("offbook"):
-                raise
-            raise MissingExtraError(error.name, name) from error
-    elif name in plugins.names(GROUP):
+    if name in plugins.names(GROUP):
         factory = plugins.load(GROUP, name)
     else:
         raise ConfigError(f"sinks: there is no sink {name!r}; there are {', '.join(sink_names())}")

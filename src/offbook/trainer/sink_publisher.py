@@ -57,7 +57,7 @@ from .report import Iteration
 logger = logging.getLogger("offbook")
 
 
-class Showing:
+class SinkPublisher:
     """The trace sinks of a Trainer. Without sinks, only alerts are computed."""
 
     def __init__(self, models: Models, options: RunOptions) -> None:

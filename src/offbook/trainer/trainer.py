@@ -47,7 +47,7 @@ from .options import RunOptions, TrainerOptions, check_evaluation, check_place
 from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps, run_name
-from .sink_publisher import Showing
+from .sink_publisher import SinkPublisher
 from .updates import Updates, announced
 
 logger = logging.getLogger("offbook")
@@ -95,7 +95,7 @@ class Trainer:
         self._rollout_argument = model if isinstance(model, TrainableModel) else self.models
         self.scenarios = checked_scenarios(scenarios, "scenarios")
         self._eval = checked_scenarios(self.options.eval, "eval") if self.options.eval is not None else []
-        self._shown = Showing(self.models, self.options)
+        self._publisher = SinkPublisher(self.models, self.options)
 
     @names_checked("Trainer.train")
     def train(self, steps: int) -> TrainReport:
@@ -115,13 +115,13 @@ class Trainer:
         )
         if run.stopped() is Stopped.FINISHED:
             return await self._ended(run, Stopped.NOTHING_LEFT)
-        await self._shown.started(run.id, started[self.model.name])
+        await self._publisher.started(run.id, started[self.model.name])
         with run.progress, budget(self.options.max_cost) as run.spending:
             run.progress.say(watch_line(self.models, run.id))
             try:
                 stopped = await announced(self._iterate(run), lambda: run.progress.say(interrupted_line(run)))
             finally:
-                for line in self._shown.close():
+                for line in self._publisher.close():
                     run.progress.say(line)
         return await self._ended(run, stopped)
 
@@ -144,7 +144,7 @@ class Trainer:
         if not chosen:
             raise ConfigError("eval: no scenarios to evaluate on; pass some, or give the Trainer eval=")
         run = self.options.run or run_name("eval", self.model.name)
-        await self._shown.started(run, await self.model.get_step())
+        await self._publisher.started(run, await self.model.get_step())
         try:
             with budget(self.options.max_cost):
                 evaluation = await self._evaluate(chosen, temperature, rollouts, run)
@@ -152,7 +152,7 @@ class Trainer:
                 logger.warning(evaluation_failures_line(evaluation))
             return evaluation
         finally:
-            for line in self._shown.close():
+            for line in self._publisher.close():
                 logger.warning(line)
 
     async def _evaluate(
@@ -175,9 +175,9 @@ class Trainer:
             )
             await keep_beside(unscored, self.models, groups)
             raise unscored
-        await self._shown.groups(groups, evaluation.step, split)
+        await self._publisher.groups(groups, evaluation.step, split)
         await log_to_each(self.models, groups, evaluation.as_metrics(), split, steps)
-        self._shown.evaluation(evaluation, groups, split)
+        self._publisher.evaluation(evaluation, groups, split)
         return evaluation
 
     def examine_rollouts(self, groups: Sequence[TrajectoryGroup]) -> str | None:
@@ -259,7 +259,7 @@ class Trainer:
             )
             await keep_beside(unscored, self.models, groups)
             raise unscored
-        await self._shown.groups(groups, first[self.model.name], "train")
+        await self._publisher.groups(groups, first[self.model.name], "train")
         if run.under_way:
             await keep(self.models, groups)
         return RolloutBatch(
@@ -276,7 +276,7 @@ class Trainer:
             steps = run.overlapped(scored, steps, run.rolling.seconds - rolled)
         seconds = time.monotonic() - began
         iteration = make_iteration(scored.groups, steps, scored.seconds, seconds, scored.spent)
-        iteration = self._shown.step(iteration, scored.groups, scored.first_began[self.model.name])
+        iteration = self._publisher.step(iteration, scored.groups, scored.first_began[self.model.name])
         for warning in warnings_of(steps):
             if run.repeats.new(warning):
                 run.progress.say(warning)

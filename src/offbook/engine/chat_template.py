@@ -17,7 +17,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, cast
 
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from offbook.base.errors import ConfigError
 from offbook.base.types import Json, Message, Tool
@@ -54,6 +54,14 @@ class _Style:
     calls: bool
     text_beside_calls: Literal["carried", "split", "lost"]
     tools: bool
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig | None) -> frozenset[int]:
+    """The tokens that end a turn: the tokenizer's and those of the model's generation config. The sampler stops at them, and
+    the learner cuts there."""
+    own = getattr(generation, "eos_token_id", None)
+    ids: list[object] = [*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id]
+    return frozenset(token for token in ids if isinstance(token, int))
 
 
 class ChatTemplate:

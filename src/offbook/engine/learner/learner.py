@@ -22,11 +22,10 @@ from ..checkpoint_files import Checkpoint, CheckpointNote
 from ..protocol import JobTrajectory, Progressed, TrainCommand, TrainJob, Warned, read_job
 from ..token_file import Fork
 from . import checkpoints, peak_memory
-from .checkpoints import Draft, OptimizerState
+from .checkpoints import Draft, OptimizerState, restore_state, state_tensors
 from .metrics import batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
 from .model.policy import Policy
 from .no_signal import NoSignal, equal_rewards, no_gradient
-from .optimizer_state import restore_state, state_tensors
 from .targets.advantage import Advantages, call_advantages, group_advantages
 from .targets.batch import Groups, TrainBatch, make_batch
 from .targets.choice_masks import ChoiceMasks

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from offbook.base.types import Json
-from offbook.engine.inference.chat.json_bounds import JsonBounds
+from offbook.engine.inference.chat.grammar import JsonBounds
 from offbook.engine.inference.decoding.model import ModelRunner
 from tests.engine.inference.engines import DEADLINE
 from tests.engine.inference.served import chat, served

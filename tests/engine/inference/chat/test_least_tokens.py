@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from offbook import tiny
-from offbook.engine.inference.chat.least_tokens import LeastTokens
+from offbook.engine.inference.chat.template import LeastTokens
 
 TINY: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tiny.path())
 LEAST = LeastTokens(TINY)

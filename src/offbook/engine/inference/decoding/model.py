@@ -24,7 +24,7 @@ from transformers import (
 from offbook.base.errors import ConfigError, EngineError
 
 from ...base_weights import check_weights
-from ...ends import end_tokens
+from ...chat_template import end_tokens
 from ...precision import device_name, dtype_of
 from .adapters import AdapterLayers
 from .kv_cache import CacheShape, KVCache, Window

@@ -22,9 +22,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from offbook.base.config import LoraOptions
 from offbook.base.errors import ConfigError, EngineError
-from offbook.engine.chat_template import ChatTemplate
+from offbook.engine.chat_template import ChatTemplate, end_tokens
 from offbook.engine.checkpoint_files import ADAPTER
-from offbook.engine.ends import end_tokens
 from offbook.engine.learner.rows.cost import ModelShape
 from offbook.engine.learner.rows.layouts import ComputeRow
 from offbook.engine.learner.targets.batch import TargetSettings

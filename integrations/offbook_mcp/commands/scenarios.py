@@ -14,12 +14,13 @@ from offbook.llms.ledger import budget
 from offbook.llms.llm import Llm
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.connection.target import Target
-from offbook_mcp.scenarios import reports as pages
 from offbook_mcp.scenarios.explore import explore as explored
 from offbook_mcp.scenarios.explore import withheld
 from offbook_mcp.scenarios.files import save_scenarios
 from offbook_mcp.scenarios.from_llm import questions_for
 from offbook_mcp.scenarios.generate import generate_scenarios
+
+from . import scenario_reports as reports
 
 AllowWrites = Annotated[
     bool, typer.Option("--allow-writes", help="also call tools that write or delete, each time in a rollout of its own")
@@ -38,7 +39,7 @@ def explore(target: Target, allow_writes: AllowWrites = False, seed: Seed = 0) -
 async def _explore(target: Target, seed: int, allow_writes: bool) -> None:
     async with ServerPool(target, ahead=1) as pool:
         exploration = await explored(pool, seed=seed, allow_writes=allow_writes)
-        typer.echo("\n".join(pages.explored(pool, exploration)))
+        typer.echo("\n".join(reports.explored(pool, exploration)))
 
 
 def scenarios(
@@ -77,7 +78,7 @@ async def _planned(target: Target, count: int, llm: str | None, allow_writes: bo
     async with ServerPool(target, ahead=0) as pool:
         without = withheld(pool.toolset, allow_writes=allow_writes)
         questions = 0 if llm is None else questions_for(count)
-        typer.echo("\n".join(pages.planned(pool, without, count, questions, str(output))))
+        typer.echo("\n".join(reports.planned(pool, without, count, questions, str(output))))
 
 
 async def _made(
@@ -93,5 +94,5 @@ async def _made(
         progress=lambda line: typer.echo(one_line(line, 300), err=True),
     )
     save_scenarios(scenario_set, output)
-    typer.echo("\n".join(pages.made(scenario_set)))
+    typer.echo("\n".join(reports.made(scenario_set)))
     typer.echo(f"written to {one_line(str(output))}, sha256 {scenario_set.digest[:16]}")

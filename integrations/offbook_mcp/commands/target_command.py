@@ -11,8 +11,8 @@ from typing import Any, get_type_hints
 
 from offbook_mcp.connection.limits import Limits
 from offbook_mcp.connection.target_logs import logs_of_command
-from offbook_mcp.permissions import Permissions
 
+from .permissions import Permissions
 from .target_options import (
     Allow,
     Bind,

@@ -13,12 +13,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from offbook.base.errors import ConfigError
 from offbook.base.text import one_line
-
-from .connection.typed_lines import typed_line
-from .tools.effects import ToolKind
-from .tools.tool import signature
-from .tools.toolset import ModelTool
-from .tools_page import arguments
+from offbook_mcp.connection.typed_lines import typed_line
+from offbook_mcp.tools.effects import ToolKind
+from offbook_mcp.tools.tool import signature
+from offbook_mcp.tools.toolset import ModelTool
+from offbook_mcp.tools_page import arguments
 
 _YES, _NO = ("y", "yes", "all"), ("", "n", "no", "none")
 

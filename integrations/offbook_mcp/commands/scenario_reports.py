@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from offbook.base.text import counted, one_line
 from offbook_mcp.connection.pool import ServerPool
-
-from .coverage import variable_hints
-from .explore import Exploration
-from .files import ScenarioSet
-from .harvest import SHORT
+from offbook_mcp.scenarios.coverage import variable_hints
+from offbook_mcp.scenarios.explore import Exploration
+from offbook_mcp.scenarios.files import ScenarioSet
+from offbook_mcp.scenarios.harvest import SHORT
 
 _EXAMPLES = 3
 _MOST_PLACES = 20

@@ -38,7 +38,7 @@ CONVERSIONS = [
     "offbook.server.views.conversation",  # messages -> text
     "offbook.server.views.page_urls",  # names -> addresses
     "offbook.server.views.numbers",  # numbers -> text
-    "offbook.server.views.trend",  # values -> points of a line
+    "offbook.server.views.run_summary",  # values -> points of a line
     "offbook.server.views.step_groups",  # deviations -> CSS classes
     "offbook.server.views.token_pieces",  # bytes -> text
     "offbook.server.views.token_view",  # advantages -> text

@@ -16,9 +16,8 @@ from offbook.base.wire import ArchiveState, UserState
 
 from ..engine import checkpoint_files
 from ..engine.checkpoint_files import put_aside, sync
-from .lock import DirectoryLock
+from .lock import UMASK, DirectoryLock
 from .models import checkpoints
-from .private import UMASK
 from .records.sqlite_file import fault_of
 
 RECORDS = "records.db"

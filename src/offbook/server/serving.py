@@ -26,18 +26,15 @@ from offbook.base.config import ServerOptions
 from offbook.base.errors import ConfigError, EngineError, StoreError
 from offbook.base.http_access import is_loopback
 
-from . import banner
 from .calls.call_marks import CALL_MARKS
 from .calls.recorder import Recorder
 from .http import app
-from .http.auth import Guard, Key, key_for
+from .http.auth import Guard, Key, KeyFile, key_for
 from .http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
-from .http.key_file import KeyFile
-from .lock import DirectoryLock
+from .lock import DirectoryLock, make_private
 from .logprob_check import check_logprobs
 from .models.base_model import BaseModelPath, find
 from .models.checkpoint_swaps import open_models
-from .private import make_private
 from .records.running_time import RunningTime
 from .records.store import Store
 from .sampler.engine_choice import EngineChoice, choose
@@ -46,9 +43,8 @@ from .training.archives import Archives
 from .training.history import TrainHistory
 from .training.jobs import JobFolders
 from .training.learner_client import LearnerClient
-from .training.memory_check import MemoryCheck
 from .training.queue import TrainQueue
-from .training.runner import TrainRunner
+from .training.runner import MemoryCheck, TrainRunner
 
 logger = logging.getLogger(__name__)
 
@@ -276,7 +272,7 @@ async def _serve(
         await close_services(services, shutdown.deadline)
     if failure:
         raise failure[0]
-    print(banner.ended(services), flush=True)
+    print(ended_message(services), flush=True)
     return 0
 
 
@@ -316,7 +312,7 @@ async def _start(
     gc.collect()
     gc.freeze()  # what is loaded stays: a full collection looks through the objects of calls alone
     link = guard.sessions.one_time_link() if guard.sessions is not None else "/"
-    print(banner.ready(services, urls[0], key, urls[0] + link), flush=True)
+    print(ready_message(services, urls[0], key, urls[0] + link), flush=True)
     await check_logprobs(services)
 
 
@@ -397,3 +393,46 @@ def _local(url: str, listener: socket.socket) -> str:
         return url
     only_ipv6 = listener.family == socket.AF_INET6 and listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
     return f"http://{'[::1]' if only_ipv6 else '127.0.0.1'}:{port}"
+
+
+def ready_message(services: Services, url: str, key: Key | None, dashboard: str) -> str:
+    """The message of a ready server: its model, engine, files and addresses, and a line of client code.
+
+    `dashboard` is the dashboard's address. On a server with a key it is a link that signs one browser in.
+    """
+    options = services.options
+    rows = [
+        ("base model", f"{services.base.name} ({services.base.path})"),
+        ("engine", services.engine.described()),
+        ("directory", str(options.dir)),
+        ("models", _model_steps(services)),
+        ("logs", str(options.dir / "logs")),
+        ("training", "off (--inference-only)" if services.learner is None else "on"),
+    ]
+    if key is not None and key.kept is not None:
+        shown = f"{key.text} (shown once; stored in {key.kept})" if key.is_new else f"stored in {key.kept}"
+        rows.append(("key", shown))
+    elif key is not None:
+        rows.append(("key", "the configured one"))
+    once = " (signs one browser in, within 15 minutes)" if key is not None else ""
+    rows.append(("dashboard", dashboard + once))
+    lines = [f"Offbook is ready at {url}", *(f"  {name:<11}{value}" for name, value in rows)]
+    return "\n".join([*lines, *_client_line(url, key)])
+
+
+def _client_line(url: str, key: Key | None) -> list[str]:
+    if key is None:
+        return [f'  {"client":<11}offbook.RemoteBackend("{url}"), or any OpenAI client with base_url="{url}/v1"']
+    text = key.text if key.is_new else "..."
+    return [f'  {"client":<11}offbook.RemoteBackend("{url}", api_key="{text}")']
+
+
+def ended_message(services: Services) -> str:
+    """The message after shutdown: the newest checkpoint of every trained model."""
+    states = [model.state() for model in services.models.registry.models()]
+    trained = [f"  {state.name}: step {state.step}, {state.checkpoint}" for state in states if state.checkpoint]
+    return "\n".join(["Ended. Everything recorded and trained is saved.", *trained])
+
+
+def _model_steps(services: Services) -> str:
+    return ", ".join(f"{model.facts.name} (step {model.step})" for model in services.models.registry.models())

@@ -12,7 +12,7 @@ from offbook.base.config import EngineOptions
 from offbook.server.calls.chat_exchange import BUSY_CALLS, STREAM_BLOCK_TOKENS
 from offbook.server.models.base_model import BaseModelPath, find
 from offbook.server.sampler.engine_choice import choose
-from offbook.server.sampler.quirks import Quirks
+from offbook.server.sampler.sampler import Quirks
 from offbook.testing.sampler import ScriptedCompletion
 from tests.fakes.gateway import Gateway
 

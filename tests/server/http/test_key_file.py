@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from offbook.server.http import key_file
-from offbook.server.http.auth import Guard, key_for
-from offbook.server.http.key_file import KeyFile
-from offbook.server.private import make_private
+from offbook.server.http import auth
+from offbook.server.http.auth import Guard, KeyFile, key_for
+from offbook.server.lock import make_private
 
 
 def passes(guard: Guard, key: str) -> bool:
@@ -20,7 +19,7 @@ def passes(guard: Guard, key: str) -> bool:
 def test_keys_are_rotated_by_their_file_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(key_file, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(auth, "LOOK_SECONDS", 0.0)
     kept = key_for("0.0.0.0", None, tmp_path)
     assert kept is not None and kept.kept is not None
     guard = Guard(kept.text, file=KeyFile(kept.kept, kept.text))
@@ -47,7 +46,7 @@ def test_a_directory_that_others_could_read_is_closed_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     masks: list[int] = []
-    monkeypatch.setattr("offbook.server.private.os.umask", masks.append)
+    monkeypatch.setattr("offbook.server.lock.os.umask", masks.append)
     folder = tmp_path / "dir"
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)

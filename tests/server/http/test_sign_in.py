@@ -9,8 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from offbook.server.http.auth import Guard
-from offbook.server.http.sessions import COOKIE, CSRF_HEADER
+from offbook.server.http.auth import COOKIE, CSRF_HEADER, Guard
 from offbook.server.http.viewer import build_viewer, open_records
 from offbook.server.records.store import Store
 from offbook.server.views.dashboard_source import DashboardSource

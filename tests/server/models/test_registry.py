@@ -18,7 +18,7 @@ from offbook.server.errors import ApiError
 from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.checkpoint_swaps import ModelServices, open_models
 from offbook.server.models.leases import KEPT_LOADED
-from offbook.server.models.model import ModelRoute
+from offbook.server.models.registry import ModelRoute
 from offbook.testing import ScriptedSampler, scripted_sampler
 from offbook.testing.server import ConnectedSampler
 

@@ -13,7 +13,7 @@ import pytest
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainStatus
 from offbook.commands.runs import run_terminal
-from offbook.server.views.trend import trend
+from offbook.server.views.run_summary import trend
 from tests.fakes.gateway import Gateway
 
 

@@ -11,7 +11,7 @@ from offbook.memory_plan.card import Card
 from offbook.memory_plan.parts import Workload
 from offbook.memory_plan.plan import MemoryPlan, make_plan
 from offbook.memory_plan.published import find_shape
-from offbook.server.training.memory_check import MemoryCheck
+from offbook.server.training.runner import MemoryCheck
 
 GIB = 2**30
 

@@ -24,7 +24,7 @@ from offbook.base.wire import CALL_HEADER, TRAJECTORY_HEADER
 from ...engine.protocol import TOO_LONG
 from ..errors import ApiError, as_api_error, internal_error
 from ..models.leases import AdapterLeases
-from ..models.model import ModelRoute
+from ..models.registry import ModelRoute
 from ..sampler.answer_limits import MAX_ANSWER, WrongAnswer
 from ..sampler.sampler import SamplerCalls
 from ..sampler.transport import Reply, read

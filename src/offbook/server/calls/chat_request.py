@@ -43,7 +43,7 @@ from offbook.openai_dialect.chat_fields import (
 from ...engine.protocol import FLAT_LOGPROBS
 from ..errors import ApiError, bad_request, shortened
 from ..sampler.answer_limits import AnswerLimits
-from ..sampler.quirks import Quirks
+from ..sampler.sampler import Quirks
 
 V = TypeVar("V")
 

@@ -1,12 +1,21 @@
-"""Access control of the server: a key or a session opened with one; on loopback without a key, the Host header."""
+"""Access control of the server: a key, or a browser's session opened with one; on loopback without a key, the Host header.
+
+Sessions are signed cookies without server-side state. Keys may come from a file that is read again when it changes: to
+rotate keys, add a new one, move clients, remove the old."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
+from typing import Literal
 
 from offbook.base.http_access import (
     OPEN_PATHS,
@@ -19,8 +28,141 @@ from offbook.base.http_access import (
     sent_key,
 )
 
-from .key_file import KeyFile
-from .sessions import CSRF_HEADER, Access, Sessions
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+
+
+class KeyFile:
+    """A file with one key per line. Empty lines and lines that begin with # are ignored.
+
+    The file is checked for changes at most once per LOOK_SECONDS.
+    """
+
+    def __init__(self, path: Path, first: str) -> None:
+        """`first` is the valid key until the file can be read."""
+        self._path = path
+        self._keys = frozenset({first.encode()})
+        self._seen: tuple[int, int] | None = None
+        self._next = 0.0
+
+    def keys(self) -> frozenset[bytes]:
+        """The valid keys. While the file is missing or empty, the previous keys stay valid and an error is logged."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + LOOK_SECONDS
+            self._look()
+        return self._keys
+
+    def _look(self) -> None:
+        try:
+            facts = os.stat(self._path)
+            seen = (facts.st_mtime_ns, facts.st_ino)
+            if seen == self._seen:
+                return
+            lines = [line.strip() for line in self._path.read_text("ascii").splitlines()]
+        except (OSError, ValueError) as error:
+            if self._seen != (0, 0):
+                logger.error("The keys of %s stay as they were, the file cannot be read: %s", self._path, error)
+            self._seen = (0, 0)
+            return
+        keys = frozenset(line.encode() for line in lines if line and not line.startswith("#"))
+        if not keys:
+            logger.error("The keys of %s stay as they were: no key is in the file", self._path)
+        elif keys != self._keys:
+            logger.info("%d keys of %s are in force", len(keys), self._path)
+            self._keys = keys
+        self._seen = seen
+
+
+Role = Literal["owner", "viewer"]
+"""A viewer may read pages and GET routes; the owner may do everything."""
+
+COOKIE = "offbook_session"
+CSRF_HEADER = "x-offbook-csrf"
+SESSION_SECONDS = 7 * 86_400
+LINK_SECONDS = 900
+"""How long a one-time link is valid."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """The access that a request has.
+
+    `csrf` is the token that a page's request must send to change anything. `session` means that a session cookie gave the
+    access, so the browser can sign out.
+    """
+
+    role: Role
+    csrf: str
+    session: bool = False
+
+
+class Sessions:
+    """Sessions opened with keys. A cookie is signed with its key, so it survives a restart and ends with the key."""
+
+    def __init__(self, owner_keys: Callable[[], Collection[bytes]], viewer_keys: Sequence[str] = ()) -> None:
+        """`owner_keys` returns the valid keys, at least one; they may change."""
+        self._owner_keys = owner_keys
+        self._viewer_keys = [key.encode() for key in viewer_keys]
+        self._links: dict[str, float] = {}
+
+    def _keys(self) -> list[tuple[bytes, Role]]:
+        keys: list[tuple[bytes, Role]] = [(key, "owner") for key in sorted(self._owner_keys())]
+        viewers: list[tuple[bytes, Role]] = [(key, "viewer") for key in self._viewer_keys]
+        return keys + viewers
+
+    def role_of_key(self, sent: bytes) -> Role | None:
+        """The role of a key; None for a wrong one. All keys are compared, so that the time reveals nothing."""
+        matches: list[Role] = [role for key, role in self._keys() if hmac.compare_digest(sent, key)]
+        return matches[0] if matches else None
+
+    def one_time_link(self) -> str:
+        """Create a link that signs one browser in as the owner; returns its path."""
+        token = secrets.token_urlsafe(24)
+        self._links[token] = time.monotonic() + LINK_SECONDS
+        return f"/sign-in?once={token}"
+
+    def open_by_link(self, token: str) -> str | None:
+        """A new session's cookie for a one-time link; None if the link is unknown, used or expired."""
+        valid_until = self._links.pop(token, 0.0)
+        return self._signed(self._keys()[0][0]) if valid_until > time.monotonic() else None
+
+    def open_by_key(self, sent: str) -> str | None:
+        """A new session's cookie for a key; None for a wrong one."""
+        encoded = sent.strip().encode()
+        matches = [key for key, _ in self._keys() if hmac.compare_digest(encoded, key)]
+        return self._signed(matches[0]) if matches else None
+
+    def access(self, cookie_header: str) -> Access | None:
+        """The access of the session in a Cookie header; None without a valid session."""
+        value = cookie_of(cookie_header, COOKIE)
+        expires, _, rest = value.partition(".")
+        nonce, _, signature = rest.partition(".")
+        if not (expires.isdecimal() and nonce and signature) or int(expires) < time.time():
+            return None
+        for key, role in self._keys():
+            if hmac.compare_digest(signature.encode(), _hmac(key, f"session {expires}.{nonce}").encode()):
+                return Access(role, _hmac(key, f"csrf {value}"), session=True)
+        return None
+
+    def _signed(self, key: bytes) -> str:
+        payload = f"{int(time.time()) + SESSION_SECONDS}.{secrets.token_urlsafe(12)}"
+        return f"{payload}.{_hmac(key, f'session {payload}')}"
+
+
+def cookie_of(header: str, name: str) -> str:
+    """The value of a cookie; "" if there is none."""
+    try:
+        cookie = SimpleCookie(header).get(name)
+    except CookieError:
+        return ""
+    return cookie.value if cookie is not None else ""
+
+
+def _hmac(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
 
 SIGN_IN = "/sign-in"
 SIGN_OUT = "/sign-out"

@@ -12,8 +12,7 @@ from starlette.types import Scope
 from offbook.base.http_access import READING, same
 
 from ..pages.rendering import Crumb, page
-from .auth import PAGE_ACTIONS, SIGN_IN, SIGN_OUT, Guard
-from .sessions import COOKIE, SESSION_SECONDS, Access, Sessions
+from .auth import COOKIE, PAGE_ACTIONS, SESSION_SECONDS, SIGN_IN, SIGN_OUT, Access, Guard, Sessions
 
 _PROGRAMS = ("/v1", "/api", "/t/", "/health", PAGE_ACTIONS)
 """Path prefixes of programs' requests: they get a JSON error instead of the sign-in page."""

@@ -1,6 +1,7 @@
 """Models and checkpoints on disk: `{dir}/{project}/models/{name}/checkpoints/{n:04d}/`.
 
-The folders are authoritative: the server reads them at start, and no database repeats them.
+The folders are authoritative: the server reads them at start, and no database repeats them. A model's lost facts are
+recovered from its newest whole checkpoint.
 """
 
 from __future__ import annotations
@@ -20,11 +21,41 @@ from offbook.base.errors import EngineError
 from offbook.base.types import Json
 from offbook.base.wire import CheckpointState
 
+from ... import tiny
 from ...engine import checkpoint_files
 from ...engine.checkpoint_files import ADAPTER, ADAPTER_CONFIG, NOTE, Checkpoint, make_folder, sync
-from .lost_facts import base_name, has_checkpoints, newest_note
 
 logger = logging.getLogger(__name__)
+
+BUNDLED: dict[tuple[str, ...], str] = {("tiny", folder): name for name, folder in tiny.FOLDERS.items()}
+"""Name of a bundled policy by the last two parts of its path. Checkpoints name the folder of their base."""
+
+
+def newest_note(folder: Path) -> checkpoint_files.CheckpointNote | None:
+    """The note of the newest checkpoint whose files are complete by name and size; None if there is none."""
+    checkpoints = folder / "checkpoints"
+    for step in checkpoint_files.steps(checkpoints):
+        try:
+            return checkpoint_files.read(checkpoint_files.path_of(checkpoints, step), contents=False).note
+        except EngineError:
+            continue  # `scan` reports it
+    return None
+
+
+def base_name(note: checkpoint_files.CheckpointNote) -> str:
+    """The `base_model` with which the checkpoint's model was registered.
+
+    The note of a bundled policy has a path like /usr/lib/python3/site-packages/offbook/tiny/policy; its name is
+    "tiny".
+    """
+    return BUNDLED.get(Path(note.base_model).parts[-2:], note.base_model)
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a model's folder has checkpoints, whole or damaged."""
+    checkpoints = folder / "checkpoints"
+    return checkpoints.is_dir() and any(path.name[:1].isdigit() for path in checkpoints.iterdir())
+
 
 FACTS = "model.json"
 """File with a model's ModelFacts."""

@@ -14,8 +14,7 @@ from offbook.base.errors import EngineError
 from ...engine.checkpoint_files import Checkpoint
 from ..errors import ApiError
 from ..sampler.sampler import SamplerAdapters
-from .model import ModelRoute
-from .registry import ModelRegistry
+from .registry import ModelRegistry, ModelRoute
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,9 @@ from offbook.base.wire import ForkRequest, ModelState, RegisterRequest
 
 from ..errors import ApiError, shortened
 from . import checkpoints
-from .checkpoints import ModelFacts
+from .checkpoints import ModelFacts, has_checkpoints
 from .leases import AdapterLeases
-from .lost_facts import has_checkpoints
-from .model import ServedModel
-from .registry import ModelRegistry
+from .registry import ModelRegistry, ServedModel
 
 MAX_RANK = 512
 """The upper bound of `LoraOptions.r`. vLLM's own limit is lower."""

@@ -11,13 +11,11 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from offbook.base.types import Json
 from offbook.server.views.dashboard_source import DashboardSource, RunOverview, SourceDep
-from offbook.server.views.listed_runs import ListedRun
 from offbook.server.views.numbers import fixed, number, percent, seconds
 from offbook.server.views.page_urls import name_of, run_url, step_url
 from offbook.server.views.run_charts import chart_json, saved_by_tree
-from offbook.server.views.run_index import TrainUpdate
-from offbook.server.views.run_status import status_of
-from offbook.server.views.run_summary import facts_of, warnings_of
+from offbook.server.views.run_index import ListedRun, TrainUpdate
+from offbook.server.views.run_summary import facts_of, status_of, warnings_of
 
 from .rendering import SAFE, Crumb, UnknownPage, page
 

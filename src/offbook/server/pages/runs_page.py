@@ -10,10 +10,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from offbook.server.views.dashboard_source import DashboardSource, RunOverview, SourceDep
-from offbook.server.views.listed_runs import ListedRun
 from offbook.server.views.run_charts import measure, score
-from offbook.server.views.run_status import RunStatus, status_of
-from offbook.server.views.trend import points, trend
+from offbook.server.views.run_index import ListedRun
+from offbook.server.views.run_summary import RunStatus, points, status_of, trend
 
 from .rendering import Crumb, page
 

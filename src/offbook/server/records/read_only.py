@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from offbook.base.errors import StoreError
 
 from .database import read_only_engine_at
-from .schema import check_schema
+from .tables import check_schema
 from .writer import store_error
 
 R = TypeVar("R")

@@ -38,9 +38,8 @@ from .claims import chunks, finish
 from .database import engine_at
 from .listing import page
 from .overview import model_logs
-from .schema import prepare
 from .sqlite_file import check_file, mark_file
-from .tables import calls, expired, logs, meta, outputs, trains, trajectories
+from .tables import calls, expired, logs, meta, outputs, prepare, trains, trajectories
 from .writer import Writer, store_error
 
 logger = logging.getLogger(__name__)

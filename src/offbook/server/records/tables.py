@@ -1,4 +1,4 @@
-"""The tables of the records. Their column types exist in SQLite and PostgreSQL alike.
+"""The tables of the records, and the check of their schema. Their column types exist in SQLite and PostgreSQL alike.
 
 Token ids are little-endian int32 blobs. Logprobs are float32 blobs with NaN for a missing one. Nested values are JSON text.
 """
@@ -9,7 +9,9 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Double,
+    Engine,
     Index,
     Integer,
     LargeBinary,
@@ -18,8 +20,13 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    insert,
+    inspect,
+    select,
     text,
 )
+
+from offbook.base.errors import StoreError
 
 SCHEMA = 2
 
@@ -126,3 +133,33 @@ logs = Table(
     Column("body", Text, nullable=False),
     Index("logs_model", "model"),
 )
+
+
+def prepare(engine: Engine, where: str) -> None:
+    """Create the tables if there are none.
+
+    Raises StoreError if the database has another schema, SQLAlchemyError if it does not respond.
+    """
+    with engine.begin() as connection:
+        if inspect(connection).has_table("meta"):
+            check_schema(connection, where)
+        else:
+            metadata.create_all(connection)
+            connection.execute(insert(meta).values(key="schema", value=str(SCHEMA)))
+
+
+def check_schema(connection: Connection, where: str) -> None:
+    """Raises StoreError if the records at `where` have another schema than this version's."""
+    stored = connection.execute(select(meta.c.value).where(meta.c.key == "schema")).scalar()
+    if stored == str(SCHEMA):
+        return
+    newer = stored is None or int(stored) > SCHEMA
+    remedy = (
+        "upgrade with `pip install --upgrade offbook`"
+        if newer
+        else "they were written before the first release: move them away (models and checkpoints stay usable)"
+    )
+    raise StoreError(
+        f"the records at {where} have schema {stored!r}, but this version of offbook reads schema {SCHEMA}: {remedy}, "
+        "or keep records elsewhere (--dir or --store-url)"
+    )

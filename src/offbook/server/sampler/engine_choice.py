@@ -21,9 +21,8 @@ from ..models.registration import MAX_RANK
 from .child_sampler import ChildSampler
 from .gpu_sharing import FORCING, GpuSharing, share_gpu
 from .pool import SamplerPool
-from .quirks import Quirks
 from .running_sampler import RunningSampler, key
-from .sampler import Sampler, SamplerCalls
+from .sampler import Quirks, Sampler, SamplerCalls
 from .transport import SERVED_NAME
 
 logger = logging.getLogger(__name__)

@@ -1,9 +1,10 @@
-"""The interfaces of a sampler, which may be one process or a pool."""
+"""The interfaces of a sampler, which may be one process or a pool, and how an engine deviates from OpenAI's API."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -13,6 +14,21 @@ from offbook.base.types import Json
 
 from .answer_limits import MAX_ANSWER
 from .transport import Reply
+
+
+@dataclass(frozen=True)
+class Quirks:
+    """Deviations that the gateway compensates for. The defaults describe an engine without any."""
+
+    grammar_for_strict_tools: bool = False
+    """vLLM decodes under a grammar even with tool_choice "auto" if a tool is strict or parallel_tool_calls is false."""
+    no_seed: bool = False
+    """vLLM on a CPU crashes if many calls have a seed, so seeds are not sent to it."""
+    stream_blocks: bool = False
+    """vLLM streams several tokens in a chunk if asked (`stream_interval`), and the base's answers need no reasoning parser."""
+    flat_logprobs: bool = False
+    """vLLM returns logprobs as a flat list with our plugin; without it, it ignores the request field."""
+
 
 SamplerState = Literal["starting", "ok", "failed", "stopped"]
 """ok: calls are answered. starting: calls wait. failed: calls get the reason as an error; a later call starts it

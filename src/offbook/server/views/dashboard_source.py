@@ -19,8 +19,7 @@ from offbook.server.records.overview import RolloutRow, RunRow, StepRollouts
 from offbook.server.records.read_only import Readable
 from offbook.server.records.store import finished
 
-from .listed_runs import ListedRun, under_trainings
-from .run_index import EvaluationIndex, LoggedEvaluation, TrainUpdate, UpdateIndex
+from .run_index import EvaluationIndex, ListedRun, LoggedEvaluation, TrainUpdate, UpdateIndex, under_trainings
 from .token_files import TokenFiles
 
 R = TypeVar("R")

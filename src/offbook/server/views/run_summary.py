@@ -1,18 +1,106 @@
-"""Computes the facts and warnings at the top of a run's page."""
+"""A run in short: its status, the trend of its rewards, and the facts and warnings at the top of its page."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from offbook.base.alerts import AlertLimits, signs
 from offbook.base.text import counted
 
-from .dashboard_source import RunOverview
-from .numbers import DASH, fixed, number, percent, seconds
+from .dashboard_source import EngineState, RunOverview
+from .numbers import DASH, fixed, number, percent, seconds, signed
 from .run_charts import evaluations_by_split, measure, saved_by_tree, score
-from .trend import trend
+
+ACTIVE_SECONDS = 180.0
+"""A run without a new rollout or update for this long is shown as ended."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The status of a run. `kind` selects a colour; `mark` and `text` express the same without colour."""
+
+    kind: Literal["active", "done", "failed", "quiet"]
+    mark: str
+    text: str
+
+
+def status_of(overview: RunOverview, engine: EngineState | None, now: float | None = None) -> RunStatus:
+    """The status of a run at `now` (unix seconds, by default the current time). Without an engine no run is active."""
+    last = overview.updates[-1] if overview.updates else None
+    if engine is not None:
+        if engine.training is not None and any(update.id == engine.training for update in overview.updates):
+            return RunStatus("active", "●", "training")
+        if last is not None and last.state == "queued":
+            return RunStatus("active", "○", "queued")
+        if (time.time() if now is None else now) - overview.last.ended_at < ACTIVE_SECONDS:
+            return RunStatus("active", "●", "active")
+    if last is None:
+        return RunStatus("quiet", DASH, "evaluation" if overview.is_evaluation else "not trained")
+    if last.state == "failed":
+        return RunStatus("failed", "✕", "failed")
+    if last.state != "done":
+        return RunStatus("failed", "✕", "interrupted")
+    return RunStatus("done", "✓", "ended")
+
+
+_COMPARED = 5
+"""Most rewards on either side of the change."""
+_LEAST_DRAWN = 3
+"""Fewer rewards are no line worth drawing."""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How the reward moved lately. `change`: the mean of the last `steps` rewards minus the mean of as many before."""
+
+    change: float
+    steps: int
+
+    def __str__(self) -> str:
+        """The trend as every page and the terminal show it.
+
+        >>> print(Trend(0.25, 1), Trend(-0.125, 5), sep=", ")
+        +0.250 in 1 step, −0.125 in 5 steps
+        """
+        return f"{signed(self.change, 3)} in {self.steps} step{'s' * (self.steps != 1)}"
+
+
+def trend(rewards: Sequence[float]) -> Trend | None:
+    """The trend of the mean rewards of a run's steps, oldest first. It compares at most five with the five before; None
+    for fewer than two rewards.
+
+    >>> trend([0.0, 0.5, 1.0, 1.5])
+    Trend(change=1.0, steps=2)
+    """
+    steps = min(_COMPARED, len(rewards) // 2)
+    if not steps:
+        return None
+    return Trend(sum(rewards[-steps:]) / steps - sum(rewards[-2 * steps : -steps]) / steps, steps)
+
+
+def points(values: Sequence[float], width: float, height: float, margin: float = 2.0) -> str:
+    """The points of a line through the values, scaled to a box; "" for fewer than three values.
+
+    Equal values lie in the middle of the box.
+
+    >>> points([0.0, 0.5, 1.0], width=24, height=14)
+    '2.0,12.0 12.0,7.0 22.0,2.0'
+    """
+    if len(values) < _LEAST_DRAWN:
+        return ""
+    low, high = min(values), max(values)
+    inner = height - 2 * margin
+    across = (width - 2 * margin) / (len(values) - 1)
+
+    def y(value: float) -> float:
+        return margin + inner * (0.5 if high == low else 1 - (value - low) / (high - low))
+
+    return " ".join(f"{margin + across * index:.1f},{y(value):.1f}" for index, value in enumerate(values))
+
 
 _LOOKED_BACK = 10
 """Number of last updates whose warnings are shown."""

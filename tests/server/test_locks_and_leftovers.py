@@ -16,7 +16,7 @@ from offbook.base.errors import ConfigError, StoreError
 from offbook.base.wire import GroupRecord, TrainRequest, TrainStatus
 from offbook.engine.protocol import Failed, TrainCommand
 from offbook.server import serving
-from offbook.server.lock import DirectoryLock
+from offbook.server.directory_lock import DirectoryLock
 from offbook.server.models.base_model import BaseModelPath
 from offbook.server.serving import _local, listen, url_of  # pyright: ignore[reportPrivateUsage]
 from offbook.server.training import learner_client, queue

@@ -14,8 +14,8 @@ from offbook.base.errors import ConfigError, StoreError
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainStatus
 from offbook.server.__main__ import main
+from offbook.server.directory_lock import DirectoryLock
 from offbook.server.errors import ApiError
-from offbook.server.lock import DirectoryLock
 from offbook.server.maintenance import backup, verify
 from offbook.server.models.base_model import BaseModelPath
 from offbook.server.models.checkpoints import read_facts

@@ -16,7 +16,7 @@ from offbook.base.wire import ArchiveState, UserState
 
 from ..engine import checkpoint_files
 from ..engine.checkpoint_files import put_aside, sync
-from .lock import UMASK, DirectoryLock
+from .directory_lock import UMASK, DirectoryLock
 from .models import checkpoints
 from .records.sqlite_file import fault_of
 

@@ -28,10 +28,10 @@ from offbook.base.http_access import is_loopback
 
 from .calls.call_marks import CALL_MARKS
 from .calls.recorder import Recorder
+from .directory_lock import DirectoryLock, make_private
 from .http import app
 from .http.auth import Guard, Key, KeyFile, key_for
 from .http.bounded_protocol import BoundedProtocol, ConnectionLimiter, ConnectionLimits
-from .lock import DirectoryLock, make_private
 from .logprob_check import check_logprobs
 from .models.base_model import BaseModelPath, find
 from .models.checkpoint_swaps import open_models

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from offbook.server.directory_lock import make_private
 from offbook.server.http import auth
 from offbook.server.http.auth import Guard, KeyFile, key_for
-from offbook.server.lock import make_private
 
 
 def passes(guard: Guard, key: str) -> bool:
@@ -46,7 +46,7 @@ def test_a_directory_that_others_could_read_is_closed_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     masks: list[int] = []
-    monkeypatch.setattr("offbook.server.lock.os.umask", masks.append)
+    monkeypatch.setattr("offbook.server.directory_lock.os.umask", masks.append)
     folder = tmp_path / "dir"
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)

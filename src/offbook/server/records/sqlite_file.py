@@ -12,7 +12,7 @@ from offbook.base.errors import StoreError
 
 from .tables import SCHEMA
 
-APPLICATION_ID = 0x55534459  # "USDY"
+APPLICATION_ID = 0x4F464642  # "OFFB"
 CHECKED_BYTES = 2**30
 """Larger files are not checked at start, which would read the whole file; `offbook verify` checks them."""
 _MAGIC = b"SQLite format 3\0"

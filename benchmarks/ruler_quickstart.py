@@ -31,11 +31,11 @@ from offbook.quickstart.run import (
     TEST_REQUESTS,
     TRAIN_REQUESTS,
     Rates,
+    Transcripts,
     evaluate,
     schedule,
     trainable_agent,
 )
-from offbook.quickstart.story import Transcripts
 from offbook.testing import LlmReply, LlmRequest, ShownConversation, attempts_shown, says, scripted_llm
 
 SWAPPED, MALFORMED = 0.10, 0.05

@@ -21,7 +21,7 @@ from offbook.base.types import new_id
 from offbook.commands import main as cli
 from offbook.commands.main import app, guarded
 from offbook.server.__main__ import main as server_main
-from offbook.trainer.target import load_target
+from offbook.trainer.trainable_target import load_target
 
 COMMAND = [sys.executable, "-c", "import sys; from offbook.commands.main import main; sys.argv[0] = 'offbook'; main()"]
 

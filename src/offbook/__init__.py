@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .client.rollouts.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
     from .comparison.compare import acompare, compare
     from .contracts import TraceSink
-    from .rewards.outcome import RewardResult
+    from .rewards.reward_result import RewardResult
     from .rewards.rubric import write_rubric
     from .rewards.ruler_judge import Ruler, ruler, ruler_score_group
     from .trainer.trainer import Trainer
@@ -82,7 +82,7 @@ _MODULE_OF = {
     "Model": "client.model",
     "OffbookError": "base.errors",
     "RemoteBackend": "client.backend",
-    "RewardResult": "rewards.outcome",
+    "RewardResult": "rewards.reward_result",
     "Ruler": "rewards.ruler_judge",
     "Scenario": "base.types",
     "TraceSink": "contracts",

@@ -25,7 +25,7 @@ from offbook.base.types import new_id
 from offbook.base.wire import TrajectoryQuery
 from offbook.commands.main import app as command_line
 from offbook.commands.main import guarded
-from offbook.comparison.rows import ComparedRollout
+from offbook.comparison.journal import ComparedRollout
 from offbook.testing import LlmReply, LlmRequest, fails, says, scripted_llm
 from offbook_langgraph import trainable
 from offbook_langgraph.training.trainable import TrainableRunnable

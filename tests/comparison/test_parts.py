@@ -11,9 +11,9 @@ from offbook.base.errors import ConfigError
 from offbook.base.types import Trajectory
 from offbook.comparison.candidates import as_candidate, as_candidates
 from offbook.comparison.contamination import contamination_warnings, overlaps
+from offbook.comparison.journal import ComparedRollout, Journal, MeasuredCall
 from offbook.comparison.options import CompareSettings
 from offbook.comparison.results import busy_seconds, percentiles
-from offbook.comparison.rows import ComparedRollout, Journal, MeasuredCall
 from offbook.llms import Llm
 
 

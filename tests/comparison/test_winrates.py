@@ -10,9 +10,9 @@ import pytest
 
 from offbook import Trajectory, TrajectoryGroup
 from offbook.comparison.candidates import Candidate, of_llm
+from offbook.comparison.journal import ComparedRollout
 from offbook.comparison.judged_groups import blind, judge_side_by_side
 from offbook.comparison.results import Scored
-from offbook.comparison.rows import ComparedRollout
 from offbook.comparison.winrates import JudgedRollout, length_controlled, win_rate
 from offbook.llms import Llm
 from offbook.trainer.evaluate import summarise

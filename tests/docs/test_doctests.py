@@ -28,10 +28,9 @@ CONVERSIONS = [
     "offbook.memory_plan.card",  # a size -> bytes
     "offbook.base.user_values",  # an object -> text
     "offbook.base.text",  # a count and a noun -> text
-    "offbook.quickstart.story",  # a tool call -> its arguments
-    "offbook.rewards.agreement",  # two scorings -> Kendall's tau
-    "offbook.rewards.outcome",  # a return value -> a reward
-    "offbook.rewards.parts",  # parts -> a reward
+    "offbook.quickstart.run",  # a tool call -> its arguments
+    "offbook.rewards.reward_result",  # a return value -> a reward
+    "offbook.rewards.reward_parts",  # parts -> a reward
     "offbook.server.arguments",  # argv -> options
     "offbook.server.errors",  # an error -> an HTTP status
     "offbook.server.models.base_model",  # a base's name -> what an adapter names as its base
@@ -58,7 +57,7 @@ CONVERSIONS = [
     "policies.services",  # a value -> an answer
     "policies.tool_sets",  # a tool -> its signature
     "policies.train",  # characters -> tokens
-    "offbook.trainer.statistics",  # successes -> pass@k
+    "offbook.trainer.statistics",  # successes -> pass@k; two scorings -> Kendall's tau
 ]
 
 

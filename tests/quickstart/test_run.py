@@ -9,7 +9,7 @@ import pytest
 
 from offbook import LocalBackend
 from offbook.quickstart import run
-from offbook.quickstart.story import Transcripts, conversation
+from offbook.quickstart.run import Transcripts, conversation
 
 
 def test_a_conversation_reads_like_one() -> None:

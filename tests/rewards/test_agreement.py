@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offbook.rewards.agreement import kendall_tau_b, pairs_in_order
+from offbook.trainer.statistics import kendall_tau_b, pairs_in_order
 
 SCIPY = [  # scipy 1.17.1, scipy.stats.kendalltau(first, second).statistic
     ([1, 2, 3, 4], [1, 2, 3, 4], 1.0),

@@ -18,7 +18,7 @@ from offbook import LocalBackend, RemoteBackend, TrainableModel, Trajectory, Tra
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.client.rollouts.failures import FailureKind
 from offbook.contracts import Alert
-from offbook.rewards.outcome import RewardResult, as_reward
+from offbook.rewards.reward_result import RewardResult, as_reward
 from offbook.scenarios.identity import scenario_id, scenario_text
 from offbook.scenarios.ordering import batch, split
 from offbook.trainer.evaluate import summarise

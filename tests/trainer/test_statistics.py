@@ -13,8 +13,15 @@ import pytest
 
 from offbook.base.errors import ConfigError
 from offbook.base.types import RolloutPlace, Trajectory, TrajectoryGroup
-from offbook.trainer.evaluate import Evaluation, ScenarioScore, summarise
-from offbook.trainer.evaluation_report import RegressionGate, interval_lines, read_report, report_json
+from offbook.trainer.evaluate import (
+    Evaluation,
+    RegressionGate,
+    ScenarioScore,
+    interval_lines,
+    read_report,
+    report_json,
+    summarise,
+)
 from offbook.trainer.statistics import bootstrap_mean, paired_difference, pass_at_k
 
 

@@ -14,7 +14,7 @@ from offbook.base.errors import CaptureError, ConfigError, RolloutError
 from offbook.base.types import Message, as_rollout_exception
 from offbook.client.rollouts.capture import capturing, logged_reward
 from offbook.contracts import Judge
-from offbook.rewards.outcome import as_reward
+from offbook.rewards.reward_result import as_reward
 from offbook.scenarios.identity import scenario_id
 from offbook_langgraph.calls.active_capture import OnLeak, Scope, SharedState
 from offbook_langgraph.calls.capture_block import Answerers, Models, capture

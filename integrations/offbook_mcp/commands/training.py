@@ -13,7 +13,7 @@ import typer
 from offbook import Ruler
 from offbook.base.errors import ConfigError
 from offbook.comparison.options import CompareOptions, CompareSettings
-from offbook.comparison.tables import result_lines
+from offbook.comparison.report import result_lines
 from offbook.llms.llm import Llm
 from offbook.tracing.sink_registry import resolve_sinks
 from offbook.trainer.evaluate import printing_failures

@@ -9,10 +9,10 @@ from openai import AsyncOpenAI
 from offbook.base.types import Json
 from offbook.base.wire import name_at
 
+from .backend import Registration
 from .connection.http import Api
 from .inference import openai_client
 from .model import Model, TrainableModel
-from .registration import Registration
 from .rollouts.capture import active_capture
 
 

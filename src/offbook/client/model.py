@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Generic, NoReturn, cast, get_args
 
@@ -40,19 +40,21 @@ from offbook.base.wire import (
     name_at,
 )
 
-from .backend import Backend, RemoteBackend
-from .best_checkpoint import best_step
+from .backend import Backend, Registration, RemoteBackend
 from .connection.http import Api, checked_name
 from .connection.transport import LoopTransport
 from .inference import httpx_client, openai_client
 from .local import LocalBackend
 from .other_trainers import NO_SFT, internal_config
-from .registration import Registration
 from .rollouts.capture import active_capture
 from .rollouts.records import as_json, rollout_records
 from .rollouts.sampling import forced_temperature
 
 logger = logging.getLogger("offbook")
+
+BEST_METRIC = "val/reward"
+TRAIN_SPLIT = "train/"
+
 
 Rollouts = Iterable[Trajectory | TrajectoryGroup]
 
@@ -438,3 +440,40 @@ def _means(rollouts: list[Trajectory], failed: int) -> dict[str, float]:
     if rollouts or failed:
         values["exception_rate"] = [float(rollout.exception is not None) for rollout in rollouts] + [1.0] * failed
     return {name: fmean(numbers) for name, numbers in values.items()}
+
+
+def best_step(
+    checkpoints: Sequence[CheckpointState], logs: Sequence[LogRequest], named: str | None
+) -> LogRequest | None:
+    """Return the step with the highest value of the metric, and that value; the later step wins a tie.
+
+    `named=None` means `val/reward`. When no checkpoint has the metric, a named one raises ConfigError. The default metric
+    and `train/...`, which a model's first step cannot have, are logged as a warning and return None.
+    """
+    metric = BEST_METRIC if named is None else named
+    existing = {state.step for state in checkpoints}
+    values = {entry.step: entry.metrics[metric] for entry in logs if entry.step is not None and metric in entry.metrics}
+    values |= _train_values(checkpoints, metric) if metric.startswith(TRAIN_SPLIT) else {}
+    scored = {step: value for step, value in values.items() if step in existing}
+    if scored:
+        step = max(scored, key=lambda step: (scored[step], step))
+        split = "train" if metric.startswith(TRAIN_SPLIT) else "val"
+        return LogRequest(split=split, step=step, metrics={metric: scored[step]})
+    if named is not None and not metric.startswith(TRAIN_SPLIT):
+        known = sorted({name for entry in logs if entry.step in existing for name in entry.metrics})
+        raise ConfigError(
+            f"best_checkpoint_metric: no checkpoint has {named!r}; logged are {', '.join(known) or 'none'}: name one of these"
+        )
+    logger.warning("no checkpoint has the metric %r: only the newest step is kept", metric)
+    return None
+
+
+def _train_values(checkpoints: Sequence[CheckpointState], metric: str) -> dict[int, float]:
+    """Values of a training metric by step.
+
+    A checkpoint stores the metrics of the training step that created it. Their rollouts were sampled by the step before,
+    so a value belongs to that earlier step.
+    """
+    name = metric.removeprefix(TRAIN_SPLIT)
+    values = {state.step - 1: state.metrics.get(name, state.metrics.get(f"{name}/mean")) for state in checkpoints}
+    return {step: value for step, value in values.items() if value is not None}

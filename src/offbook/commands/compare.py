@@ -11,16 +11,15 @@ import typer
 from offbook.base.errors import ConfigError
 from offbook.client.model import TrainableModel
 from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
-from offbook.comparison.bound import bound_to
 from offbook.comparison.compare import compare
 from offbook.comparison.options import CompareOptions, CompareSettings
-from offbook.comparison.tables import result_lines
-from offbook.comparison.targets import ComparableTarget
+from offbook.comparison.report import result_lines
+from offbook.comparison.targets import ComparableTarget, bound_to
 from offbook.contracts import Judge
 from offbook.scenarios.loading import load_scenarios
 from offbook.tracing.sink_registry import named_sinks, resolve_sinks
 from offbook.trainer.judge_check import ruler_at
-from offbook.trainer.target import load_target
+from offbook.trainer.trainable_target import load_target
 
 from .options import (
     MAX_COMPLETION_HELP,

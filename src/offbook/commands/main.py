@@ -29,12 +29,11 @@ from offbook.client.model import TrainableModel
 from offbook.scenarios.loading import load_scenarios
 from offbook.tracing.jsonl import JsonlSink
 from offbook.tracing.sink_registry import named_sinks, resolve_sinks
-from offbook.trainer.evaluate import printing_failures
-from offbook.trainer.evaluation_report import RegressionGate, interval_lines, report_json
+from offbook.trainer.evaluate import RegressionGate, interval_lines, printing_failures, report_json
 from offbook.trainer.judge_check import check_judge_on, read_ranked, ruler_at
 from offbook.trainer.messages import evaluation_line, failure_lines
 from offbook.trainer.options import RunOptions
-from offbook.trainer.target import TargetOptions, load_target
+from offbook.trainer.trainable_target import TargetOptions, load_target
 
 from .compare import compare_command
 from .doctor import doctor_command

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import platform
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -15,9 +17,11 @@ from offbook.base.sync_calls import run_sync
 from offbook.base.text import counted
 from offbook.base.types import Json
 from offbook.client.model import Model, TrainableModel
-from offbook.contracts import Judge
+from offbook.contracts import EvaluationFinished, GroupsFinished, Judge, RunStarted
 from offbook.llms.ledger import budget
 from offbook.scenarios.identity import scenario_id
+from offbook.tracing.fanout import FanOut
+from offbook.tracing.sink_registry import resolve_sinks
 from offbook.trainer.evaluate import summarise
 from offbook.trainer.messages import failure_lines
 from offbook.trainer.options import RewardFunction
@@ -26,21 +30,23 @@ from offbook.trainer.trainer import checked_scenarios
 from .candidates import Candidate, CandidateLike, as_candidates
 from .contamination import contamination_warnings, text_of, trained_ids
 from .gateway import Gateway
+from .journal import Journal, content_hash
 from .judged_groups import judge_side_by_side
 from .options import CompareOptions, CompareSettings
 from .report import write_report
 from .results import ComparisonReport, Scored, candidate_result, differing_samples, scenario_values
-from .rollouts import RolloutStage, grouped, log_rows
-from .rows import Journal, content_hash
-from .shown import show_to_sinks
+from .rollouts import SPLIT, RolloutStage, grouped, log_rows
 from .targets import ComparableTarget, CompareRollout, as_target
 from .winrates import WinRate, win_rate
 
 logger = logging.getLogger("offbook")
 
+
 ROWS = "rollouts.jsonl"
 SAMPLES = 20
 """The most scenarios in the table of differing results."""
+CLOSE_SECONDS = 60.0
+"""How long a sink may take for one candidate. The comparison has ended, so nothing else waits."""
 
 
 def compare(
@@ -296,3 +302,37 @@ def app_hash(file: Path | None) -> str:
         return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise ConfigError(f"app_file: {file} cannot be read: {error}") from error
+
+
+async def show_to_sinks(stage: RolloutStage, scored: Sequence[Scored], comparison: ComparisonReport) -> None:
+    """Send every candidate to the configured sinks under its own run.
+
+    Sinks read the rollouts from the server. Without a trained model there is no server, which is logged.
+    """
+    sinks = resolve_sinks(stage.settings.sinks)
+    own = stage.target.own_models()
+    if not sinks:
+        return
+    if not own:
+        logger.warning("sinks: the app was wrapped without a model, so no server has its rollouts: nothing is shown")
+        return
+    servers = list({api.url: api for api in [await model.api() for model in own]}.values())
+    for item in scored:
+        name = own[0].name if item.candidate.trained else item.candidate.record_name  # as the server knows it
+        step = item.candidate.step or 0
+        groups = tuple(dict.fromkeys(row.trajectory.place.group or "" for row in item.rows))
+        metrics = item.as_metrics() | _measured(comparison, item.candidate.name)
+        fanout = FanOut(sinks, stage.run_of(item.candidate), servers)
+        fanout.publish(RunStarted(fanout.run, name, step, time.time(), comparison.settings))
+        fanout.publish(GroupsFinished(fanout.run, SPLIT, step, groups))
+        fanout.publish(EvaluationFinished(fanout.run, name, SPLIT, step, time.time(), metrics, groups))
+        for line in await asyncio.to_thread(fanout.close, CLOSE_SECONDS):
+            logger.warning(line)
+
+
+def _measured(comparison: ComparisonReport, name: str) -> dict[str, float]:
+    result = comparison.of(name)
+    values = {"cost": result.cost, "tokens_per_second": result.tokens_per_second}
+    if result.latency is not None:
+        values |= {"latency_p50": result.latency[0], "latency_p95": result.latency[1]}
+    return {key: value for key, value in values.items() if value is not None}

@@ -11,7 +11,7 @@ from offbook.base.wire import TrajectoryQuery
 from offbook.client.connection.http import Api
 from offbook.scenarios.identity import scenario_fields, scenario_id, scenario_text
 
-from .rows import content_hash
+from .journal import content_hash
 
 SHINGLE = 3
 """Number of consecutive words that are compared."""

@@ -41,7 +41,7 @@ from offbook.client.rollouts.capture import leave_captures
 from offbook.llms.answer import ChatAnswer
 from offbook.llms.llm import Llm
 
-from .rows import MeasuredCall
+from .journal import MeasuredCall
 from .sse import as_stream
 
 PATH = re.compile(r"(?:/t/(?P<trajectory>[^/?]+))?/v1/chat/completions/?")

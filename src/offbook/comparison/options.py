@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 from offbook.base.errors import ConfigError
 from offbook.base.option_names import check_options
 from offbook.base.user_values import as_list
-from offbook.client.rollouts.arrow_rows import unpadded
+from offbook.client.rollouts.dataset import unpadded
 from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
 from offbook.contracts import Judge, TraceSink
 from offbook.llms.ledger import check_max_cost

@@ -9,12 +9,11 @@ import numpy as np
 
 from offbook.base.types import Json, Message
 from offbook.client.rollouts.failures import FailureKind
-from offbook.trainer.evaluate import Evaluation
-from offbook.trainer.evaluation_report import measured
+from offbook.trainer.evaluate import Evaluation, measured
 from offbook.trainer.statistics import Interval, bootstrap_mean, paired_difference
 
 from .candidates import Candidate
-from .rows import ComparedRollout, MeasuredCall
+from .journal import ComparedRollout, MeasuredCall
 from .winrates import WinRate
 
 HOUR = 3600.0

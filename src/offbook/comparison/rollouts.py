@@ -35,8 +35,13 @@ from offbook.scenarios.identity import scenario_id
 
 from .candidates import Candidate
 from .gateway import Gateway, RecordedCall
+from .journal import (
+    ComparedRollout,
+    Journal,
+    MeasuredCall,
+    content_hash,
+)
 from .options import CompareSettings
-from .rows import ComparedRollout, Journal, MeasuredCall, content_hash
 from .targets import ComparableTarget
 
 SPLIT = "compare"

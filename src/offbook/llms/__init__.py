@@ -30,9 +30,9 @@ __all__ = [
 
 _MODULE_OF = {
     "Answer": ".answer",
-    "BudgetExceeded": "..errors",
+    "BudgetExceeded": "offbook.base.errors",
     "Llm": ".llm",
-    "LlmError": "..errors",
+    "LlmError": "offbook.base.errors",
     "LlmOptions": ".options",
     "Price": ".options",
     "Spending": ".ledger",

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .judge_chains import AverageJudge, GateJudge, TieJudge
     from .judge_prompt import DEFAULT_RUBRIC
-    from .outcome import RewardResult
-    from .parts import (
+    from .reward_parts import (
         clipped,
         exact_match,
         fuzzy_match,
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
         tool_calls,
         weighted,
     )
+    from .reward_result import RewardResult
     from .rubric import write_rubric
     from .ruler_judge import Ruler, TrajectoryScore, ruler, ruler_score_group
 
@@ -50,22 +50,22 @@ _MODULE_OF = {
     "AverageJudge": "judge_chains",
     "DEFAULT_RUBRIC": "judge_prompt",
     "GateJudge": "judge_chains",
-    "RewardResult": "outcome",
+    "RewardResult": "reward_result",
     "Ruler": "ruler_judge",
     "TieJudge": "judge_chains",
     "TrajectoryScore": "ruler_judge",
-    "clipped": "parts",
-    "exact_match": "parts",
-    "fuzzy_match": "parts",
-    "gated": "parts",
-    "json_valid": "parts",
-    "length_penalty": "parts",
-    "numeric_match": "parts",
+    "clipped": "reward_parts",
+    "exact_match": "reward_parts",
+    "fuzzy_match": "reward_parts",
+    "gated": "reward_parts",
+    "json_valid": "reward_parts",
+    "length_penalty": "reward_parts",
+    "numeric_match": "reward_parts",
     "ruler": "ruler_judge",
     "ruler_score_group": "ruler_judge",
-    "tool_call_penalty": "parts",
-    "tool_calls": "parts",
-    "weighted": "parts",
+    "tool_call_penalty": "reward_parts",
+    "tool_calls": "reward_parts",
+    "weighted": "reward_parts",
     "write_rubric": "rubric",
 }
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TypeAlias, cast
 
 from offbook.base.errors import ConfigError, RolloutError
 from offbook.base.rounding import distinct
-from offbook.base.types import Trajectory, TrajectoryGroup
+from offbook.base.types import Metric, Trajectory, TrajectoryGroup
 from offbook.contracts import Judge
 
-from .judge_metrics import DISAGREEMENT, GATE, merged, tie
-from .outcome import as_reward
+from .reward_result import as_reward
+from .ruler_judge import tie
+
+DISAGREEMENT = "judge/disagreement"
+"""Of a trajectory: the standard deviation of its judges' scores. Of a group: the mean over trajectories."""
+GATE = "judge/gate"
+"""Of a trajectory: 1 if it passed the gate, 0 if not; then the judge does not see it."""
 
 TrajectoryReward: TypeAlias = Callable[[Trajectory], object]
 """A trajectory -> a number, a dict of numbers with the key `reward`, or a RewardResult; sync or async."""
@@ -175,3 +180,12 @@ def _joined(
 def _logs(own: list[str], others: Sequence[list[str]]) -> list[str]:
     """The group's lines, then those that the judges appended to their copies of them."""
     return own + [line for lines in others for line in lines[len(own) :]]
+
+
+def merged(parts: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
+    """The mean of every metric over the judgements that have it."""
+    values: dict[str, list[float]] = {}
+    for part in parts:
+        for name, value in part.items():
+            values.setdefault(name, []).append(float(value))
+    return {name: fmean(numbers) for name, numbers in values.items()}

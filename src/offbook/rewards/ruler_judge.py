@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,10 @@ from pydantic import BaseModel, Field
 from rich.console import Console
 
 from offbook.base.errors import ConfigError, LlmError, RolloutError
+from offbook.base.rounding import distinct
 from offbook.base.types import (
     History,
+    Metric,
     Tool,
     Trajectory,
     TrajectoryGroup,
@@ -21,11 +23,15 @@ from offbook.base.types import (
 from offbook.llms import Llm
 from offbook.llms.options import LlmOptions, check_parameters
 
-from .judge_metrics import CUT, tie
 from .judge_prompt import DEFAULT_RUBRIC, judge_prompt
 from .transcripts import Transcript
 
 logger = logging.getLogger("offbook")
+
+TIE = "judge/tie"
+"""Of a group: 1 if all rewards are equal up to rounding, so that it trains nothing, else 0."""
+CUT = "judge/cut"
+"""Of a group: 1 if texts were shortened to fit `max_prompt_tokens`, else 0."""
 
 
 class Score(BaseModel):
@@ -239,3 +245,9 @@ def _scored(trajectory: Trajectory, score: Score) -> Trajectory:
         "logs": [*trajectory.logs, f"RULER explanation: {score.explanation}"],
     }
     return trajectory.model_copy(update=update)
+
+
+def tie(trajectories: Iterable[Trajectory]) -> dict[str, Metric]:
+    """The metric `judge/tie`: 1 if at least two trajectories are scored and all rewards are equal."""
+    rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
+    return {TIE: float(len(rewards) > 1 and len(distinct(rewards)) == 1)}

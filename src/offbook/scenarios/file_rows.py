@@ -1,10 +1,16 @@
-"""Rows of a scenario file before they are scenarios, and the values that may stand in them."""
+"""Rows of scenario files, JSONL and CSV, before they are scenarios, and the values that may stand in them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from io import StringIO
+from pathlib import Path
+from typing import NoReturn, TypeAlias, cast
 
 from offbook.base.errors import ConfigError
 from offbook.base.types import Json
@@ -12,6 +18,10 @@ from offbook.base.user_values import json_value
 
 Place: TypeAlias = int
 """The line where a row begins (from 1), or its index in a dataset (from 0)."""
+
+
+BOM = b"\xef\xbb\xbf"
+OTHER_BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 @dataclass(frozen=True)
@@ -42,3 +52,98 @@ def _text(text: str, where: str) -> str:
     except UnicodeEncodeError as error:
         raise ConfigError(f"{where}: half a character (a lone surrogate, {text[error.start]!r})") from error
     return text
+
+
+def jsonl_rows(file: Path) -> Iterator[FileRow]:
+    """An object per line; empty lines are skipped. Lines end with a newline only: text may hold any other character."""
+    for number, line in enumerate(_content(file).split(b"\n"), 1):
+        if line.strip():
+            try:
+                found = json.loads(
+                    line.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_float
+                )
+            except UnicodeDecodeError as error:
+                yield FileRow(number, fault=f"not UTF-8: byte {line[error.start]:#04x} at {error.start}")
+            except RecursionError:
+                yield FileRow(number, fault="nested too deeply")
+            except ConfigError as error:
+                yield FileRow(number, fault=str(error))
+            except ValueError as error:
+                yield FileRow(number, fault=f"not JSON: {error}")
+            else:
+                yield row_of(number, found, "key")
+
+
+def csv_rows(file: Path) -> Iterator[FileRow]:
+    """A header, then a row of as many values each; all are text. Raises ConfigError for a header that names no fields."""
+    content = _content(file)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{file}:{line}: not UTF-8: byte {content[error.start]:#04x}") from error
+    reader = csv.reader(StringIO(text, newline=""), strict=True)
+    names: list[str] | None = None
+    begin = 1
+    try:
+        for values in reader:
+            if values and names is None:
+                names = _header(values, f"{file}:{begin}")
+            elif values and names is not None and len(values) != len(names):
+                yield FileRow(begin, fault=f"{len(values)} values, but the header has {len(names)} columns")
+            elif values and names is not None:
+                yield row_of(begin, dict(zip(names, values, strict=True)), "column")
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        yield FileRow(begin, fault=f"not CSV: {error}{_hint(error)}")
+
+
+def _content(file: Path) -> bytes:
+    content = file.read_bytes().removeprefix(BOM)
+    other = OTHER_BOMS.get(content[:2])
+    if other is not None:
+        raise ConfigError(f"scenarios: {file} is {other}; save it as UTF-8")
+    return content
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ConfigError(f"the key {_twice([name for name, _ in pairs])} comes twice in an object")
+    return found
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ConfigError(f"JSON has no {text}; use null, or leave it out")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ConfigError(f"the number {text} is too large for a float")
+    return value
+
+
+def _header(cells: list[str], where: str) -> list[str]:
+    """The columns' names, without the spaces around them."""
+    names = [cell.strip() for cell in cells]
+    if not all(names):
+        raise ConfigError(f"{where}: column {names.index('') + 1} has no name")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{where}: the column {_twice(names)} comes twice")
+    split_by = next((mark for mark in (";", "\t") if len(names) == 1 and mark in names[0]), None)
+    if split_by is not None:
+        raise ConfigError(f"{where}: one column, {names[0]!r}: separate columns by commas, not by {split_by!r}")
+    return names
+
+
+def _twice(names: list[str]) -> str:
+    return repr(next(name for name, times in Counter(names).items() if times > 1))
+
+
+def _hint(error: csv.Error) -> str:
+    """What to do about the faults whose text does not say it."""
+    said = str(error)
+    if "field limit" in said:
+        return ": put such long values into JSONL"
+    return " (a quote that is not closed?)" if "unexpected end" in said else ""

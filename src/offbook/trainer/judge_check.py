@@ -16,10 +16,11 @@ from offbook.base.errors import ConfigError, LlmError, RolloutError
 from offbook.base.text import counted
 from offbook.base.types import History
 from offbook.llms import budget
-from offbook.rewards.agreement import kendall_tau_b, pairs_in_order
 from offbook.rewards.judge_prompt import DEFAULT_RUBRIC
 from offbook.rewards.ruler_judge import Ruler
-from offbook.scenarios.text_files import jsonl_rows
+from offbook.scenarios.file_rows import jsonl_rows
+
+from .statistics import kendall_tau_b, pairs_in_order
 
 SHOWN_FAULTS = 20
 

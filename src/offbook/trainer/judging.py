@@ -20,7 +20,7 @@ from offbook.base.errors import (
 from offbook.base.types import TrajectoryGroup
 from offbook.contracts import Judge
 from offbook.llms import Llm
-from offbook.rewards.outcome import as_reward
+from offbook.rewards.reward_result import as_reward
 
 logger = logging.getLogger("offbook")
 

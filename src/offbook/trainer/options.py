@@ -15,7 +15,7 @@ from offbook.base.errors import ConfigError
 from offbook.base.option_names import check_options
 from offbook.base.types import PlaceName, Trajectory
 from offbook.base.user_values import as_list
-from offbook.client.rollouts.arrow_rows import unpadded
+from offbook.client.rollouts.dataset import unpadded
 from offbook.client.rollouts.sampling import MAX_COMPLETION_TOKENS
 from offbook.contracts import Alert, Judge, TraceSink
 from offbook.llms.ledger import check_max_cost

@@ -16,13 +16,13 @@ from offbook.base.text import counted
 from offbook.base.types import RolloutPlace, Trajectory, TrajectoryGroup
 from offbook.base.user_values import as_list
 from offbook.client.model import TrainableModel
-from offbook.client.rollouts.arrow_rows import unpadded
 from offbook.client.rollouts.capture import logged_reward
+from offbook.client.rollouts.dataset import unpadded
 from offbook.client.rollouts.gather import gather_trajectory_groups
 from offbook.client.rollouts.sampling import at_temperature, completions_limited
 from offbook.contracts import Judge
 from offbook.llms.ledger import budget
-from offbook.rewards.outcome import as_reward
+from offbook.rewards.reward_result import as_reward
 from offbook.scenarios.identity import scenario_id, scenario_label
 from offbook.scenarios.ordering import batch
 from offbook.tracing.trace_context import keep_trace_context
@@ -48,7 +48,7 @@ from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
 from .run import RolloutBatch, Run, Steps, run_name
 from .sink_publisher import SinkPublisher
-from .updates import Updates, announced
+from .update_queue import UpdateQueue, announced
 
 logger = logging.getLogger("offbook")
 
@@ -194,7 +194,7 @@ class Trainer:
     async def _iterate(self, run: Run) -> Stopped:
         """Repeat rollouts and their update until the run is over. With overlap, rollouts start while earlier updates
         run. On an error, it waits for started updates; no task is left running when it raises."""
-        updates = Updates()
+        updates = UpdateQueue()
         try:
             if line := overlap_line(run.configs().values()):
                 run.progress.say(line)

@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 Update = Callable[[], Awaitable[None]]
 
 
-class Updates:
+class UpdateQueue:
     """A queue of updates. An update starts when the previous one has succeeded; after a failure no other starts."""
 
     def __init__(self) -> None:

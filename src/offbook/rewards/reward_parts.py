@@ -15,7 +15,7 @@ from typing import Any, cast
 from offbook.base.errors import ConfigError, MissingExtraError
 from offbook.base.types import History, Json
 
-from .outcome import RewardResult, as_reward
+from .reward_result import RewardResult, as_reward
 
 PART = "part/"
 """Prefix of the metrics of a reward's parts."""

@@ -17,6 +17,8 @@ from offbook.base.errors import (
     StoreError,
     TrainError,
 )
+from offbook.base.types import Json
+from offbook.openai_dialect.errors import error_body
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +38,13 @@ class ApiError(ServerError):
         self.type = _TYPES.get(status, default)
         super().__init__(message, status=status, code=code or self.type, param=param)
 
-    def body(self) -> dict[str, dict[str, str | None]]:
+    def body(self) -> dict[str, Json]:
         """The JSON body, in the format of OpenAI and vLLM.
 
         >>> ApiError(404, "There is no model 'm'", "model", "model_not_found").body()["error"]["code"]
         'model_not_found'
         """
-        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+        return error_body(str(self), self.type, self.param, self.code)
 
     def response(self, headers: Mapping[str, str] | None = None) -> JSONResponse:
         """The HTTP response."""

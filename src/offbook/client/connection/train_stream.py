@@ -17,6 +17,7 @@ from offbook.base.errors import (
     TrainError,
     UnreachableError,
 )
+from offbook.base.server_sent_events import EVENT_STREAM, EventReader
 from offbook.base.types import TrainResult
 from offbook.base.wire import TrainEvent, TrainRequest
 
@@ -91,26 +92,26 @@ async def _until_result(
 
 async def _events(api: Api, request: TrainRequest) -> AsyncGenerator[TrainEvent | None]:
     """The events of one connection; None for a ping."""
-    headers = {"content-type": "application/json", "accept": "text/event-stream"}
+    headers = {"content-type": "application/json", "accept": EVENT_STREAM}
     wait = httpx.Timeout(SILENCE_SECONDS, connect=30.0)
     body = request.model_dump_json().encode()
     async with api.http.stream("POST", "/api/train", content=body, headers=headers, timeout=wait) as answer:
         if not answer.is_success:
             await answer.aread()
             raise server_error(api.url, answer)
-        async for line in answer.aiter_lines():
-            if line.startswith("data:"):
-                yield _parsed(line[5:].strip(), api.url)
-            else:
-                yield None
+        reader = EventReader()
+        async for piece in answer.aiter_bytes():
+            yield None  # also a comment is a sign of life
+            for data in reader.push(piece):
+                yield _parsed(data, api.url)
 
 
-def _parsed(text: str, url: str) -> TrainEvent:
+def _parsed(data: bytes, url: str) -> TrainEvent:
     try:
-        return TrainEvent.model_validate_json(text)
+        return TrainEvent.model_validate_json(data)
     except ValidationError as error:
         raise ServerError(
-            f"{url} sent an event that this version does not know: {text[:500]!r}; install the same version on both sides"
+            f"{url} sent an event that this version does not know: {data[:500].decode(errors='replace')!r}; install the same version on both sides"
         ) from error
 
 

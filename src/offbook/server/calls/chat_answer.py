@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import cast
 
 from offbook.base.types import Call, CallOutput, Json
+from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, Answer, indexed, usage
 
 from ...engine.protocol import UNKNOWN_LOGPROB
 from .chat_request import ChatRequest
 
-Answer = dict[str, Json]
 Mark = dict[str, Json]
 
 
@@ -43,16 +43,16 @@ def split(chunk: Answer) -> tuple[Answer | None, Answer | None]:
 def replayed(call: Call, request: ChatRequest) -> Answer:
     """The response of a recorded call, for a repeated idempotency key. Its logprobs name tokens as `token_id:N`."""
     choices = [_replayed_choice(output, request) | {"message": output.message} for output in call.outputs]
-    return shown(_head(call, "chat.completion") | {"choices": choices, "usage": _usage(call)}, request, call)
+    return shown(_head(call, WHOLE) | {"choices": choices, "usage": _usage(call)}, request, call)
 
 
 def replayed_chunks(call: Call, request: ChatRequest) -> Iterator[Answer]:
     """Like `replayed`, as a stream: per choice a chunk with the message and a finishing chunk, then the requested usage."""
-    head = _head(call, "chat.completion.chunk")
+    head = _head(call, CHUNK)
     for output in call.outputs:
         delta = dict(output.message)
         if tool_calls := delta.get("tool_calls"):
-            delta["tool_calls"] = [{"index": index, **tool_call} for index, tool_call in enumerate(tool_calls)]
+            delta["tool_calls"] = indexed(tool_calls)
         choice = _replayed_choice(output, request)
         yield shown(head | {"choices": [choice | {"delta": delta, "finish_reason": None}]}, request, call)
         last: Answer = {"index": output.index, "delta": {}, "finish_reason": output.finish_reason}
@@ -96,5 +96,4 @@ def _replayed_choice(output: CallOutput, request: ChatRequest) -> Answer:
 
 
 def _usage(call: Call) -> Answer:
-    prompt, completion = len(call.prompt_ids), sum(len(output.token_ids) for output in call.outputs)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return usage(len(call.prompt_ids), sum(len(output.token_ids) for output in call.outputs))

@@ -18,8 +18,10 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from offbook.base.errors import EngineError, OffbookError, StoreError
+from offbook.base.server_sent_events import EVENT_STREAM, event
 from offbook.base.types import Call, Json
 from offbook.base.wire import CALL_HEADER, TRAJECTORY_HEADER
+from offbook.openai_dialect.chat_answer import DONE, Answer
 
 from ...engine.protocol import TOO_LONG
 from ..errors import ApiError, as_api_error, internal_error
@@ -28,7 +30,7 @@ from ..models.registry import ModelRoute
 from ..sampler.answer_limits import MAX_ANSWER, WrongAnswer
 from ..sampler.sampler import SamplerCalls
 from ..sampler.transport import Reply, read
-from .chat_answer import Answer, replayed, replayed_chunks, shown, split
+from .chat_answer import replayed, replayed_chunks, shown, split
 from .chat_request import LENGTHS, ChatRequest
 from .chunk_relay import ChunkRelay
 from .event_stream import EventStream, json_object, understood
@@ -42,7 +44,6 @@ TAIL_SECONDS = 10.0
 BUSY_CALLS = 8
 """From so many calls in flight on, streams come in blocks of tokens. Fewer streams are sent token by token, as people read them."""
 STREAM_BLOCK_TOKENS = 8
-_DONE = b"data: [DONE]\n\n"
 _PROMPT_LENGTHS = frozenset({"input_tokens", "input_text"})
 """vLLM's names for the field of a prompt that is too long."""
 
@@ -152,8 +153,8 @@ class ChatExchange(Response):
             ready: list[bytes] = []
             try:
                 for raw in events:
-                    if (event := relay.event(raw)) is not None:
-                        ready.append(event)
+                    if (relayed := relay.event(raw)) is not None:
+                        ready.append(relayed)
                         continue
                     chunk = json_object(raw)
                     ready += map(_event, await self._take(chunk, call, sampled, held))
@@ -167,7 +168,7 @@ class ChatExchange(Response):
                 f"the sampler's stream ended after {len(sampled.choices)} choices of {self._request.choices}, "
                 "not all of them finished"
             )
-        await self._end(_DONE, send)
+        await self._end(DONE, send)
 
     async def _take(self, chunk: Answer, call: OpenCall | None, sampled: Sampled, held: list[Answer]) -> list[Answer]:
         """Record a chunk. Returns what to send of it and of `held`, which waits for the record."""
@@ -198,7 +199,7 @@ class ChatExchange(Response):
             return
         again = OpenCall(self._request, call.trajectory_id, call.model, call.step, call.id)
         await self._send_events(list(map(_event, replayed_chunks(call, self._request))), again, send)
-        await self._end(_DONE, send)
+        await self._end(DONE, send)
 
     async def _send_json(self, answer: Answer, call: Call | None, send: Send) -> None:
         body = orjson.dumps(answer)
@@ -218,7 +219,7 @@ class ChatExchange(Response):
         if not events:
             return
         if not self._started:
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            headers = [(b"content-type", f"{EVENT_STREAM}; charset=utf-8".encode()), (b"cache-control", b"no-cache")]
             if call is not None:
                 headers += _call_headers(call.id, call.trajectory_id)
             self._started = True
@@ -232,7 +233,7 @@ class ChatExchange(Response):
         if not self._started:
             await error.response()(scope, receive, send)
         else:
-            await self._end(b"data: " + orjson.dumps(error.body()) + b"\n\n" + _DONE, send)
+            await self._end(event(orjson.dumps(error.body())) + DONE, send)
 
 
 def _opened(request: ChatRequest, route: ModelRoute) -> OpenCall | None:
@@ -257,7 +258,7 @@ async def _until_disconnected(receive: Receive) -> None:
 
 
 def _event(chunk: Answer) -> bytes:
-    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+    return event(orjson.dumps(chunk))
 
 
 def _refusal(status: int, raw: bytes) -> ApiError | EngineError:

@@ -18,11 +18,13 @@ from typing import cast
 
 import orjson
 
+from offbook.base.server_sent_events import event
 from offbook.base.types import Json
+from offbook.openai_dialect.chat_answer import Answer
 
 from ...engine.protocol import UNKNOWN_LOGPROB
 from ..sampler.answer_limits import LOGPROB_ABOVE
-from .chat_answer import Answer, shown
+from .chat_answer import shown
 from .chat_request import ChatRequest
 from .event_stream import WRONG_SHAPE, json_object, not_understood
 from .sampled_answer import TOKEN_IDS, Sampled, SampledChoice
@@ -102,10 +104,10 @@ class ChunkRelay:
         if _loads(head + orjson.dumps(_MARK) + tail) != marked:
             return  # the first "delta" is another one
         choice = self._sampled.choices[choices[0]["index"]]
-        parts = orjson.dumps(shown(marked, self._request, None)).split(orjson.dumps(_MARK))
+        parts = event(orjson.dumps(shown(marked, self._request, None))).split(orjson.dumps(_MARK))
         if len(parts) != 2 or choice.finish_reason is not None:
             return
-        self._forms.append(_Form(head, choice, b"data: " + parts[0], parts[1] + b"\n\n"))
+        self._forms.append(_Form(head, choice, *parts))
         if len(self._forms) == _MAX_FORMS:
             self._attempts = 0
 

@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 import aiohttp
 import orjson
 
+from offbook.base.server_sent_events import EventReader
 from offbook.base.types import Json
 
 from ..errors import shortened
@@ -29,7 +30,7 @@ class EventStream:
         self._content = response.content
         self._limit = limit
         self._size = 0
-        self._rest: list[bytes] = []  # pieces of an incomplete line
+        self._reader = EventReader()
         self._done = False
 
     async def next(self, seconds: float | None = None) -> list[bytes] | None:
@@ -50,16 +51,13 @@ class EventStream:
             self._size += len(piece)
             if self._size > self._limit:
                 raise too_large(self._limit)
-            self._rest.append(piece)
+            events = self._reader.push(piece)
             if b"\n" not in piece:
                 continue
-            *lines, last = b"".join(self._rest).split(b"\n")
-            self._rest = [last]
-            events = [line[5:].strip() for line in lines if line.startswith(b"data:")]
             if b"[DONE]" in events:
                 self._done = True
                 del events[events.index(b"[DONE]") :]
-            return [event for event in events if event]
+            return events
         return None
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offbook.base.errors import OffbookError
+from offbook.openai_dialect.model_list import ModelCard, ModelCards
 
 from ..calls.chat_exchange import ChatExchange
 from ..calls.chat_request import ChatRequest
@@ -23,22 +22,6 @@ logger = logging.getLogger(__name__)
 router = APIRouter()
 
 _CHATS = re.compile(r"(/t/(?P<trajectory>[^/]+))?/v1/chat/completions/?")
-
-
-class ModelCard(BaseModel):
-    """A model name that calls may use. `created` is 0: the names of steps appear and disappear."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int = 0
-    owned_by: str = "offbook"
-
-
-class ModelCards(BaseModel):
-    """The list of model names."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
 
 
 class ChatCompletions:

@@ -4,61 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from functools import cache
-from typing import Literal, cast
+from typing import cast
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import offbook
 from offbook.base.types import Json
 from offbook.base.wire import FinishRequest, TrainEvent
+from offbook.openai_dialect.chat_answer import ChatCompletion
 from offbook.openai_dialect.chat_fields import ChatFields
+from offbook.openai_dialect.errors import ErrorAnswer
 
 OPENAPI = "/openapi.json"
 PROGRAMS = ("/v1/", "/t/", "/api/", "/health")
 """Path prefixes of the documented routes. Pages and the requests that they send are left out."""
 REFERENCE = "#/components/schemas/{model}"
 Object = dict[str, Json]
-
-
-class ErrorFacts(BaseModel):
-    """Why a request was rejected, in OpenAI's format."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorAnswer(BaseModel):
-    """The body of every error response."""
-
-    error: ErrorFacts
-
-
-class ChatChoice(BaseModel):
-    """One choice of a chat completion."""
-
-    model_config = ConfigDict(extra="allow")
-
-    index: int
-    finish_reason: str | None
-    message: Object
-
-
-class ChatCompletion(BaseModel):
-    """A chat completion that is not streamed, in OpenAI's format."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
 
 
 READ_BY_HAND = (FinishRequest, TrainEvent, ChatFields, ChatCompletion, ErrorAnswer)

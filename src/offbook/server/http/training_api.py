@@ -9,6 +9,7 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
+from offbook.base import server_sent_events
 from offbook.base.config import Name
 from offbook.base.wire import (
     LATEST,
@@ -49,7 +50,7 @@ class TarResponse(FileResponse):
 class TrainEvents(StreamingResponse):
     """A stream of server-sent events; every event is a TrainEvent."""
 
-    media_type = "text/event-stream"
+    media_type = server_sent_events.EVENT_STREAM
 
 
 @router.get("/models")
@@ -184,7 +185,7 @@ async def _server_sent(feed: TrainFeed) -> AsyncIterator[bytes]:
             except StopAsyncIteration:
                 return
             waiting = None
-            yield f"data: {event.model_dump_json()}\n\n".encode()
+            yield server_sent_events.event(event.model_dump_json().encode())
     finally:
         if waiting is not None:
             waiting.cancel()

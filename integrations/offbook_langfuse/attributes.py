@@ -11,8 +11,7 @@ from typing import Final
 from offbook.base.types import CallTrace, Json
 from offbook.base.wire import RolloutTrace
 from offbook.contracts import GroupsFinished, RunStarted
-from offbook.tracing.otlp import Attribute
-from offbook.tracing.spans import SpanKind, TraceSpan, as_text, json_text, span_id
+from offbook.tracing.spans import Attribute, SpanKind, TraceSpan, as_text, json_text, span_id
 
 OWN_TAG: Final = "offbook"
 """Tag of every trace that Offbook sends."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from offbook import TraceSink
@@ -20,13 +20,16 @@ from offbook.contracts import (
     StepFinished,
     digest,
 )
-from offbook.tracing.otlp import Attribute, OtlpSender, OtlpSpan
+from offbook.tracing.otlp import OtlpSender, OtlpSpan
 from offbook.tracing.spans import (
+    Attribute,
+    Mask,
     checked_rate,
     is_sampled,
     rollout_spans,
     span_id,
     trace_id,
+    unmasked,
 )
 
 from .attributes import Experiment, environment_name, run_attributes, session_id, span_attributes, trace_attributes
@@ -34,7 +37,6 @@ from .connection import REQUEST_SECONDS, LangfuseConnection
 from .datasets import dataset_items
 from .scores import LangfuseScore, ScoreSender, rollout_scores
 
-Mask = Callable[[Json], Json]
 OTLP_PATH: Final = "/api/public/otel/v1/traces"
 SCOPE: Final = "langfuse-sdk.offbook"
 """Instrumentation scope. Langfuse shows all attributes a second time as metadata, unless the scope begins with `langfuse-sdk`
@@ -74,7 +76,7 @@ class LangfuseSink(TraceSink):
         timeout: float = REQUEST_SECONDS,
     ) -> None:
         self._connection = connection or LangfuseConnection.from_environment()
-        self._mask = mask or _as_it_is
+        self._mask = mask or unmasked
         self._rate = _sample_rate(sample_rate)
         self._environment = environment or os.environ.get(ENVIRONMENT)
         self._dataset = dataset
@@ -98,7 +100,7 @@ class LangfuseSink(TraceSink):
         """The run as a trace of its own, with the settings as its input."""
         trace, start = int(digest(event.id) * 2, 16), int(event.at * 1e9)
         attributes = run_attributes(event, self._environment_of("train")) | self._release
-        self._sender.send([[OtlpSpan(trace, trace % 2**64 or 1, None, "run", start, start, attributes)]])
+        self._sender.send([[self._sender.span(trace, trace % 2**64 or 1, None, "run", (start, start), attributes)]])
 
     def groups_finished(self, event: GroupsFinished) -> None:
         shown = [each for each in event.rollouts if is_sampled(each, self._rate)]
@@ -155,19 +157,16 @@ class LangfuseSink(TraceSink):
     ) -> Sequence[OtlpSpan]:
         scenario = rollout.record.place.scenario or ""
         spans, environment, trace = rollout_spans(rollout), self._environment_of(event.split), trace_id(rollout)
-        ids = {span.key: span_id(rollout, span.key) for span in spans}
         shared = trace_attributes(rollout, spans[0], event, environment, experiments.get(scenario)) | self._release
         return [
-            OtlpSpan(
+            self._sender.span(
                 trace,
-                ids[span.key],
-                ids[span.parent] if span.parent is not None else None,
+                span_id(rollout, span.key),
+                span_id(rollout, span.parent) if span.parent is not None else None,
                 span.name,
-                span.start,
-                span.end,
-                span_attributes(span, rollout.record.metadata, self._mask),
-                span.error,
-                shared=shared,
+                (span.start, span.end),
+                {**shared, **span_attributes(span, rollout.record.metadata, self._mask)},
+                error=span.error,
             )
             for span in spans
         ]
@@ -197,7 +196,3 @@ def _sample_rate(given: float | None) -> float:
         return checked_rate(float(text), SAMPLE_RATE)
     except ValueError:
         return checked_rate(text, SAMPLE_RATE)
-
-
-def _as_it_is(value: Json) -> Json:
-    return value

@@ -1,18 +1,39 @@
-"""Sends spans over OTLP in batches, and reports the server's response to rejected spans."""
+"""Sends spans over OTLP in batches with the OpenTelemetry SDK's exporters: their encoding, variables, TLS and retries.
+
+Does not read or set the global tracer provider.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Final, Literal, Protocol, TypeAlias, cast
+from typing import Final, Literal, TypeAlias
 
+import offbook
 from offbook.base.errors import MissingExtraError
 from offbook.contracts import DeliveryError, RejectedError
 
-from .trace_context import RemoteParent
+from .spans import Attribute
 
-Attribute: TypeAlias = str | bool | int | float | Sequence[str]
+try:
+    import requests
+    from google.protobuf import json_format
+    from google.protobuf.message import DecodeError
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+        ExportTracePartialSuccess,
+        ExportTraceServiceResponse,
+    )
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
+except ModuleNotFoundError as error:
+    raise MissingExtraError("opentelemetry-exporter-otlp-proto-http", "otlp") from error
+
+OtlpSpan: TypeAlias = ReadableSpan
 OtlpProtocol: TypeAlias = Literal["http/protobuf", "grpc"]
 BATCH: Final = 400
 """The most spans per request."""
@@ -20,46 +41,9 @@ LARGE: Final = 9_000_000
 """The most characters of attributes per request; servers reject much larger bodies."""
 
 
-@dataclass(frozen=True)
-class OtlpSpan:
-    """A span to send. Ids are integers, times are Unix nanoseconds; `error` is the message of a failed span.
-
-    `shared`: further attributes, which `attributes` must not repeat. They are encoded once for consecutive spans that
-    have the same object.
-    """
-
-    trace_id: int
-    span_id: int
-    parent: int | None
-    name: str
-    start: int
-    end: int
-    attributes: Mapping[str, Attribute]
-    error: str | None = None
-    client: bool = False  # a call to a model
-    remote: RemoteParent | None = None  # for the root span: the app's span that it continues
-    shared: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
-
-
-class SpanExport(Protocol):
-    """An exporter that keeps the server's last response; see `otlp_export.SdkExport`."""
-
-    status: int | None
-    rejected: int
-
-    def sent(self, spans: Sequence[OtlpSpan]) -> bool: ...
-
-    def line(self) -> str: ...
-
-    def close(self) -> None: ...
-
-
 class OtlpSender:
     """Sends the spans of rollouts. `endpoint=None` and `headers=None` read OTEL_EXPORTER_OTLP_*; `timeout` is in seconds.
-    `scope_name`, `scope`: name and attributes of the instrumentation scope.
-
-    Raises MissingExtraError without the OpenTelemetry SDK.
-    """
+    `scope_name`, `scope`: name and attributes of the instrumentation scope."""
 
     def __init__(
         self,
@@ -71,11 +55,45 @@ class OtlpSender:
         scope_name: str = "offbook",
         protocol: OtlpProtocol = "http/protobuf",
     ) -> None:
-        try:
-            export_class = import_module("offbook.tracing.otlp_export").SdkExport
-        except ModuleNotFoundError as error:
-            raise MissingExtraError("opentelemetry-exporter-otlp-proto-http", "otlp") from error
-        self._export = cast(SpanExport, export_class(endpoint, headers, timeout, scope or {}, scope_name, protocol))
+        self._resource = Resource.create({"service.name": "offbook"})
+        self._scope = InstrumentationScope(scope_name, offbook.__version__, attributes=scope)
+        self._response: requests.Response | None = None
+        own = dict(headers) if headers is not None else None
+        session = requests.Session()
+        session.hooks["response"].append(self._keep)
+        self._exporter = (
+            _grpc_exporter(endpoint, own, timeout)
+            if protocol == "grpc"
+            else OTLPSpanExporter(endpoint, headers=own, timeout=timeout, compression=Compression.Gzip, session=session)
+        )
+
+    def span(
+        self,
+        trace: int,
+        span: int,
+        parent: int | None,
+        name: str,
+        times: tuple[int, int],
+        attributes: Mapping[str, Attribute],
+        *,
+        error: str | None = None,
+        client: bool = False,
+        remote: bool = False,
+    ) -> OtlpSpan:
+        """A span with these ids. `times`: start and end in Unix nanoseconds; `error`: the message of a failed span;
+        `client`: a call to a model; `remote`: the parent is a span of the app."""
+        return ReadableSpan(
+            name,
+            SpanContext(trace, span, is_remote=False),
+            SpanContext(trace, parent, is_remote=remote) if parent is not None else None,
+            self._resource,
+            attributes,
+            kind=SpanKind.CLIENT if client else SpanKind.INTERNAL,
+            status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, error),
+            start_time=times[0],
+            end_time=times[1],
+            instrumentation_scope=self._scope,
+        )
 
     def send(self, rollouts: Sequence[Sequence[OtlpSpan]]) -> None:
         """Send all rollouts. If the server refuses a batch as invalid (400), its rollouts are sent one by one.
@@ -89,45 +107,100 @@ class OtlpSender:
                 continue
             for spans in batch:
                 if not self._accepted(spans, rejected):
-                    rejected.append(f"trace {spans[0].trace_id:032x}: {self._export.line()}")
+                    context = spans[0].get_span_context()
+                    assert context is not None, "span() sets it"
+                    rejected.append(f"trace {context.trace_id:032x}: {self._answer()}")
         if rejected:
             more = f", and {len(rejected) - 1} more" if len(rejected) > 1 else ""
             raise RejectedError(f"the server refused {rejected[0]}{more}")
 
-    def _accepted(self, spans: Sequence[OtlpSpan], rejected: list[str]) -> bool:
-        """Send one request and note the spans that it rejects. Returns False for 400, raises DeliveryError for other failures."""
-        if not self._export.sent(spans):
-            if self._export.status != 400:
-                raise DeliveryError(self._export.line())
-            return False
-        if self._export.rejected:
-            rejected.append(self._export.line())
-        return True
-
     def probe(self) -> int | None:
         """Send an empty request; returns the HTTP status, None for gRPC. Raises ConnectionError without a response."""
-        if not self._export.sent(()) and self._export.status is None:
-            raise ConnectionError(self._export.line())
-        return self._export.status
+        if not self._sent(()) and self._response is None:
+            raise ConnectionError(self._answer())
+        return self._response.status_code if self._response is not None else None
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._export.close()
+    def _accepted(self, spans: Sequence[OtlpSpan], rejected: list[str]) -> bool:
+        """Send one request and note the spans that it rejects. Returns False for 400, raises DeliveryError for other failures."""
+        if not self._sent(spans):
+            if self._response is None or self._response.status_code != 400:
+                raise DeliveryError(self._answer())
+            return False
+        partial = _partial_success(self._response) if self._response is not None else None
+        if partial is not None and partial.rejected_spans:
+            rejected.append(f"{partial.rejected_spans} spans of a request: {partial.error_message[:300]!r}")
+        return True
+
+    def _sent(self, spans: Sequence[OtlpSpan]) -> bool:
+        """Send one request; whether the server accepted it, perhaps without some spans. A redirect is no acceptance."""
+        self._response = None
+        with _Quiet():
+            done = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        return done and (self._response is None or self._response.status_code < 300)
+
+    def _keep(self, response: requests.Response, *_: object, **__: object) -> None:
+        """Keep a response, which the SDK only logs. A redirect that repeats the request without its body does not count."""
+        if response.request.method == "POST":
+            self._response = response
+
+    def _answer(self) -> str:
+        """The last response as text."""
+        if self._response is None:
+            return "no answer within the timeout"
+        text = self._response.headers.get("location") or self._response.text
+        return f"HTTP {self._response.status_code}: {text[:300]!r}"
+
+
+def _grpc_exporter(endpoint: str | None, headers: dict[str, str] | None, timeout: float | None) -> SpanExporter:
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+    except ImportError as error:
+        raise MissingExtraError("opentelemetry-exporter-otlp-proto-grpc", "otlp") from error
+    return GrpcExporter(endpoint, headers=headers, timeout=timeout)
+
+
+def _partial_success(response: requests.Response) -> ExportTracePartialSuccess:
+    """Read the partial success of a 2xx response, as protobuf or JSON.
+
+    Servers also answer with bodies of their own: Langfuse with the job of its queue, others with plain text or nothing.
+    Such a body says nothing about spans, so all of them were accepted.
+    """
+    answer, kind = ExportTraceServiceResponse(), response.headers.get("content-type", "")
+    try:
+        if "protobuf" in kind:
+            answer.ParseFromString(response.content)
+        elif "json" in kind:
+            json_format.Parse(response.content, answer, ignore_unknown_fields=True)
+    except (DecodeError, json_format.ParseError, UnicodeDecodeError):
+        return ExportTracePartialSuccess()
+    return answer.partial_success
+
+
+class _Quiet(logging.Filter):
+    """Suppresses the SDK's log of failures, which we report once per kind."""
+
+    LOGGER = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return False
+
+    def __enter__(self) -> None:
+        self.LOGGER.addFilter(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.LOGGER.removeFilter(self)
 
 
 def _batches(rollouts: Sequence[Sequence[OtlpSpan]]) -> list[list[Sequence[OtlpSpan]]]:
     batches: list[list[Sequence[OtlpSpan]]] = []
     spans = size = 0
     for rollout in rollouts:
-        length = sum(_length(span.attributes) for span in rollout)
-        length += len(rollout) * _length(rollout[0].shared) if rollout else 0
+        length = sum(
+            len(value) for span in rollout for value in (span.attributes or {}).values() if isinstance(value, str)
+        )
         if not batches or spans + len(rollout) > BATCH or size + length > LARGE:
             batches.append([])
             spans = size = 0
         batches[-1].append(rollout)
         spans, size = spans + len(rollout), size + length
     return batches
-
-
-def _length(attributes: Mapping[str, Attribute]) -> int:
-    return sum([len(value) for value in attributes.values() if isinstance(value, str)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 from offbook.base.errors import ConfigError
@@ -19,8 +19,10 @@ from offbook.contracts import (
     digest,
 )
 
-from .otlp import Attribute, OtlpProtocol, OtlpSender, OtlpSpan
+from .otlp import OtlpProtocol, OtlpSender, OtlpSpan
 from .spans import (
+    Attribute,
+    Mask,
     SpanKind,
     TraceSpan,
     as_text,
@@ -30,6 +32,7 @@ from .spans import (
     rollout_spans,
     span_id,
     trace_id,
+    unmasked,
 )
 from .trace_context import remote_parent
 
@@ -38,8 +41,6 @@ PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PR
 CHECK_SECONDS: Final = 4.0
 OPERATIONS: Final = {SpanKind.AGENT: "invoke_agent", SpanKind.GENERATION: "chat", SpanKind.TOOL: "execute_tool"}
 NAMES: Final = {SpanKind.AGENT: "invoke_agent {}", SpanKind.TOOL: "execute_tool {}"}
-Mask = Callable[[Json], Json]
-"""Input, output or arguments -> the value that may leave the process."""
 
 
 class OtlpSink(TraceSink):
@@ -70,7 +71,7 @@ class OtlpSink(TraceSink):
         self._protocol: OtlpProtocol = chosen
         self._target = (endpoint, headers)
         self._sender = OtlpSender(endpoint, headers, protocol=self._protocol, timeout=timeout)
-        self._mask = mask or _as_it_is
+        self._mask = mask or unmasked
         self._rate = checked_rate(sample_rate, "sink otlp: sample_rate")
         self._content = content
 
@@ -110,7 +111,8 @@ class OtlpSink(TraceSink):
         self, run: str, id: str, name: str, sent_at: float, facts: Mapping[str, Attribute], error: str | None = None
     ) -> None:
         trace, span, time = int(digest(id) * 2, 16), int(digest(id), 16), int(sent_at * 1e9)
-        self._sender.send([[OtlpSpan(trace, span, None, name, time, time, {"offbook.run": run, **facts}, error)]])
+        attributes = {"offbook.run": run, **facts}
+        self._sender.send([[self._sender.span(trace, span, None, name, (time, time), attributes, error=error)]])
 
     def _spans(self, rollout: RolloutTrace, event: GroupsFinished) -> list[OtlpSpan]:
         remote = remote_parent(rollout.record.metadata)
@@ -121,20 +123,18 @@ class OtlpSink(TraceSink):
             "offbook.step": event.step,
         }
         spans = rollout_spans(rollout)
-        ids = {span.key: span_id(rollout, span.key) for span in spans}
+        outer = remote.span_id if remote is not None else None
         return [
-            OtlpSpan(
+            self._sender.span(
                 trace,
-                ids[span.key],
-                ids[span.parent] if span.parent is not None else None,
+                span_id(rollout, span.key),
+                span_id(rollout, span.parent) if span.parent is not None else outer,
                 NAMES.get(span.kind, "{}").format(span.name),
-                span.start,
-                span.end,
-                self._attributes(span, rollout),
-                span.error,
+                (span.start, span.end),
+                common | self._attributes(span, rollout),
+                error=span.error,
                 client=span.kind is SpanKind.GENERATION,
-                remote=remote if span.parent is None else None,
-                shared=common,
+                remote=span.parent is None,
             )
             for span in spans
         ]
@@ -232,7 +232,3 @@ def _part(part: Json) -> dict[str, Json]:
 
 def _masked(messages: Sequence[Message], mask: Mask) -> list[Message]:
     return [cast(Message, message) for message in cast(Sequence[Json], mask(list(messages)))]
-
-
-def _as_it_is(value: Json) -> Json:
-    return value

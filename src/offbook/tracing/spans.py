@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -33,6 +33,12 @@ RECORDED: Final = "recorded: when the tool ran"
 SHIFTED: Final = "recorded: how long the tool ran; moved by {:.3f} s, as the clocks of client and server differ"
 GAP: Final = "gap: from the end of the model call that asked for it to the start of the one that saw its result"
 NO_RESULT: Final = "gap: no recorded model call saw its result"
+
+
+Attribute: TypeAlias = str | bool | int | float | Sequence[str]
+"""A value of an OpenTelemetry attribute."""
+Mask = Callable[[Json], Json]
+"""Input, output or arguments -> the value that may leave the process."""
 
 
 class SpanKind(StrEnum):
@@ -295,3 +301,8 @@ def json_text(value: Json) -> str:
         return to_json(value, fallback=repr).decode()
     except PydanticSerializationError:  # half of a surrogate pair
         return json.dumps(value, default=repr)
+
+
+def unmasked(value: Json) -> Json:
+    """The mask that changes nothing."""
+    return value

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
+from itsdangerous import TimestampSigner
 
-from offbook.server.http.auth import COOKIE, CSRF_HEADER, Guard
+from offbook.server.http.auth import COOKIE, CSRF_HEADER, SESSION_SECONDS, Guard
 from offbook.server.http.viewer import build_viewer, open_records
 from offbook.server.records.store import Store
 from offbook.server.views.dashboard_source import DashboardSource
@@ -68,10 +70,22 @@ async def test_a_one_time_link_works_once(browser: httpx.AsyncClient, guard: Gua
 async def test_a_cookie_that_was_changed_or_is_of_another_key_opens_nothing(browser: httpx.AsyncClient) -> None:
     await browser.post("/sign-in", data={"key": KEY})
     cookie = browser.cookies[COOKIE]
-    expires, _, rest = cookie.partition(".")
-    for forged in (f"{int(expires) + 1}.{rest}", cookie[:-1] + ("0" if cookie[-1] != "0" else "1"), "a.b.c", "", "é"):
+    nonce, moment, signature = cookie.split(".")
+    later = f"{nonce}.{'b' if moment[0] == 'a' else 'a'}{moment[1:]}.{signature}"
+    changed = f"{nonce}.{moment}.{'b' if signature[0] == 'a' else 'a'}{signature[1:]}"
+    for forged in (later, changed, f"x{cookie}", "a.b.c", "", "é"):
         assert isinstance(Guard(KEY).decide("/", {"cookie": f"{COOKIE}={forged}"}, "GET"), tuple)
     assert isinstance(Guard("another-key").decide("/", {"cookie": f"{COOKIE}={cookie}"}, "GET"), tuple)
+    assert not isinstance(Guard(KEY).decide("/", {"cookie": f"{COOKIE}={cookie}"}, "GET"), tuple)
+
+
+async def test_a_session_ends_after_a_week(browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    await browser.post("/sign-in", data={"key": KEY})
+    age = SESSION_SECONDS
+    monkeypatch.setattr(TimestampSigner, "get_timestamp", lambda _: int(time.time()) + age)
+    assert (await browser.get("/")).status_code == 200
+    age += 2
+    assert (await browser.get("/")).status_code == 303
 
 
 async def test_what_changes_something_wants_the_token_of_a_page(browser: httpx.AsyncClient, guard: Guard) -> None:
@@ -79,7 +93,7 @@ async def test_what_changes_something_wants_the_token_of_a_page(browser: httpx.A
     cookie = {"cookie": f"{COOKIE}={browser.cookies[COOKIE]}"}
     refused = guard.decide("/api/train", cookie, "POST")
     assert isinstance(refused, tuple) and refused[1] == "csrf_token_missing"
-    token = re.search(r'<meta name="csrf" content="(\w+)">', (await browser.get("/")).text)
+    token = re.search(r'<meta name="csrf" content="([^"]+)">', (await browser.get("/")).text)
     assert token is not None
     assert not isinstance(guard.decide("/api/train", cookie | {CSRF_HEADER: token[1]}, "POST"), tuple)
     assert not isinstance(guard.decide("/api/train", {"authorization": f"Bearer {KEY}"}, "POST"), tuple)
@@ -108,7 +122,7 @@ async def test_a_read_only_key_reads_pages_and_records_and_nothing_else(
 async def test_signing_out_needs_the_token_too(browser: httpx.AsyncClient) -> None:
     await browser.post("/sign-in", data={"key": KEY})
     assert (await browser.post("/sign-out", data={"csrf": "x"})).status_code == 403
-    token = re.search(r'name="csrf" value="(\w+)"', (await browser.get("/")).text)
+    token = re.search(r'name="csrf" value="([^"]+)"', (await browser.get("/")).text)
     assert token is not None
     assert (await browser.post("/sign-out", data={"csrf": token[1]})).status_code == 303
     assert (await browser.get("/")).status_code == 303

@@ -17,6 +17,8 @@ from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Literal
 
+from itsdangerous import BadSignature, Signer, TimestampSigner
+
 from offbook.base.http_access import (
     OPEN_PATHS,
     READING,
@@ -126,29 +128,25 @@ class Sessions:
     def open_by_link(self, token: str) -> str | None:
         """A new session's cookie for a one-time link; None if the link is unknown, used or expired."""
         valid_until = self._links.pop(token, 0.0)
-        return self._signed(self._keys()[0][0]) if valid_until > time.monotonic() else None
+        return _new_session(self._keys()[0][0]) if valid_until > time.monotonic() else None
 
     def open_by_key(self, sent: str) -> str | None:
         """A new session's cookie for a key; None for a wrong one."""
         encoded = sent.strip().encode()
         matches = [key for key, _ in self._keys() if hmac.compare_digest(encoded, key)]
-        return self._signed(matches[0]) if matches else None
+        return _new_session(matches[0]) if matches else None
 
     def access(self, cookie_header: str) -> Access | None:
         """The access of the session in a Cookie header; None without a valid session."""
         value = cookie_of(cookie_header, COOKIE)
-        expires, _, rest = value.partition(".")
-        nonce, _, signature = rest.partition(".")
-        if not (expires.isdecimal() and nonce and signature) or int(expires) < time.time():
-            return None
         for key, role in self._keys():
-            if hmac.compare_digest(signature.encode(), _hmac(key, f"session {expires}.{nonce}").encode()):
-                return Access(role, _hmac(key, f"csrf {value}"), session=True)
+            try:
+                _session_signer(key).unsign(value, SESSION_SECONDS)
+            except BadSignature:  # of another key, changed, or expired
+                continue
+            csrf = Signer(key, "csrf", key_derivation="hmac", digest_method=hashlib.sha256).get_signature(value)
+            return Access(role, csrf.decode(), session=True)
         return None
-
-    def _signed(self, key: bytes) -> str:
-        payload = f"{int(time.time()) + SESSION_SECONDS}.{secrets.token_urlsafe(12)}"
-        return f"{payload}.{_hmac(key, f'session {payload}')}"
 
 
 def cookie_of(header: str, name: str) -> str:
@@ -160,8 +158,12 @@ def cookie_of(header: str, name: str) -> str:
     return cookie.value if cookie is not None else ""
 
 
-def _hmac(key: bytes, text: str) -> str:
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+def _new_session(key: bytes) -> str:
+    return _session_signer(key).sign(secrets.token_urlsafe(12)).decode()
+
+
+def _session_signer(key: bytes) -> TimestampSigner:
+    return TimestampSigner(key, "session", key_derivation="hmac", digest_method=hashlib.sha256)
 
 
 SIGN_IN = "/sign-in"

@@ -15,11 +15,11 @@ Tools = list[Tool]
 
 NAMES = {
     "Backend": ("client.backend", "Backend"),
-    "LocalTrainResult": ("types", "TrainResult"),
+    "LocalTrainResult": ("base.types", "TrainResult"),
     "Messages": ("compat.art.names", "Messages"),
     "MessagesAndChoices": ("compat.art.names", "MessagesAndChoices"),
     "ServerlessBackend": ("compat.art.absent", "ServerlessBackend"),
-    "ServerlessTrainResult": ("types", "TrainResult"),
+    "ServerlessTrainResult": ("base.types", "TrainResult"),
     "Tools": ("compat.art.names", "Tools"),
     "TrainSFTConfig": ("compat.art.absent", "TrainSFTConfig"),
     "dev": ("compat.art.dev", ""),

@@ -275,7 +275,8 @@ def test_the_servers_directory_is_always_given_by_an_option_with_the_same_defaul
     def run(words: Sequence[str]) -> NoReturn:
         sys.exit(server_main(words))
 
-    monkeypatch.setattr(cli, "run_server", run)
+    monkeypatch.setattr("offbook.commands.serve.run_server", run)
+    monkeypatch.setattr("offbook.commands.maintenance.run_server", run)
     assert called(f"{command} --help") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert re.search(r"--dir (<path>|DIR|TEXT) [^()\[]*[(\[]default: \S*\.offbook[)\]]", text), text

@@ -1,6 +1,7 @@
 """Offbook trains a small open model to play the LLM's part in the agent you already have."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -116,10 +117,10 @@ def __getattr__(name: str) -> object:
         value: object = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value
-    if name == "rewards":
-        return import_module(f"{__name__}.rewards")
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_spec(f"{__name__}.{name}") is not None:  # `from offbook import plugins` asks here before it imports
+        return import_module(f"{__name__}.{name}")
     art = import_module(f"{__name__}.compat.art.names")
     if name in art.NAMES:
         return art.resolve(name)

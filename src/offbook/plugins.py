@@ -20,15 +20,28 @@ def names(group: PluginGroup) -> list[str]:
 
 
 def summary(group: PluginGroup, name: str) -> str | None:
-    """The first line of the docstring of an entry point's module, read without importing it. None if there is none."""
-    package, *parts = next(point for point in entry_points(group=group) if point.name == name).module.split(".")
+    """The first line of the docstring of an entry point, as `docstring_line`."""
+    point = next(point for point in entry_points(group=group) if point.name == name)
+    return docstring_line(point.module, point.attr)
+
+
+def docstring_line(module: str, attribute: str) -> str | None:
+    """The first line of the docstring of a module's function or class, else of the module, read without importing it.
+    None if there is none."""
+    package, *parts = module.split(".")
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         return None
     path = Path(spec.origin).parent.joinpath(*parts)
     files = [path.with_suffix(".py"), path / "__init__.py"] if parts else [Path(spec.origin)]
-    texts = [ast.get_docstring(ast.parse(file.read_bytes())) for file in files if file.is_file()]
-    return texts[0].splitlines()[0] if texts and texts[0] else None
+    for file in filter(Path.is_file, files):
+        tree = ast.parse(file.read_bytes())
+        defined = [
+            node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == attribute
+        ]
+        text = ast.get_docstring(defined[0] if defined else tree)
+        return text.splitlines()[0] if text else None
+    return None
 
 
 def load(group: PluginGroup, name: str) -> object:

@@ -1,22 +1,18 @@
-"""The commands `offbook traces` and `offbook usage`."""
+"""Send recorded runs to trace sinks."""
 
 from __future__ import annotations
 
-import time
-from json import dumps
 from typing import Annotated
 
 import typer
 
-from offbook.base.wire import TrajectoryQuery
 from offbook.tracing.export import export_traces
-from offbook.tracing.usage import as_json as usage_json
-from offbook.tracing.usage import prices, server_usage
-from offbook.tracing.usage import table as usage_table
 
 from .options import Dir, Server
 
-traces = typer.Typer(help="Send recorded runs to trace sinks.", no_args_is_help=True, rich_markup_mode=None)
+traces = typer.Typer(
+    help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 
 
 @traces.callback()
@@ -37,23 +33,3 @@ def export_run_traces(
 
     A sink that has the run already keeps one copy."""
     export_traces(run, to, url, dir, typer.echo)
-
-
-def usage(
-    model: Annotated[str | None, typer.Option(help="only this model")] = None,
-    run: Annotated[str | None, typer.Option(help="only this run")] = None,
-    days: Annotated[float | None, typer.Option(min=0, help="only the last DAYS days")] = None,
-    price: Annotated[
-        list[str] | None,
-        typer.Option(help="price of a model as MODEL=INPUT/OUTPUT, in USD per million tokens; repeatable"),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-    url: Server = None,
-    dir: Dir = None,
-) -> None:
-    """Show calls, tokens, latency and cost per app, model and day.
-
-    Latency is the median (p50) and the 95th percentile (p95), in seconds."""
-    priced = prices(price or ())
-    rows = server_usage(url, dir, TrajectoryQuery(model=model, run=run), days, time.time())
-    typer.echo(dumps(usage_json(rows, priced), indent=1) if json else "\n".join(usage_table(rows, priced)))

@@ -1,0 +1,34 @@
+"""The command `offbook judge-check`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbook.trainer.judge_check import check_judge_on, read_ranked, ruler_at
+
+from .options import JudgeBase, Results, RubricFile
+
+
+def judge_check(
+    file: Annotated[Path, typer.Argument(help="JSONL of rollouts that you ranked: group, messages, and score or rank")],
+    judge: Annotated[str, typer.Option(help="LLM to check, such as openai/o3")],
+    judge_api_base: JudgeBase = None,
+    rubric: RubricFile = None,
+    reasoning: Annotated[bool, typer.Option("--reasoning", help="let it reason before it scores")] = False,
+    json: Results = None,
+) -> None:
+    """Compare a judge's ranking of rollouts with yours."""
+    ranked = read_ranked(file)
+    check = asyncio.run(check_judge_on(ranked, ruler_at(judge, judge_api_base, rubric, reasoning=reasoning)))
+    typer.echo("\n".join(check.lines()))
+    if json is not None:
+        results = asdict(check) | {"tau": check.tau, "accuracy": check.accuracy}
+        json.write_text(dumps(results, indent=1) + "\n", encoding="utf-8")
+    if not check.groups:
+        raise typer.Exit(1)

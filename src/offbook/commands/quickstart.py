@@ -1,0 +1,41 @@
+"""The command `offbook quickstart`."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from offbook.base.config import EngineOptions
+from offbook.base.errors import MissingExtraError
+
+from .options import Results
+
+
+def quickstart(
+    seed: Annotated[int, typer.Option(min=0, help="seed of the training requests and their order")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="total number of training steps  [default: enough for the full gain]")
+    ] = None,
+    json: Results = None,
+    output: Annotated[Path, typer.Option(help="folder for all files that it writes")] = Path("offbook-quickstart"),
+    engine: Annotated[str, typer.Option(help="inference engine: auto, embedded or vllm")] = "auto",
+    loader: Annotated[str, typer.Option(help="loader of the base for training: auto, peft or unsloth")] = "auto",
+) -> None:
+    """Train a LangGraph agent on this machine, in minutes.
+
+    The agent answers questions from a SQLite database. Its success rate is printed before and after training."""
+    engines = EngineOptions.parse(engine=engine, loader=loader)
+    part("offbook.quickstart.run", "langchain", "quickstart").main(seed, steps, output, json, engines)
+
+
+def part(module: str, package: str, extra: str) -> Any:
+    """Import a module that needs optional packages. Raises MissingExtraError if one is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "offbook":
+            raise
+        raise MissingExtraError(error.name or package, extra) from error

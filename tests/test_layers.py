@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trainer": USER | {*CLIENT, "llms", "rewards", "scenarios", "tracing"},
     "comparison": USER | {*CLIENT, "llms", "openai_dialect", "rewards", "scenarios", "tracing", "trainer"},
     "quickstart": USER | {*CLIENT, "rewards", "scenarios", "tracing", "trainer", "offbook_langgraph"},
-    "compat": USER | {*CLIENT, "llms", "rewards", "offbook_langgraph"},
+    "compat": USER | {*CLIENT, "llms", "rewards", "offbook_langgraph", "offbook_mcp"},
     "doctor": USER | {*CLIENT, "llms", "memory_plan"},
     "commands.options": {"base"},
     "commands": USER

@@ -15,7 +15,8 @@ TOOLS = [art.MCPTool("search", "Finds notes", {"type": "object"})]
 
 
 def tasks(*names: str, difficulty: int = 2) -> LlmReply:
-    return says(json.dumps({"scenarios": [{"task": name, "difficulty": difficulty} for name in names]}))
+    calls = [{"tool": "search", "arguments": "{}"}]
+    return says(json.dumps({"scenarios": [{"task": name, "difficulty": difficulty, "calls": calls} for name in names]}))
 
 
 async def generated(endpoint_url: str, count: int, monkeypatch: pytest.MonkeyPatch) -> object:
@@ -39,10 +40,28 @@ async def test_too_few_are_topped_up_doubles_dropped_too_many_cut(
     script = [fails(500, headers={"retry-after": "0"}), tasks("a", "b"), tasks("b", " a"), tasks("c", "d", "e", "f")]
     with scripted_llm(script) as endpoint:
         made = await generated(endpoint.url, 5, monkeypatch)
-        last = endpoint.requests[-1].messages[0]["content"]
+        last = endpoint.requests[-1].messages[-1]["content"]
     assert [each.task for each in made] == ["a", "b", "c", "d", "e"]  # type: ignore[attr-defined]
-    assert "Write exactly 3 tasks" in last and '["a", "b"]' in last
+    assert "Write exactly 3 tasks" in last and '[\n"a",\n"b"\n]' in last and "the same task as another (1)" in last
     assert "2/5:   5" in capsys.readouterr().out
+
+
+async def test_resources_and_the_users_instructions_are_shown_to_the_writer() -> None:
+    reply = says(json.dumps({"scenarios": [{"task": "Sum up the notes", "difficulty": 9, "calls": []}]}))
+    with scripted_llm([reply]) as endpoint:
+        made = await art.generate_scenarios(
+            [],
+            [{"uri": "notes://all", "name": "notes", "description": "Every note", "mimeType": "text/plain"}],
+            num_scenarios=1,
+            show_preview=False,
+            custom_instructions="Write in French",
+            generator_model="openai/writer",
+            generator_base_url=endpoint.url,
+            generator_api_key="k",
+        )
+        asked = endpoint.requests[-1].messages[-1]["content"]
+    assert made.to_dicts() == [{"task": "Sum up the notes", "difficulty": 5}]
+    assert '"notes://all": "notes: Every note"' in asked and "Above all: Write in French" in asked
 
 
 async def test_a_writer_that_repeats_itself_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +70,7 @@ async def test_a_writer_that_repeats_itself_is_a_clear_error(monkeypatch: pytest
 
     with (
         scripted_llm(repeats) as endpoint,
-        pytest.raises(LlmError, match="wrote 1 different scenarios of 3 in 8 questions"),
+        pytest.raises(LlmError, match="wrote 1 different scenarios of 3 in 4 questions"),
     ):
         await generated(endpoint.url, 3, monkeypatch)
 

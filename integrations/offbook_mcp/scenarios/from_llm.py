@@ -1,4 +1,4 @@
-"""Scenarios written by an LLM from the exploration. Every scenario is run before it is kept."""
+"""Scenarios written by an LLM: from the exploration, and run before they are kept; or from descriptions alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from .dates import is_dated
 from .execution import ReferenceRun, with_results
 from .expected_answers import Answered
 from .explore import Exploration
-from .generation import ScenarioGeneration
+from .generation import Progress, ScenarioGeneration
 from .harvest import usable_value
-from .scenario import ReferenceCall
+from .sampler import ArgumentSampler
+from .scenario import CheckKind, McpScenario, ReferenceCall
+from .split import normalised
 from .wording import MOST_WORDS, is_short
 
 MOST_CALLS = 5
@@ -38,6 +40,10 @@ _MOST_OBSERVATIONS = 40
 _OBSERVATION_CHARS = 300
 _DESCRIPTION_CHARS = 500
 _ANSWER_CHARS = 1_500
+
+
+_GROUNDED = "- Ground every task in what the observed calls show: use names, paths and values that exist there."
+_UNGROUNDED = "- Only descriptions are known: use names and values that a user of such a server would have."
 
 
 class WrittenCall(BaseModel):
@@ -87,10 +93,12 @@ def question(
     rng: random.Random,
     complaints: Mapping[str, int],
     written: Sequence[str],
+    instructions: str = "",
 ) -> list[dict[str, str]]:
     """The messages that ask for `wanted` scenarios.
 
-    `complaints` counts why earlier scenarios were dropped; `written` has the tasks that exist already.
+    `complaints` counts why earlier scenarios were dropped; `written` has the tasks that exist already; `instructions` are
+    the user's own.
     """
     data = fenced(
         {
@@ -108,7 +116,7 @@ def question(
         *data,
         "",
         "Rules:",
-        "- Ground every task in what the observed calls show: use names, paths and values that exist there.",
+        _GROUNDED if exploration.observations else _UNGROUNDED,
         "- Every argument follows from the task or from the answer of an earlier call of the same solution.",
         f"- A task has at most {MOST_WORDS} words, a solution at most {MOST_CALLS} calls.",
         "- A task speaks of what the user wants, in other words each time. It is solved by exactly these calls.",
@@ -117,6 +125,8 @@ def question(
         "The tasks, one line each:",
         *_brief(tools, wanted, most_difficult, rng),
     ]
+    if instructions:
+        lines += ["", f"Above all: {instructions}"]
     if complaints:
         dropped = "; ".join(f"{reason} ({number})" for reason, number in complaints.items())
         lines += ["", f"Of earlier tasks some were useless: {dropped}."]
@@ -165,11 +175,10 @@ def _brief(tools: Sequence[ModelTool], wanted: int, most_difficult: int, rng: ra
     lines: list[str] = []
     for number in range(wanted):
         difficulty = number % most_difficult + 1
-        combined = [names[(number + step) % len(names)] for step in range(1 + (difficulty > 2) + (difficulty > 4))]
-        lines.append(
-            f"{number + 1}. difficulty {difficulty}; uses {', '.join(dict.fromkeys(combined))}; "
-            f"written by {rng.choice(_USERS)}"
-        )
+        steps = range(1 + (difficulty > 2) + (difficulty > 4)) if names else ()
+        combined = [names[(number + step) % len(names)] for step in steps]
+        uses = f"uses {', '.join(dict.fromkeys(combined))}; " if combined else ""
+        lines.append(f"{number + 1}. difficulty {difficulty}; {uses}written by {rng.choice(_USERS)}")
     return lines
 
 
@@ -225,72 +234,100 @@ async def from_llm(work: ScenarioGeneration, llm: Llm) -> None:
         await writing.batch(min(_PER_QUESTION, work.count - len(work.valid)))
         fruitless = 0 if len(work.valid) > before else fruitless + 1
         work.tell()
-    if not work.valid and writing.failure is not None:
-        raise writing.failure
+    if not work.valid and writing.writer.failure is not None:
+        raise writing.writer.failure
 
 
-class _Writing:
-    """Asks one question after the other. Every question tells the LLM what was wrong with its last scenarios."""
+async def from_descriptions(
+    tools: Sequence[ModelTool], resources: Mapping[str, str], count: int, llm: Llm, instructions: str = ""
+) -> list[McpScenario]:
+    """`count` different scenarios from descriptions alone; `resources` has one by URI. No server is asked and nothing is run,
+    so a judge must score their rollouts.
 
-    def __init__(self, work: ScenarioGeneration, llm: Llm) -> None:
-        self.work = work
-        self.failure: LlmError | None = None
-        self._llm = llm
-        self._questions = 0
-        self._complaints: Counter[str] = Counter()
-        usable = [tool for tool in work.pool.toolset.tools if tool.name not in work.exploration.left_out]
-        if not usable:
-            raise ConfigError(f"scenarios: no tool of {work.pool.target.shown()} may be used; --allow-writes uses all")
-        self._tools = {tool.name: tool for tool in usable}
-
-    async def batch(self, wanted: int) -> None:
-        """Ask for `wanted` scenarios, run the well-formed ones twice, and keep those that work."""
-        before = self.work.dropped.copy()
-        written = [item for item in map(self._checked, await self._ask(wanted)) if item is not None]
-        first = await self.work.executor.run(written)
-        good = [(item, run) for item, run in zip(written, first, strict=True) if not self.work.drop(run)]
-        second = await self.work.executor.again([item for item, _ in good])
-        pairs = [
-            (item, run, again) for (item, run), again in zip(good, second, strict=True) if not self.work.drop(again)
-        ]
-        answers = await self._answers(pairs)
-        for number, (item, run, again) in enumerate(pairs):
-            self.work.keep(
-                item.task,
-                with_results(item.calls, run, again),
-                answers.get(number, ()),
+    Raises LlmError if the LLM gives no more, BudgetExceeded.
+    """
+    rng = random.Random(0)
+    exploration = Exploration(ArgumentSampler(rng), resources=dict(resources))
+    writer = _Writer(llm, tools, exploration, max_difficulty=5, rng=rng, instructions=instructions)
+    scenarios: dict[str, McpScenario] = {}
+    fruitless = 0
+    while len(scenarios) < count and fruitless < _MOST_FRUITLESS:
+        before = len(scenarios)
+        written = await writer.scenarios(min(_PER_QUESTION, count - before), [one.task for one in scenarios.values()])
+        for item in written:
+            used = tuple(dict.fromkeys(call.tool for call in item.calls))
+            scenario = McpScenario(
+                id=f"s{len(scenarios) + 1:04}",
+                task=item.task,
                 difficulty=item.difficulty,
+                tools=used,
+                check=CheckKind.JUDGE,
                 source="llm",
-                recipe=self._llm.options.model,
+                recipe=llm.options.model,
             )
-        self._complaints = self.work.dropped - before
-
-    async def _ask(self, wanted: int) -> list[WrittenScenario]:
-        """Ask one question. Returns no scenarios if the LLM gave no usable answer."""
-        work = self.work
-        messages = question(
-            list(self._tools.values()),
-            work.exploration,
-            wanted,
-            work.max_difficulty,
-            work.rng,
-            self._complaints,
-            [scenario.task for scenario in work.valid],
+            if scenarios.setdefault(json.dumps(normalised(item.task)), scenario) is not scenario:
+                writer.dropped["the same task as another"] += 1
+        fruitless = 0 if len(scenarios) > before else fruitless + 1
+    if len(scenarios) < count:
+        if not scenarios and writer.failure is not None:
+            raise writer.failure
+        told = (
+            f"{llm.options.model} wrote {len(scenarios)} different scenarios of {count} in {writer.questions} questions"
         )
-        self._questions += 1
+        reasons = "".join(f"; {number} dropped: {reason}" for reason, number in writer.dropped.items())
+        raise LlmError(told + reasons, kind="invalid")
+    return list(scenarios.values())
+
+
+class _Writer:
+    """Asks an LLM one question after the other. Every question says what was wrong with the last scenarios."""
+
+    def __init__(
+        self,
+        llm: Llm,
+        tools: Sequence[ModelTool],
+        exploration: Exploration,
+        *,
+        max_difficulty: int,
+        rng: random.Random,
+        dropped: Counter[str] | None = None,
+        progress: Progress = lambda line: None,
+        instructions: str = "",
+    ) -> None:
+        """`dropped` counts the candidates that were rejected, here and by the caller, by reason."""
+        self.dropped: Counter[str] = Counter() if dropped is None else dropped
+        self.failure: LlmError | None = None
+        self.questions = 0
+        self._llm = llm
+        self._tools = {tool.name: tool for tool in tools}
+        self._exploration = exploration
+        self._max_difficulty = max_difficulty
+        self._rng = rng
+        self._progress = progress
+        self._instructions = instructions
+        self._before = self.dropped.copy()
+
+    async def scenarios(self, wanted: int, known: Sequence[str]) -> list[_Written]:
+        """Ask for `wanted` scenarios; returns the well-formed ones. `known` has the tasks that exist already."""
+        complaints, self._before = self.dropped - self._before, self.dropped.copy()
+        tools = list(self._tools.values())
+        messages = question(
+            tools, self._exploration, wanted, self._max_difficulty, self._rng, complaints, known, self._instructions
+        )
+        self.questions += 1
         try:
-            answer = await self._llm.ask(messages, WrittenScenarios, PURPOSE, sample=self._questions)
+            answer = await self._llm.ask(messages, WrittenScenarios, PURPOSE, sample=self.questions)
         except LlmError as error:
             if error.lasting:
                 raise
             self.failure = error
-            work.dropped[f"a question without a usable answer ({error.kind})"] += 1
-            work.progress(f"the writer gave no usable answer: {error}")
+            self.dropped[f"a question without a usable answer ({error.kind})"] += 1
+            self._progress(f"the writer gave no usable answer: {error}")
             return []
         scenarios = answer.value.scenarios
         if len(scenarios) > wanted:
-            work.dropped["more than were asked for"] += len(scenarios) - wanted
-        return scenarios[:wanted]
+            self.dropped["more than were asked for"] += len(scenarios) - wanted
+        return [item for item in map(self._checked, scenarios[:wanted]) if item is not None]
 
     def _checked(self, written: WrittenScenario) -> _Written | None:
         """Validate a written scenario; an invalid one is counted as dropped and returns None."""
@@ -298,25 +335,23 @@ class _Writing:
         for written_call in written.calls:
             call = self._call(written_call)
             if isinstance(call, str):
-                self._dropped(call)
-                return None
+                return self._dropped(call)
             calls.append(call)
         task = " ".join(written.task.split())
-        wrong = "no calls" if not calls else f"more than {MOST_CALLS} calls" if len(calls) > MOST_CALLS else ""
-        if wrong or not task:
-            self._dropped(wrong or "no task")
-            return None
+        if self._tools and not calls:
+            return self._dropped("no calls")
+        if len(calls) > MOST_CALLS:
+            return self._dropped(f"more than {MOST_CALLS} calls")
+        if not task:
+            return self._dropped("no task")
         if not task.isprintable():
-            self._dropped("a task with characters that are not shown")
-            return None
+            return self._dropped("a task with characters that are not shown")
         if not is_short(task):
-            self._dropped("the task was too long")
-            return None
+            return self._dropped("the task was too long")
         difficulty = min(max(written.difficulty, 1), 5)
-        if difficulty > self.work.max_difficulty:
-            self._dropped("too difficult")
-            return None
-        return _Written(task, difficulty, tuple(calls)) if self.work.is_new(calls) else None
+        if difficulty > self._max_difficulty:
+            return self._dropped("too difficult")
+        return _Written(task, difficulty, tuple(calls))
 
     def _call(self, written: WrittenCall) -> ReferenceCall | str:
         """The call, or a text that says what is wrong with it."""
@@ -334,10 +369,50 @@ class _Writing:
             return wrong
         return ReferenceCall(tool=tool.name, arguments=named)
 
-    def _dropped(self, fault: str) -> bool:
-        if fault:
-            self.work.dropped[fault] += 1
-        return bool(fault)
+    def _dropped(self, fault: str) -> None:
+        self.dropped[fault] += 1
+
+
+class _Writing:
+    """Runs what the LLM writes, and keeps what works."""
+
+    def __init__(self, work: ScenarioGeneration, llm: Llm) -> None:
+        self.work = work
+        self._llm = llm
+        usable = [tool for tool in work.pool.toolset.tools if tool.name not in work.exploration.left_out]
+        if not usable:
+            raise ConfigError(f"scenarios: no tool of {work.pool.target.shown()} may be used; --allow-writes uses all")
+        self._open_world = {tool.name for tool in usable if tool.tool.open_world}
+        self.writer = _Writer(
+            llm,
+            usable,
+            work.exploration,
+            max_difficulty=work.max_difficulty,
+            rng=work.rng,
+            dropped=work.dropped,
+            progress=work.progress,
+        )
+
+    async def batch(self, wanted: int) -> None:
+        """Ask for `wanted` scenarios, run the well-formed ones twice, and keep those that work."""
+        asked = await self.writer.scenarios(wanted, [scenario.task for scenario in self.work.valid])
+        written = [item for item in asked if self.work.is_new(item.calls)]
+        first = await self.work.executor.run(written)
+        good = [(item, run) for item, run in zip(written, first, strict=True) if not self.work.drop(run)]
+        second = await self.work.executor.again([item for item, _ in good])
+        pairs = [
+            (item, run, again) for (item, run), again in zip(good, second, strict=True) if not self.work.drop(again)
+        ]
+        answers = await self._answers(pairs)
+        for number, (item, run, again) in enumerate(pairs):
+            self.work.keep(
+                item.task,
+                with_results(item.calls, run, again),
+                answers.get(number, ()),
+                difficulty=item.difficulty,
+                source="llm",
+                recipe=self._llm.options.model,
+            )
 
     async def _answers(
         self, pairs: Sequence[tuple[_Written, ReferenceRun, ReferenceRun]]
@@ -346,13 +421,12 @@ class _Writing:
 
         A value is kept if it occurs in the results and not in the task.
         """
-        open_world = {tool.name for tool in self._tools.values() if tool.tool.open_world}
         stable = [
             number
             for number, (item, first, second) in enumerate(pairs)
             if [one.text for one in first.answers] == [one.text for one in second.answers]
             and not any(is_dated(one.text) for one in first.answers)
-            and not open_world & {call.tool for call in item.calls}
+            and not self._open_world & {call.tool for call in item.calls}
             and not self.work.executor.writes(item.calls[-1:])
         ]
         if not stable:

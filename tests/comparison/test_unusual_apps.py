@@ -129,7 +129,7 @@ async def test_an_app_that_calls_from_older_threads_runs_one_rollout_at_a_time(f
     ready.release()
     big = found.of("big")
     assert (big.calls, big.failed, big.reward) == (1, 0, 1.0)
-    assert api.most_at_once == 1
+    assert api.max_concurrency == 1
 
 
 def test_a_call_that_fails_is_asked_again_and_the_rollout_does_not_know(

@@ -234,7 +234,7 @@ async def test_no_more_requests_than_concurrency_are_in_flight() -> None:
     with scripted_llm([says("fine", seconds=0.05)]) as endpoint:
         llm = llm_at(endpoint, concurrency=3)
         await asyncio.gather(*(llm.ask_text([{"role": "user", "content": str(n)}]) for n in range(12)))
-    assert (len(endpoint.requests), endpoint.most_at_once) == (12, 3)
+    assert (len(endpoint.requests), endpoint.max_concurrency) == (12, 3)
 
 
 async def test_a_lone_surrogate_is_replaced_and_messages_that_are_no_json_are_refused() -> None:

@@ -92,7 +92,7 @@ async def test_a_budget_stops_within_one_call_of_the_amount(max_cost: float, con
 async def test_requests_run_side_by_side_while_the_budget_is_far() -> None:
     with scripted_llm([says(GOOD, seconds=0.05)]) as endpoint, budget(1000):
         answers = await ask_many(llm_at(endpoint, prices=DOLLAR_A_CALL, max_tokens=5), 8)
-    assert (endpoint.most_at_once > 3, [answer.cost for answer in answers]) == (True, [1.0] * 8)
+    assert (endpoint.max_concurrency > 3, [answer.cost for answer in answers]) == (True, [1.0] * 8)
 
 
 async def test_an_answer_without_usage_is_charged_by_the_estimate() -> None:

@@ -229,7 +229,7 @@ class TrainingMethods:
         """The judge passed to `trainable`."""
         return self._plan.judge
 
-    def most_at_once(self) -> int | None:
+    def max_concurrency(self) -> int | None:
         """How many rollouts may run at once; None means no limit."""
         return 1 if self._plan.scope == "process" else None
 

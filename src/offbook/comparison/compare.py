@@ -116,7 +116,7 @@ async def acompare(
 
 def settings_for(app: ComparableTarget, options: CompareOptions) -> CompareSettings:
     """Build the settings, with the app's limit as the default concurrency. Raises ConfigError."""
-    most = app.most_at_once()
+    most = app.max_concurrency()
     if most is not None:
         options = {"concurrency": most, **options}
     settings = CompareSettings.parse(**options)

@@ -77,7 +77,7 @@ class RolloutStage:
             async with slots:
                 row = await self._run(candidate, models, scenario, index, fingerprint)
             self.journal.add(row)
-            await self._keep(candidate, row)
+            await self._save(candidate, row)
             return row
 
         limits = (at_temperature(self.settings.temperature), completions_limited(self.settings.max_completion_tokens))
@@ -180,7 +180,7 @@ class RolloutStage:
         ]
         return [_measured(call) for call in sorted(calls, key=lambda call: call.started_at)]
 
-    async def _keep(self, candidate: Candidate, row: ComparedRollout) -> None:
+    async def _save(self, candidate: Candidate, row: ComparedRollout) -> None:
         """Store the rollout on the server at once, so that its records also have an interrupted comparison."""
         own = self.target.own_models()
         if own:

@@ -28,7 +28,7 @@ class ComparableTarget(Protocol):
         """The judge that the app was wrapped with."""
         ...
 
-    def most_at_once(self) -> int | None:
+    def max_concurrency(self) -> int | None:
         """How many rollouts may run at once; None means no limit."""
         ...
 
@@ -62,7 +62,7 @@ class RolloutTarget:
         """None: a rollout function has no judge."""
         return None
 
-    def most_at_once(self) -> int | None:
+    def max_concurrency(self) -> int | None:
         """None: no limit."""
         return None
 
@@ -102,9 +102,9 @@ class BoundTarget:
         """The app's judge."""
         return self.app.own_judge()
 
-    def most_at_once(self) -> int | None:
+    def max_concurrency(self) -> int | None:
         """The app's limit of concurrent rollouts."""
-        return self.app.most_at_once()
+        return self.app.max_concurrency()
 
     async def rollout_by(
         self, models: Sequence[Model[Any]], scenario: object, trajectory: Trajectory, *, judged: bool

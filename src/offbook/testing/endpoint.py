@@ -20,7 +20,7 @@ class ScriptedLlm:
 
     - `url`: for `api_base=` or `base_url=`; it ends in `/v1`.
     - `requests`: what arrived, in order.
-    - `most_at_once`: the largest number of requests that were in progress at the same time.
+    - `max_concurrency`: the largest number of requests that were in progress at the same time.
     - `failures`: what the script raised. The client gets status 500 with the error's text."""
 
     def __init__(self, script: Script) -> None:
@@ -29,7 +29,7 @@ class ScriptedLlm:
         self.url = ""
         self.requests: list[LlmRequest] = []
         self.failures: list[Exception] = []
-        self.most_at_once = 0
+        self.max_concurrency = 0
         self.closing = threading.Event()
         self._script = script
         self._at_once = 0
@@ -53,7 +53,7 @@ class ScriptedLlm:
         """Count a request that is in progress."""
         with self._lock:
             self._at_once += 1
-            self.most_at_once = max(self.most_at_once, self._at_once)
+            self.max_concurrency = max(self.max_concurrency, self._at_once)
         try:
             yield
         finally:

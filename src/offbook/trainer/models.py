@@ -176,7 +176,7 @@ async def _finish(model: TrainableModel, groups: Sequence[TrajectoryGroup]) -> d
     return await (await model.api()).finish(rollout_records(groups, model.name, RolloutPlace()))
 
 
-async def keep(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
+async def save_rollouts(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
     """Finish the rollouts, with their rewards, on every server, so that they are stored even if they are never
     trained."""
     servers = await _by_server(models)
@@ -184,10 +184,10 @@ async def keep(models: Models, groups: Sequence[TrajectoryGroup]) -> None:
         await _finish(model, groups if len(servers) == 1 else await _known_to(await model.api(), groups))
 
 
-async def keep_beside(error: OffbookError, models: Models, groups: Sequence[TrajectoryGroup]) -> None:
-    """`keep` the rollouts that are not trained because of `error`. If that fails, `error` gets a note."""
+async def save_rollouts_after(error: OffbookError, models: Models, groups: Sequence[TrajectoryGroup]) -> None:
+    """Save the rollouts that are not trained because of `error`. If that fails, `error` gets a note."""
     try:
-        await keep(models, groups)
+        await save_rollouts(models, groups)
     except OffbookError as failure:
         error.add_note(f"The rollouts could not be kept on the server: {type(failure).__name__}: {failure}")
 

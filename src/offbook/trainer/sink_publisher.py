@@ -50,7 +50,7 @@ from offbook.tracing.fanout import FanOut, sink_name
 from offbook.tracing.sink_registry import resolve_sinks
 
 from .evaluate import Evaluation
-from .models import Models, StepOutcome, keep
+from .models import Models, StepOutcome, save_rollouts
 from .options import RunOptions
 from .report import Iteration
 
@@ -83,7 +83,7 @@ class SinkPublisher:
         """Store the rollouts on the server, from which sinks read them, and publish them."""
         if self._fanout is None:
             return
-        await keep(self._models, groups)
+        await save_rollouts(self._models, groups)
         self._fanout.publish(GroupsFinished(self._run, split, step, _ids(groups)))
 
     def evaluation(self, evaluation: Evaluation, groups: Sequence[TrajectoryGroup], split: str) -> None:

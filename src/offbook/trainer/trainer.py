@@ -42,7 +42,16 @@ from .messages import (
     warnings_of,
     watch_line,
 )
-from .models import check_choices, checked_models, keep, keep_beside, log_spent, log_to_each, steps_of, train_each
+from .models import (
+    check_choices,
+    checked_models,
+    log_spent,
+    log_to_each,
+    save_rollouts,
+    save_rollouts_after,
+    steps_of,
+    train_each,
+)
 from .options import RunOptions, TrainerOptions, check_evaluation, check_place
 from .progress import make_progress
 from .report import ModelReport, Stopped, TrainReport, make_iteration
@@ -173,7 +182,7 @@ class Trainer:
             unscored = RolloutError(
                 f"evaluation at {steps_line(steps)}: no rollout was scored: {unscored_causes(groups)}"
             )
-            await keep_beside(unscored, self.models, groups)
+            await save_rollouts_after(unscored, self.models, groups)
             raise unscored
         await self._publisher.groups(groups, evaluation.step, split)
         await log_to_each(self.models, groups, evaluation.as_metrics(), split, steps)
@@ -257,11 +266,11 @@ class Trainer:
             unscored = RolloutError(
                 f"after {steps_line(first)}: no rollout was scored, so nothing can be trained: {unscored_causes(groups)}"
             )
-            await keep_beside(unscored, self.models, groups)
+            await save_rollouts_after(unscored, self.models, groups)
             raise unscored
         await self._publisher.groups(groups, first[self.model.name], "train")
         if run.under_way:
-            await keep(self.models, groups)
+            await save_rollouts(self.models, groups)
         return RolloutBatch(
             groups, first, began, time.monotonic() - started, run.waiting.taken(), run.spending.metrics(spent_before)
         )
@@ -288,7 +297,7 @@ class Trainer:
 
     async def _judged(self, groups: list[TrajectoryGroup], judge: Judge) -> list[TrajectoryGroup]:
         """The groups with the judge's rewards. The rollouts are stored first, because a judge is slow and may fail."""
-        await keep(self.models, groups)
+        await save_rollouts(self.models, groups)
         return await judged(groups, judge)
 
     async def _gather(

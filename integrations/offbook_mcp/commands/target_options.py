@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from offbook.base.errors import ConfigError
+from offbook.base.module_objects import load_object
 from offbook_mcp.connection.limits import Limits
 from offbook_mcp.connection.target import Decide, Target, TargetLike
 
@@ -88,19 +86,7 @@ def loaded(target: str) -> TargetLike:
     module, colon, name = target.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         return target
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        value: object = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        raise ConfigError(f"target: there is no module {error.name!r}") from error
-    for part in name.split("."):
-        if not hasattr(value, part):
-            raise ConfigError(f"target: {module} has no {name!r}")
-        value = getattr(value, part)
-    return cast(TargetLike, value)  # `Target.parse` rejects other types
+    return cast(TargetLike, load_object(target))  # `Target.parse` rejects other types
 
 
 def pairs(texts: list[str], separator: str, option: str) -> dict[str, str]:

@@ -58,9 +58,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compat": USER | {*CLIENT, "llms", "rewards", "offbook_langgraph", "offbook_mcp"},
     "doctor": USER | {*CLIENT, "llms", "memory_plan"},
     "commands.options": {"base"},
+    "commands.generated_options": set(),
     "commands": USER
     | {
         *CLIENT,
+        "commands.generated_options",
         "commands.options",
         "comparison",
         "doctor",
@@ -89,7 +91,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {"base", "openai_dialect", "memory_plan", *SHARED_ENGINE, "tiny"},
     "testing": USER | {"openai_dialect", "rewards", "server", "tracing"},
     "offbook_langgraph": ADAPTERS,
-    "offbook_mcp": ADAPTERS | {"commands.options"},
+    "offbook_mcp": ADAPTERS | {"commands.generated_options", "commands.options"},
     "offbook_langfuse": ADAPTERS,
 }
 """The public names (`offbook.__init__`) may name any part: they are loaded lazily."""

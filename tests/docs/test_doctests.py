@@ -9,6 +9,7 @@ import pytest
 
 CONVERSIONS = [
     "offbook.base.choices",  # a choice -> a message
+    "offbook.commands.generated_options",  # the fields of a class -> options
     "offbook.base.devices",  # compute capabilities -> a precision
     "offbook.doctor.examine",  # bytes -> GiB
     "offbook.engine.inference.chat.hermes",  # text -> tool calls

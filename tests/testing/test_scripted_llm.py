@@ -10,8 +10,9 @@ import pytest
 from openai import APIStatusError, OpenAI
 
 import offbook
+from offbook.openai_dialect.chat_answer import chunks_of
 from offbook.testing import LlmReply, LlmRequest, calls_tool, judges, says, scripted_llm
-from offbook.testing.replies import chunks
+from offbook.testing.replies import in_halves
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -69,7 +70,7 @@ def test_every_completion_has_an_id_of_its_own() -> None:
 def test_all_choices_of_a_completion_are_streamed() -> None:
     message = {"role": "assistant", "content": "ab"}
     choices = [{"index": index, "message": message, "finish_reason": "stop"} for index in (0, 1)]
-    made = list(chunks({"id": "1", "created": 0, "model": "m", "choices": choices}, usage=False))
+    made = list(chunks_of({"id": "1", "created": 0, "model": "m", "choices": choices}, in_halves))
     text = ["", ""]
     for chunk in made:
         for choice in chunk["choices"]:

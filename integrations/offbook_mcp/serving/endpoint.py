@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator
@@ -20,8 +19,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offbook import History, TrainableModel
 from offbook.base.http_access import key_refusal
+from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.base.text import one_line
-from offbook.base.types import new_id
+from offbook.base.types import Message, new_id
+from offbook.openai_dialect.chat_answer import WHOLE, Answer, chunks_of, events, head, usage
+from offbook.openai_dialect.errors import error_body
+from offbook.openai_dialect.model_list import ModelCard, ModelCards
 from offbook_mcp.connection.pool import ServerPool
 from offbook_mcp.errors import McpServerError
 from offbook_mcp.rollouts.agent_loop import SYSTEM, AgentLoop, LoopOptions
@@ -76,38 +79,24 @@ class ServedRequest(BaseModel):
         return History(messages_and_choices=cast(list[object], messages))  # type: ignore[arg-type]  # pydantic takes dicts
 
 
-def completion(model: str, episode: ToolEpisode, loop: AgentLoop) -> dict[str, object]:
+def completion(model: str, episode: ToolEpisode, loop: AgentLoop) -> Answer:
     """The response body. The additional field `tool_calls` lists the tool calls that were made."""
     message = {"role": "assistant", "content": episode.answer, "refusal": None}
-    tokens = {"prompt_tokens": loop.prompt_tokens, "completion_tokens": loop.completion_tokens}
     return {
-        **_head(model, "chat.completion"),
+        **head(WHOLE, new_id("chatcmpl"), int(time.time()), model),
         "choices": [{"index": 0, "message": message, "finish_reason": _reason(episode), "logprobs": None}],
-        "usage": {**tokens, "total_tokens": loop.prompt_tokens + loop.completion_tokens},
+        "usage": usage(loop.prompt_tokens, loop.completion_tokens),
         "tool_calls": [{**record.as_json(), "arguments": record.arguments} for record in loop.records],
     }
 
 
-def chunks(whole: dict[str, object]) -> Iterator[bytes]:
-    """The response as server-sent events. The text comes in one piece, since it is known only after all tool calls."""
-    [choice] = cast(list[dict[str, object]], whole["choices"])
-    text = cast(dict[str, object], choice["message"])["content"]
-    head = {**{name: whole[name] for name in ("id", "created", "model")}, "object": "chat.completion.chunk"}
-    for delta, reason in (
-        ({"role": "assistant", "content": text}, None),
-        (dict[str, object](), choice["finish_reason"]),
-    ):
-        event = {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
-        yield b"data: " + json.dumps(event).encode() + b"\n\n"
-    yield b"data: [DONE]\n\n"
+def one_delta(message: Message) -> Iterator[Answer]:
+    """The text in one piece, since it is known only after all tool calls."""
+    yield {"role": "assistant", "content": message["content"]}
 
 
 def _reason(episode: ToolEpisode) -> str:
     return "stop" if episode.end is EpisodeEnd.ANSWERED else "length"
-
-
-def _head(model: str, kind: str) -> dict[str, object]:
-    return {"id": new_id("chatcmpl"), "object": kind, "created": int(time.time()), "model": model}
 
 
 @dataclass(frozen=True)
@@ -126,8 +115,7 @@ class KeyGate:
 def fault(status: int, code: str, message: str) -> JSONResponse:
     """An error response in OpenAI's format."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
-    return JSONResponse(body, status_code=status)
+    return JSONResponse(error_body(message, kind, code=code), status_code=status)
 
 
 LARGEST_REQUEST = 8 * 2**20
@@ -154,8 +142,7 @@ class ToolEndpoint:
 
     async def models(self, _: Request) -> Response:
         """`GET /v1/models`: the served model."""
-        card = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "offbook"}
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse(ModelCards(data=[ModelCard(id=self.model.name)]).model_dump())
 
     async def health(self, _: Request) -> Response:
         """`GET /health`: answers without a key."""
@@ -197,9 +184,9 @@ class ToolEndpoint:
         except APIError as error:
             return fault(502, "model_failed", one_line(str(error), 600))
         whole = completion(self.model.name, episode, loop)
-        return (
-            StreamingResponse(chunks(whole), media_type="text/event-stream") if served.stream else JSONResponse(whole)
-        )
+        if not served.stream:
+            return JSONResponse(whole)
+        return StreamingResponse(events(chunks_of(whole, one_delta)), media_type=EVENT_STREAM)
 
     def _options(self, request: ServedRequest) -> LoopOptions:
         lengths = (request.max_completion_tokens, request.max_tokens, self.options.max_completion_tokens)

@@ -22,6 +22,7 @@ from offbook.base.errors import (
     MissingExtraError,
 )
 from offbook.base.http_access import same
+from offbook.base.server_sent_events import EVENT_STREAM
 from offbook.base.types import (
     CUT_OFF,
     Call,
@@ -40,9 +41,10 @@ from offbook.client.endpoint_model import EndpointModel
 from offbook.client.rollouts.capture import leave_captures
 from offbook.llms.answer import ChatAnswer
 from offbook.llms.llm import Llm
+from offbook.openai_dialect.chat_answer import WHOLE, chunks_of, events, head, usage, wants_usage
+from offbook.openai_dialect.errors import error_body
 
 from .journal import MeasuredCall
-from .sse import as_stream
 
 PATH = re.compile(r"(?:/t/(?P<trajectory>[^/?]+))?/v1/chat/completions/?")
 PURPOSE = "compare"
@@ -208,18 +210,8 @@ class Gateway:
             self._calls.setdefault(trajectory, []).append(RecordedCall(call, measured, llm_name))
         mark = {"trajectory_id": trajectory, "call_id": call_id, "step": 0}
         choices = [{**choice, "offbook": mark | {"index": choice["index"]}} for choice in answer.choices]
-        completion: dict[str, Json] = {
-            "id": call_id,
-            "object": "chat.completion",
-            "created": int(began),
-            "model": str(request["model"]),
-            "choices": choices,
-        }
-        if answer.tokens is not None:
-            prompt, completed = answer.tokens
-            usage = {"prompt_tokens": prompt, "completion_tokens": completed, "total_tokens": prompt + completed}
-            completion["usage"] = usage
-        return completion
+        completion = head(WHOLE, call_id, int(began), str(request["model"])) | {"choices": choices}
+        return completion if answer.tokens is None else completion | {"usage": usage(*answer.tokens)}
 
 
 def _sampling(request: dict[str, Json]) -> Sampling:
@@ -242,7 +234,7 @@ def _output(choice: Json) -> CallOutput:
 
 
 def _error(message: str, code: str) -> Json:
-    return {"error": {"message": message, "type": code, "code": code, "param": None}}
+    return error_body(message, code, code=code)
 
 
 async def _cancel_others() -> None:
@@ -287,9 +279,8 @@ class _Handler(BaseHTTPRequestHandler):
         trajectory = path["trajectory"] or self.headers.get(TRAJECTORY_HEADER) or new_id(OPEN)
         status, answer = self.gateway.answer(body, trajectory)
         if status == 200 and body.get("stream"):
-            options: dict[str, Any] = body.get("stream_options") or {}
-            usage = bool(options.get("include_usage"))
-            return self._write(200, as_stream(answer, usage), "text/event-stream", answer["id"])
+            stream = events(chunks_of(answer, with_usage=wants_usage(body) and "usage" in answer))
+            return self._write(200, b"".join(stream), EVENT_STREAM, answer["id"])
         return self._send(status, answer)
 
     def _send(self, status: int, body: Json) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -90,3 +91,10 @@ def chunks_of(
         yield {**first, "choices": [{**names, "delta": {}, "finish_reason": choice["finish_reason"]}]}
     if with_usage:
         yield {**first, "choices": [], "usage": completion.get("usage")}
+
+
+def events(chunks: Iterable[Answer]) -> Iterator[bytes]:
+    """A stream: each chunk as an event, then the last one."""
+    for chunk in chunks:
+        yield event(json.dumps(chunk).encode())
+    yield DONE

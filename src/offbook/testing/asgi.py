@@ -7,9 +7,12 @@ import json
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
+
+from offbook.base.server_sent_events import event
+from offbook.openai_dialect.chat_answer import DONE
 
 Body = dict[str, Any]
 """A JSON object of a request or response."""
@@ -17,11 +20,6 @@ Scope = Body
 Receive = Callable[[], Awaitable[Body]]
 Send = Callable[[Body], Awaitable[None]]
 Application = Callable[[Any, Any, Any], Awaitable[Any]]
-
-
-def wants_usage(body: Body) -> bool:
-    """Whether the request asks a stream for a last chunk with its usage."""
-    return bool(cast(Body, body.get("stream_options") or {}).get("include_usage"))
 
 
 async def read_body(receive: Receive) -> Body:
@@ -47,12 +45,12 @@ async def start(send: Send, status: int, content_type: str) -> None:
 
 async def send_event(send: Send, chunk: Body) -> None:
     """One server-sent event of a stream."""
-    await send({"type": "http.response.body", "body": f"data: {json.dumps(chunk)}\n\n".encode(), "more_body": True})
+    await send({"type": "http.response.body", "body": event(json.dumps(chunk).encode()), "more_body": True})
 
 
 async def end_stream(send: Send) -> None:
     """The end of a stream of completions, as OpenAI sends it."""
-    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+    await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
 
 @asynccontextmanager

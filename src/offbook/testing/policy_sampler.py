@@ -15,7 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from .asgi import Body, Receive, Scope, Send, end_stream, read_body, send_event, send_json, start, wants_usage
+from offbook.base.server_sent_events import EVENT_STREAM
+from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, head, tool_call, usage, wants_usage
+from offbook.openai_dialect.errors import error_body
+
+from .asgi import Body, Receive, Scope, Send, end_stream, read_body, send_event, send_json, start
 
 LOGPROB = -0.25
 """The logprob of every token."""
@@ -76,15 +80,14 @@ class PolicySampler:
             return await self._refuse(send, 500, f"the policy raised {error!r}")
         if not body.get("stream"):
             return await send_json(send, 200, completion.whole())
-        await start(send, 200, "text/event-stream")
+        await start(send, 200, EVENT_STREAM)
         for chunk in completion.chunks():
             await send_event(send, chunk)
             await asyncio.sleep(self.piece_seconds)
         await end_stream(send)
 
     async def _refuse(self, send: Send, status: int, message: str) -> None:
-        error = {"message": message, "type": "scripted", "code": status, "param": self.refused_field}
-        await send_json(send, status, {"error": error})
+        await send_json(send, status, error_body(message, "scripted", self.refused_field, status))
 
     def _refusal(self, body: Body) -> tuple[int, str] | None:
         parts = [part for message in body["messages"] for part in content_parts(message)]
@@ -99,10 +102,7 @@ class PolicyCompletion:
     def __init__(self, body: Body, action: Action) -> None:
         self._body = body
         calls = action.calls[:1] if body.get("parallel_tool_calls") is False else action.calls
-        self._calls: list[Body] = [
-            {"id": f"call-{uuid.uuid4().hex[:12]}", "type": "function", "function": {"name": name, "arguments": raw}}
-            for name, raw in calls
-        ]
+        self._calls: list[Body] = [tool_call(f"call-{uuid.uuid4().hex[:12]}", name, raw) for name, raw in calls]
         self._text = action.text
         self._reason = "tool_calls" if calls else "stop"
         self._prompt = prompt_ids(body)
@@ -113,24 +113,23 @@ class PolicyCompletion:
         ids = [*(token for _, piece in self._deltas() for token in ids_of(piece)), END]
         choice = {"message": message, "finish_reason": self._reason} | self._tokens(ids)
         choices = [{"index": index, **choice} for index in range(self._body.get("n") or 1)]
-        head = self._head("chat.completion")
-        usage = self._usage(len(ids) * len(choices))
-        return {**head, "prompt_token_ids": self._prompt, "choices": choices, "usage": usage}
+        used = usage(len(self._prompt), len(ids) * len(choices))
+        return {**self._head(WHOLE), "prompt_token_ids": self._prompt, "choices": choices, "usage": used}
 
     def chunks(self) -> Iterator[Body]:
         """The chunks of a stream."""
-        head = self._head("chat.completion.chunk")
-        first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        yield {**head, "prompt_token_ids": self._prompt, "choices": [first]}
+        first = self._head(CHUNK)
+        opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        yield {**first, "prompt_token_ids": self._prompt, "choices": [opening]}
         sampled = 1
         for delta, piece in self._deltas():
             ids = ids_of(piece)
             sampled += len(ids)
-            yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None} | self._tokens(ids)]}
+            yield {**first, "choices": [{"index": 0, "delta": delta, "finish_reason": None} | self._tokens(ids)]}
         empty: Body = {}
-        yield {**head, "choices": [{"index": 0, "delta": empty, "finish_reason": self._reason} | self._tokens([END])]}
+        yield {**first, "choices": [{"index": 0, "delta": empty, "finish_reason": self._reason} | self._tokens([END])]}
         if wants_usage(self._body):
-            yield {**head, "choices": [], "usage": self._usage(sampled)}
+            yield {**first, "choices": [], "usage": usage(len(self._prompt), sampled)}
 
     def _deltas(self) -> Iterator[tuple[Body, str]]:
         """The completion word by word, each with the text that its tokens stand for."""
@@ -152,12 +151,8 @@ class PolicyCompletion:
             "logprobs": {"content": content} if self._body.get("logprobs") else None,
         }
 
-    def _usage(self, sampled: int) -> Body:
-        prompt = len(self._prompt)
-        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
     def _head(self, kind: str) -> Body:
-        return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": 1, "model": self._body["model"]}
+        return head(kind, f"chatcmpl-{uuid.uuid4().hex}", 1, self._body["model"])
 
 
 def prompt_ids(body: Body) -> list[int]:

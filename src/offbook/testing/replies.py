@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
+from offbook.base.server_sent_events import EVENT_STREAM
+from offbook.openai_dialect import chat_answer
+from offbook.openai_dialect.chat_answer import chunks_of, events, tool_call, wants_usage
+from offbook.openai_dialect.errors import error_body
+
 Json = dict[str, Any]
 
 
@@ -51,10 +56,8 @@ class LlmReply:
         completion = {"id": f"chatcmpl-{uuid4().hex}", **self.completion}
         if not request.body.get("stream"):
             return json.dumps(completion).encode(), "application/json"
-        options: Json = request.body.get("stream_options") or {}
-        usage = bool(options.get("include_usage"))
-        lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks(completion, usage)]
-        return "".join([*lines, "data: [DONE]\n\n"]).encode(), "text/event-stream"
+        chunks = chunks_of(completion, in_halves, with_usage=wants_usage(request.body))
+        return b"".join(events(chunks)), EVENT_STREAM
 
 
 Script = Sequence[LlmReply] | Callable[[LlmRequest], LlmReply]
@@ -94,11 +97,7 @@ def calls_tool(
 
     `arguments`: a mapping, or raw text that is sent as it is. `call_id`: None makes a new one. `options`: those of `says`."""
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    call = {
-        "id": call_id or f"call-{uuid4().hex[:8]}",
-        "type": "function",
-        "function": {"name": name, "arguments": raw},
-    }
+    call = tool_call(call_id or f"call-{uuid4().hex[:8]}", name, raw)
     return says(None, finish_reason="tool_calls", tool_calls=[call], **options)
 
 
@@ -126,7 +125,7 @@ def fails(
     status: int, message: str = "scripted failure", *, code: str | None = None, headers: Mapping[str, str] | None = None
 ) -> LlmReply:
     """An error as OpenAI sends it. `fails(429, headers={"retry-after": "1"})`"""
-    error = {"error": {"message": message, "type": code or "scripted", "code": code, "param": None}}
+    error = error_body(message, code or "scripted", code=code)
     return LlmReply(json.dumps(error).encode(), status, dict(headers or {}))
 
 
@@ -145,20 +144,8 @@ def resets() -> LlmReply:
     return LlmReply(reset=True)
 
 
-def chunks(completion: Json, usage: bool) -> Iterator[Json]:
-    """A completion as chunks of a stream: texts in two halves, a tool call's arguments in two halves, then the finish
-    reason; with `usage` a last chunk that has it."""
-    head = {key: completion[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-    for choice in completion["choices"]:
-        for delta in _deltas(choice["message"]):
-            yield {**head, "choices": [{"index": choice["index"], "delta": delta, "finish_reason": None}]}
-        last: Json = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}
-        yield {**head, "choices": [last]}
-    if usage:
-        yield {**head, "choices": [], "usage": completion.get("usage")}
-
-
-def _deltas(message: Json) -> Iterator[Json]:
+def in_halves(message: Json) -> Iterator[Json]:
+    """A message as deltas: texts and the arguments of tool calls in two halves."""
     yield {"role": "assistant", "content": ""}
     for name, value in message.items():
         if name not in ("role", "tool_calls") and isinstance(value, str):
@@ -177,7 +164,7 @@ def _halves(text: str) -> tuple[str, str]:
 def _completion(
     choices: list[Json], usage: tuple[int, int] | None, model: str, seconds: float, until: threading.Event | None
 ) -> LlmReply:
-    completion: Json = {"object": "chat.completion", "created": 0, "model": model, "choices": choices}
+    completion: Json = {"object": chat_answer.WHOLE, "created": 0, "model": model, "choices": choices}
     if usage is not None:
-        completion["usage"] = {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage)}
+        completion["usage"] = chat_answer.usage(*usage)
     return LlmReply(seconds=seconds, until=until, completion=completion)

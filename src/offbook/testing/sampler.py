@@ -9,7 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from .asgi import Body, Receive, Scope, Send, end_stream, read_body, send_event, send_json, serving, start, wants_usage
+from offbook.base.server_sent_events import EVENT_STREAM
+from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, head, tool_call, usage, wants_usage
+
+from .asgi import Body, Receive, Scope, Send, end_stream, read_body, send_event, send_json, serving, start
 
 
 @dataclass
@@ -150,7 +153,7 @@ async def _stream(completion: ScriptedCompletion, body: Body, send: Send) -> Non
     if completion.status != 200:
         await send_json(send, completion.status, completion.error or {})
         return
-    await start(send, 200, "text/event-stream")
+    await start(send, 200, EVENT_STREAM)
     opening: Body = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
     opened = [{"index": index, **opening} for index in range(len(completion.choices))]
     await send_event(send, _chunk(body, opened) | _prompt(completion, body))
@@ -184,15 +187,15 @@ async def _send_whole(completion: ScriptedCompletion, body: Body, send: Send) ->
         await send_json(send, completion.status, completion.error or {})
         return
     choices = [_whole_choice(completion, body, index, choice) for index, choice in enumerate(completion.choices)]
-    head = _head("chat.completion", body)
-    await send_json(send, 200, {**head, "usage": _usage(completion), "choices": choices} | _prompt(completion, body))
+    first = head(WHOLE, "chatcmpl-1", 1, body["model"])
+    await send_json(send, 200, {**first, "usage": _usage(completion), "choices": choices} | _prompt(completion, body))
 
 
 def _whole_choice(completion: ScriptedCompletion, body: Body, index: int, choice: ScriptedChoice) -> Body:
     message: Body = {"role": "assistant", "content": "".join(choice.pieces), "tool_calls": [], "refusal": None}
     if choice.tool_call is not None:
         message["content"] = None
-        message["tool_calls"] = [_tool_call(*choice.tool_call)]
+        message["tool_calls"] = [tool_call("call-7", *choice.tool_call)]
     ids = [token for piece in choice.token_ids for token in piece]
     logprobs = [logprob for piece in choice.logprobs for logprob in piece]
     return {"index": index, "message": message, "finish_reason": choice.finish_reason} | _tokens(
@@ -204,7 +207,9 @@ def _piece(completion: ScriptedCompletion, body: Body, index: int, choice: Scrip
     text = choice.pieces[position]
     delta: Body = {"content": text}
     if choice.tool_call is not None:
-        part: Body = _tool_call(choice.tool_call[0], text) if position == 0 else {"function": {"arguments": text}}
+        part: Body = (
+            tool_call("call-7", choice.tool_call[0], text) if position == 0 else {"function": {"arguments": text}}
+        )
         delta = {"tool_calls": [{"index": 0, **part}]}
     last = position == len(choice.pieces) - 1
     tokens = _tokens(completion, body, list(choice.token_ids[position]), list(choice.logprobs[position]))
@@ -221,16 +226,8 @@ def _tokens(completion: ScriptedCompletion, body: Body, ids: list[int], logprobs
     return tokens
 
 
-def _tool_call(name: str, arguments: str) -> Body:
-    return {"id": "call-7", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
 def _chunk(body: Body, choices: list[Body]) -> Body:
-    return {**_head("chat.completion.chunk", body), "choices": choices}
-
-
-def _head(kind: str, body: Body) -> Body:
-    return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": body["model"]}
+    return {**head(CHUNK, "chatcmpl-1", 1, body["model"]), "choices": choices}
 
 
 def _prompt(completion: ScriptedCompletion, body: Body) -> Body:
@@ -240,5 +237,4 @@ def _prompt(completion: ScriptedCompletion, body: Body) -> Body:
 
 def _usage(completion: ScriptedCompletion) -> Body:
     sampled = sum(len(piece) for choice in completion.choices for piece in choice.token_ids)
-    prompt = len(completion.prompt_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return usage(len(completion.prompt_ids), sampled)

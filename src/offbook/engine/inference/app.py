@@ -16,7 +16,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from offbook.base.server_sent_events import EVENT_STREAM, event
 from offbook.base.types import Json
+from offbook.openai_dialect.chat_answer import DONE
+from offbook.openai_dialect.errors import error_body
 
 from .chat.answers import AnswerWriter
 from .chat.requests import (
@@ -28,7 +31,6 @@ from .chat.requests import (
     LoadAdapter,
     UnloadAdapter,
     checked,
-    error_body,
     read_object,
 )
 from .decoding.generation import Failure, Generation, Update
@@ -123,7 +125,7 @@ class Endpoints:
         generations = await self._service.generations(chat_request, len(body))
         writer = self._service.writer(chat_request, generations[0].prompt_ids)
         if chat_request.stream:
-            return StreamingResponse(self._events(chat_request, generations, writer), media_type="text/event-stream")
+            return StreamingResponse(self._events(chat_request, generations, writer), media_type=EVENT_STREAM)
         inbox = self._service.submit(generations)
         answer = asyncio.ensure_future(_collected(inbox, len(generations)))
         disconnected = asyncio.ensure_future(_disconnected(request))
@@ -154,7 +156,7 @@ class Endpoints:
                 yield _event(writer.chunk(index, update))
             if request.stream_options and request.stream_options.include_usage and not open_choices:
                 yield _event(writer.usage_chunk())
-            yield b"data: [DONE]\n\n"
+            yield DONE
         finally:
             self._service.release(generations)
 
@@ -189,7 +191,7 @@ def _failed(failure: Failure) -> DialectError:
 
 
 def _event(body: dict[str, Json]) -> bytes:
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return event(json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 async def _dialect_error(_: Request, error: Exception) -> Response:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 
 from offbook.base.types import CUT_OFF, Json
+from offbook.openai_dialect.chat_answer import CHUNK, WHOLE, Answer, head, tool_call, usage
 
 from ...protocol import UNKNOWN_LOGPROB
 from ..decoding.generation import Update
@@ -123,7 +124,7 @@ class AnswerWriter:
     def whole(self, updates: Sequence[Update]) -> dict[str, Json]:
         """The complete answer. `updates` has the only update of each choice."""
         choices = [self._choice(index, update) for index, update in enumerate(updates)]
-        return self._frame("chat.completion", choices, {"usage": self._usage()})
+        return self._frame(WHOLE, choices, {"usage": self._usage()})
 
     def opening(self, index: int) -> dict[str, Json]:
         """The first chunk of a choice, with its role and, if requested, the prompt's token ids."""
@@ -133,7 +134,7 @@ class AnswerWriter:
             "logprobs": None,
             "finish_reason": None,
         }
-        return self._frame("chat.completion.chunk", [choice], {})
+        return self._frame(CHUNK, [choice], {})
 
     def chunk(self, index: int, update: Update) -> dict[str, Json]:
         """A chunk with the text, tool calls, token ids and logprobs of an update."""
@@ -147,11 +148,11 @@ class AnswerWriter:
             delta["content"] = content
         if calls := self._tool_calls(index, pieces):
             delta["tool_calls"] = [{"index": number, **call} for number, call in calls]
-        return self._frame("chat.completion.chunk", [self._facts(index, update, {"delta": delta})], {}, first=False)
+        return self._frame(CHUNK, [self._facts(index, update, {"delta": delta})], {}, first=False)
 
     def usage_chunk(self) -> dict[str, Json]:
         """The last chunk, if usage was requested."""
-        return self._frame("chat.completion.chunk", [], {"usage": self._usage()}, first=False)
+        return self._frame(CHUNK, [], {"usage": self._usage()}, first=False)
 
     def _choice(self, index: int, update: Update) -> dict[str, Json]:
         self._sampled += len(update.token_ids)
@@ -189,9 +190,7 @@ class AnswerWriter:
         calls: list[tuple[int, dict[str, Json]]] = []
         for piece in pieces:
             if isinstance(piece, ToolCall):
-                function = {"name": piece.name, "arguments": piece.arguments}
-                call = {"id": self._new_id(), "type": "function", "function": function}
-                calls.append((self._calls[index], call))
+                calls.append((self._calls[index], tool_call(self._new_id(), piece.name, piece.arguments)))
                 self._calls[index] += 1
         return calls
 
@@ -208,21 +207,13 @@ class AnswerWriter:
             text = f"token_id:{token}"
         return {"token": text, "logprob": max(logprob, UNKNOWN_LOGPROB), "bytes": utf8}
 
-    def _usage(self) -> dict[str, int]:
-        prompt = len(self._prompt_ids)
-        return {"prompt_tokens": prompt, "completion_tokens": self._sampled, "total_tokens": prompt + self._sampled}
+    def _usage(self) -> Answer:
+        return usage(len(self._prompt_ids), self._sampled)
 
     def _frame(
         self, kind: str, choices: list[dict[str, Json]], more: dict[str, Json], *, first: bool = True
     ) -> dict[str, Json]:
-        frame: dict[str, Json] = {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._request.model,
-            "choices": choices,
-            **more,
-        }
+        frame = head(kind, self._id, self._created, self._request.model) | {"choices": choices, **more}
         if self._request.return_token_ids and first:
             frame["prompt_token_ids"] = list(self._prompt_ids)
         return frame

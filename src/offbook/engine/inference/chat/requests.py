@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, field_validator
 
 from offbook.base.types import Json, Message, Tool
+from offbook.openai_dialect.errors import error_body
 
 BAD_REQUEST = "BadRequestError"
 NOT_FOUND = "NotFoundError"
@@ -37,7 +38,7 @@ _VALUE_SHOWN = 100  # characters of a value in an error message
 
 
 class DialectError(Exception):
-    """An error that is answered in OpenAI's format. `param` names the invalid field."""
+    """An error that is answered in OpenAI's format, with vLLM's types and codes. `param` names the invalid field."""
 
     def __init__(
         self,
@@ -57,11 +58,6 @@ class DialectError(Exception):
     def body(self) -> dict[str, Json]:
         """The error as JSON."""
         return error_body(str(self), self.kind, self.param, self.code)
-
-
-def error_body(message: str, kind: str, param: str | None, code: int | str) -> dict[str, Json]:
-    """An error in OpenAI's format, with vLLM's types and codes."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def shortened(value: Json) -> str:

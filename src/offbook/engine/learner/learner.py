@@ -1,13 +1,13 @@
 """The learner: applies train jobs to models that share one base. A step is applied completely or not at all.
 
-A job's path: `train` reads it, `_restore` loads the model's newest checkpoint, `_step` computes advantages, batch and
-updates, `_save` writes the next checkpoint.
+A job's path: `train` reads it, `_restore` loads the model's newest checkpoint, `_step` decides what the job trains
+(`selection.py`), computes the updates (`update/step.py`) and records them: metrics, checkpoint, token file.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,21 +19,17 @@ from offbook.base.errors import TrainError
 from offbook.base.types import TrainResult
 
 from ..checkpoint_files import Checkpoint, CheckpointNote
-from ..protocol import JobTrajectory, Progressed, TrainCommand, TrainJob, Warned, read_job
-from ..token_file import Fork
+from ..protocol import Progressed, TrainCommand, TrainJob, Warned, read_job
 from . import checkpoints, peak_memory
 from .checkpoints import Draft, OptimizerState, restore_state, state_tensors
-from .metrics import batch_metrics, fork_metrics, reward_metrics, sampler_mismatch, step_metrics
+from .metrics import sampler_mismatch, selection_metrics, step_metrics
 from .model.policy import Policy
-from .no_signal import NoSignal, equal_rewards, no_gradient
-from .targets.advantage import Advantages, call_advantages, group_advantages
-from .targets.batch import Groups, TrainBatch, make_batch
-from .targets.choice_masks import ChoiceMasks
-from .targets.prompt_forks import find_forks
-from .targets.render import RENDERED, render_trajectory, rendered_warning
+from .no_signal import equal_rewards, no_gradient
+from .selection import Selection, Selector, Warn
+from .targets.batch import TrainBatch
 from .token_trace import make_token_file, store_token_file
 from .update.loss_scale import LossScale
-from .update.step import Step, StepTotals
+from .update.step import Report, Step, StepTotals
 
 Emit = Callable[[Progressed | Warned], None]
 SAVE_STAGES = 5  # adapter, optimizer, generators, synced to disk, renamed into place
@@ -67,8 +63,7 @@ class Learner:
         self._scale: LossScale | None = None
         self._warnings: list[str] = []
         self._refusal_known = False
-        self._constraints_known: set[str] = set()
-        self._choice_masks = ChoiceMasks(lambda: policy.tokenizer, lambda: policy.end_ids, policy.vocabulary)
+        self._selector = Selector(policy)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -142,54 +137,63 @@ class Learner:
         self._optimizer, self._state = optimizer, wanted
 
     def _step(self, command: TrainCommand, job: TrainJob) -> TrainResult:
+        """Decide what the job trains, compute its updates, record them."""
         started = time.monotonic()
-        config = self._within_limit(job.config)
-        advantages = _advantages(job)
-        groups = self._rendered(job, advantages, command.step)
-        metrics = reward_metrics(groups, advantages)
-        if self._policy.tree_difference is not None:
-            metrics["layout/probe_difference"] = self._policy.tree_difference
-        if advantages.trained_groups == 0:
-            return self._no_signal(command, metrics, equal_rewards(advantages))
-        batch = make_batch(groups, advantages, self._choice_masks)
-        self._check_batch(batch, command.request_id)
-        self._warn_of_constraints(batch, command.request_id)
-        forks = self._forks(groups, advantages)
-        metrics |= batch_metrics(batch, command.step) | fork_metrics(forks)
-        if (rendered := metrics["calls/rendered_share"]) > config.rendered_warn:
-            self._warner(command.request_id)(rendered_warning(rendered))
+        warn = self._warner(command.request_id)
+        selection = self._selector.select(job, command.step, warn)
+        if selection.batch is None:
+            metrics = selection_metrics(selection, command.step, self._policy)
+            return equal_rewards(selection.advantages).result(command, metrics, self._warnings)
+        totals = self._compute(selection.batch, self._within_limit(job.config), command.request_id)
+        return self._record(command, job, selection, selection.batch, totals, started)
+
+    def _compute(self, batch: TrainBatch, config: TrainConfig, request_id: str) -> StepTotals:
+        """Update the adapter. Raises TrainError if no target is in the learner's own kept set, and as `Step.run`."""
         assert self._optimizer is not None  # created by _restore
         for group in self._optimizer.param_groups:
             group.update(betas=config.betas, weight_decay=config.weight_decay)
         # The step's seed depends on the checkpoint's generator state and on the request's seed.
         torch.manual_seed(int(torch.randint(2**62, (1,))) ^ config.seed)  # pyright: ignore[reportUnknownMemberType]  # torch's own annotations are partial
+        self._warn_of_plain_rows(config.layout, request_id)
+        report = self._reporter(request_id)
+        totals = Step(self._policy, self._optimizer, batch, config, self._updates, report, self._scale).run()
+        if not totals.entered:
+            raise TrainError(
+                f"nothing to train: all {len(batch)} sampled tokens are outside the learner's own top-k, top-p or min-p set: "
+                "the calls were recorded with another base model, or sampling is too narrow",
+                reason="bad_job",
+            )
+        self._updates += totals.updates
+        return totals
 
-        def report(phase: str, done: int, total: int) -> None:
-            self._emit(Progressed(request_id=command.request_id, phase=phase, done=done, total=total))
-
-        self._warn_of_plain_rows(config.layout, command.request_id)
-        outcome = Step(self._policy, self._optimizer, batch, config, self._updates, report, self._scale).run()
-        self._check_outcome(outcome)
-        self._updates += outcome.updates
-        mismatch = sampler_mismatch(batch, outcome)
-        metrics |= step_metrics(batch, outcome, mismatch, config.importance_cap, self._updates)
+    def _record(
+        self,
+        command: TrainCommand,
+        job: TrainJob,
+        selection: Selection,
+        batch: TrainBatch,
+        totals: StepTotals,
+        started: float,
+    ) -> TrainResult:
+        """Measure the step, write its checkpoint if it changed the adapter, and keep its token file."""
+        warn = self._warner(command.request_id)
+        mismatch = sampler_mismatch(batch, totals)
+        metrics = selection_metrics(selection, command.step, self._policy)
+        metrics |= step_metrics(batch, totals, mismatch, job.config.importance_cap, self._updates)
         metrics |= peak_memory.memory_metrics(peak_memory.read(self._policy.device))
         if self._scale is not None:
-            metrics |= {"loss/scale": self._scale.value, "loss/overflows": float(outcome.overflows)}
-        if mismatch is not None and mismatch.kl > config.kl_warn:
-            self._warner(command.request_id)(
-                f"sampler and learner disagree: KL {mismatch.kl:.3g} nats per token over {mismatch.tokens} tokens, above "
-                f"kl_warn={config.kl_warn:g} (largest logprob difference {mismatch.max_difference:.3g}; "
-                f"{metrics['calls/stale_share']:.0%} of the calls are from earlier steps): {_same_precision(self._policy)}"
-            )
-        tokens = make_token_file(command, job, batch, outcome, forks) if command.keep_tokens else None
-        if outcome.updates:
-            result = self._save(command, job, metrics, started, report)
+            metrics |= {"loss/scale": self._scale.value, "loss/overflows": float(totals.overflows)}
+        if mismatch is not None and mismatch.kl > job.config.kl_warn:
+            warn(mismatch.warning(job.config.kl_warn, metrics["calls/stale_share"], self._policy))
+        tokens = make_token_file(command, job, batch, totals, selection.forks) if command.keep_tokens else None
+        if totals.updates:
+            result = self._save(command, job.config, metrics, started)
         else:
             self._state = None  # generators and loss scale changed, so the next job reloads the checkpoint
-            result = self._no_signal(command, metrics, no_gradient(batch, outcome, half=self._scale is not None))
+            signal = no_gradient(batch, totals, half=self._scale is not None)
+            result = signal.result(command, metrics, self._warnings)
         if tokens is not None:
-            store_token_file(command, tokens, self._warner(command.request_id))
+            store_token_file(command, tokens, warn)
         return result.model_copy(update={"warnings": tuple(self._warnings)})
 
     def _within_limit(self, config: TrainConfig) -> TrainConfig:
@@ -198,33 +202,6 @@ class Learner:
             return config
         return config.model_copy(update={"row_tokens": self._row_limit})
 
-    def _rendered(self, job: TrainJob, advantages: Advantages, step: int) -> Groups:
-        """The job's groups. Histories of trajectories with an advantage are rendered as samples."""
-        return tuple(
-            tuple(
-                trajectory
-                if value is None
-                else render_trajectory(self._policy.chat_template, self._policy.end_ids, trajectory, step)
-                for trajectory, value in zip(group, values, strict=True)
-            )
-            if any(trajectory.histories for trajectory in group)
-            else group
-            for group, values in zip(job.groups, advantages.values, strict=True)
-        )
-
-    def _no_signal(self, command: TrainCommand, metrics: dict[str, float], signal: NoSignal) -> TrainResult:
-        return TrainResult(
-            model=command.model,
-            step=command.step,
-            applied=False,
-            reason="no_signal",
-            no_signal=signal.kind,
-            why=signal.why,
-            metrics=metrics,
-            request_id=command.request_id,
-            warnings=tuple(self._warnings),
-        )
-
     def _warn_of_plain_rows(self, layout: str, request_id: str) -> None:
         """Warn why trees are refused: once in the life of this process, and whenever the job asks for them."""
         refused = self._policy.tree_refused
@@ -232,77 +209,11 @@ class Learner:
             self._warner(request_id)(f"layout={layout!r}: plain rows are used instead of the token tree: {refused}")
         self._refusal_known = refused is not None
 
-    def _warn_of_constraints(self, batch: TrainBatch, request_id: str) -> None:
-        """Warn of calls whose constraint the learner does not know: once for each constraint in the life of this
-        process."""
-        constraints = {sample.constrained for sample in batch.samples if sample.constrained not in (None, RENDERED)}
-        new = sorted(str(name) for name in constraints - self._constraints_known)
-        self._constraints_known |= {str(name) for name in constraints}
-        if new:
-            self._warner(request_id)(
-                f"{batch.constrained.mean():.0%} of the trained tokens were sampled under {'; '.join(new)}, which the learner "
-                "does not reproduce: they are trained, and left out of KL, ratio, clip and entropy"
-            )
-
-    def _check_batch(self, batch: TrainBatch, request_id: str) -> None:
-        if not len(batch):
-            causes = ", ".join(f"{count} {_LEFT_OUT[why]}" for why, count in sorted(batch.left_out.items()) if count)
-            raise TrainError(
-                f"nothing to train: {len(batch.without_targets)} trajectories have an advantage, and none of them a sampled "
-                f"token ({causes or 'they have no calls'}): sample through this server at a temperature above 0"
-                f"{', and let train_on= keep calls' if batch.left_out['excluded'] else ''}",
-                reason="bad_job",
-            )
-        largest = max(
-            int(max(sample.prompt_ids.max(), sample.completion_ids.max()))
-            for sample in batch.samples
-            if len(sample.prompt_ids)
-        )
-        if largest >= self._policy.vocabulary:
-            raise TrainError(
-                f"token id {largest} is outside the base model's vocabulary of {self._policy.vocabulary}: the calls were "
-                "recorded with another base model",
-                reason="bad_job",
-            )
-        if batch.without_targets:
-            names = ", ".join(batch.without_targets[:3])
-            self._warner(request_id)(
-                f"{len(batch.without_targets)} trajectories have a reward and nothing to train ({names}"
-                f"{', ...' if len(batch.without_targets) > 3 else ''}): they made no call, none that was "
-                "sampled here and kept, or none that train_on= keeps"
-            )
-
-    def _check_outcome(self, outcome: StepTotals) -> None:
-        if not outcome.entered:
-            raise TrainError(
-                f"nothing to train: all {len(outcome.old.kept)} sampled tokens are outside the learner's own top-k, "
-                "top-p or min-p set: the calls were recorded with another base model, or sampling is too narrow",
-                reason="bad_job",
-            )
-
-    def _forks(self, groups: Groups, advantages: Advantages) -> list[Fork]:
-        tokenizer = self._policy.tokenizer
-
-        def decode(ids: Sequence[int]) -> str:
-            return str(tokenizer.decode(list(ids)))  # pyright: ignore[reportUnknownMemberType]  # transformers' tokenizers are only partly typed
-
-        return [
-            fork
-            for group, values in zip(groups, advantages.values, strict=True)
-            for trajectory, value in zip(group, values, strict=True)
-            if value is not None
-            for fork in find_forks(trajectory, decode, self._policy.end_ids)
-        ]
-
     def _save(
-        self,
-        command: TrainCommand,
-        job: TrainJob,
-        metrics: dict[str, float],
-        started: float,
-        report: Callable[[str, int, int], None],
+        self, command: TrainCommand, config: TrainConfig, metrics: dict[str, float], started: float
     ) -> TrainResult:
         assert self._optimizer is not None  # created by _restore
+        report = self._reporter(command.request_id)
         saving, step = time.monotonic(), command.step + 1
         report("save", 0, SAVE_STAGES)
         with Draft(command.checkpoints, step) as draft:
@@ -332,7 +243,7 @@ class Learner:
                 model=command.model,
                 base_model=self._base_model,
                 lora=command.lora,
-                config=job.config.model_dump(mode="json"),
+                config=config.model_dump(mode="json"),
                 metrics=metrics,
                 result=result,
                 created_at=time.time(),
@@ -345,7 +256,13 @@ class Learner:
         report("save", 5, SAVE_STAGES)
         return result
 
-    def _warner(self, request_id: str) -> Callable[[str], None]:
+    def _reporter(self, request_id: str) -> Report:
+        def report(phase: str, done: int, total: int) -> None:
+            self._emit(Progressed(request_id=request_id, phase=phase, done=done, total=total))
+
+        return report
+
+    def _warner(self, request_id: str) -> Warn:
         def warn(message: str) -> None:
             self._warnings.append(message)
             self._emit(Warned(request_id=request_id, message=message))
@@ -353,56 +270,8 @@ class Learner:
         return warn
 
 
-def _same_precision(policy: Policy) -> str:
-    dtype = str(policy.dtype).removeprefix("torch.")
-    if policy.four_bit:
-        return (
-            "the learner holds the base in 4 bits (load_in_4bit) and the sampler does not; without load_in_4bit both "
-            f"have the same base, in dtype {dtype}"
-        )
-    return f"give both the same dtype (the learner has {dtype})"
-
-
-_LEFT_OUT = {
-    "excluded": "calls that train_on= left out",
-    "greedy": "calls at temperature 0",
-    "not_trained": "calls cancelled, failed, late or without a sampled token",
-}
-
-
 def _read(command: TrainCommand) -> TrainJob:
     try:
         return read_job(command.job)
     except (OSError, ValueError, KeyError) as error:
         raise TrainError(f"the job in {command.job} cannot be read: {error}", reason="bad_job") from error
-
-
-def _advantages(job: TrainJob) -> Advantages:
-    """Advantages of the job. Raises TrainError if a reward is not finite, or no group has enough scored rollouts."""
-    config = job.config
-    rewards = [[None if t.failed else t.reward for t in group] for group in job.groups]
-    least, divide = config.min_group_size, config.scale_rewards and config.loss != "dr_grpo"
-    try:
-        if config.call_rewards:
-            earned = [[t.call_rewards for t in group] for group in job.groups]
-            advantages = call_advantages(rewards, earned, min_group_size=least, divide_by_std=divide)
-        else:
-            advantages = group_advantages(rewards, min_group_size=least, divide_by_std=divide)
-    except ValueError as error:
-        raise TrainError(str(error), reason="bad_job") from error
-    if advantages.too_few == len(job.groups):
-        raise _no_scored_groups(job)
-    return advantages
-
-
-def _no_scored_groups(job: TrainJob) -> TrainError:
-    rollouts: list[JobTrajectory] = [trajectory for group in job.groups for trajectory in group]
-    failed = sum(t.failed for t in rollouts)
-    unscored = sum(t.reward is None and not t.failed for t in rollouts)
-    sizes = sorted({len(group) for group in job.groups})
-    return TrainError(
-        f"none of the {len(job.groups)} groups has min_group_size={job.config.min_group_size} scored rollouts (group sizes: "
-        f"{', '.join(map(str, sizes))}; of {len(rollouts)} rollouts {failed} failed and {unscored} have no reward): run more "
-        "rollouts of each scenario, repair the failing ones, or return a reward",
-        reason="no_scored_groups",
-    )

@@ -52,10 +52,11 @@ import torch
 from torch import Tensor
 
 from ..token_file import Fork
+from .model.policy import Policy
+from .selection import Selection
 from .targets.advantage import Advantages
 from .targets.batch import Groups, TrainBatch
 from .targets.prompt_forks import CAUSES
-from .targets.render import RENDERED
 from .update.loss import importance_weights, k3
 from .update.step import StepTotals
 
@@ -67,6 +68,31 @@ class Mismatch:
     kl: float  # nats per token, k3
     max_difference: float  # nats
     tokens: int
+
+    def warning(self, kl_warn: float, stale_share: float, policy: Policy) -> str:
+        """The warning about a step whose KL is above `kl_warn`. `stale_share`: of its calls, those from earlier steps."""
+        dtype = str(policy.dtype).removeprefix("torch.")
+        cure = f"give both the same dtype (the learner has {dtype})"
+        if policy.four_bit:
+            cure = (
+                "the learner holds the base in 4 bits (load_in_4bit) and the sampler does not; without load_in_4bit both "
+                f"have the same base, in dtype {dtype}"
+            )
+        return (
+            f"sampler and learner disagree: KL {self.kl:.3g} nats per token over {self.tokens} tokens, above "
+            f"kl_warn={kl_warn:g} (largest logprob difference {self.max_difference:.3g}; "
+            f"{stale_share:.0%} of the calls are from earlier steps): {cure}"
+        )
+
+
+def selection_metrics(selection: Selection, step: int, policy: Policy) -> dict[str, float]:
+    """Metrics of what a job trains, and of the mask probe at start-up. `step`: the model's before the update."""
+    metrics = reward_metrics(selection.groups, selection.advantages)
+    if policy.tree_difference is not None:
+        metrics["layout/probe_difference"] = policy.tree_difference
+    if selection.batch is not None:
+        metrics |= batch_metrics(selection.batch, step) | fork_metrics(selection.forks)
+    return metrics
 
 
 def reward_metrics(groups: Groups, advantages: Advantages) -> dict[str, float]:
@@ -109,7 +135,7 @@ def batch_metrics(batch: TrainBatch, step: int) -> dict[str, float]:
         "calls/weighted": float(sum(sample.weight != 1 for sample in samples)),
         "calls/unused": float(batch.unused),
         "calls/constrained_share": _mean([sample.constrained is not None for sample in samples]),
-        "calls/rendered_share": _mean([sample.constrained == RENDERED for sample in samples]),
+        "calls/rendered_share": batch.rendered_share if samples else None,
         "calls/stale_share": _mean([sample.step < step for sample in samples]),
         "calls/staleness_mean": _mean([float(step - sample.step) for sample in samples]),
         "calls/staleness_max": max((float(step - sample.step) for sample in samples), default=None),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from offbook.base.types import TrainResult
+
+from ..protocol import TrainCommand
 from .targets.advantage import Advantages
 from .targets.batch import TrainBatch
 from .update.step import StepTotals
@@ -16,6 +20,20 @@ class NoSignal:
 
     kind: Literal["equal_rewards", "no_advantage", "zero_gradient"]
     why: str
+
+    def result(self, command: TrainCommand, metrics: dict[str, float], warnings: Sequence[str]) -> TrainResult:
+        """The result of a job that changed nothing."""
+        return TrainResult(
+            model=command.model,
+            step=command.step,
+            applied=False,
+            reason="no_signal",
+            no_signal=self.kind,
+            why=self.why,
+            metrics=metrics,
+            request_id=command.request_id,
+            warnings=tuple(warnings),
+        )
 
 
 def equal_rewards(advantages: Advantages) -> NoSignal:

@@ -80,6 +80,11 @@ class TrainBatch:
     def __len__(self) -> int:
         return len(self.trajectory)
 
+    @property
+    def rendered_share(self) -> float:
+        """Share of the trained calls that were rendered from messages. Undefined for a batch without calls."""
+        return sum(sample.constrained == RENDERED for sample in self.samples) / len(self.samples)
+
     def minibatches(self, count: int) -> tuple[tuple[Sample, ...], ...]:
         """Assign trajectories to `count` minibatches round robin, so that every minibatch has a share of every group.
 

@@ -1,0 +1,159 @@
+"""Decides what a job trains: the advantages of its rollouts, the targets that they reach, and the forks of their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from offbook.base.errors import TrainError
+
+from ..protocol import JobTrajectory, TrainJob
+from ..token_file import Fork
+from .model.policy import Policy
+from .targets.advantage import Advantages, call_advantages, group_advantages
+from .targets.batch import Groups, TrainBatch, make_batch
+from .targets.choice_masks import ChoiceMasks
+from .targets.prompt_forks import find_forks
+from .targets.render import RENDERED, render_trajectory, rendered_warning
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a job trains. `groups`: the job's, with rendered histories as samples. `batch`: None if no group has an
+    advantage. `forks`: of trajectories with an advantage."""
+
+    groups: Groups
+    advantages: Advantages
+    batch: TrainBatch | None = None
+    forks: tuple[Fork, ...] = ()
+
+
+class Selector:
+    """Selects for one policy. Names each unknown constraint of calls once in its life."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._choice_masks = ChoiceMasks(lambda: policy.tokenizer, lambda: policy.end_ids, policy.vocabulary)
+        self._constraints_known: set[str] = set()
+
+    def select(self, job: TrainJob, step: int, warn: Warn) -> Selection:
+        """What the job trains. `step`: the model's current one. Warns of rollouts and calls that are not trained as
+        their sender may think. Raises TrainError (bad_job, no_scored_groups), ConfigError."""
+        advantages = _advantages(job)
+        groups = self._rendered(job, advantages, step)
+        if advantages.trained_groups == 0:
+            return Selection(groups, advantages)
+        batch = make_batch(groups, advantages, self._choice_masks)
+        self._check(batch, warn)
+        self._warn_of_constraints(batch, warn)
+        if batch.rendered_share > job.config.rendered_warn:
+            warn(rendered_warning(batch.rendered_share))
+        return Selection(groups, advantages, batch, self._forks(groups, advantages))
+
+    def _rendered(self, job: TrainJob, advantages: Advantages, step: int) -> Groups:
+        """The job's groups. Histories of trajectories with an advantage are rendered as samples."""
+        return tuple(
+            tuple(
+                trajectory
+                if value is None
+                else render_trajectory(self._policy.chat_template, self._policy.end_ids, trajectory, step)
+                for trajectory, value in zip(group, values, strict=True)
+            )
+            if any(trajectory.histories for trajectory in group)
+            else group
+            for group, values in zip(job.groups, advantages.values, strict=True)
+        )
+
+    def _check(self, batch: TrainBatch, warn: Warn) -> None:
+        if not len(batch):
+            causes = ", ".join(f"{count} {_LEFT_OUT[why]}" for why, count in sorted(batch.left_out.items()) if count)
+            raise TrainError(
+                f"nothing to train: {len(batch.without_targets)} trajectories have an advantage, and none of them a sampled "
+                f"token ({causes or 'they have no calls'}): sample through this server at a temperature above 0"
+                f"{', and let train_on= keep calls' if batch.left_out['excluded'] else ''}",
+                reason="bad_job",
+            )
+        largest = max(
+            int(max(sample.prompt_ids.max(), sample.completion_ids.max()))
+            for sample in batch.samples
+            if len(sample.prompt_ids)
+        )
+        if largest >= self._policy.vocabulary:
+            raise TrainError(
+                f"token id {largest} is outside the base model's vocabulary of {self._policy.vocabulary}: the calls were "
+                "recorded with another base model",
+                reason="bad_job",
+            )
+        if batch.without_targets:
+            names = ", ".join(batch.without_targets[:3])
+            warn(
+                f"{len(batch.without_targets)} trajectories have a reward and nothing to train ({names}"
+                f"{', ...' if len(batch.without_targets) > 3 else ''}): they made no call, none that was "
+                "sampled here and kept, or none that train_on= keeps"
+            )
+
+    def _warn_of_constraints(self, batch: TrainBatch, warn: Warn) -> None:
+        """Warn of calls whose constraint the learner does not know: once for each constraint in the life of this
+        process."""
+        constraints = {sample.constrained for sample in batch.samples if sample.constrained not in (None, RENDERED)}
+        new = sorted(str(name) for name in constraints - self._constraints_known)
+        self._constraints_known |= {str(name) for name in constraints}
+        if new:
+            warn(
+                f"{batch.constrained.mean():.0%} of the trained tokens were sampled under {'; '.join(new)}, which the learner "
+                "does not reproduce: they are trained, and left out of KL, ratio, clip and entropy"
+            )
+
+    def _forks(self, groups: Groups, advantages: Advantages) -> tuple[Fork, ...]:
+        tokenizer = self._policy.tokenizer
+
+        def decode(ids: Sequence[int]) -> str:
+            return str(tokenizer.decode(list(ids)))  # pyright: ignore[reportUnknownMemberType]  # transformers' tokenizers are only partly typed
+
+        return tuple(
+            fork
+            for group, values in zip(groups, advantages.values, strict=True)
+            for trajectory, value in zip(group, values, strict=True)
+            if value is not None
+            for fork in find_forks(trajectory, decode, self._policy.end_ids)
+        )
+
+
+_LEFT_OUT = {
+    "excluded": "calls that train_on= left out",
+    "greedy": "calls at temperature 0",
+    "not_trained": "calls cancelled, failed, late or without a sampled token",
+}
+
+
+def _advantages(job: TrainJob) -> Advantages:
+    """Advantages of the job. Raises TrainError if a reward is not finite, or no group has enough scored rollouts."""
+    config = job.config
+    rewards = [[None if t.failed else t.reward for t in group] for group in job.groups]
+    least, divide = config.min_group_size, config.scale_rewards and config.loss != "dr_grpo"
+    try:
+        if config.call_rewards:
+            earned = [[t.call_rewards for t in group] for group in job.groups]
+            advantages = call_advantages(rewards, earned, min_group_size=least, divide_by_std=divide)
+        else:
+            advantages = group_advantages(rewards, min_group_size=least, divide_by_std=divide)
+    except ValueError as error:
+        raise TrainError(str(error), reason="bad_job") from error
+    if advantages.too_few == len(job.groups):
+        raise _no_scored_groups(job)
+    return advantages
+
+
+def _no_scored_groups(job: TrainJob) -> TrainError:
+    rollouts: list[JobTrajectory] = [trajectory for group in job.groups for trajectory in group]
+    failed = sum(t.failed for t in rollouts)
+    unscored = sum(t.reward is None and not t.failed for t in rollouts)
+    sizes = sorted({len(group) for group in job.groups})
+    return TrainError(
+        f"none of the {len(job.groups)} groups has min_group_size={job.config.min_group_size} scored rollouts (group sizes: "
+        f"{', '.join(map(str, sizes))}; of {len(rollouts)} rollouts {failed} failed and {unscored} have no reward): run more "
+        "rollouts of each scenario, repair the failing ones, or return a reward",
+        reason="no_scored_groups",
+    )
